@@ -1,0 +1,1 @@
+"""EAGLE-2 speculative decoding for JAX."""

@@ -1,0 +1,208 @@
+"""Settings of a run as frozen dataclasses, and the strict reader of `configs/`.
+
+A TOML file states only what differs from the defaults, one table per class:
+
+```toml
+[tree]
+num_nodes = 50
+```
+"""
+
+import dataclasses
+import math
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from eagle_jax.errors import InputError
+
+Settings = TypeVar("Settings")
+
+
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+    """Raises an error that names the setting, what was given and what is wanted."""
+    if not holds:
+        raise InputError(f"{name} = {value} must be {wanted}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeConfig:
+    """Shape of the dynamic draft tree (EAGLE-2, section 4 and appendix A).
+
+    The same tree under other names: `num_nodes` is `total_token` in the EAGLE
+    repository and `num_draft_tokens` in SGLang; `depth` is their `depth + 1` and
+    `num_steps`; `width` is their `top_k` and `eagle_topk`.
+
+    Attributes:
+        num_nodes: `N`, nodes of one verification, root included.
+        depth: `D`, drafted levels below the root.
+        width: `K`, nodes expanded per level and children drafted per node.
+        rank_by: "value" ranks whole paths; "confidence" the last step alone (the
+            paper's Table 3, "w/o value").
+        rerank: If false, keep the expansion's own nodes, level by level (Table 3,
+            "w/o reranking").
+    """
+
+    num_nodes: int = 60
+    depth: int = 6
+    width: int = 10
+    rank_by: Literal["value", "confidence"] = "value"
+    rerank: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that describe no tree."""
+        _require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
+        _require(self.depth >= 0, "depth", self.depth, "0 or more")
+        _require(self.width >= 1, "width", self.width, "at least 1")
+
+    @property
+    def levels(self) -> int:
+        """Levels worth drafting: in `N` nodes none lies deeper than `N - 1`."""
+        return min(self.depth, self.num_nodes - 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: 0 for the likeliest token, otherwise the divisor of the logits.
+        top_p: Keep the likeliest tokens with at least this mass; 1 keeps all.
+        top_k: Keep this many of the likeliest tokens; 0 keeps all.
+        seed: Request `i` draws with seed `seed + i`.
+        acceptance: "coupled" gives the very tokens of plain decoding with the same
+            seed; "rejection" gives the same law with other tokens.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    acceptance: Literal["coupled", "rejection"] = "coupled"
+
+    def __post_init__(self) -> None:
+        """Refuses values outside their range."""
+        is_temperature = math.isfinite(self.temperature) and self.temperature >= 0
+        _require(is_temperature, "temperature", self.temperature, "0 or more")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        _require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """What is decoded and how much of it.
+
+    Attributes:
+        method: "eagle2", or "autoregressive" for plain decoding.
+        max_new_tokens: Tokens to generate per prompt, at most.
+        max_length: Prompt plus output in tokens, at most; `None` for the smaller of
+            the model's positions and what the request needs.
+        batch_size: Prompts decoded together.
+        dtype: Type of weights, caches and activations; "auto" for float32 on CPUs
+            and bfloat16 elsewhere.
+        ignore_eos: Go on after stop tokens.
+    """
+
+    method: Literal["eagle2", "autoregressive"] = "eagle2"
+    max_new_tokens: int = 128
+    max_length: int | None = None
+    batch_size: int = 1
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses counts below one."""
+        new_tokens = self.max_new_tokens
+        _require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
+        if self.max_length is not None:
+            length = self.max_length
+            _require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
+        _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """All settings of `scripts/generate.py`, one TOML table per attribute."""
+
+    tree: TreeConfig = TreeConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    decoding: DecodingConfig = DecodingConfig()
+
+
+def load_config(path: str | Path, kind: type[Settings]) -> Settings:
+    """Reads a TOML file of settings.
+
+    Args:
+        path: The file.
+        kind: A frozen dataclass, nested one level per TOML table.
+
+    Returns:
+        An instance of `kind`; what the file leaves out keeps its default.
+
+    Raises:
+        InputError: If the file cannot be read, a key is unknown, a value has the
+            wrong type or lies outside its range.
+    """
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the settings file {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    return from_table(kind, table, str(path))
+
+
+def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Settings:
+    """Builds a settings dataclass from a nested table.
+
+    Args:
+        kind: A frozen dataclass.
+        table: Values by field name; nested tables for nested dataclasses.
+        where: Named in errors: the file and, inside it, the table.
+
+    Returns:
+        An instance of `kind`.
+
+    Raises:
+        InputError: As for `load_config`.
+    """
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(table) - set(hints))
+    if unknown:
+        raise InputError(
+            f"{where}: unknown key {unknown[0]!r}; known are {', '.join(hints)}"
+        )
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        hint = hints[name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise InputError(f"{where}: {name!r} must be a table, not {value!r}")
+            values[name] = from_table(hint, value, f"{where} [{name}]")
+        else:
+            values[name] = _check_type(hint, value, f"{where}: {name}")
+    try:
+        return kind(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _check_type(hint: Any, value: Any, where: str) -> Any:
+    """Returns the value if it fits the annotation, integers as floats included."""
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value in choices:
+            return value
+        wanted = "one of " + ", ".join(map(repr, choices))
+    else:
+        union = isinstance(hint, types.UnionType)
+        kinds = typing.get_args(hint) if union else (hint,)
+        if type(value) in kinds:
+            return value
+        if float in kinds and type(value) is int:
+            return float(value)
+        wanted = " or ".join(k.__name__ for k in kinds if k is not types.NoneType)
+    raise InputError(f"{where} = {value!r} must be {wanted}")

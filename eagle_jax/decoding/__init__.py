@@ -1,0 +1,1 @@
+"""Decoding loops; they meet models and drafters through `eagle_jax.interface` only."""

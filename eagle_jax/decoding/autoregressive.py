@@ -1,0 +1,89 @@
+"""Plain decoding, one token per pass: the baseline, and the judge of every method."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding.requests import Requests, cache_slots
+from eagle_jax.decoding.sampling import choose_tokens
+from eagle_jax.decoding.state import DecodeState, emit, record_round, start
+from eagle_jax.interface import Target
+
+
+def generate(
+    target: Target,
+    params: Any,
+    requests: Requests,
+    *,
+    greedy: bool,
+    num_slots: int | None = None,
+) -> DecodeState:
+    """Decodes every request to its end.
+
+    Args:
+        target: Static.
+        params: The target's.
+        requests: `B` rows, concrete.
+        greedy: Take the likeliest tokens and compile no sampling. Static.
+        num_slots: `S`; `None` for what the requests need. Static.
+
+    Returns:
+        The final state: `tokens`, `lengths` and `stop_reason` are the answer.
+    """
+    num_slots = num_slots or cache_slots(requests, depth=0)
+    state = prefill(target, params, requests, num_slots=num_slots, greedy=greedy)
+    return decode(target, params, requests, state, greedy=greedy)
+
+
+@functools.partial(jax.jit, static_argnames=("target", "num_slots", "greedy"))
+def prefill(
+    target: Target, params: Any, requests: Requests, *, num_slots: int, greedy: bool
+) -> DecodeState:
+    """Reads the prompts and emits the first tokens; arguments as for `generate`."""
+    state, _ = start(target, params, requests, num_slots=num_slots, greedy=greedy)
+    return state
+
+
+@functools.partial(
+    jax.jit, static_argnames=("target", "greedy"), donate_argnames=("state",)
+)
+def decode(
+    target: Target, params: Any, requests: Requests, state: DecodeState, *, greedy: bool
+) -> DecodeState:
+    """Runs the whole loop as one program; the state is donated."""
+    return jax.lax.while_loop(
+        lambda state: state.is_running.any(),
+        lambda state: _step(target, params, requests, state, greedy=greedy),
+        state,
+    )
+
+
+@functools.partial(
+    jax.jit, static_argnames=("target", "greedy"), donate_argnames=("state",)
+)
+def decode_step(
+    target: Target, params: Any, requests: Requests, state: DecodeState, *, greedy: bool
+) -> DecodeState:
+    """Emits one token per running row, for streaming; the state is donated."""
+    return _step(target, params, requests, state, greedy=greedy)
+
+
+def _step(
+    target: Target, params: Any, requests: Requests, state: DecodeState, *, greedy: bool
+) -> DecodeState:
+    positions = (state.lengths - 1)[:, None]
+    output = target.forward(
+        params, state.root[:, None], positions, None, state.target_cache
+    )
+    logits = target.unembed(params, output.hidden[:, 0])
+    chosen = choose_tokens(requests, logits, state.lengths, greedy=greedy)
+
+    state = record_round(state, jnp.zeros_like(state.lengths))
+    state, taken = emit(requests, state, chosen[:, None], jnp.ones_like(chosen))
+    cache = target.commit(
+        state.target_cache, output.entries, jnp.zeros_like(positions), taken
+    )
+    return dataclasses.replace(state, target_cache=cache)

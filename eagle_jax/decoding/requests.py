@@ -1,0 +1,153 @@
+"""What is to be decoded, as arrays: every value here is traced, never static."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from eagle_jax.errors import InputError
+
+NO_TOKEN = -1
+"""Padding among stop tokens: equals no token."""
+
+_STOP_TOKEN_BUCKET = 8
+_SLOT_BUCKET = 64
+
+
+@struct.dataclass(kw_only=True)
+class Requests:
+    """A batch of requests.
+
+    Attributes:
+        prompts: `[B, T]` int32, padded at the end with 0.
+        prompt_lengths: `[B]` int32, at least 1.
+        max_new_tokens: `[B]` int32, at least 1.
+        max_length: `[B]` int32, prompt plus output, larger than the prompt.
+        stop_tokens: `[B, Z]` int32, padded with `NO_TOKEN`.
+        temperature: `[B]` float32; 0 takes the likeliest token.
+        top_p: `[B]` float32 in (0, 1].
+        top_k: `[B]` int32; 0 is off.
+        keys: `[B]` typed PRNG keys; a row's text depends on its own key alone.
+    """
+
+    prompts: jax.Array
+    prompt_lengths: jax.Array
+    max_new_tokens: jax.Array
+    max_length: jax.Array
+    stop_tokens: jax.Array
+    temperature: jax.Array
+    top_p: jax.Array
+    top_k: jax.Array
+    keys: jax.Array
+
+
+def make_requests(
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int],
+    max_length: int | Sequence[int] | None = None,
+    stop_tokens: Sequence[int] = (),
+    temperature: float | Sequence[float] = 0.0,
+    top_p: float | Sequence[float] = 1.0,
+    top_k: int | Sequence[int] = 0,
+    seeds: int | Sequence[int] = 0,
+    prompt_bucket: int | None = None,
+) -> Requests:
+    """Checks requests and pads them to the bucket that a compilation serves.
+
+    Args:
+        prompts: `B` lists of token ids.
+        max_new_tokens: Per request, or one for all; likewise below.
+        max_length: Prompt plus output; `None` for what the request needs.
+        stop_tokens: Any of them ends a text and belongs to it.
+        temperature: 0 or more.
+        top_p: In (0, 1].
+        top_k: 0 (off) or more.
+        seeds: One per row draws independently; equal seeds draw equal noise.
+        prompt_bucket: `T`; `None` for the next power of two, at least 16.
+
+    Returns:
+        Arrays for `generate`.
+
+    Raises:
+        InputError: If a prompt is empty or leaves no room for a token, or a value
+            lies outside its range.
+    """
+    batch = len(prompts)
+    if batch == 0:
+        raise InputError("no prompts were given; at least one is needed")
+    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+    if lengths.min() == 0:
+        row = int(lengths.argmin())
+        raise InputError(f"prompt {row} has no token; at least one is needed")
+    new_tokens = _per_row(max_new_tokens, batch, np.int32, "max_new_tokens")
+    if new_tokens.min() < 1:
+        raise InputError(f"max_new_tokens = {new_tokens.min()} must be at least 1")
+    needed = lengths + new_tokens
+    limits = needed
+    if max_length is not None:
+        limits = _per_row(max_length, batch, np.int32, "max_length")
+    if (lengths >= limits).any():
+        row = int((lengths >= limits).argmax())
+        raise InputError(
+            f"prompt {row} has {lengths[row]} tokens, but prompt and output together "
+            f"may have {limits[row]}; shorten the prompt or raise max_length"
+        )
+    temperatures = _per_row(temperature, batch, np.float32, "temperature")
+    if not (np.isfinite(temperatures) & (temperatures >= 0)).all():
+        raise InputError(f"temperature = {temperature} must be 0 or more")
+    top_ps = _per_row(top_p, batch, np.float32, "top_p")
+    if not ((top_ps > 0) & (top_ps <= 1)).all():
+        raise InputError(f"top_p = {top_p} must be above 0 and at most 1")
+    top_ks = _per_row(top_k, batch, np.int32, "top_k")
+    if top_ks.min() < 0:
+        raise InputError(f"top_k = {top_k} must be 0 (off) or more")
+
+    width = prompt_bucket or max(16, 1 << (int(lengths.max()) - 1).bit_length())
+    if width < lengths.max():
+        raise InputError(
+            f"prompt_bucket = {width} is smaller than a prompt of {lengths.max()}"
+        )
+    padded = np.zeros((batch, width), np.int32)
+    for row, prompt in enumerate(prompts):
+        padded[row, : len(prompt)] = prompt
+    num_stops = max(1, -(-len(stop_tokens) // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
+    stops = np.full(num_stops, NO_TOKEN, np.int32)
+    stops[: len(stop_tokens)] = stop_tokens
+    return Requests(
+        prompts=jnp.asarray(padded),
+        prompt_lengths=jnp.asarray(lengths),
+        max_new_tokens=jnp.asarray(new_tokens),
+        max_length=jnp.asarray(np.minimum(limits, needed)),
+        stop_tokens=jnp.asarray(np.broadcast_to(stops, (batch, num_stops))),
+        temperature=jnp.asarray(temperatures),
+        top_p=jnp.asarray(top_ps),
+        top_k=jnp.asarray(top_ks),
+        keys=jax.vmap(jax.random.key)(_per_row(seeds, batch, np.uint32, "seeds")),
+    )
+
+
+def cache_slots(requests: Requests, depth: int) -> int:
+    """Returns `S`: slots for the longest row, one round more, and rounding.
+
+    A round writes a window of `P = D + 1` slots behind each row, whatever it
+    accepts; slots come in steps of 64, so that nearby limits share a compilation.
+
+    Args:
+        requests: Concrete arrays, not traced ones.
+        depth: `D` of the drafter, 0 without one.
+    """
+    needed = max(int(requests.max_length.max()), requests.prompts.shape[1]) + depth + 1
+    return -(-needed // _SLOT_BUCKET) * _SLOT_BUCKET
+
+
+def _per_row(values: object, batch: int, dtype: type, name: str) -> np.ndarray:
+    """Returns `[B]`, a single value repeated."""
+    array = np.asarray(values, dtype)
+    if array.ndim == 0:
+        return np.full(batch, array, dtype)
+    if array.shape != (batch,):
+        raise InputError(f"{name} has {len(array)} values for {batch} prompts")
+    return array

@@ -1,0 +1,295 @@
+"""Speculative decoding: draft a tree, verify it, accept a path, commit it."""
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.decoding.requests import Requests, cache_slots
+from eagle_jax.decoding.sampling import (
+    draw_token,
+    drafting_keys,
+    is_filtered,
+    rejection_noise,
+    target_law,
+)
+from eagle_jax.decoding.state import DecodeState, emit, record_round, start
+from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.tree import (
+    Acceptance,
+    DraftTree,
+    Step,
+    flatten,
+    match_child,
+    reject_siblings,
+    verify,
+)
+
+AcceptanceRule = Literal["greedy", "coupled", "rejection"]
+"""How drafts are accepted.
+
+`greedy` follows the target's argmax. `coupled` follows the tokens that plain
+decoding draws with the same keys. `rejection` has the same law and other tokens.
+"""
+
+
+@struct.dataclass(kw_only=True)
+class Round:
+    """What happened in one round, for streaming and for looking at trees.
+
+    Attributes:
+        tree: The verified trees, `[B, N]` fields.
+        acceptance: The accepted paths, uncut by limits, `[B]` and `[B, P]` fields.
+        was_running: `[B]` bool; what a finished row reports means nothing.
+    """
+
+    tree: DraftTree
+    acceptance: Acceptance
+    was_running: jax.Array
+
+
+def generate(
+    target: Target,
+    drafter: Drafter,
+    params: Params,
+    requests: Requests,
+    *,
+    acceptance: AcceptanceRule,
+    num_slots: int | None = None,
+) -> DecodeState:
+    """Decodes every request to its end.
+
+    With `greedy` and `coupled` acceptance the tokens are those of
+    `autoregressive.generate`, whatever the drafter proposes.
+
+    Args:
+        target: Static.
+        drafter: Static.
+        params: Of both.
+        requests: `B` rows, concrete.
+        acceptance: Static.
+        num_slots: `S`; `None` for what the requests need. Static.
+
+    Returns:
+        The final state: `tokens`, `lengths` and `stop_reason` are the answer,
+        `accept_lengths` and `num_rounds` tell how it came about.
+    """
+    num_slots = num_slots or cache_slots(requests, depth=drafter.depth)
+    state = prefill(
+        target, drafter, params, requests, num_slots=num_slots, acceptance=acceptance
+    )
+    return decode(target, drafter, params, requests, state, acceptance=acceptance)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("target", "drafter", "num_slots", "acceptance")
+)
+def prefill(
+    target: Target,
+    drafter: Drafter,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int,
+    acceptance: AcceptanceRule,
+) -> DecodeState:
+    """Reads the prompts, emits the first tokens and prepares the drafter.
+
+    Arguments are those of `generate`.
+    """
+    state, features = start(
+        target,
+        params.target,
+        requests,
+        num_slots=num_slots,
+        greedy=acceptance == "greedy",
+    )
+    drafter_state = drafter.prefill(
+        params.drafter,
+        drafter.init_state(requests.prompts.shape[0], num_slots),
+        requests.prompts,
+        features,
+        requests.prompt_lengths,
+    )
+    return dataclasses.replace(state, drafter_state=drafter_state)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("target", "drafter", "acceptance"),
+    donate_argnames=("state",),
+)
+def decode(
+    target: Target,
+    drafter: Drafter,
+    params: Params,
+    requests: Requests,
+    state: DecodeState,
+    *,
+    acceptance: AcceptanceRule,
+) -> DecodeState:
+    """Runs all rounds as one program; the state, caches included, is donated."""
+
+    def body(state: DecodeState) -> DecodeState:
+        state, _ = _round(
+            target, drafter, params, requests, state, acceptance=acceptance
+        )
+        return state
+
+    return jax.lax.while_loop(lambda state: state.is_running.any(), body, state)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("target", "drafter", "acceptance"),
+    donate_argnames=("state",),
+)
+def decode_round(
+    target: Target,
+    drafter: Drafter,
+    params: Params,
+    requests: Requests,
+    state: DecodeState,
+    *,
+    acceptance: AcceptanceRule,
+) -> tuple[DecodeState, Round]:
+    """Runs one round, for streaming and serving loops; the state is donated.
+
+    Args:
+        target: Static.
+        drafter: Static.
+        params: Of both.
+        requests: `B` rows.
+        state: From `prefill` or the last round; finished rows stay as they are.
+        acceptance: Static.
+
+    Returns:
+        The new state, and what happened.
+    """
+    return _round(target, drafter, params, requests, state, acceptance=acceptance)
+
+
+def _round(
+    target: Target,
+    drafter: Drafter,
+    params: Params,
+    requests: Requests,
+    state: DecodeState,
+    *,
+    acceptance: AcceptanceRule,
+) -> tuple[DecodeState, Round]:
+    root_positions = state.lengths - 1
+
+    # Draft: a tree of likely continuations of the root.
+    tree, drafter_state = drafter.propose(
+        params.drafter,
+        state.drafter_state,
+        state.root,
+        drafting_keys(requests, root_positions),
+    )
+
+    # Verify: one call of the target over all nodes, beside its cache.
+    flat = jax.vmap(flatten)(tree, root_positions)
+    output = target.forward(
+        params.target, flat.tokens, flat.positions, flat.mask, state.target_cache
+    )
+    logits = target.unembed(params.target, output.hidden)
+
+    # Accept: the path that the target's own text follows.
+    accepted = accept(
+        requests, tree, logits, root_positions, rule=acceptance, depth=drafter.depth
+    )
+    tokens = accepted_tokens(tree, accepted)
+
+    # Commit: the text grows, and what it ends with becomes the next root.
+    was_running = state.is_running
+    state = record_round(state, accepted.num_accepted)
+    state, count = emit(requests, state, tokens[:, 1:], accepted.num_accepted + 1)
+    path_features = jnp.take_along_axis(
+        output.features, accepted.path[..., None], axis=1
+    )
+    state = dataclasses.replace(
+        state,
+        target_cache=target.commit(
+            state.target_cache, output.entries, accepted.path, count
+        ),
+        drafter_state=drafter.advance(
+            params.drafter, drafter_state, tokens[:, :-1], path_features, count
+        ),
+    )
+    return state, Round(tree=tree, acceptance=accepted, was_running=was_running)
+
+
+def accept(
+    requests: Requests,
+    tree: DraftTree,
+    logits: jax.Array,
+    root_positions: jax.Array,
+    *,
+    rule: AcceptanceRule,
+    depth: int,
+) -> Acceptance:
+    """Finds the accepted path of every row.
+
+    Args:
+        requests: `B` rows.
+        tree: `[B, N]` fields.
+        logits: `[B, N, V]` float32, the target's behind each node.
+        root_positions: `[B]` int32, absolute.
+        rule: Static.
+        depth: `D`. Static.
+
+    Returns:
+        `[B, P]` paths, `[B]` counts and next tokens.
+    """
+    filtered = is_filtered(requests)
+
+    def accept_row(
+        row: Requests, tree: DraftTree, logits: jax.Array, root_position: jax.Array
+    ) -> Acceptance:
+        sampling = (row.temperature, row.top_p, row.top_k, filtered)
+
+        def follow_argmax(node: jax.Array, level: jax.Array) -> Step:
+            del level
+            return match_child(tree, node, jnp.argmax(logits[node]).astype(jnp.int32))
+
+        def follow_draw(node: jax.Array, level: jax.Array) -> Step:
+            position = root_position + level + 1
+            token = draw_token(logits[node], row.keys, position, *sampling)
+            return match_child(tree, node, token)
+
+        if rule == "greedy":
+            return verify(tree, follow_argmax, depth=depth)
+        if rule == "coupled":
+            return verify(tree, follow_draw, depth=depth)
+
+        coins, noise = rejection_noise(row.keys, root_position, *logits.shape)
+
+        def try_children(node: jax.Array, level: jax.Array) -> Step:
+            del level
+            law = target_law(logits[node], *sampling)
+            return reject_siblings(tree, node, law, coins, noise)
+
+        return verify(tree, try_children, depth=depth)
+
+    return jax.vmap(accept_row)(requests, tree, logits, root_positions)
+
+
+def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:
+    """Returns the root, the accepted drafts and the next token, in this order.
+
+    Args:
+        tree: `[B, N]` fields.
+        accepted: `[B, P]` paths.
+
+    Returns:
+        `[B, P + 1]` int32; entries behind the next token mean nothing.
+    """
+    path_tokens = jnp.take_along_axis(tree.tokens, accepted.path, axis=1)
+    shape = (path_tokens.shape[0], path_tokens.shape[1] + 1)
+    is_next = jnp.arange(shape[1]) == accepted.num_accepted[:, None] + 1
+    padded = jnp.pad(path_tokens, [(0, 0), (0, 1)])
+    return jnp.where(is_next, accepted.next_token[:, None], padded)

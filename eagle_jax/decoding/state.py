@@ -1,0 +1,179 @@
+"""The state that a decoding loop carries, and how a text grows and ends."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.sampling import choose_tokens
+from eagle_jax.interface import Cache, Target
+
+
+class StopReason(enum.IntEnum):
+    """Why a row is finished; a value, since nothing can be raised inside a loop."""
+
+    RUNNING = 0
+    """The text goes on."""
+    STOP_TOKEN = 1
+    """A stop token was emitted; it is the text's last token."""
+    MAX_TOKENS = 2
+    """`max_new_tokens` were emitted."""
+    CACHE_FULL = 3
+    """Prompt and output together reached `max_length`."""
+
+
+@struct.dataclass(kw_only=True)
+class DecodeState:
+    """A batch in the middle of its text.
+
+    The last emitted token is the root of the next round; it is not in the cache
+    yet, so `target_cache.length == lengths - 1` between rounds.
+
+    Attributes:
+        tokens: `[B, S]` int32, prompt and output; 0 behind the length.
+        lengths: `[B]` int32, tokens of prompt and output.
+        stop_reason: `[B]` int32, a `StopReason`.
+        target_cache: The target's, of the confirmed text.
+        drafter_state: The drafter's; `()` without one.
+        accept_lengths: `[B, S]` int32, drafted tokens accepted in each round of the
+            row, uncut by limits; 0 behind `num_rounds`.
+        num_rounds: `[B]` int32, rounds in which the row was running.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    stop_reason: jax.Array
+    target_cache: Cache
+    drafter_state: Any
+    accept_lengths: jax.Array
+    num_rounds: jax.Array
+
+    @property
+    def is_running(self) -> jax.Array:
+        """`[B]` bool."""
+        return self.stop_reason == StopReason.RUNNING
+
+    @property
+    def root(self) -> jax.Array:
+        """`[B]` int32, the last emitted token."""
+        last = (self.lengths - 1)[:, None]
+        return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
+
+
+def start(
+    target: Target, params: Any, requests: Requests, *, num_slots: int, greedy: bool
+) -> tuple[DecodeState, jax.Array]:
+    """Reads the prompts and emits each row's first token.
+
+    Args:
+        target: Static.
+        params: The target's.
+        requests: `B` rows.
+        num_slots: `S`, see `cache_slots`. Static.
+        greedy: Static.
+
+    Returns:
+        The state, and the features `[B, T, F]` of the prompts.
+    """
+    batch, num_tokens = requests.prompts.shape
+    positions = jnp.broadcast_to(jnp.arange(num_tokens), (batch, num_tokens))
+    # Nothing is cached yet: a cache without slots costs no attention.
+    output = target.forward(
+        params, requests.prompts, positions, None, target.init_cache(batch, 0)
+    )
+    last = (requests.prompt_lengths - 1)[:, None, None]
+    hidden = jnp.take_along_axis(output.hidden, last, axis=1)[:, 0]
+    logits = target.unembed(params, hidden)
+    first = choose_tokens(requests, logits, requests.prompt_lengths, greedy=greedy)
+    is_prompt = positions < requests.prompt_lengths[:, None]
+    tokens = jnp.zeros((batch, num_slots), jnp.int32)
+    state = DecodeState(
+        tokens=tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
+        lengths=requests.prompt_lengths,
+        stop_reason=jnp.full(batch, StopReason.RUNNING, jnp.int32),
+        target_cache=target.commit(
+            target.init_cache(batch, num_slots),
+            output.entries,
+            positions,
+            requests.prompt_lengths,
+        ),
+        drafter_state=(),
+        accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
+        num_rounds=jnp.zeros(batch, jnp.int32),
+    )
+    state, _ = emit(requests, state, first[:, None], jnp.ones(batch, jnp.int32))
+    return state, output.features
+
+
+def emit(
+    requests: Requests, state: DecodeState, tokens: jax.Array, count: jax.Array
+) -> tuple[DecodeState, jax.Array]:
+    """Appends tokens to the running rows, up to where each text ends.
+
+    Gives what appending them one by one would: the first stop token, the last
+    allowed token or the last slot ends the row, and what follows is dropped.
+
+    Args:
+        requests: The limits.
+        state: Finished rows stay as they are.
+        tokens: `[B, W]` int32.
+        count: `[B]` int32, real tokens per row, 1 .. `W`.
+
+    Returns:
+        The new state, and how many tokens each row took, `[B]` int32.
+    """
+    is_stop = (tokens[:, :, None] == requests.stop_tokens[:, None, :]).any(axis=-1)
+    # Tokens up to and including the first stop token.
+    until_stop = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, count + 1)
+    generated = state.lengths - requests.prompt_lengths
+    room_by_count = requests.max_new_tokens - generated
+    room_by_length = requests.max_length - state.lengths
+    room = jnp.minimum(room_by_count, room_by_length)
+    taken = jnp.minimum(jnp.minimum(count, until_stop), room)
+    taken = jnp.where(state.is_running, taken, 0).astype(jnp.int32)
+
+    reason = jnp.where(
+        taken == until_stop,
+        StopReason.STOP_TOKEN,
+        jnp.where(
+            taken == room_by_count,
+            StopReason.MAX_TOKENS,
+            jnp.where(
+                taken == room_by_length, StopReason.CACHE_FULL, StopReason.RUNNING
+            ),
+        ),
+    ).astype(jnp.int32)
+    offsets = jnp.arange(tokens.shape[1])
+    slots = jnp.where(
+        offsets < taken[:, None],
+        state.lengths[:, None] + offsets,
+        state.tokens.shape[1],  # Out of range: dropped.
+    )
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return (
+        dataclasses.replace(
+            state,
+            tokens=state.tokens.at[rows, slots].set(tokens, mode="drop"),
+            lengths=state.lengths + taken,
+            stop_reason=jnp.where(state.is_running, reason, state.stop_reason),
+        ),
+        taken,
+    )
+
+
+def record_round(state: DecodeState, num_accepted: jax.Array) -> DecodeState:
+    """Notes the accepted drafts `[B]` of one round in the rows that are running."""
+    rows = jnp.arange(state.lengths.shape[0])
+    slots = state.accept_lengths.shape[1]
+    slot = jnp.where(state.is_running, state.num_rounds, slots)
+    return dataclasses.replace(
+        state,
+        accept_lengths=state.accept_lengths.at[rows, slot].set(
+            num_accepted, mode="drop"
+        ),
+        num_rounds=state.num_rounds + state.is_running,
+    )

@@ -1,0 +1,167 @@
+"""The two seams: what a target and a drafter must bring, and nothing more.
+
+Targets and drafters are frozen dataclasses that hold static settings only, so they
+are hashable and legal static arguments of `jax.jit`. Parameters, caches and states
+are pytrees passed in and out; their structure is nobody's business but their own.
+
+Axes are those of `eagle_jax.tree`. `F` is the width of what drafters read of the
+target: its last hidden state for EAGLE-1/2 (`F = E`).
+"""
+
+from typing import Any, Protocol
+
+import jax
+from flax import struct
+
+from eagle_jax.tree import DraftTree
+
+Cache = Any
+"""A target's own cache pytree; must have an attribute `length`, `[B]` int32."""
+
+Entries = Any
+"""The keys and values of one call's tokens, an opaque pytree."""
+
+
+@struct.dataclass(kw_only=True)
+class TargetOutput:
+    """What one call of a target returns.
+
+    Attributes:
+        hidden: `[B, T, E]`, what `unembed` turns into logits.
+        features: `[B, T, F]`, what drafters read.
+        entries: New keys and values, *beside* the cache; see `Target.commit`.
+    """
+
+    hidden: jax.Array
+    features: jax.Array
+    entries: Entries
+
+
+@struct.dataclass(kw_only=True)
+class Params:
+    """The parameters of a pair.
+
+    Attributes:
+        target: The target's pytree.
+        drafter: The drafter's pytree; `()` for a drafter without weights.
+    """
+
+    target: Any
+    drafter: Any = ()
+
+
+class Target(Protocol):
+    """The model whose text is generated."""
+
+    def init_cache(self, batch: int, capacity: int) -> Cache:
+        """Returns an empty cache: `length` is `[B]` int32 zeros.
+
+        Args:
+            batch: `B`. Static.
+            capacity: `S`, slots per row; 0 is legal (a prefill reads no cache).
+        """
+        ...
+
+    def forward(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array | None,
+        cache: Cache,
+    ) -> TargetOutput:
+        """Runs the model over new tokens; the cache is read, never written.
+
+        Every token sees the first `cache.length` slots of its row and, among the
+        new tokens, those its row of the mask names.
+
+        Args:
+            params: The target's parameters.
+            tokens: `[B, T]` int32.
+            positions: `[B, T]` int32, absolute.
+            mask: `[B, T, T]` bool, true where the second axis' token sees the
+                third's; every token sees itself. `None` for causal.
+            cache: The confirmed text.
+        """
+        ...
+
+    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
+        """Returns float32 logits `[..., V]` of hidden states `[..., E]`."""
+        ...
+
+    def commit(
+        self, cache: Cache, entries: Entries, path: jax.Array, count: jax.Array
+    ) -> Cache:
+        """Appends accepted tokens to each row of the cache.
+
+        Args:
+            cache: Has room for `P` more slots in every row.
+            entries: Of a call over `T` tokens.
+            path: `[B, P]` int32, indices into those `T` tokens.
+            count: `[B]` int32, how many of `path` to keep; may be 0.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """Whatever proposes a tree."""
+
+    @property
+    def depth(self) -> int:
+        """`D`: no proposed node lies deeper. Static."""
+        ...
+
+    def init_state(self, batch: int, capacity: int) -> Any:
+        """Returns an empty state for rows of at most `capacity` tokens."""
+        ...
+
+    def prefill(
+        self,
+        params: Any,
+        state: Any,
+        tokens: jax.Array,
+        features: jax.Array,
+        lengths: jax.Array,
+    ) -> Any:
+        """Reads the prompts once and returns the new state.
+
+        Args:
+            params: The drafter's parameters.
+            state: From `init_state`.
+            tokens: `[B, T]` int32, padded at the end.
+            features: `[B, T, F]`, the target's.
+            lengths: `[B]` int32, real tokens per row, at least 1.
+        """
+        ...
+
+    def propose(
+        self, params: Any, state: Any, root: jax.Array, keys: jax.Array
+    ) -> tuple[DraftTree, Any]:
+        """Returns a batched tree (`[B, N]` fields) and the new state.
+
+        Args:
+            params: The drafter's parameters.
+            state: Knows the text up to, not including, the root.
+            root: `[B]` int32, the last emitted token.
+            keys: `[B]` typed PRNG keys, for drafters that sample.
+        """
+        ...
+
+    def advance(
+        self,
+        params: Any,
+        state: Any,
+        tokens: jax.Array,
+        features: jax.Array,
+        count: jax.Array,
+    ) -> Any:
+        """Takes in what the target confirmed and returns the new state.
+
+        Args:
+            params: The drafter's parameters.
+            state: From `propose`.
+            tokens: `[B, P]` int32, the accepted path, root first.
+            features: `[B, P, F]`, the target's at those tokens.
+            count: `[B]` int32, confirmed tokens; 0 in rows that are finished.
+        """
+        ...

@@ -1,0 +1,87 @@
+"""Rotary position embeddings in the rotate-half layout of Hugging Face's Llama."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Base and scaling of the rotary frequencies.
+
+    Attributes:
+        theta: The base.
+        kind: "default", "linear" or "llama3".
+        factor: Stretch of the context, for "linear" and "llama3".
+        low_freq_factor: Llama 3.1: below this many turns in the original context
+            a frequency is fully stretched.
+        high_freq_factor: Llama 3.1: above this many turns it is left alone.
+        original_max_positions: Llama 3.1: length of the original context.
+    """
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
+    """Returns the angle that each pair of dimensions turns per position.
+
+    Args:
+        config: Base and scaling.
+        head_dim: `A`, even.
+
+    Returns:
+        `[A / 2]` float32, radians per position; computed once, at trace time.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    frequencies = config.theta**-exponents
+    if config.kind == "linear":
+        frequencies = frequencies / config.factor
+    elif config.kind == "llama3":
+        turns = config.original_max_positions * frequencies / (2 * math.pi)
+        low, high = config.low_freq_factor, config.high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = kept * frequencies + (1 - kept) * frequencies / config.factor
+    return frequencies.astype(np.float32)
+
+
+def rotary_tables(
+    positions: jax.Array, config: RopeConfig, head_dim: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns cosine and sine of every position's angles, once per model call.
+
+    Args:
+        positions: `[B, T]` int32.
+        config: Base and scaling. Static.
+        head_dim: `A`. Static.
+
+    Returns:
+        Two arrays `[B, T, 1, A / 2]` float32; bfloat16 cannot tell position 256
+        from 257.
+    """
+    frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns queries or keys by their positions.
+
+    Args:
+        x: `[B, T, heads, A]`.
+        tables: From `rotary_tables`.
+
+    Returns:
+        The same shape and dtype.
+    """
+    cos, sin = tables
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

@@ -1,0 +1,180 @@
+"""The dense decoder of Llama 2 and 3, Vicuna and Mistral, as a `Target`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.interface import TargetOutput
+from eagle_jax.models import cache as kv
+from eagle_jax.models.layers import (
+    LayerConfig,
+    LayerParams,
+    decoder_layer,
+    init_layer,
+    init_matrix,
+    precision_of,
+    rms_norm,
+)
+from eagle_jax.models.rope import rotary_tables
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Sizes of a dense decoder.
+
+    Attributes:
+        layer: Sizes of each layer.
+        num_layers: `L`.
+        vocab_size: `V`.
+        tie_embeddings: Whether the output head is the embedding table.
+        max_positions: Positions the model was made for.
+        sliding_window: Tokens each token may look back, or `None` for all.
+    """
+
+    layer: LayerConfig
+    num_layers: int
+    vocab_size: int
+    max_positions: int
+    tie_embeddings: bool = False
+    sliding_window: int | None = None
+
+
+@struct.dataclass(kw_only=True)
+class TransformerParams:
+    """Weights of a dense decoder.
+
+    Attributes:
+        embedding: `[V, E]`.
+        layers: `L` layers.
+        norm: `[E]`, the final norm.
+        output_head: `[V, E]`, or `None` where it is the embedding.
+    """
+
+    embedding: jax.Array
+    layers: tuple[LayerParams, ...]
+    norm: jax.Array
+    output_head: jax.Array | None = None
+
+
+def forward(
+    params: TransformerParams,
+    config: TransformerConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: jax.Array | None,
+    cache: kv.KVCache,
+) -> TargetOutput:
+    """Runs the decoder; prefill, decoding and tree verification alike.
+
+    Args:
+        params: Weights.
+        config: Sizes. Static.
+        tokens: `[B, T]` int32.
+        positions: `[B, T]` int32.
+        mask: `[B, T, T]` bool, or `None` for causal.
+        cache: Read, never written.
+
+    Returns:
+        Hidden states after the final norm, which are the features of EAGLE-1/2,
+        and `L` pairs of new keys and values `[B, G, T, A]`.
+    """
+    if mask is None:
+        mask = causal_mask(*tokens.shape)
+    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
+    x = params.embedding[tokens]
+    entries: list[kv.KeyValues] = []
+    for layer, cached in zip(params.layers, cache.layers, strict=True):
+        x, new = decoder_layer(
+            layer, config.layer, x, rotary, cached, cache.length, mask
+        )
+        entries.append(new)
+    hidden = rms_norm(x, params.norm, config.layer.rms_norm_eps)
+    return TargetOutput(hidden=hidden, features=hidden, entries=tuple(entries))
+
+
+def causal_mask(batch: int, num_tokens: int) -> jax.Array:
+    """Returns `[B, T, T]` bool: each token sees itself and what stands before."""
+    mask = jnp.tri(num_tokens, dtype=bool)
+    return jnp.broadcast_to(mask, (batch, num_tokens, num_tokens))
+
+
+def unembed(output_head: jax.Array, hidden: jax.Array) -> jax.Array:
+    """Returns float32 logits `[..., V]` of hidden states `[..., E]`."""
+    return jnp.einsum(
+        "...e,ve->...v",
+        hidden,
+        output_head,
+        precision=precision_of(hidden),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def init_params(
+    key: jax.Array, config: TransformerConfig, dtype: jnp.dtype = jnp.dtype("float32")
+) -> TransformerParams:
+    """Returns random weights, for tests and for timing sizes without weights."""
+    embedding_key, head_key, *layer_keys = jax.random.split(key, 2 + config.num_layers)
+    shape = (config.vocab_size, config.layer.hidden_size)
+    return TransformerParams(
+        embedding=init_matrix(embedding_key, shape, dtype),
+        layers=tuple(
+            init_layer(k, config.layer, dtype, input_norm=True) for k in layer_keys
+        ),
+        norm=jnp.ones(config.layer.hidden_size, dtype),
+        output_head=(
+            None if config.tie_embeddings else init_matrix(head_key, shape, dtype)
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """A dense decoder behind the `Target` protocol.
+
+    Attributes:
+        config: Sizes.
+        dtype: Of the cache; that of the weights.
+    """
+
+    config: TransformerConfig
+    dtype: str = "float32"
+
+    def init_cache(self, batch: int, capacity: int) -> kv.KVCache:
+        """See `Target.init_cache`."""
+        return kv.init_cache(
+            num_layers=self.config.num_layers,
+            batch=batch,
+            num_kv_heads=self.config.layer.num_kv_heads,
+            capacity=capacity,
+            head_dim=self.config.layer.head_dim,
+            dtype=jnp.dtype(self.dtype),
+        )
+
+    def forward(
+        self,
+        params: TransformerParams,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array | None,
+        cache: kv.KVCache,
+    ) -> TargetOutput:
+        """See `Target.forward`."""
+        return forward(params, self.config, tokens, positions, mask, cache)
+
+    def unembed(self, params: TransformerParams, hidden: jax.Array) -> jax.Array:
+        """See `Target.unembed`."""
+        return unembed(output_head(params), hidden)
+
+    def commit(
+        self, cache: kv.KVCache, entries: Any, path: jax.Array, count: jax.Array
+    ) -> kv.KVCache:
+        """See `Target.commit`."""
+        return kv.commit(cache, entries, path, count)
+
+
+def output_head(params: TransformerParams) -> jax.Array:
+    """Returns the `[V, E]` output head, the embedding where they are tied."""
+    return params.embedding if params.output_head is None else params.output_head

@@ -1,0 +1,63 @@
+"""The algorithm of EAGLE-2 on one tree: expand, rerank, flatten, verify.
+
+Everything here is pure, unbatched and knows no model; lift it with `jax.vmap`.
+
+Axes, used by the whole package:
+
+| axis | meaning | axis | meaning |
+| --- | --- | --- | --- |
+| `B` | requests in the batch | `N` | nodes of the tree, root included |
+| `T` | tokens in one model call | `K` | width: nodes expanded per level |
+| `S` | cache slots | `D` | drafted levels below the root |
+| `V` | vocabulary | `C` | candidates: `K + (D - 1) * K**2` |
+| `E` | model width | `H`, `G`, `A` | query heads, key/value heads, head width |
+| `L` | layers | `P` | accepted path: `D + 1` nodes, root first |
+"""
+
+from eagle_jax.tree.expand import Frontier, expand, first_level, top_children
+from eagle_jax.tree.flatten import FlatTree, flatten
+from eagle_jax.tree.rerank import rerank
+from eagle_jax.tree.structure import (
+    NO_PARENT,
+    ROOT,
+    Candidates,
+    DraftTree,
+    ancestor_mask,
+    empty_candidates,
+    node_depths,
+    root_only,
+)
+from eagle_jax.tree.verify import (
+    Acceptance,
+    Step,
+    match_child,
+    reject_siblings,
+    verify,
+    verify_greedy,
+    verify_rejection,
+)
+
+__all__ = [
+    "NO_PARENT",
+    "ROOT",
+    "Acceptance",
+    "Candidates",
+    "DraftTree",
+    "FlatTree",
+    "Frontier",
+    "Step",
+    "ancestor_mask",
+    "empty_candidates",
+    "expand",
+    "first_level",
+    "flatten",
+    "match_child",
+    "node_depths",
+    "reject_siblings",
+    "rerank",
+    "root_only",
+    "top_children",
+    "verify",
+    "verify_greedy",
+    "verify_rejection",
+]

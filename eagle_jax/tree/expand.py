@@ -1,0 +1,165 @@
+"""Expansion phase: grow the candidates level by level (EAGLE-2, section 4.1)."""
+
+import dataclasses
+from typing import Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.tree.structure import NO_PARENT, Candidates, empty_candidates
+
+RankBy = Literal["value", "confidence"]
+"""What orders candidates: the whole path's value, or the last step alone."""
+
+
+@struct.dataclass(kw_only=True)
+class Frontier:
+    """The `K` nodes of the newest level that the drafter expands next.
+
+    Attributes:
+        tokens: `[K]` int32.
+        candidates: `[K]` int32, their indices among the candidates.
+        log_values: `[K]` float32, `-inf` where there is no such node.
+        parents: `[K]` int32, row of the parent in the previous frontier; 0 on
+            level 1. The parent's draft output is the node's feature input.
+        visible: `[K, U]` bool over all `U = level * K` nodes expanded so far,
+            oldest first: ancestors and self.
+    """
+
+    tokens: jax.Array
+    candidates: jax.Array
+    log_values: jax.Array
+    parents: jax.Array
+    visible: jax.Array
+
+
+def top_children(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the `K` likeliest next tokens and their log probabilities.
+
+    Ties go to the lower token, as `jax.lax.top_k` promises. A vocabulary smaller
+    than `K` is padded with children of probability zero.
+
+    Args:
+        logits: `[..., V]`, any float dtype.
+        width: `K`. Static.
+
+    Returns:
+        `[..., K]` int32 tokens and `[..., K]` float32 log probabilities, in
+        descending order.
+    """
+    logits = logits.astype(jnp.float32)
+    count = min(width, logits.shape[-1])
+    best, tokens = jax.lax.top_k(logits, count)
+    # The maximum is the first of the top: no second pass over the vocabulary.
+    total = jnp.exp(logits - best[..., :1]).sum(axis=-1, keepdims=True)
+    log_probs = best - best[..., :1] - jnp.log(total)
+    missing = [(0, 0)] * (logits.ndim - 1) + [(0, width - count)]
+    tokens = jnp.pad(tokens.astype(jnp.int32), missing)
+    return tokens, jnp.pad(log_probs, missing, constant_values=-jnp.inf)
+
+
+def first_level(
+    tokens: jax.Array, log_probs: jax.Array, *, depth: int
+) -> tuple[Candidates, Frontier]:
+    """Opens the candidates with the root's children; all of them are expanded.
+
+    Args:
+        tokens: `[K]` int32, the root's likeliest children, best first.
+        log_probs: `[K]` float32, their log probabilities.
+        depth: `D`, the levels that will be drafted. Static, at least 1.
+
+    Returns:
+        The candidates with level 1 filled, and level 1 as the frontier.
+    """
+    (width,) = tokens.shape
+    chex.assert_shape(log_probs, (width,))
+    indices = jnp.arange(width, dtype=jnp.int32)
+    log_probs = log_probs + 0.0  # lax.top_k ranks +0.0 above -0.0.
+    frontier = Frontier(
+        tokens=tokens,
+        candidates=indices,
+        log_values=log_probs,
+        parents=jnp.zeros(width, jnp.int32),
+        visible=indices[:, None] == indices[None, :],
+    )
+    candidates = _write(
+        empty_candidates(depth, width),
+        start=0,
+        tokens=tokens,
+        parents=jnp.full(width, NO_PARENT, jnp.int32),
+        log_values=log_probs,
+        log_confidences=log_probs,
+        is_expanded=log_probs > -jnp.inf,
+    )
+    return candidates, frontier
+
+
+def expand(
+    candidates: Candidates,
+    frontier: Frontier,
+    tokens: jax.Array,
+    log_probs: jax.Array,
+    *,
+    level: int,
+    rank_by: RankBy = "value",
+) -> tuple[Candidates, Frontier]:
+    """Adds the children of the frontier and chooses the next frontier.
+
+    A child's value is its parent's value times its own confidence (EAGLE-2,
+    section 4.1). Only the newest level competes for expansion, never an older one.
+
+    Args:
+        candidates: Filled up to `level - 1`.
+        frontier: The `K` nodes of level `level - 1` that were expanded.
+        tokens: `[K, K]` int32, the likeliest children of each, best first.
+        log_probs: `[K, K]` float32, their log probabilities.
+        level: Depth of the children, 2 .. `D`. Static.
+        rank_by: Order by path value or by the last step's confidence (Table 3
+            "w/o value"). Static.
+
+    Returns:
+        The candidates with `level` filled, and its `K` best nodes.
+    """
+    width = frontier.tokens.shape[0]
+    chex.assert_shape([tokens, log_probs], (width, width))
+    start = width + (level - 2) * width**2
+    log_values = (frontier.log_values[:, None] + log_probs + 0.0).reshape(-1)
+    # Children of nodes that do not exist do not exist either, whatever they score.
+    log_confidences = jnp.where(
+        log_values > -jnp.inf, log_probs.reshape(-1) + 0.0, -jnp.inf
+    )
+    scores = log_values if rank_by == "value" else log_confidences
+    best_scores, best = jax.lax.top_k(scores, width)
+    best = best.astype(jnp.int32)
+    parents = best // width
+    self_visible = jnp.eye(width, dtype=bool)
+    next_frontier = Frontier(
+        tokens=tokens.reshape(-1)[best],
+        candidates=start + best,
+        log_values=log_values[best],
+        parents=parents,
+        visible=jnp.concatenate([frontier.visible[parents], self_visible], axis=1),
+    )
+    candidates = _write(
+        candidates,
+        start=start,
+        tokens=tokens.reshape(-1),
+        parents=jnp.repeat(frontier.candidates, width),
+        log_values=log_values,
+        log_confidences=log_confidences,
+        is_expanded=jnp.zeros(width**2, bool).at[best].set(best_scores > -jnp.inf),
+    )
+    return candidates, next_frontier
+
+
+def _write(candidates: Candidates, *, start: int, **level: jax.Array) -> Candidates:
+    """Fills the slots from `start` with one level's fields."""
+    fields = {
+        name: jax.lax.dynamic_update_slice_in_dim(
+            getattr(candidates, name), values, start, axis=0
+        )
+        for name, values in level.items()
+    }
+    return dataclasses.replace(candidates, **fields)

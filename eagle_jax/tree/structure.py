@@ -1,0 +1,142 @@
+"""The two states of drafting: a pool of candidates, and the tree cut from it."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+ROOT = 0
+"""Index of the root in a `DraftTree`: the last emitted token."""
+
+NO_PARENT = -1
+"""Parent of the root, of padding nodes, and of the first level's candidates."""
+
+
+@struct.dataclass(kw_only=True)
+class Candidates:
+    """Every node that the expansion phase drafted, level by level.
+
+    Level 1 fills the slots `0 .. K-1`; each later level fills `K**2` slots: the
+    children of the first expanded node in descending probability, then those of
+    the second, and so on. A candidate with value `-inf` does not exist.
+
+    Attributes:
+        tokens: `[C]` int32.
+        parents: `[C]` int32, index of the parent candidate, always smaller than
+            the candidate's own; `NO_PARENT` for children of the root.
+        log_values: `[C]` float32, log of the paper's value: the product of the
+            draft's confidences from the root's child to this node.
+        log_confidences: `[C]` float32, log probability given the parent alone.
+        is_expanded: `[C]` bool, among the `K` best of its level.
+    """
+
+    tokens: jax.Array
+    parents: jax.Array
+    log_values: jax.Array
+    log_confidences: jax.Array
+    is_expanded: jax.Array
+
+
+@struct.dataclass(kw_only=True)
+class DraftTree:
+    """What one verification checks; node 0 is the root, parents come first.
+
+    Depths, positions and masks are derived: see `node_depths`, `ancestor_mask`
+    and `flatten`.
+
+    Attributes:
+        tokens: `[N]` int32; 0 in padding.
+        parents: `[N]` int32, smaller than the node's own index; `NO_PARENT` for
+            the root and for padding.
+        log_values: `[N]` float32, log of the path's probability under the draft;
+            0 for the root, `-inf` in padding.
+        is_node: `[N]` bool, false in padding.
+    """
+
+    tokens: jax.Array
+    parents: jax.Array
+    log_values: jax.Array
+    is_node: jax.Array
+
+
+def empty_candidates(depth: int, width: int) -> Candidates:
+    """Returns buffers for all candidates of an expansion, none existing yet.
+
+    Args:
+        depth: `D`. Static, at least 1.
+        width: `K`. Static, at least 1.
+
+    Returns:
+        Candidates with `C = K + (D - 1) * K**2`.
+    """
+    count = width + (depth - 1) * width**2
+    return Candidates(
+        tokens=jnp.zeros(count, jnp.int32),
+        parents=jnp.full(count, NO_PARENT, jnp.int32),
+        log_values=jnp.full(count, -jnp.inf, jnp.float32),
+        log_confidences=jnp.full(count, -jnp.inf, jnp.float32),
+        is_expanded=jnp.zeros(count, bool),
+    )
+
+
+def root_only(root_token: jax.Array, num_nodes: int) -> DraftTree:
+    """Returns a tree without drafts: verifying it is plain decoding.
+
+    Args:
+        root_token: `[]` int32.
+        num_nodes: `N`. Static.
+
+    Returns:
+        A tree whose nodes after the root are padding.
+    """
+    is_root = jnp.arange(num_nodes) == ROOT
+    return DraftTree(
+        tokens=jnp.where(is_root, root_token, 0).astype(jnp.int32),
+        parents=jnp.full(num_nodes, NO_PARENT, jnp.int32),
+        log_values=jnp.where(is_root, 0.0, -jnp.inf).astype(jnp.float32),
+        is_node=is_root,
+    )
+
+
+def ancestor_mask(parents: jax.Array) -> jax.Array:
+    """Returns which nodes each node sees: its ancestors and itself.
+
+    The reflexive transitive closure of `parents`, by pointer doubling: after
+    step `i` a row holds its nearest `2**i - 1` ancestors. A node without a parent
+    sees itself only, so no row is empty, padding included.
+
+    >>> ancestor_mask(jnp.array([-1, 0, 0, 1])).astype(int)
+    Array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [1, 0, 1, 0],
+           [1, 1, 0, 1]], dtype=int32)
+
+    Args:
+        parents: `[N]` int32, each smaller than its node's index, or `NO_PARENT`.
+
+    Returns:
+        `[N, N]` bool, `[i, j]` true where node `j` is `i` or an ancestor of it.
+    """
+    (num_nodes,) = parents.shape
+    nodes = jnp.arange(num_nodes, dtype=jnp.int32)
+    # Pointing a parentless node at itself keeps -1 from reading the last row.
+    pointer = jnp.where(parents == NO_PARENT, nodes, parents)
+    mask = nodes[:, None] == nodes[None, :]
+    for _ in range((num_nodes - 1).bit_length()):
+        mask = mask | mask[pointer]
+        pointer = pointer[pointer]
+    return mask
+
+
+def node_depths(parents: jax.Array) -> jax.Array:
+    """Returns each node's distance from the root.
+
+    >>> node_depths(jnp.array([-1, 0, 0, 1]))
+    Array([0, 1, 1, 2], dtype=int32)
+
+    Args:
+        parents: `[N]` int32, as in `ancestor_mask`.
+
+    Returns:
+        `[N]` int32; 0 for the root and for padding.
+    """
+    return ancestor_mask(parents).sum(axis=1, dtype=jnp.int32) - 1

@@ -1,0 +1,212 @@
+"""Verification: which path of the tree the target's own text follows.
+
+One walk serves every rule: at each node a *step* decides which child, if any, is
+accepted; where none is, the step's token ends the round.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.tree.structure import ROOT, DraftTree
+
+
+@struct.dataclass(kw_only=True)
+class Step:
+    """The decision at one node of the walk.
+
+    Attributes:
+        is_accepted: `[]` bool, whether a child continues the path.
+        child: `[]` int32, node index of that child; meaningless otherwise.
+        token: `[]` int32, the token that follows the node in the text.
+    """
+
+    is_accepted: jax.Array
+    child: jax.Array
+    token: jax.Array
+
+
+@struct.dataclass(kw_only=True)
+class Acceptance:
+    """The outcome of one verification.
+
+    Attributes:
+        path: `[P]` int32 node indices, root first; entries after `num_accepted`
+            repeat the last accepted node.
+        num_accepted: `[]` int32, accepted drafted tokens, 0 .. `D`.
+        next_token: `[]` int32, the token the target adds behind the path: the
+            root of the next round.
+    """
+
+    path: jax.Array
+    num_accepted: jax.Array
+    next_token: jax.Array
+
+
+def verify(
+    tree: DraftTree, step: Callable[[jax.Array, jax.Array], Step], *, depth: int
+) -> Acceptance:
+    """Walks down from the root as long as `step` accepts a child.
+
+    The walk looks at one node per level, so a rule that draws noise or filters a
+    distribution does so for at most `P` nodes, not for all `N`.
+
+    Args:
+        tree: `N` nodes.
+        step: `(node, level) -> Step`, both `[]` int32; the depth of `node` is
+            `level`. Must accept only children of `node`.
+        depth: `D`, no node lies deeper. Static.
+
+    Returns:
+        The accepted path and the token behind it.
+    """
+
+    def is_walking(walk: tuple[jax.Array, Acceptance]) -> jax.Array:
+        return walk[0]
+
+    def walk_on(walk: tuple[jax.Array, Acceptance]) -> tuple[jax.Array, Acceptance]:
+        _, so_far = walk
+        level = so_far.num_accepted
+        node = so_far.path[level]
+        decision = step(node, level)
+        goes_on = decision.is_accepted & (level < depth)
+        is_later = jnp.arange(depth + 1) > level
+        return goes_on, Acceptance(
+            path=jnp.where(goes_on & is_later, decision.child, so_far.path),
+            num_accepted=level + goes_on.astype(jnp.int32),
+            next_token=decision.token,
+        )
+
+    start = Acceptance(
+        path=jnp.full(depth + 1, ROOT, jnp.int32),
+        num_accepted=jnp.zeros((), jnp.int32),
+        next_token=tree.tokens[ROOT],
+    )
+    _, acceptance = jax.lax.while_loop(is_walking, walk_on, (jnp.array(True), start))
+    return acceptance
+
+
+def match_child(tree: DraftTree, node: jax.Array, token: jax.Array) -> Step:
+    """Accepts the child of `node` that equals the target's token.
+
+    With the argmax this is greedy verification; with a draw from the target it is
+    coupled sampling: drafts are deterministic, so following the child that equals
+    an independent draw has exactly the target's law.
+
+    Args:
+        tree: `N` nodes.
+        node: `[]` int32.
+        token: `[]` int32, what the target says comes after `node`.
+
+    Returns:
+        The step; its token is `token`.
+    """
+    is_match = tree.is_node & (tree.parents == node) & (tree.tokens == token)
+    return Step(
+        is_accepted=is_match.any(),
+        child=jnp.argmax(is_match).astype(jnp.int32),
+        token=token,
+    )
+
+
+def reject_siblings(
+    tree: DraftTree,
+    node: jax.Array,
+    probs: jax.Array,
+    coins: jax.Array,
+    noise: jax.Array,
+) -> Step:
+    """Tries the children of `node` in turn, then samples what remains.
+
+    Child `x` is accepted with probability `p(x)`; if it is not, `p(x)` becomes
+    zero, `p` is renormalised and the next sibling is tried; in the end the token
+    is drawn from the remaining `p`. This is multi-round speculative sampling
+    (EAGLE-1, appendix A.2) for drafts that are deterministic.
+
+    Args:
+        tree: `N` nodes; siblings are tried in node order.
+        node: `[]` int32.
+        probs: `[V]` float32, the target's law behind `node`; need not sum to 1.
+        coins: `[N]` float32, uniform in `[0, 1)`, one per node.
+        noise: `[V]` float32, standard Gumbel, for the remaining law.
+
+    Returns:
+        The step; its token is the accepted child's, or the drawn one.
+    """
+    (vocab_size,) = probs.shape
+    is_child = tree.is_node & (tree.parents == node)
+    # A repeated sibling has no probability left when its turn comes.
+    is_repeat = (
+        is_child[None, :]
+        & (tree.tokens[:, None] == tree.tokens[None, :])
+        & jnp.tri(tree.tokens.shape[0], k=-1, dtype=bool)
+    ).any(axis=1)
+    tried = jnp.where(is_child, tree.tokens, vocab_size)  # Out of range: dropped.
+    rest = probs.at[tried].set(0.0, mode="drop")
+    child_probs = jnp.where(is_child & ~is_repeat, probs[tree.tokens], 0.0)
+    # The mass left when a sibling's turn comes, summed from the end: `1 - before`
+    # would lose the last sibling's probability to rounding.
+    left = rest.sum() + jnp.cumsum(child_probs[::-1])[::-1]
+    is_accepted = coins * left < child_probs  # `<`: a coin of 0 accepts no zero.
+    child = jnp.argmax(is_accepted).astype(jnp.int32)
+    drawn = jnp.argmax(jnp.log(rest) + noise).astype(jnp.int32)
+    return Step(
+        is_accepted=is_accepted.any(),
+        child=child,
+        token=jnp.where(is_accepted.any(), tree.tokens[child], drawn),
+    )
+
+
+def verify_greedy(tree: DraftTree, target_tokens: jax.Array, *, depth: int) -> Acceptance:
+    """Follows the child that equals the target's argmax at each node.
+
+    >>> tree = DraftTree(
+    ...     tokens=jnp.array([3, 5, 7, 8]),
+    ...     parents=jnp.array([-1, 0, 0, 1]),
+    ...     log_values=jnp.zeros(4),
+    ...     is_node=jnp.full(4, True),
+    ... )
+    >>> accepted = verify_greedy(tree, jnp.array([5, 8, 1, 4]), depth=2)
+    >>> accepted.path, accepted.num_accepted, accepted.next_token
+    (Array([0, 1, 3], dtype=int32), Array(2, dtype=int32), Array(4, dtype=int32))
+
+    Args:
+        tree: `N` nodes.
+        target_tokens: `[N]` int32, the target's choice behind each node.
+        depth: `D`. Static.
+
+    Returns:
+        The accepted path and the target's token behind it.
+    """
+    return verify(
+        tree, lambda node, _: match_child(tree, node, target_tokens[node]), depth=depth
+    )
+
+
+def verify_rejection(
+    tree: DraftTree,
+    probs: jax.Array,
+    coins: jax.Array,
+    noise: jax.Array,
+    *,
+    depth: int,
+) -> Acceptance:
+    """Multi-round rejection of deterministic drafts, level by level.
+
+    Args:
+        tree: `N` nodes.
+        probs: `[N, V]` float32, the target's law behind each node.
+        coins: `[N]` float32, uniform in `[0, 1)`.
+        noise: `[V]` float32, standard Gumbel; one draw ends a round, so one row.
+        depth: `D`. Static.
+
+    Returns:
+        The accepted path and the drawn token behind it.
+    """
+    return verify(
+        tree,
+        lambda node, _: reject_siblings(tree, node, probs[node], coins, noise),
+        depth=depth,
+    )
