@@ -224,8 +224,10 @@ class EagleDrafter:
             causal_mask(batch, path_length),
             state.cache,
         )
-        cache = kv.commit(state.cache, (entries,), rows, state.count)
         root_output = jnp.take_along_axis(outputs, last[..., None], axis=1)[:, 0]
+        # The call must have read the cache before it is written; see `kv.commit`.
+        count = jnp.where(jnp.isnan(root_output[:, 0]), 0, state.count)
+        cache = kv.commit(state.cache, (entries,), rows, count)
         nothing = jnp.zeros_like(state.count)
         return root_output, dataclasses.replace(state, cache=cache, count=nothing)
 

@@ -85,15 +85,19 @@ def commit(
     Returns:
         The cache with `length + count`.
     """
+    # `count` comes from what was computed with this cache. Adding it, as a zero that
+    # no compiler can fold, orders the writes behind the reads; without that order
+    # XLA:CPU writes to a copy of the whole cache, and drops an optimization barrier.
+    starts = cache.length + jnp.minimum(count, 0)
 
-    def write_row(row: jax.Array, layers: tuple[KeyValues, ...]) -> tuple[KeyValues, ...]:
-        def write(slots: jax.Array, new: jax.Array) -> jax.Array:
-            new_row = jax.lax.dynamic_index_in_dim(new, row, axis=0)
-            window = jnp.take(new_row, path[row], axis=2)
-            start = (row, 0, cache.length[row], 0)
-            return jax.lax.dynamic_update_slice(slots, window.astype(slots.dtype), start)
+    def write(slots: jax.Array, new: jax.Array) -> jax.Array:
+        for row in range(path.shape[0]):
+            window = jnp.take(new[row : row + 1], path[row], axis=2)
+            start = (row, 0, starts[row], 0)
+            slots = jax.lax.dynamic_update_slice(
+                slots, window.astype(slots.dtype), start
+            )
+        return slots
 
-        return jax.tree.map(write, layers, entries)
-
-    layers = jax.lax.fori_loop(0, path.shape[0], write_row, cache.layers)
+    layers = jax.tree.map(write, cache.layers, entries)
     return dataclasses.replace(cache, layers=layers, length=cache.length + count)

@@ -127,23 +127,15 @@ def attend(
     batch, num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = new.keys.shape[1]
     num_slots = cached.keys.shape[2]
-    precision = precision_of(query)
-    grouped = query.reshape(batch, num_tokens, num_kv_heads, -1, head_dim)
-    grouped = grouped * head_dim**-0.5
+    # Query heads that share keys become rows of one product: [B, G, R * T, A].
+    rows = query.reshape(batch, num_tokens, num_kv_heads, -1, head_dim)
+    rows = rows.transpose(0, 2, 3, 1, 4) * head_dim**-0.5
+    shape = rows.shape
+    rows = rows.reshape(batch, num_kv_heads, -1, head_dim)
 
     def scores(keys: jax.Array, is_visible: jax.Array) -> jax.Array:
-        logits = jnp.einsum(
-            "btgra,bgsa->bgrts",
-            grouped,
-            keys,
-            precision=precision,
-            preferred_element_type=jnp.float32,
-        )
+        logits = _batched_dot(rows, keys, contract=3).reshape(*shape[:4], -1)
         return jnp.where(is_visible, logits, jnp.finfo(jnp.float32).min)
-
-    def mix(weights: jax.Array, values: jax.Array) -> jax.Array:
-        weights = weights.astype(values.dtype)
-        return jnp.einsum("bgrts,bgsa->btgra", weights, values, precision=precision)
 
     in_cache = jnp.arange(num_slots) < length[:, None]
     joined = jnp.concatenate(
@@ -153,10 +145,27 @@ def attend(
         ],
         axis=-1,
     )
-    weights = jax.nn.softmax(joined, axis=-1)
-    mixed = mix(weights[..., :num_slots], cached.values)
-    mixed = mixed + mix(weights[..., num_slots:], new.values)
+    weights = jax.nn.softmax(joined, axis=-1).astype(new.values.dtype)
+    weights = weights.reshape(*rows.shape[:3], -1)
+    mixed = _batched_dot(weights[..., :num_slots], cached.values, contract=2)
+    mixed = mixed + _batched_dot(weights[..., num_slots:], new.values, contract=2)
+    mixed = mixed.astype(query.dtype).reshape(shape).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(batch, num_tokens, num_heads * head_dim)
+
+
+def _batched_dot(rows: jax.Array, segment: jax.Array, *, contract: int) -> jax.Array:
+    """Multiplies `[B, G, M, X]` with `[B, G, S, A]` over `X` and axis `contract`.
+
+    Spelled out because `jnp.einsum` swaps the operands, for which XLA:CPU transposes
+    the whole segment: twice the time of attention.
+    """
+    return jax.lax.dot_general(
+        rows,
+        segment,
+        (((3,), (contract,)), ((0, 1), (0, 1))),
+        precision=precision_of(rows),
+        preferred_element_type=jnp.float32,
+    )
 
 
 def decoder_layer(

@@ -1,0 +1,1 @@
+"""Measuring: what a round costs and how well drafts are accepted."""
