@@ -32,7 +32,12 @@ _IGNORED = {
     *("output_attentions", "output_hidden_states", "return_dict", "torchscript"),
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "max_length"),
     *("unsloth_version", "unsloth_fixed", "_attn_implementation", "use_bfloat16"),
-    *("chunk_size_feed_forward", "problem_type", "finetuning_task", "task_specific_params"),
+    *(
+        "chunk_size_feed_forward",
+        "problem_type",
+        "finetuning_task",
+        "task_specific_params",
+    ),
     *("temperature", "top_p", "top_k", "do_sample", "repetition_penalty"),
     *("sep_token_id", "decoder_start_token_id", "cross_attention_hidden_size"),
 }
@@ -229,7 +234,9 @@ def _rope(config: dict[str, Any], path: Path, *, is_head: bool = False) -> RopeC
     if kind == "default":
         return RopeConfig(theta=float(theta))
     if kind == "linear":
-        return RopeConfig(theta=float(theta), kind=kind, factor=float(scaling["factor"]))
+        return RopeConfig(
+            theta=float(theta), kind=kind, factor=float(scaling["factor"])
+        )
     if kind == "llama3":
         wanted = ("low_freq_factor", "high_freq_factor")
         missing = [
@@ -248,7 +255,8 @@ def _rope(config: dict[str, Any], path: Path, *, is_head: bool = False) -> RopeC
             original_max_positions=int(scaling["original_max_position_embeddings"]),
         )
     raise InputError(
-        f"{path}: rope type {kind!r} is not supported; known are default, linear, llama3"
+        f"{path}: rope type {kind!r} is not supported; known are default, linear and "
+        "llama3"
     )
 
 

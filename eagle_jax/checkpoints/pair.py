@@ -1,7 +1,10 @@
 """Loading a target and an EAGLE head."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,8 @@ from eagle_jax.checkpoints.weights import TensorFiles, load_params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+
+Params = TypeVar("Params")
 
 
 def load_target(
@@ -69,16 +74,17 @@ def load_head(
     table = names.EAGLE_HEAD["embedding"]
     if table in files.names():
         shape = (config.vocab_size, config.layer.hidden_size)
-        shapes = shapes.replace(embedding=jax.ShapeDtypeStruct(shape, jnp.float32))
+        own_table = jax.ShapeDtypeStruct(shape, jnp.float32)
+        shapes = dataclasses.replace(shapes, embedding=own_table)
     wanted = names.tensor_names(shapes, names.EAGLE_HEAD)
     params = load_params(files, wanted, shapes, jnp.dtype(dtype))
     if params.embedding is not None and np.array_equal(
         np.asarray(params.embedding), np.asarray(target_params.embedding)
     ):
-        params = params.replace(embedding=None)
+        params = dataclasses.replace(params, embedding=None)
     return config, params
 
 
-def _shapes(init: functools.partial) -> transformer.TransformerParams | EagleHeadParams:
+def _shapes(init: Callable[[jax.Array], Params]) -> Params:
     """Returns the shapes of the weights, without making any."""
     return jax.eval_shape(init, jax.random.key(0))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from eagle_jax.errors import InputError
 

@@ -142,9 +142,7 @@ def _open_safetensors(path: Path) -> dict[str, Callable[[str], np.ndarray]]:
     try:
         file = safetensors.safe_open(path, framework="np")
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(
-            f"{path} is no complete safetensors file: {error}"
-        ) from error
+        raise InputError(f"{path} is no complete safetensors file: {error}") from error
     return dict.fromkeys(file.keys(), file.get_tensor)
 
 

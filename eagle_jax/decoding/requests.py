@@ -105,7 +105,7 @@ def make_requests(
     if top_ks.min() < 0:
         raise InputError(f"top_k = {top_k} must be 0 (off) or more")
 
-    width = prompt_bucket or max(16, 1 << (int(lengths.max()) - 1).bit_length())
+    width = prompt_bucket or bucket_prompt(int(lengths.max()))
     if width < lengths.max():
         raise InputError(
             f"prompt_bucket = {width} is smaller than a prompt of {lengths.max()}"
@@ -129,18 +129,33 @@ def make_requests(
     )
 
 
-def cache_slots(requests: Requests, depth: int) -> int:
-    """Returns `S`: slots for the longest row, one round more, and rounding.
+def bucket_prompt(length: int) -> int:
+    """Returns the padded length of a prompt: the next power of two, at least 16."""
+    return max(16, 1 << (length - 1).bit_length())
 
-    A round writes a window of `P = D + 1` slots behind each row, whatever it
-    accepts; slots come in steps of 64, so that nearby limits share a compilation.
+
+def cache_slots(requests: Requests, depth: int) -> int:
+    """Returns `S`: slots for the longest of these requests.
 
     Args:
         requests: Concrete arrays, not traced ones.
         depth: `D` of the drafter, 0 without one.
     """
-    needed = max(int(requests.max_length.max()), requests.prompts.shape[1]) + depth + 1
-    return -(-needed // _SLOT_BUCKET) * _SLOT_BUCKET
+    longest = max(int(requests.max_length.max()), requests.prompts.shape[1])
+    return round_up_slots(longest, depth)
+
+
+def round_up_slots(max_length: int, depth: int) -> int:
+    """Returns `S`: slots for a text of this length, one round more, and rounding.
+
+    A round writes a window of `P = D + 1` slots behind each row, whatever it
+    accepts; slots come in steps of 64, so that nearby limits share a compilation.
+
+    Args:
+        max_length: Tokens of prompt and output.
+        depth: `D` of the drafter, 0 without one.
+    """
+    return -(-(max_length + depth + 1) // _SLOT_BUCKET) * _SLOT_BUCKET
 
 
 def _per_row(values: object, batch: int, dtype: type, name: str) -> np.ndarray:

@@ -20,9 +20,7 @@ def is_filtered(requests: Requests) -> jax.Array:
     return jnp.any((requests.top_p < 1) | (requests.top_k > 0))
 
 
-def keep_likely(
-    probs: jax.Array, top_p: jax.Array, top_k: jax.Array
-) -> jax.Array:
+def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Array:
     """Returns which tokens top-p and top-k keep, ties at the threshold included.
 
     Both keep what is at least as likely as a threshold, so the order does not

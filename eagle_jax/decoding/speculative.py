@@ -10,8 +10,8 @@ from flax import struct
 
 from eagle_jax.decoding.requests import Requests, cache_slots
 from eagle_jax.decoding.sampling import (
-    draw_token,
     drafting_keys,
+    draw_token,
     is_filtered,
     rejection_noise,
     target_law,

@@ -78,10 +78,9 @@ class EagleDrafter:
     @staticmethod
     def params(head: EagleHeadParams, target: TransformerParams) -> EagleDrafterParams:
         """Joins a head with the tables of its target; nothing is copied."""
-        has_table = head.embedding is not None
         return EagleDrafterParams(
             head=dataclasses.replace(head, embedding=None),
-            embedding=head.embedding if has_table else target.embedding,
+            embedding=target.embedding if head.embedding is None else head.embedding,
             output_head=output_head(target),
         )
 
@@ -159,9 +158,7 @@ class EagleDrafter:
         outputs, earlier = root_output[:, None], None
         for level in range(2, self.depth + 1):
             # A node's feature is its parent's output: true features end at the root.
-            features = jnp.take_along_axis(
-                outputs, frontier.parents[..., None], axis=1
-            )
+            features = jnp.take_along_axis(outputs, frontier.parents[..., None], axis=1)
             depth_offset = jnp.full_like(frontier.tokens, level - 2)
             outputs, earlier = eagle_head.forward(
                 params.head,
@@ -202,9 +199,7 @@ class EagleDrafter:
         if self.depth == 0:
             return state
         features = features.astype(state.features.dtype)
-        return dataclasses.replace(
-            state, tokens=tokens, features=features, count=count
-        )
+        return dataclasses.replace(state, tokens=tokens, features=features, count=count)
 
     def _read_confirmed(
         self, params: EagleDrafterParams, state: EagleState, root: jax.Array

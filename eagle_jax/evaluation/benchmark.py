@@ -288,11 +288,14 @@ def _bare_verify(
     num_nodes = pair.drafter.tree.num_nodes
     tree = _bushy_tree(jnp.zeros((), jnp.int32), num_nodes)
     flat = jax.vmap(flatten, in_axes=(None, 0))(tree, state.lengths - 1)
-    flat = flat.replace(tokens=jnp.broadcast_to(root[:, None], flat.tokens.shape))
+    tokens = jnp.broadcast_to(root[:, None], flat.tokens.shape)
+    flat = dataclasses.replace(flat, tokens=tokens)
     return _forward(pair.target, params, flat, state)
 
 
-def _forward(target: Target, params: Params, flat: Any, state: DecodeState) -> jax.Array:
+def _forward(
+    target: Target, params: Params, flat: Any, state: DecodeState
+) -> jax.Array:
     output = target.forward(
         params.target, flat.tokens, flat.positions, flat.mask, state.target_cache
     )
@@ -306,7 +309,8 @@ def _bushy_tree(root: jax.Array, num_nodes: int) -> Any:
 
     nodes = jnp.arange(num_nodes, dtype=jnp.int32)
     tree = root_only(root, num_nodes)
-    return tree.replace(
+    return dataclasses.replace(
+        tree,
         tokens=jnp.full(num_nodes, root, jnp.int32),
         parents=jnp.where(nodes == 0, -1, (nodes - 1) // 10),
         is_node=jnp.ones(num_nodes, bool),

@@ -96,13 +96,13 @@ def forward(
 
 
 def init_params(
-    key: jax.Array, config: EagleHeadConfig, dtype: jnp.dtype = jnp.dtype("float32")
+    key: jax.Array, config: EagleHeadConfig, dtype: str = "float32"
 ) -> EagleHeadParams:
     """Returns random weights without an embedding table of their own."""
     fc_key, layer_key = jax.random.split(key)
-    width = config.layer.hidden_size
+    width, kind = config.layer.hidden_size, jnp.dtype(dtype)
     return EagleHeadParams(
-        fc=init_matrix(fc_key, (width, 2 * width), dtype),
-        fc_bias=jnp.zeros(width, dtype) if config.fc_bias else None,
-        layer=init_layer(layer_key, config.layer, dtype, input_norm=False),
+        fc=init_matrix(fc_key, (width, 2 * width), kind),
+        fc_bias=jnp.zeros(width, kind) if config.fc_bias else None,
+        layer=init_layer(layer_key, config.layer, kind, input_norm=False),
     )

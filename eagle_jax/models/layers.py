@@ -81,9 +81,7 @@ def precision_of(x: jax.Array) -> jax.lax.Precision:
     return jax.lax.Precision.HIGHEST if is_float32 else jax.lax.Precision.DEFAULT
 
 
-def linear(
-    x: jax.Array, weight: jax.Array, bias: jax.Array | None = None
-) -> jax.Array:
+def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Returns `x @ weight.T + bias`.
 
     Args:

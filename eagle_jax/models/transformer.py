@@ -113,19 +113,20 @@ def unembed(output_head: jax.Array, hidden: jax.Array) -> jax.Array:
 
 
 def init_params(
-    key: jax.Array, config: TransformerConfig, dtype: jnp.dtype = jnp.dtype("float32")
+    key: jax.Array, config: TransformerConfig, dtype: str = "float32"
 ) -> TransformerParams:
     """Returns random weights, for tests and for timing sizes without weights."""
+    kind = jnp.dtype(dtype)
     embedding_key, head_key, *layer_keys = jax.random.split(key, 2 + config.num_layers)
     shape = (config.vocab_size, config.layer.hidden_size)
     return TransformerParams(
-        embedding=init_matrix(embedding_key, shape, dtype),
+        embedding=init_matrix(embedding_key, shape, kind),
         layers=tuple(
-            init_layer(k, config.layer, dtype, input_norm=True) for k in layer_keys
+            init_layer(k, config.layer, kind, input_norm=True) for k in layer_keys
         ),
-        norm=jnp.ones(config.layer.hidden_size, dtype),
+        norm=jnp.ones(config.layer.hidden_size, kind),
         output_head=(
-            None if config.tie_embeddings else init_matrix(head_key, shape, dtype)
+            None if config.tie_embeddings else init_matrix(head_key, shape, kind)
         ),
     )
 

@@ -60,9 +60,7 @@ def rerank(
     chex.assert_shape(root_token, ())
     if use_rerank:
         scores = (
-            candidates.log_values
-            if rank_by == "value"
-            else candidates.log_confidences
+            candidates.log_values if rank_by == "value" else candidates.log_confidences
         )
     else:
         # Equal scores: top_k then keeps the lowest indices, that is level order.

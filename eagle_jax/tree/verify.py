@@ -159,7 +159,9 @@ def reject_siblings(
     )
 
 
-def verify_greedy(tree: DraftTree, target_tokens: jax.Array, *, depth: int) -> Acceptance:
+def verify_greedy(
+    tree: DraftTree, target_tokens: jax.Array, *, depth: int
+) -> Acceptance:
     """Follows the child that equals the target's argmax at each node.
 
     >>> tree = DraftTree(

@@ -1,0 +1,1 @@
+"""What the scripts share: prompts in, runs of a pair, reports out."""

@@ -1,0 +1,101 @@
+"""Prompts in, results out."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.errors import InputError
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Reads prompts by the file's suffix.
+
+    Args:
+        path: `.txt` (a prompt per line, empty lines skipped), `.json` (a list of
+            strings) or `.jsonl` (objects with `prompt`, or with `turns`, of which
+            the first is taken).
+
+    Returns:
+        The prompts, at least one.
+
+    Raises:
+        InputError: If the file cannot be read or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the prompts {path}: {error}") from error
+    if path.suffix == ".txt":
+        prompts = [line for line in text.splitlines() if line.strip()]
+    elif path.suffix == ".json":
+        prompts = _parse(text, f"{path}")
+        if not isinstance(prompts, list):
+            raise InputError(f"{path} must hold a JSON list of strings")
+    elif path.suffix == ".jsonl":
+        lines = [line for line in text.split("\n") if line.strip()]
+        prompts = [
+            _first_turn(_parse(line, f"{path}, line {number}"))
+            for number, line in enumerate(lines, 1)
+        ]
+    else:
+        raise InputError(f"{path} must end in .txt, .json or .jsonl")
+    for number, prompt in enumerate(prompts, 1):
+        if not isinstance(prompt, str):
+            raise InputError(
+                f"{path}: prompt {number} is {prompt!r}, not a string; objects of a "
+                ".jsonl file need `prompt` or `turns`"
+            )
+    if not prompts:
+        raise InputError(f"{path} holds no prompt")
+    return prompts
+
+
+def check_writable(path: Path) -> None:
+    """Refuses an output path before any long work starts.
+
+    Raises:
+        InputError: If no file can be made there.
+    """
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; give a file name")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    os.close(handle)
+    os.unlink(name)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private.
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{where} is not valid JSON: {error}") from error
+
+
+def _first_turn(record: Any) -> Any:
+    """Returns a record's prompt, or the record itself where it has none."""
+    if not isinstance(record, dict):
+        return record
+    turns = record.get("turns")
+    if isinstance(turns, list) and turns:
+        return turns[0]
+    return record.get("prompt", record)

@@ -1,0 +1,102 @@
+"""Runs as JSON and as one line."""
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import jax
+import numpy as np
+
+from eagle_jax.cli.runner import Row
+from eagle_jax.decoding.speculative import Round
+from eagle_jax.decoding.state import StopReason
+from eagle_jax.tree import node_depths
+
+_VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
+
+
+def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]:
+    """Returns one entry of `runs`."""
+    interrupted = row.stop_reason == StopReason.RUNNING
+    return {
+        "prompt": prompt,
+        "prompt_ids": row.prompt_ids,
+        "generated_ids": row.generated_ids,
+        "text": text,
+        "stop_reason": "interrupted" if interrupted else row.stop_reason.name.lower(),
+        "accept_lengths": row.accept_lengths,
+        "rounds": len(row.accept_lengths),
+        "tokens_per_round": tokens_per_round(row.accept_lengths),
+        "seed": seed,
+    }
+
+
+def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
+    """Returns the real nodes of one row's tree, level order, root first."""
+    tree = jax.device_get(jax.tree.map(lambda x: x[row], done.tree))
+    real = tree.is_node
+    return {
+        "tokens": tree.tokens[real].tolist(),
+        "parents": _renumber(tree.parents, real),
+        "depths": np.asarray(node_depths(tree.parents))[real].tolist(),
+        "log_values": [round(float(x), 6) for x in tree.log_values[real]],
+    }
+
+
+def totals(
+    runs: list[dict[str, Any]], *, decode_seconds: float, compile_seconds: float
+) -> dict[str, Any]:
+    """Sums up runs; each run's first token belongs to the prefill, not to the speed."""
+    tokens = sum(len(run["generated_ids"]) for run in runs)
+    accepted = [length for run in runs for length in run["accept_lengths"]]
+    decoded = tokens - sum(bool(run["generated_ids"]) for run in runs)
+    return {
+        "tokens": tokens,
+        "rounds": len(accepted),
+        "tokens_per_round": tokens_per_round(accepted),
+        "tokens_per_second": decoded / decode_seconds if decoded else None,
+        "compile_seconds": compile_seconds,
+    }
+
+
+def tokens_per_round(accept_lengths: list[int]) -> float | None:
+    """Returns accepted drafts plus one, averaged over rounds; `None` without any."""
+    if not accept_lengths:
+        return None
+    return sum(accept_lengths) / len(accept_lengths) + 1
+
+
+def summary(totals: dict[str, Any]) -> str:
+    """Returns the line that a run ends with."""
+    parts = [
+        f"{totals['tokens']} tokens",
+        f"{totals['rounds']} rounds",
+        f"{_number(totals['tokens_per_round'], '.2f')} tokens/round",
+        f"{_number(totals['tokens_per_second'], '.1f')} tokens/s",
+        f"{totals['compile_seconds']:.1f} s compiling",
+    ]
+    if "speedup" in totals:
+        plain = totals["autoregressive_tokens_per_second"]
+        identical = {True: "identical tokens", False: "DIFFERENT TOKENS"}
+        parts += [
+            f"autoregressive {_number(plain, '.1f')} tokens/s",
+            f"speedup {_number(totals['speedup'], '.2f')}",
+            identical.get(totals["identical"], "tokens not comparable (rejection)"),
+        ]
+    return " | ".join(parts)
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that a result depends on."""
+    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    return {"python": platform.python_version(), **found}
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _renumber(parents: np.ndarray, real: np.ndarray) -> list[int]:
+    """Counts real nodes only; padding may lie between them."""
+    index = np.cumsum(real) - 1
+    return [-1 if p < 0 else int(index[p]) for p in parents[real]]

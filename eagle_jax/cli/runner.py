@@ -1,0 +1,256 @@
+"""Running batches of prompts, as one program or round by round."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from eagle_jax.cli.pairs import LoadedPair
+from eagle_jax.config import GenerateConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
+from eagle_jax.decoding.speculative import AcceptanceRule, Round
+from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.drafting import EagleDrafter
+
+Observer = Callable[["Progress"], None]
+"""Called after the prefill and after each round of a batch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one request.
+
+    Attributes:
+        prompt_ids: Its prompt.
+        generated_ids: With the prefill's token and the stop token.
+        stop_reason: `RUNNING` if it was interrupted.
+        accept_lengths: Drafted tokens accepted in each round, uncut.
+    """
+
+    prompt_ids: list[int]
+    generated_ids: list[int]
+    stop_reason: StopReason
+    accept_lengths: list[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A batch in the middle, on the host.
+
+    Attributes:
+        rows: What there is of each request so far.
+        round: The round just done; `None` after the prefill and in plain decoding.
+    """
+
+    rows: list[Row]
+    round: Round | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchResult:
+    """A decoded batch.
+
+    Attributes:
+        rows: One per request.
+        decode_seconds: Without the prefill.
+        was_interrupted: Whether Ctrl-C ended it.
+    """
+
+    rows: list[Row]
+    decode_seconds: float
+    was_interrupted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runner:
+    """Decodes batches of one shape with one pair.
+
+    Attributes:
+        pair: What is run.
+        drafter: The pair's drafter, or `None` to decode plainly.
+        config: All settings.
+        max_length: Prompt plus output.
+        prompt_bucket: Padded length of the prompts.
+        batch_size: `B`.
+    """
+
+    pair: LoadedPair
+    drafter: EagleDrafter | None
+    config: GenerateConfig
+    max_length: int
+    prompt_bucket: int
+    batch_size: int
+
+    def warm_up(self, *, by_round: bool) -> float:
+        """Compiles on requests of two tokens; returns the seconds it took."""
+        new_tokens = min(2, self.config.decoding.max_new_tokens)
+        requests = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
+        started = time.perf_counter()
+        state = self._prefill(requests)
+        if by_round:
+            state, _ = self._advance(requests, state)
+        else:
+            state = self._decode(requests, state)
+        jax.block_until_ready(state)
+        return time.perf_counter() - started
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        observer: Observer | None = None,
+    ) -> BatchResult:
+        """Decodes up to `batch_size` prompts.
+
+        Args:
+            prompts: Ids; missing ones are made up, so that all batches share one
+                compilation, and left out of the result.
+            seeds: One per prompt.
+            observer: If given, rounds are driven from Python and reported.
+
+        Returns:
+            The rows, in order.
+        """
+        missing = self.batch_size - len(prompts)
+        new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
+        requests = self._requests(
+            prompts + [[0]] * missing,
+            new_tokens + [1] * missing,
+            seeds=seeds + [0] * missing,
+        )
+        state = jax.block_until_ready(self._prefill(requests))
+        started = time.perf_counter()
+        interrupted = False
+        if observer is None:
+            state = jax.block_until_ready(self._decode(requests, state))
+            seconds = time.perf_counter() - started
+            rows = read_rows(requests, state)
+        else:
+            rows, interrupted = self._observe(requests, state, observer)
+            seconds = time.perf_counter() - started
+        return BatchResult(
+            rows=rows[: len(prompts)],
+            decode_seconds=seconds,
+            was_interrupted=interrupted,
+        )
+
+    @property
+    def acceptance(self) -> AcceptanceRule:
+        """How drafts are accepted."""
+        sampling = self.config.sampling
+        return "greedy" if sampling.temperature == 0 else sampling.acceptance
+
+    @property
+    def _greedy(self) -> bool:
+        return self.acceptance == "greedy"
+
+    def _requests(
+        self, prompts: list[list[int]], new_tokens: int | list[int], *, seeds: Any
+    ) -> Requests:
+        sampling = self.config.sampling
+        ignored = self.config.decoding.ignore_eos
+        return make_requests(
+            prompts,
+            max_new_tokens=new_tokens,
+            max_length=self.max_length,
+            stop_tokens=() if ignored else self.pair.stop_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seeds=seeds,
+            prompt_bucket=self.prompt_bucket,
+        )
+
+    def _prefill(self, requests: Requests) -> DecodeState:
+        pair, longest = self.pair, max(self.max_length, self.prompt_bucket)
+        if self.drafter is None:
+            return autoregressive.prefill(
+                pair.target,
+                pair.params.target,
+                requests,
+                num_slots=round_up_slots(longest, depth=0),
+                greedy=self._greedy,
+            )
+        return speculative.prefill(
+            pair.target,
+            self.drafter,
+            pair.params,
+            requests,
+            num_slots=round_up_slots(longest, depth=self.drafter.depth),
+            acceptance=self.acceptance,
+        )
+
+    def _decode(self, requests: Requests, state: DecodeState) -> DecodeState:
+        pair = self.pair
+        if self.drafter is None:
+            return autoregressive.decode(
+                pair.target, pair.params.target, requests, state, greedy=self._greedy
+            )
+        return speculative.decode(
+            pair.target,
+            self.drafter,
+            pair.params,
+            requests,
+            state,
+            acceptance=self.acceptance,
+        )
+
+    def _advance(
+        self, requests: Requests, state: DecodeState
+    ) -> tuple[DecodeState, Round | None]:
+        """Runs one round."""
+        pair = self.pair
+        if self.drafter is None:
+            state = autoregressive.decode_step(
+                pair.target, pair.params.target, requests, state, greedy=self._greedy
+            )
+            return state, None
+        return speculative.decode_round(
+            pair.target,
+            self.drafter,
+            pair.params,
+            requests,
+            state,
+            acceptance=self.acceptance,
+        )
+
+    def _observe(
+        self, requests: Requests, state: DecodeState, observer: Observer
+    ) -> tuple[list[Row], bool]:
+        """Decodes round by round; Ctrl-C ends it with what there is."""
+        rows = read_rows(requests, state)
+        try:
+            observer(Progress(rows=rows, round=None))
+            while bool(state.is_running.any()):
+                state, done = self._advance(requests, state)
+                rows = read_rows(requests, state)
+                observer(Progress(rows=rows, round=done))
+        except KeyboardInterrupt:
+            return rows, True
+        return rows, False
+
+
+def read_rows(requests: Requests, state: DecodeState) -> list[Row]:
+    """Brings the texts to the host."""
+    tokens, lengths, reasons, accepted, rounds, starts = jax.device_get(
+        (
+            state.tokens,
+            state.lengths,
+            state.stop_reason,
+            state.accept_lengths,
+            state.num_rounds,
+            requests.prompt_lengths,
+        )
+    )
+    return [
+        Row(
+            prompt_ids=tokens[row, : starts[row]].tolist(),
+            generated_ids=tokens[row, starts[row] : lengths[row]].tolist(),
+            stop_reason=StopReason(int(reasons[row])),
+            accept_lengths=accepted[row, : rounds[row]].tolist(),
+        )
+        for row in range(len(lengths))
+    ]

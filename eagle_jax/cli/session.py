@@ -1,0 +1,176 @@
+"""All prompts of a command through one runner, shown as they are decided."""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from eagle_jax.cli import report, text
+from eagle_jax.cli.runner import Observer, Runner
+from eagle_jax.cli.runner import Progress as Rounds
+from eagle_jax.cli.tree_view import draw_tree
+from eagle_jax.decoding.speculative import Round
+from eagle_jax.decoding.state import StopReason
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class View:
+    """What a run shows and keeps.
+
+    Attributes:
+        stream: Show the text as it is decided; one row per batch.
+        trace: Keep every round's tree.
+        show_tree: Draw the last round's tree.
+        is_silent: Show nothing.
+        by_round: Drive rounds from Python, which the first three need.
+    """
+
+    stream: bool = False
+    trace: bool = False
+    show_tree: bool = False
+    is_silent: bool = False
+    by_round: bool = False
+
+    def __post_init__(self) -> None:
+        """Settles how rounds are driven."""
+        needs_rounds = self.stream or self.trace or self.show_tree or self.by_round
+        object.__setattr__(self, "by_round", needs_rounds)
+
+
+class Session:
+    """Decodes prompts in batches, in order.
+
+    Attributes:
+        runs: A record per decoded prompt, see `report.run_record`.
+        decode_seconds: Without prefills and compilation.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        prompts: list[str],
+        encoded: list[list[int]],
+        view: View,
+    ) -> None:
+        """Prepares a session.
+
+        Args:
+            runner: Decodes a batch.
+            prompts: Texts.
+            encoded: Their ids.
+            view: What to show.
+        """
+        self.runs: list[dict[str, Any]] = []
+        self.decode_seconds = 0.0
+        self._runner = runner
+        self._prompts = prompts
+        self._encoded = encoded
+        self._view = view
+        self._tokenizer = runner.pair.tokenizer
+
+    def decode_all(self) -> bool:
+        """Decodes every prompt; returns whether nothing interrupted it."""
+        total, size = len(self._prompts), self._runner.batch_size
+        on_terminal = sys.stderr.isatty()
+        columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
+        with Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=total == size or not on_terminal,
+        ) as progress:
+            task = progress.add_task("decoding", total=total)
+            for start in range(0, total, size):
+                is_cut_short = self._decode_batch(
+                    range(start, min(start + size, total))
+                )
+                progress.update(task, completed=len(self.runs))
+                if total > size and not on_terminal:
+                    say(f"decoded {len(self.runs)} of {total} prompts")
+                if is_cut_short:
+                    return False
+        return True
+
+    def _decode_batch(self, numbers: range) -> bool:
+        """Decodes and shows some of the prompts; returns whether it was cut short."""
+        encoded = [self._encoded[number] for number in numbers]
+        seeds = [self._runner.config.sampling.seed + number for number in numbers]
+        trees: list[list[dict[str, Any]]] = [[] for _ in numbers]
+        last: dict[int, Round] = {}
+        self._show_head(numbers[0])
+        observer = self._observer(encoded[0], trees, last)
+        result = self._runner.run(
+            encoded, seeds, observer if self._view.by_round else None
+        )
+        self.decode_seconds += result.decode_seconds
+        for row, number in enumerate(numbers):
+            decoded = result.rows[row]
+            generated = text.continuation(
+                self._tokenizer, decoded.prompt_ids, decoded.generated_ids
+            )
+            record = report.run_record(
+                decoded, prompt=self._prompts[number], text=generated, seed=seeds[row]
+            )
+            if self._view.trace:
+                record["trees"] = trees[row]
+            self.runs.append(record)
+            if row > 0:
+                self._show_head(number)
+            if not self._view.is_silent:
+                print("" if self._view.stream else generated)
+            if self._view.show_tree and row in last:
+                drawn = draw_tree(last[row], row, self._tokenizer)
+                Console(highlight=False).print(drawn)
+        return result.was_interrupted
+
+    def _observer(
+        self,
+        first_prompt: list[int],
+        trees: list[list[dict[str, Any]]],
+        last: dict[int, Round],
+    ) -> Observer:
+        """Returns what looks at each round: streams, traces, keeps the last one."""
+        stream = text.TextStream(self._tokenizer, first_prompt)
+
+        def observe(rounds: Rounds) -> None:
+            if self._view.stream:
+                row = rounds.rows[0]
+                is_last = row.stop_reason != StopReason.RUNNING
+                new = stream.update(row.generated_ids, is_last=is_last)
+                print(new, end="", flush=True)
+            if rounds.round is None:
+                return
+            was_running = jax.device_get(rounds.round.was_running)
+            for row in range(len(trees)):
+                if was_running[row]:
+                    last[row] = rounds.round
+                    if self._view.trace:
+                        trees[row].append(report.tree_record(rounds.round, row))
+
+        return observe
+
+    def _show_head(self, number: int) -> None:
+        """Tells several texts apart."""
+        if len(self._prompts) > 1 and not self._view.is_silent:
+            print(f"--- {number}: {self._prompts[number]!r}")
+
+
+def keep_compiled_programs() -> None:
+    """Keeps compiled programs on disk between runs.
+
+    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "eagle_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def say(message: str) -> None:
+    """Prints to standard error, where it mixes with no text."""
+    print(message, file=sys.stderr, flush=True)

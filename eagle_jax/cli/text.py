@@ -1,0 +1,91 @@
+"""Between text and token ids."""
+
+from typing import Any
+
+from eagle_jax.errors import InputError
+
+_INCOMPLETE = "\ufffd"
+
+
+def encode(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
+    """Returns the ids of a prompt, special tokens as the tokenizer adds them.
+
+    Args:
+        tokenizer: A `transformers` tokenizer.
+        prompt: Any text.
+        chat: Wrap the prompt as a user's turn in the tokenizer's chat template.
+
+    Raises:
+        InputError: If there is no template, or the prompt has no token.
+    """
+    if chat:
+        if not tokenizer.chat_template:
+            raise InputError(
+                "--chat needs a chat template, but the tokenizer has none; leave out "
+                "--chat or give a chat model"
+            )
+        turns = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=False
+        )
+        # The template writes the special tokens itself.
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+    else:
+        ids = tokenizer(prompt).input_ids
+    if not ids:
+        raise InputError(
+            f"the prompt {prompt!r} has no token and this tokenizer adds none; give "
+            "a prompt with text"
+        )
+    return list(ids)
+
+
+def continuation(tokenizer: Any, prompt: list[int], generated: list[int]) -> str:
+    """Returns what the generated ids add to the prompt's text.
+
+    Args:
+        tokenizer: A `transformers` tokenizer.
+        prompt: Ids.
+        generated: Ids.
+
+    Returns:
+        Text; decoded together with the prompt, since tokenizers drop or add spaces
+        at a text's beginning.
+    """
+    whole = _decode(tokenizer, prompt + generated)
+    return whole[len(_decode(tokenizer, prompt)) :]
+
+
+class TextStream:
+    """Text that grows with its tokens, characters only when complete."""
+
+    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
+        """Starts behind a prompt.
+
+        Args:
+            tokenizer: A `transformers` tokenizer.
+            prompt: Ids.
+        """
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._shown = 0
+
+    def update(self, generated: list[int], *, is_last: bool) -> str:
+        """Returns the text that became certain since the last call.
+
+        Args:
+            generated: All ids so far.
+            is_last: Whether no more will come; nothing is held back then.
+        """
+        text = continuation(self._tokenizer, self._prompt, generated)
+        if not is_last:  # The bytes of a character may be spread over tokens.
+            text = text.rstrip(_INCOMPLETE)
+        new = text[self._shown :]
+        self._shown = max(self._shown, len(text))
+        return new
+
+
+def _decode(tokenizer: Any, ids: list[int]) -> str:
+    return tokenizer.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )

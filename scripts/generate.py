@@ -1,0 +1,237 @@
+"""Text in, the target's own text out: EAGLE-2 generation from the command line.
+
+    python scripts/generate.py --target FOLDER --draft FOLDER --prompt "Hello"
+
+Folders may be Hugging Face hub names. Texts and the summary go to standard output,
+everything else to standard error.
+"""
+
+import argparse
+import dataclasses
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from eagle_jax.checkpoints import check_max_length
+from eagle_jax.cli import report, runner, text
+from eagle_jax.cli.files import check_writable, read_prompts, write_json
+from eagle_jax.cli.pairs import LoadedPair, load_pair, random_pair
+from eagle_jax.cli.session import Session, View, keep_compiled_programs, say
+from eagle_jax.config import GenerateConfig, load_config
+from eagle_jax.decoding.requests import bucket_prompt
+from eagle_jax.errors import InputError
+
+_DEFAULT_PROMPT = "Once upon a time"
+_EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    try:
+        arguments = _parse(argv)
+        return _generate(arguments, _settings(arguments))
+    except InputError as error:
+        say(f"error: {error}")
+        return _EXIT_INPUT
+    except KeyboardInterrupt:
+        say("interrupted")
+        return _EXIT_INTERRUPTED
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Generate text with EAGLE-2 speculative decoding."
+    )
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
+    add("--target", help="target: a Hugging Face folder or hub name")
+    add("--draft", help="EAGLE-1/2 head: a folder or hub name")
+    add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
+    add("--prompt", action="append", help="a prompt; may be given several times")
+    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
+    add("--chat", action="store_true", help="wrap prompts in the chat template")
+    add("--stream", action="store_true", help="show the text as it is decided")
+    add("--compare", action="store_true", help="also decode autoregressively")
+    add("--show-tree", action="store_true", help="draw the last round's tree")
+    add("--json", type=Path, metavar="FILE", help="write the results")
+    add("--trace", action="store_true", help="with --json: add every round's tree")
+    # What follows are settings: their defaults are in eagle_jax/config.py.
+    add("--method", choices=("eagle2", "autoregressive"))
+    add("--max-new-tokens", type=int)
+    add("--max-length", type=int, help="prompt plus output")
+    add("--batch-size", type=int)
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    add("--ignore-eos", action="store_true", default=None)
+    add("--temperature", type=float)
+    add("--top-p", type=float)
+    add("--top-k", type=int)
+    add("--seed", type=int)
+    add("--acceptance", choices=("coupled", "rejection"))
+    add("--num-nodes", type=int, help="nodes of the tree, root included")
+    add("--depth", type=int, help="drafted levels")
+    add("--width", type=int, help="nodes expanded per level")
+    return parser.parse_args(argv)
+
+
+def _settings(arguments: argparse.Namespace) -> GenerateConfig:
+    """Joins the defaults, the TOML file and the flags, the later ones winning."""
+    config = GenerateConfig()
+    if arguments.config is not None:
+        config = load_config(arguments.config, GenerateConfig)
+    sections: dict[str, Any] = {}
+    for section in dataclasses.fields(config):
+        settings = getattr(config, section.name)
+        flags = {
+            field.name: getattr(arguments, field.name)
+            for field in dataclasses.fields(settings)
+            if getattr(arguments, field.name, None) is not None
+        }
+        sections[section.name] = dataclasses.replace(settings, **flags)
+    return GenerateConfig(**sections)
+
+
+def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
+    """Refuses flags that do not go together, before any long work starts."""
+    if arguments.json is not None:
+        check_writable(arguments.json)
+    if arguments.trace and arguments.json is None:
+        raise InputError("--trace needs --json FILE, where the trees are written")
+    if arguments.stream and config.decoding.batch_size > 1:
+        raise InputError(
+            f"--stream shows one text at a time, but batch_size = "
+            f"{config.decoding.batch_size}; leave out one of them"
+        )
+    if (arguments.target is None) == (arguments.random is None):
+        raise InputError("give either --target FOLDER or --random tiny")
+    is_plain = config.decoding.method == "autoregressive"
+    if arguments.target and not arguments.draft and not is_plain:
+        raise InputError(
+            "--method eagle2 needs --draft FOLDER, the EAGLE head of this target; or "
+            "choose --method autoregressive"
+        )
+
+
+def _load(arguments: argparse.Namespace, config: GenerateConfig) -> LoadedPair:
+    if arguments.random is not None:
+        say("random weights: the text is noise; give --target and --draft for text")
+        return random_pair(
+            arguments.random,
+            tree=config.tree,
+            dtype=config.decoding.dtype,
+            with_tokenizer=True,
+        )
+    say(f"loading {arguments.target}")
+    is_plain = config.decoding.method == "autoregressive"
+    return load_pair(
+        arguments.target,
+        None if is_plain else arguments.draft,
+        tree=config.tree,
+        dtype=config.decoding.dtype,
+    )
+
+
+def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+    _check(arguments, config)
+    prompts = list(arguments.prompt or [])
+    if arguments.prompts is not None:
+        prompts += read_prompts(arguments.prompts)
+    prompts = prompts or [_DEFAULT_PROMPT]
+    pair = _load(arguments, config)
+    encoded = [
+        text.encode(pair.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
+    ]
+    main_runner = _runner(pair, config, encoded)
+    plain_runner = dataclasses.replace(main_runner, drafter=None)
+    if config.decoding.method == "autoregressive":
+        main_runner = plain_runner
+
+    view = View(
+        stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
+    )
+    say("compiling")
+    compile_seconds = main_runner.warm_up(by_round=view.by_round)
+    session = Session(main_runner, prompts, encoded, view)
+    finished = session.decode_all()
+    sums = report.totals(
+        session.runs,
+        decode_seconds=session.decode_seconds,
+        compile_seconds=compile_seconds,
+    )
+    if arguments.compare and finished:
+        plain_runner.warm_up(by_round=view.by_round)
+        silent = View(is_silent=True, by_round=view.by_round)
+        plain = Session(plain_runner, prompts, encoded, silent)
+        finished = plain.decode_all()
+        if finished:
+            sums |= _comparison(sums, session, plain, main_runner.acceptance)
+
+    if arguments.json is not None:
+        settings = dataclasses.asdict(config)
+        names = {"target": arguments.target, "draft": arguments.draft}
+        names |= {"random": arguments.random, "chat": arguments.chat}
+        result = {
+            "settings": names | settings,
+            "versions": report.versions(),
+            "device": jax.devices()[0].device_kind,
+            "runs": session.runs,
+            "totals": sums,
+        }
+        write_json(arguments.json, result)
+    print(report.summary(sums))
+    return 0 if finished else _EXIT_INTERRUPTED
+
+
+def _runner(
+    pair: LoadedPair, config: GenerateConfig, encoded: list[list[int]]
+) -> runner.Runner:
+    """Returns a runner whose one compilation serves all prompts."""
+    longest = max(map(len, encoded))
+    decoding = config.decoding
+    max_length = decoding.max_length
+    if max_length is None:
+        needed = longest + decoding.max_new_tokens
+        max_length = min(pair.target.config.max_positions, needed)
+    check_max_length(pair.target.config, max_length)
+    for number, ids in enumerate(encoded):
+        if len(ids) >= max_length:
+            raise InputError(
+                f"prompt {number} has {len(ids)} tokens, but prompt and output "
+                f"together may have {max_length}; shorten it or raise --max-length "
+                f"(the target has {pair.target.config.max_positions} positions)"
+            )
+    return runner.Runner(
+        pair=pair,
+        drafter=pair.drafter,
+        config=config,
+        max_length=max_length,
+        prompt_bucket=bucket_prompt(longest),
+        batch_size=min(decoding.batch_size, len(encoded)),
+    )
+
+
+def _comparison(
+    sums: dict[str, Any], session: Session, plain: Session, acceptance: str
+) -> dict[str, Any]:
+    """Sets the run beside plain decoding; other draws of one law compare as `None`."""
+    plain_sums = report.totals(
+        plain.runs, decode_seconds=plain.decode_seconds, compile_seconds=0.0
+    )
+    ours, theirs = sums["tokens_per_second"], plain_sums["tokens_per_second"]
+    is_identical = all(
+        a["generated_ids"] == b["generated_ids"]
+        for a, b in zip(session.runs, plain.runs, strict=True)
+    )
+    return {
+        "autoregressive_tokens_per_second": theirs,
+        "speedup": ours / theirs if ours and theirs else None,
+        "identical": None if acceptance == "rejection" else is_identical,
+    }
+
+
+if __name__ == "__main__":
+    keep_compiled_programs()
+    sys.exit(main())
