@@ -1,5 +1,6 @@
 """From `config.json` to the sizes of our models; what we cannot run is refused."""
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ FAMILIES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 
 _DEFAULT_ROPE_THETA = 10000.0
 
+_ROPE_FIELDS = {
+    *("rope_type", "type", "rope_theta", "factor", "low_freq_factor"),
+    *("high_freq_factor", "original_max_position_embeddings"),
+}
 _READ = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
@@ -75,7 +80,9 @@ def target_config(folder: Path) -> TransformerConfig:
             f"known are {known}"
         )
     _refuse_unsupported(config, path)
-    window = config.get("sliding_window") if family == "mistral" else None
+    window = None
+    if family == "mistral" and config.get("sliding_window") is not None:
+        window = _size(config, "sliding_window", path)
     return TransformerConfig(
         layer=_layer_config(config, path, qkv_bias=False, rope=_rope(config, path)),
         num_layers=_size(config, "num_hidden_layers", path),
@@ -122,7 +129,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
             config, path, qkv_bias=bool(config.get("qkv_bias", False)), rope=rope
         ),
         vocab_size=_size(config, "vocab_size", path),
-        max_positions=config.get("max_position_embeddings", 2048),
+        max_positions=_size(config, "max_position_embeddings", path, default=2048),
         fc_bias=bool(config.get("bias", True)),
     )
 
@@ -133,12 +140,21 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     Args:
         folder: `generation_config.json` decides where it names them, otherwise
             `config.json`.
+
+    Raises:
+        InputError: If they are no integers.
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         ids = read_json(path).get("eos_token_id") if path.is_file() else None
-        if ids is not None:
-            return tuple(sorted({ids} if isinstance(ids, int) else set(ids)))
+        if ids is None:
+            continue
+        listed = ids if isinstance(ids, list) else [ids]
+        if not all(isinstance(token, int) for token in listed):
+            raise InputError(
+                f"{path}: eos_token_id = {ids!r} must be an integer or a list of them"
+            )
+        return tuple(sorted(set(listed)))
     return ()
 
 
@@ -190,9 +206,18 @@ def _layer_config(
     config: dict[str, Any], path: Path, *, qkv_bias: bool, rope: RopeConfig
 ) -> LayerConfig:
     num_heads = _size(config, "num_attention_heads", path)
-    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    num_kv_heads = _size(config, "num_key_value_heads", path, default=num_heads)
     hidden_size = _size(config, "hidden_size", path)
-    head_dim = config.get("head_dim") or hidden_size // num_heads
+    if config.get("head_dim") is None and hidden_size % num_heads:
+        raise InputError(
+            f"{path}: num_attention_heads = {num_heads} does not divide hidden_size = "
+            f"{hidden_size}, and no head_dim is given"
+        )
+    head_dim = _size(config, "head_dim", path, default=hidden_size // num_heads)
+    if head_dim % 2:
+        raise InputError(
+            f"{path}: head_dim = {head_dim} must be even: rotary embeddings turn pairs"
+        )
     if num_heads % num_kv_heads:
         raise InputError(
             f"{path}: num_key_value_heads = {num_kv_heads} does not divide "
@@ -204,7 +229,7 @@ def _layer_config(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_number(config, "rms_norm_eps", path, default=1e-6),
         rope=rope,
         qkv_bias=qkv_bias,
     )
@@ -212,16 +237,14 @@ def _layer_config(
 
 def _rope(config: dict[str, Any], path: Path, *, is_head: bool = False) -> RopeConfig:
     """Reads `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = scaling.get("rope_theta", config.get("rope_theta"))
+    scaling = _rope_scaling(config, path)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if theta is None and (kind == "llama3" or config.get("rope_parameters")):
-        raise InputError(f"{path}: rope_theta is missing beside its rope parameters")
-    if config.get("rope_theta", theta) != theta:
-        raise InputError(
-            f"{path}: rope_theta is both {config['rope_theta']} and {theta}"
-        )
-    if theta is None:
+    outer, inner = config.get("rope_theta"), scaling.get("rope_theta")
+    if outer is None and inner is None:
+        if kind == "llama3" or config.get("rope_parameters"):
+            raise InputError(
+                f"{path}: rope_theta is missing beside its rope parameters"
+            )
         theta = _DEFAULT_ROPE_THETA
         if not is_head:  # Published heads name none and mean 10000.
             warnings.warn(
@@ -229,13 +252,17 @@ def _rope(config: dict[str, Any], path: Path, *, is_head: bool = False) -> RopeC
                 "Vicuna mean by that",
                 stacklevel=3,
             )
+    elif None not in (outer, inner) and outer != inner:
+        raise InputError(f"{path}: rope_theta is both {outer} and {inner}")
+    else:
+        theta = _number(config if inner is None else scaling, "rope_theta", path)
     if kind in ("linear", "llama3") and "factor" not in scaling:
         raise InputError(f"{path}: rope type {kind!r} needs a factor")
     if kind == "default":
-        return RopeConfig(theta=float(theta))
+        return RopeConfig(theta=theta)
     if kind == "linear":
         return RopeConfig(
-            theta=float(theta), kind=kind, factor=float(scaling["factor"])
+            theta=theta, kind=kind, factor=_number(scaling, "factor", path)
         )
     if kind == "llama3":
         wanted = ("low_freq_factor", "high_freq_factor")
@@ -247,17 +274,39 @@ def _rope(config: dict[str, Any], path: Path, *, is_head: bool = False) -> RopeC
         if missing:
             raise InputError(f"{path}: rope type 'llama3' needs {', '.join(missing)}")
         return RopeConfig(
-            theta=float(theta),
+            theta=theta,
             kind=kind,
-            factor=float(scaling["factor"]),
-            low_freq_factor=float(scaling["low_freq_factor"]),
-            high_freq_factor=float(scaling["high_freq_factor"]),
-            original_max_positions=int(scaling["original_max_position_embeddings"]),
+            factor=_number(scaling, "factor", path),
+            low_freq_factor=_number(scaling, "low_freq_factor", path),
+            high_freq_factor=_number(scaling, "high_freq_factor", path),
+            original_max_positions=_size(
+                scaling, "original_max_position_embeddings", path
+            ),
         )
     raise InputError(
         f"{path}: rope type {kind!r} is not supported; known are default, linear and "
         "llama3"
     )
+
+
+def _rope_scaling(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Returns what either spelling says beside the base; `{}` where neither does."""
+    names = [n for n in ("rope_parameters", "rope_scaling") if config.get(n)]
+    for name in names:
+        if not isinstance(config[name], dict):
+            raise InputError(f"{path}: {name} = {config[name]!r} must be an object")
+        unknown = sorted(set(config[name]) - _ROPE_FIELDS)
+        if unknown:
+            raise InputError(
+                f"{path}: the field {unknown[0]!r} of {name} is not supported"
+            )
+    scalings = [config[name] for name in names]
+    if len(scalings) == 2 and scalings[0] != scalings[0] | scalings[1]:
+        raise InputError(
+            f"{path}: rope_parameters and rope_scaling contradict each other; leave "
+            "out one of them"
+        )
+    return scalings[0] if scalings else {}
 
 
 def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:
@@ -277,8 +326,19 @@ def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:
             )
 
 
-def _size(config: dict[str, Any], name: str, path: Path) -> int:
-    value = config.get(name)
+def _size(
+    config: dict[str, Any], name: str, path: Path, *, default: int | None = None
+) -> int:
+    value = default if config.get(name) is None else config[name]
     if not isinstance(value, int) or value < 1:
         raise InputError(f"{path}: {name} = {value!r} must be a positive integer")
     return value
+
+
+def _number(
+    config: dict[str, Any], name: str, path: Path, *, default: float | None = None
+) -> float:
+    value = default if config.get(name) is None else config[name]
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(f"{path}: {name} = {value!r} must be a positive number")
+    return float(value)

@@ -1,6 +1,7 @@
 """Where a checkpoint lies: a local folder, or a name on the Hugging Face hub."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def resolve(name: str) -> Path:
     Raises:
         InputError: If there is neither such a folder nor such a repository.
     """
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # Path's own raises for unknown users.
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(
@@ -49,9 +50,9 @@ def resolve(name: str) -> Path:
                 huggingface_hub.snapshot_download(name, allow_patterns=patterns)
             )
     except (OSError, HFValidationError, HfHubHTTPError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"{name} is neither a local folder nor to be had from the hub ({reason})"
+            f"{name} is neither a local folder nor to be had from the hub "
+            f"({first_line(error)})"
         ) from error
     return resolve(str(path))
 
@@ -69,3 +70,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no JSON object")
     return value
+
+
+def first_line(error: Exception) -> str:
+    """Returns what an error says in one line, its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.checkpoints.source import first_line
 from eagle_jax.errors import InputError
 
 
@@ -24,9 +25,10 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"{folder} holds no usable tokenizer: {reason}") from error
+    except Exception as error:  # A broken file ends in whatever its parser trips over.
+        raise InputError(
+            f"{folder} holds no usable tokenizer: {first_line(error)}"
+        ) from error
     if len(tokenizer) > vocab_size:
         raise InputError(
             f"{folder}: the tokenizer knows {len(tokenizer)} ids, but the target's "

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from eagle_jax.checkpoints.source import read_json
+from eagle_jax.checkpoints.source import first_line, read_json
 from eagle_jax.errors import InputError
 
 # Buffers that older checkpoints carry; they follow from the settings.
@@ -62,12 +62,18 @@ class TensorFiles:
         """Returns one tensor.
 
         Raises:
-            InputError: If it cannot be read, or holds a value that is not finite.
+            InputError: If it cannot be read, or holds something else than finite
+                floating-point numbers.
         """
         try:
             tensor = self._readers[name](name)
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:
             raise InputError(f"{self.folder}: cannot read {name}: {error}") from error
+        if not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise InputError(
+                f"{self.folder}: tensor {name} holds {tensor.dtype}, no floating-point "
+                "numbers; quantized weights are not supported"
+            )
         if not np.isfinite(tensor).all():
             raise InputError(
                 f"{self.folder}: tensor {name} holds NaN or infinite values; the "
@@ -79,6 +85,8 @@ class TensorFiles:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise InputError(f"{index} holds no weight_map")
+        if not all(isinstance(shard, str) for shard in weight_map.values()):
+            raise InputError(f"{index}: weight_map must give a file name per tensor")
         for shard in sorted(set(weight_map.values())):
             path = self.folder / shard
             if not path.is_file():
@@ -91,6 +99,9 @@ class TensorFiles:
         missing = sorted((wanted or set()) - set(opened))
         if missing:
             raise InputError(f"{path} lacks {missing[0]}, which its index names")
+        repeated = sorted(set(opened) & set(self._readers))
+        if repeated:
+            raise InputError(f"{path} holds {repeated[0]}, as another shard does")
         self._readers.update(opened)
 
 
@@ -159,8 +170,13 @@ def _open_bin(path: Path) -> dict[str, Callable[[str], np.ndarray]]:
         # Mapped into memory: tensors are read from disk one by one.
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path} is no readable torch checkpoint: {reason}") from error
+        raise InputError(
+            f"{path} is no readable torch checkpoint: {first_line(error)}"
+        ) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in tensors.values()
+    ):
+        raise InputError(f"{path} is no table of tensors, but some other torch file")
 
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]

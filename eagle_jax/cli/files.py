@@ -34,10 +34,10 @@ def read_prompts(path: Path) -> list[str]:
         if not isinstance(prompts, list):
             raise InputError(f"{path} must hold a JSON list of strings")
     elif path.suffix == ".jsonl":
-        lines = [line for line in text.split("\n") if line.strip()]
         prompts = [
             _first_turn(_parse(line, f"{path}, line {number}"))
-            for number, line in enumerate(lines, 1)
+            for number, line in enumerate(text.split("\n"), 1)
+            if line.strip()
         ]
     else:
         raise InputError(f"{path} must end in .txt, .json or .jsonl")
@@ -63,7 +63,10 @@ def check_writable(path: Path) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; give a file in a folder that "
+            "exists and can be written to"
+        ) from error
     os.close(handle)
     os.unlink(name)
 

@@ -1,5 +1,6 @@
 """Between text and token ids."""
 
+import itertools
 from typing import Any
 
 from eagle_jax.errors import InputError
@@ -69,6 +70,10 @@ class TextStream:
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._shown = 0
+        # Tokenizers of Llama 2's kind decode a run of bytes as a whole: one that fits
+        # nowhere takes back the characters before it. Others know no such token.
+        wrong = tokenizer.convert_tokens_to_ids("<0xFF>")
+        self._wrong_byte = [] if wrong in (None, tokenizer.unk_token_id) else [wrong]
 
     def update(self, generated: list[int], *, is_last: bool) -> str:
         """Returns the text that became certain since the last call.
@@ -80,6 +85,13 @@ class TextStream:
         text = continuation(self._tokenizer, self._prompt, generated)
         if not is_last:  # The bytes of a character may be spread over tokens.
             text = text.rstrip(_INCOMPLETE)
+            worst = continuation(
+                self._tokenizer, self._prompt, generated + self._wrong_byte
+            )
+            same = itertools.takewhile(
+                lambda pair: pair[0] == pair[1], zip(text, worst, strict=False)
+            )
+            text = "".join(character for character, _ in same)
         new = text[self._shown :]
         self._shown = max(self._shown, len(text))
         return new

@@ -78,7 +78,7 @@ def first_level(
     (width,) = tokens.shape
     chex.assert_shape(log_probs, (width,))
     indices = jnp.arange(width, dtype=jnp.int32)
-    log_probs = log_probs + 0.0  # lax.top_k ranks +0.0 above -0.0.
+    log_probs = _without_signed_zeros(log_probs)
     frontier = Frontier(
         tokens=tokens,
         candidates=indices,
@@ -127,11 +127,10 @@ def expand(
     width = frontier.tokens.shape[0]
     chex.assert_shape([tokens, log_probs], (width, width))
     start = width + (level - 2) * width**2
-    log_values = (frontier.log_values[:, None] + log_probs + 0.0).reshape(-1)
+    log_probs = _without_signed_zeros(log_probs)
+    log_values = (frontier.log_values[:, None] + log_probs).reshape(-1)
     # Children of nodes that do not exist do not exist either, whatever they score.
-    log_confidences = jnp.where(
-        log_values > -jnp.inf, log_probs.reshape(-1) + 0.0, -jnp.inf
-    )
+    log_confidences = jnp.where(log_values > -jnp.inf, log_probs.reshape(-1), -jnp.inf)
     scores = log_values if rank_by == "value" else log_confidences
     best_scores, best = jax.lax.top_k(scores, width)
     best = best.astype(jnp.int32)
@@ -154,6 +153,15 @@ def expand(
         is_expanded=jnp.zeros(width**2, bool).at[best].set(best_scores > -jnp.inf),
     )
     return candidates, next_frontier
+
+
+def _without_signed_zeros(x: jax.Array) -> jax.Array:
+    """Returns `x` with +0.0 for -0.0.
+
+    `jax.lax.top_k` ranks +0.0 higher: a certain child would beat its parent. Adding
+    0.0 would do too, but compilers drop it.
+    """
+    return jnp.where(x == 0, 0.0, x)
 
 
 def _write(candidates: Candidates, *, start: int, **level: jax.Array) -> Candidates:

@@ -1,0 +1,174 @@
+"""What a round costs on this machine, beside the model calls it cannot do without.
+
+    python scripts/benchmark.py
+    python scripts/benchmark.py --random llama2-7b --dtype bfloat16
+    python scripts/benchmark.py --target FOLDER --draft FOLDER
+
+All figures of one run are taken in turn, so ratios hold where times do not.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from eagle_jax.cli import report
+from eagle_jax.cli.files import check_writable, write_json
+from eagle_jax.cli.pairs import LoadedPair, load_pair, random_pair
+from eagle_jax.cli.session import say
+from eagle_jax.config import TreeConfig
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
+
+_MEANINGS = {
+    "token": "autoregressive decoding, one token",
+    "floor": "of a token: its weights' bytes over the read bandwidth",
+    "round": "speculative decoding, one round",
+    "draft": "of a round: the tree",
+    "verify": "of a round: the target over the tree",
+    "accept + commit": "of a round: the rest",
+    "bare verify": "the target's forward and unembed over N rows, alone",
+    "bare drafts": "the head's D calls and unembeds, alone",
+    "overhead": "round / (bare verify + bare drafts)",
+    "token / floor": "what plain decoding costs over its floor",
+    "round / token": "what a round must be accepted for to pay",
+}
+_RATIOS = ("overhead", "token / floor", "round / token")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    try:
+        return _benchmark(_parse(argv))
+    except InputError as error:
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time rounds and their parts.")
+    add = parser.add_argument
+    add("--target", help="a Hugging Face folder or hub name")
+    add("--draft", help="its EAGLE-1/2 head")
+    add("--random", metavar="SIZES", help="random weights; default 50m, or sizes")
+    add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
+    add("--depth", type=int, default=6, help="drafted levels")
+    add("--width", type=int, default=10, help="nodes expanded per level")
+    add("--slots", type=int, default=512, help="cache slots per row")
+    add("--prompt-length", type=int, default=64, help="tokens in the cache at first")
+    add("--batch-size", type=int, default=1)
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--iterations", type=int, default=24, help="model calls per measurement")
+    add("--repeats", type=int, default=15, help="measurements per figure")
+    add("--skip-compilation", action="store_true", help="do not time compilation")
+    add("--json", type=Path, metavar="FILE", help="write every figure")
+    return parser.parse_args(argv)
+
+
+def _load(arguments: argparse.Namespace) -> LoadedPair:
+    tree = TreeConfig(
+        num_nodes=arguments.num_nodes, depth=arguments.depth, width=arguments.width
+    )
+    if tree.levels < 1:
+        raise InputError("the benchmark drafts: give num_nodes >= 2 and depth >= 1")
+    if arguments.target is None:
+        sizes = arguments.random or "50m"
+        return random_pair(
+            sizes, tree=tree, dtype=arguments.dtype, with_tokenizer=False
+        )
+    if arguments.random is not None or arguments.draft is None:
+        raise InputError("give --target with --draft, or --random alone")
+    return load_pair(
+        arguments.target, arguments.draft, tree=tree, dtype=arguments.dtype
+    )
+
+
+def _benchmark(arguments: argparse.Namespace) -> int:
+    if arguments.json is not None:
+        check_writable(arguments.json)
+    for name in ("iterations", "repeats", "batch_size", "prompt_length"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
+    needed = arguments.prompt_length + arguments.iterations + arguments.depth + 2
+    if arguments.slots < needed:
+        raise InputError(
+            f"slots = {arguments.slots} must be at least {needed}: prompt, iterations "
+            "and one round"
+        )
+    loaded = _load(arguments)
+    drafter = loaded.drafter
+    assert drafter is not None, "a benchmark's pair always has a drafter"
+    pair = Pair(
+        target=loaded.target,
+        drafter=drafter,
+        params=loaded.params,
+        batch=arguments.batch_size,
+        num_slots=arguments.slots,
+        prompt_length=arguments.prompt_length,
+    )
+    say("compiling")
+    on_terminal = sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), disable=not on_terminal) as progress:
+        task = progress.add_task("measuring", total=arguments.repeats)
+
+        def report_repeat(done: int) -> None:
+            progress.update(task, completed=done)
+            if not on_terminal:
+                say(f"measured {done} of {arguments.repeats}")
+
+        figures = time_rounds(
+            pair,
+            iterations=arguments.iterations,
+            repeats=arguments.repeats,
+            report=report_repeat,
+        )
+    seconds = {} if arguments.skip_compilation else time_compilation(pair)
+    Console().print(_table(figures, seconds, arguments))
+    if arguments.json is not None:
+        result = {
+            "settings": vars(arguments) | {"json": str(arguments.json)},
+            "versions": report.versions(),
+            "device": jax.devices()[0].device_kind,
+            "overhead": figures["overhead"].median,
+            "figures": {
+                name: dataclasses.asdict(spread) for name, spread in figures.items()
+            },
+            "compile_seconds": seconds,
+        }
+        write_json(arguments.json, result)
+    return 0
+
+
+def _table(
+    figures: dict[str, Spread], seconds: dict[str, float], arguments: argparse.Namespace
+) -> Table:
+    tree = f"{arguments.num_nodes}/{arguments.depth}/{arguments.width}"
+    what = arguments.target or arguments.random or "50m"
+    device = jax.devices()[0].device_kind
+    table = Table(
+        "figure",
+        "median",
+        "low",
+        "high",
+        "meaning",
+        title=f"{what}, tree {tree}, {arguments.slots} slots, {device}",
+    )
+    for name, meaning in _MEANINGS.items():
+        spread, unit = figures[name], "" if name in _RATIOS else " ms"
+        values = (spread.median, spread.low, spread.high)
+        table.add_row(name, *(f"{value:.2f}{unit}" for value in values), meaning)
+    for name, value in seconds.items():
+        table.add_row(f"compile, {name}", f"{value:.1f} s", "", "", "prefill and loop")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

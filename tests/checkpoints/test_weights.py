@@ -1,0 +1,417 @@
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from eagle_jax.checkpoints import head_config, load_head, load_target, names
+from eagle_jax.checkpoints import target_config as read_target_config
+from eagle_jax.checkpoints.weights import TensorFiles
+from eagle_jax.errors import InputError
+from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.transformer import TransformerParams
+
+Tensors = dict[str, np.ndarray]
+
+_SINGLE = "model.safetensors"
+_QUERY = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def target(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny target to change at will."""
+    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
+
+
+@pytest.fixture
+def head(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny head to change at will."""
+    return Path(shutil.copytree(tiny_pair / "head", tmp_path / "head"))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair: Path) -> TransformerParams:
+    """The tiny target's weights, as the single safetensors file gives them."""
+    return load_target(tiny_pair / "target")[1]
+
+
+def _take_weights(folder: Path) -> Tensors:
+    """Reads the folder's weights and removes the file."""
+    tensors = load_file(folder / _SINGLE)
+    (folder / _SINGLE).unlink()
+    return tensors
+
+
+def _rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = _take_weights(folder)
+    change(tensors)
+    save_file(tensors, folder / _SINGLE)
+
+
+def _change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def _write_shards(
+    folder: Path, tensors: Tensors, save: Callable[[Any, Path], object], kind: str
+) -> Path:
+    """Writes two shards and their index, and returns the index."""
+    stem = "model" if kind == "safetensors" else "pytorch_model"
+    ordered = sorted(tensors)
+    weight_map = {}
+    for number in (1, 2):
+        part = ordered[number - 1 :: 2]
+        shard = f"{stem}-{number:05d}-of-00002.{kind}"
+        save({name: tensors[name] for name in part}, folder / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    index = folder / f"{stem}.{kind}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return index
+
+
+def _save_bin(tensors: Tensors, path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, path)
+
+
+def _refusal(load: Callable[[], object], *named: str) -> str:
+    """Returns the one line of the refusal, which names all of these."""
+    with pytest.raises(InputError) as error:
+        load()
+    message = str(error.value)
+    assert "\n" not in message
+    for name in named:
+        assert name in message
+    return message
+
+
+def test_sharded_safetensors_give_the_same_weights(
+    target: Path, expected: TransformerParams
+) -> None:
+    _write_shards(target, _take_weights(target), save_file, "safetensors")
+    chex.assert_trees_all_equal(load_target(target)[1], expected)
+
+
+def test_a_torch_file_gives_the_same_weights(
+    target: Path, expected: TransformerParams
+) -> None:
+    _save_bin(_take_weights(target), target / "pytorch_model.bin")
+    chex.assert_trees_all_equal(load_target(target)[1], expected)
+
+
+def test_sharded_torch_files_give_the_same_weights(
+    target: Path, expected: TransformerParams
+) -> None:
+    _write_shards(target, _take_weights(target), _save_bin, "bin")
+    chex.assert_trees_all_equal(load_target(target)[1], expected)
+
+
+def test_safetensors_win_over_torch_files(
+    target: Path, expected: TransformerParams
+) -> None:
+    (target / "pytorch_model.bin").write_bytes(b"never opened")
+    chex.assert_trees_all_equal(load_target(target)[1], expected)
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_half_precision_files_are_read(
+    target: Path, expected: TransformerParams, stored: str
+) -> None:
+    kind = np.dtype(getattr(ml_dtypes, stored, stored))
+    tensors = {k: v.astype(kind) for k, v in _take_weights(target).items()}
+    save_file(tensors, target / _SINGLE)
+    wide = load_target(target)[1]
+    assert {x.dtype for x in jax.tree.leaves(wide)} == {jnp.dtype("float32")}
+    chex.assert_trees_all_equal(
+        wide, jax.tree.map(lambda x: x.astype(stored).astype("float32"), expected)
+    )
+
+
+def test_bfloat16_torch_files_are_read(
+    target: Path, expected: TransformerParams
+) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = {
+        name: torch.from_numpy(tensor.copy()).to(torch.bfloat16)
+        for name, tensor in _take_weights(target).items()
+    }
+    torch.save(tensors, target / "pytorch_model.bin")
+    narrow = load_target(target, "bfloat16")[1]
+    chex.assert_trees_all_equal(
+        narrow, jax.tree.map(lambda x: x.astype("bfloat16"), expected)
+    )
+
+
+def test_tied_weights_have_no_output_head(
+    target: Path, expected: TransformerParams
+) -> None:
+    _change_config(target, tie_word_embeddings=True)
+    tied = dataclasses.replace(expected, output_head=None)
+    # Some checkpoints store the table twice all the same.
+    chex.assert_trees_all_equal(load_target(target)[1], tied)
+    _rewrite(target, lambda tensors: tensors.pop("lm_head.weight"))
+    chex.assert_trees_all_equal(load_target(target)[1], tied)
+
+
+def test_an_untied_target_without_output_head_is_refused(target: Path) -> None:
+    _rewrite(target, lambda tensors: tensors.pop("lm_head.weight"))
+    _refusal(lambda: load_target(target), str(target), "lacks", "lm_head.weight")
+
+
+def test_derived_buffers_are_read_over(
+    target: Path, expected: TransformerParams
+) -> None:
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    _rewrite(target, lambda tensors: tensors.update(buffer))
+    chex.assert_trees_all_equal(load_target(target)[1], expected)
+
+
+def test_missing_tensors_are_named(target: Path) -> None:
+    _rewrite(target, lambda tensors: tensors.pop(_QUERY))
+    _refusal(lambda: load_target(target), str(target), "lacks", _QUERY)
+
+
+def test_unexpected_tensors_are_named(target: Path) -> None:
+    _change_config(target, num_hidden_layers=1)
+    message = _refusal(lambda: load_target(target), "unexpected", "model.layers.1.")
+    assert "model.layers.0." not in message
+
+
+def test_a_wrong_shape_is_named(target: Path) -> None:
+    _rewrite(target, lambda tensors: tensors.update({_QUERY: tensors[_QUERY][:16]}))
+    _refusal(lambda: load_target(target), _QUERY, "(16, 32)", "(32, 32)")
+
+
+def test_a_transposed_tensor_is_refused(target: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    flip = {name: np.zeros((32, 48), np.float32)}
+    _rewrite(target, lambda tensors: tensors.update(flip))
+    _refusal(lambda: load_target(target), name, "(32, 48)", "(48, 32)")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(target: Path, value: float) -> None:
+    def poison(tensors: Tensors) -> None:
+        tensors[_QUERY] = tensors[_QUERY].copy()
+        tensors[_QUERY][3, 5] = value
+
+    _rewrite(target, poison)
+    _refusal(lambda: load_target(target), _QUERY, "NaN or infinite")
+
+
+def test_quantized_weights_are_refused(target: Path) -> None:
+    _rewrite(target, lambda t: t.update({_QUERY: t[_QUERY].astype(np.int8)}))
+    _refusal(lambda: load_target(target), _QUERY, "int8")
+
+
+@pytest.mark.parametrize("size", [0, 5, 400, -100])
+def test_a_truncated_safetensors_file_is_refused(target: Path, size: int) -> None:
+    path = target / _SINGLE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:size])
+    _refusal(lambda: load_target(target), str(path))
+
+
+def test_a_truncated_torch_file_is_refused(target: Path) -> None:
+    path = target / "pytorch_model.bin"
+    _save_bin(_take_weights(target), path)
+    path.write_bytes(path.read_bytes()[:-5000])
+    _refusal(lambda: load_target(target), str(path))
+
+
+def test_a_folder_without_weights_is_refused(target: Path) -> None:
+    (target / _SINGLE).unlink()
+    _refusal(lambda: load_target(target), str(target), "no weights", _SINGLE)
+
+
+def test_a_missing_shard_is_named(target: Path) -> None:
+    _write_shards(target, _take_weights(target), save_file, "safetensors")
+    shard = target / "model-00002-of-00002.safetensors"
+    shard.unlink()
+    _refusal(lambda: load_target(target), str(shard), "index")
+
+
+def test_an_index_that_names_too_much_is_refused(target: Path) -> None:
+    index = _write_shards(target, _take_weights(target), save_file, "safetensors")
+    listed = json.loads(index.read_text())
+    shard = listed["weight_map"][_QUERY]
+    listed["weight_map"]["model.ghost.weight"] = shard
+    index.write_text(json.dumps(listed))
+    _refusal(lambda: load_target(target), shard, "model.ghost.weight")
+
+
+def test_a_tensor_in_two_shards_is_refused(target: Path) -> None:
+    tensors = _take_weights(target)
+    index = _write_shards(target, tensors, save_file, "safetensors")
+    others = set(json.loads(index.read_text())["weight_map"].values())
+    others.remove(json.loads(index.read_text())["weight_map"][_QUERY])
+    path = target / others.pop()
+    save_file(load_file(path) | {_QUERY: tensors[_QUERY]}, path)
+    _refusal(lambda: load_target(target), _QUERY, "another shard")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}']
+)
+def test_a_broken_index_is_refused(target: Path, text: str) -> None:
+    (target / _SINGLE).unlink()
+    index = target / "model.safetensors.index.json"
+    index.write_text(text)
+    _refusal(lambda: load_target(target), str(index))
+
+
+class _Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_a_pickle_with_code_is_refused_and_not_executed(
+    target: Path, tmp_path: Path, with_torch: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    (target / _SINGLE).unlink()
+    path, sprung = target / "pytorch_model.bin", tmp_path / "sprung"
+    payload = {"model.norm.weight": _Trap(sprung)}
+    if with_torch:
+        torch.save(payload, path)
+    else:
+        path.write_bytes(pickle.dumps(payload))
+    _refusal(lambda: load_target(target), str(path))
+    assert not sprung.exists()
+    pickle.loads(pickle.dumps(payload))
+    assert sprung.exists(), "the trap itself works"
+
+
+@pytest.mark.parametrize("content", [["a", "list"], {"step": 3}])
+def test_a_torch_file_of_something_else_is_refused(target: Path, content: Any) -> None:
+    torch = pytest.importorskip("torch")
+    (target / _SINGLE).unlink()
+    torch.save(content, target / "pytorch_model.bin")
+    _refusal(lambda: load_target(target), "pytorch_model.bin")
+
+
+def test_a_target_survives_the_round_trip_through_its_names(target: Path) -> None:
+    config = read_target_config(target)
+    params = transformer.init_params(jax.random.key(3), config)
+    _write_by_name(target, params, names.TRANSFORMER)
+    chex.assert_trees_all_equal(load_target(target)[1], params)
+
+
+def test_a_head_survives_the_round_trip_through_its_names(
+    head: Path, target: Path
+) -> None:
+    _change_config(head, qkv_bias=True)
+    params = eagle_head.init_params(jax.random.key(3), head_config(head))
+    _write_by_name(head, params, names.EAGLE_HEAD)
+    chex.assert_trees_all_equal(load_head(head, *load_target(target))[1], params)
+
+
+def _write_by_name(folder: Path, params: Any, table: dict[str, str]) -> None:
+    named = jax.tree.leaves(names.tensor_names(params, table))
+    tensors = map(np.asarray, jax.tree.leaves(params))
+    save_file(dict(zip(named, tensors, strict=True)), folder / _SINGLE)
+
+
+def test_every_name_of_the_tables_is_used_once(target: Path, head: Path) -> None:
+    _change_config(head, qkv_bias=True)
+    config = head_config(head)
+    full_layer = dataclasses.replace(
+        eagle_head.init_params(jax.random.key(0), config).layer,
+        input_norm=jnp.ones(32),
+    )
+    every_head = dataclasses.replace(
+        eagle_head.init_params(jax.random.key(0), config),
+        layer=full_layer,
+        embedding=jnp.ones(1),
+    )
+    every_target = dataclasses.replace(
+        transformer.init_params(jax.random.key(0), read_target_config(target)),
+        layers=(full_layer,),
+    )
+    for params, table in (
+        (every_head, names.EAGLE_HEAD),
+        (every_target, names.TRANSFORMER),
+    ):
+        used = sorted(jax.tree.leaves(names.tensor_names(params, table)))
+        assert used == sorted(name.format(0) for name in table.values())
+
+
+def test_a_head_shares_an_equal_embedding_table(head: Path, target: Path) -> None:
+    assert "embed_tokens.weight" in load_file(head / _SINGLE)
+    params = load_head(head, *load_target(target))[1]
+    assert params.embedding is None
+    assert params.fc_bias is not None
+
+
+def test_a_head_keeps_a_different_embedding_table(head: Path, target: Path) -> None:
+    name = "embed_tokens.weight"
+    _rewrite(head, lambda tensors: tensors.update({name: tensors[name] + 1}))
+    params = load_head(head, *load_target(target))[1]
+    np.testing.assert_array_equal(params.embedding, load_file(head / _SINGLE)[name])
+
+
+def test_a_head_without_embedding_table_borrows_one(head: Path, target: Path) -> None:
+    _rewrite(head, lambda tensors: tensors.pop("embed_tokens.weight"))
+    assert load_head(head, *load_target(target))[1].embedding is None
+
+
+def test_a_head_that_misses_its_bias_is_refused(head: Path, target: Path) -> None:
+    _rewrite(head, lambda tensors: tensors.pop("fc.bias"))
+    _refusal(lambda: load_head(head, *load_target(target)), "lacks", "fc.bias")
+
+
+def test_a_head_whose_config_denies_its_bias_is_refused(
+    head: Path, target: Path
+) -> None:
+    _change_config(head, bias=False)
+    _refusal(lambda: load_head(head, *load_target(target)), "unexpected", "fc.bias")
+
+
+def test_a_head_with_an_input_norm_is_refused(head: Path, target: Path) -> None:
+    name = "layers.0.input_layernorm.weight"
+    norm = {name: np.ones(32, np.float32)}
+    _rewrite(head, lambda tensors: tensors.update(norm))
+    _refusal(lambda: load_head(head, *load_target(target)), "unexpected", name)
+
+
+def test_loading_holds_one_tensor_at_a_time(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: set[int] = set()
+    most_alive = reads = 0
+    read = TensorFiles.read
+
+    def counted(files: TensorFiles, name: str) -> np.ndarray:
+        nonlocal most_alive, reads
+        tensor = read(files, name)
+        reads += 1
+        alive.add(reads)
+        weakref.finalize(tensor, alive.discard, reads)
+        most_alive = max(most_alive, len(alive))
+        return tensor
+
+    monkeypatch.setattr(TensorFiles, "read", counted)
+    # In another dtype, so that no device array can be the tensor read.
+    params = load_target(target, "bfloat16")[1]
+    assert reads == len(jax.tree.leaves(params))
+    assert most_alive == 1
+    assert not alive

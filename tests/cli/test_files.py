@@ -1,0 +1,151 @@
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax.cli.files import check_writable, read_prompts, write_json
+from eagle_jax.errors import InputError
+
+
+def _file(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_txt_file_holds_a_prompt_per_line(tmp_path: Path) -> None:
+    path = _file(tmp_path, "prompts.txt", "One day,\n\n  Zoë \r\n \nlast")
+    assert read_prompts(path) == ["One day,", "  Zoë ", "last"]
+
+
+def test_a_json_file_holds_a_list(tmp_path: Path) -> None:
+    prompts = ["One\nday", "", "Zoë"]
+    path = _file(tmp_path, "prompts.json", json.dumps(prompts))
+    assert read_prompts(path) == prompts
+
+
+def test_a_jsonl_file_holds_prompts_and_first_turns(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = [
+        {"prompt": "a", "id": 1},
+        {"turns": ["b", "later"]},
+        {"prompt": "unused", "turns": ["c"]},
+        {"prompt": "d\u2028e", "turns": []},
+    ]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    path = _file(tmp_path, "questions.jsonl", "\n\n".join(lines) + "\n")
+    assert read_prompts(path) == ["a", "b", "c", "d\u2028e"]
+
+
+def test_prompts_of_the_question_files_are_read(shared: Path) -> None:
+    files = sorted(shared.glob("data/**/*.jsonl"))
+    assert files
+    for path in files:
+        assert all(read_prompts(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("empty.txt", "\n  \n", "holds no prompt"),
+        ("empty.json", "[]", "holds no prompt"),
+        ("empty.jsonl", "\n", "holds no prompt"),
+        ("broken.json", '["a",', "not valid JSON"),
+        ("object.json", '{"prompt": "a"}', "list of strings"),
+        ("numbers.json", '["a", 3]', "prompt 2 is 3"),
+        ("records.json", '[{"prompt": "a"}]', "prompt 1 is"),
+        ("broken.jsonl", '{"prompt": "a"}\n\n{"prompt": \n', "line 3 is not valid"),
+        ("other.jsonl", '{"question": "a"}', "need `prompt` or `turns`"),
+        ("turns.jsonl", '{"turns": [{"content": "a"}]}', "prompt 1 is"),
+        ("null.jsonl", '{"prompt": null}', "prompt 1 is None"),
+        ("prompts.csv", "a\n", r"must end in \.txt, \.json or \.jsonl"),
+        ("prompts", "a\n", r"must end in \.txt, \.json or \.jsonl"),
+    ],
+)
+def test_what_holds_no_prompts_is_refused(
+    tmp_path: Path, name: str, text: str, named: str
+) -> None:
+    path = _file(tmp_path, name, text)
+    with pytest.raises(InputError, match=named) as error:
+        read_prompts(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"caf\xe9\n")
+    with pytest.raises(InputError, match=r"cannot read the prompts .*prompts\.txt"):
+        read_prompts(path)
+
+
+def test_a_missing_prompt_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere\.txt: .*No such file"):
+        read_prompts(tmp_path / "nowhere.txt")
+
+
+def test_a_writable_path_is_left_as_it_is(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new.json")
+    assert not list(tmp_path.iterdir())
+    old = _file(tmp_path, "old.json", "old")
+    check_writable(old)
+    assert old.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_a_folder_is_no_output(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it is a folder; give a file name"):
+        check_writable(tmp_path)
+
+
+def test_an_output_below_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "out.json"
+    with pytest.raises(InputError, match="No such file or directory") as error:
+        check_writable(path)
+    assert str(path) in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_below_a_file_is_refused(tmp_path: Path) -> None:
+    file = _file(tmp_path, "file", "")
+    with pytest.raises(InputError, match="Not a directory"):
+        check_writable(file / "out.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_output_in_a_locked_folder_is_refused(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    with pytest.raises(InputError, match="Permission denied"):
+        check_writable(locked / "out.json")
+
+
+def test_json_is_written_as_text_that_people_can_read(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    value = {"text": "Zoë €", "runs": [1, 2.5, None, True]}
+    write_json(path, value)
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == value
+    assert "Zoë €" in text
+    assert text.endswith("}\n")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_output_has_the_usual_permissions(tmp_path: Path) -> None:
+    usual = _file(tmp_path, "usual", "")
+    write_json(tmp_path / "out.json", {})
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (usual, tmp_path / "out.json")]
+    assert modes[0] == modes[1]
+
+
+@pytest.mark.parametrize("value", [{"a": object()}, {"a": [1.0, float("nan")]}])
+def test_a_value_that_is_no_json_leaves_the_old_file(
+    tmp_path: Path, value: dict[str, Any]
+) -> None:
+    path = _file(tmp_path, "out.json", "old")
+    with pytest.raises((TypeError, ValueError)):
+        write_json(path, value)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

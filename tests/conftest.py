@@ -1,0 +1,153 @@
+"""Settings of every test, and a tiny pair that needs no download."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+_REPOSITORY = Path(__file__).resolve().parents[1]
+
+_HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _LAYERS = 32, 48, 4, 2, 2
+_PAIRS = (
+    "thheineranreonatenndtiesorteofedisitalarsttontngsehaasouiolevecomedehiriroicneea"
+    "race"
+)
+_MERGES = [_PAIRS[start : start + 2] for start in range(0, len(_PAIRS), 2)]
+_VOCABULARY = 256 + len(_MERGES) + 2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiles every program of the suite once."""
+    cache = os.environ.get("EAGLE_JAX_TEST_CACHE") or tmp_path_factory.mktemp("jax")
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with trained models, recorded trees and questions."""
+    named = os.environ.get("EAGLE_JAX_SHARED")
+    folder = Path(named) if named else _REPOSITORY.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(
+            f"{folder} is no folder; set EAGLE_JAX_SHARED to the one with models/, "
+            "parity/ and data/"
+        )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `target/` and `head/`, random and small; copy before changing.
+
+    The target is a Llama of 2 layers with grouped-query attention and carries a
+    byte-level tokenizer of 300 ids, which begins every text with `<s>` (298); `</s>`
+    is 299. The head has an embedding table of its own and a bias in `fc`.
+    """
+    folder = tmp_path_factory.mktemp("pair")
+    rng = np.random.default_rng(0)
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": _HIDDEN,
+        "intermediate_size": _INTERMEDIATE,
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _KV_HEADS,
+        "vocab_size": _VOCABULARY,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "bos_token_id": _VOCABULARY - 2,
+        "eos_token_id": _VOCABULARY - 1,
+        "torch_dtype": "float32",
+    }
+    target = {
+        "model.embed_tokens.weight": _matrix(rng, _VOCABULARY, _HIDDEN),
+        "model.norm.weight": _norm(rng),
+        "lm_head.weight": _matrix(rng, _VOCABULARY, _HIDDEN),
+    }
+    for number in range(_LAYERS):
+        prefix = f"model.layers.{number}"
+        target |= _layer(rng, prefix)
+        target[f"{prefix}.input_layernorm.weight"] = _norm(rng)
+    _write(folder / "target", config | {"num_hidden_layers": _LAYERS}, target)
+    _write_tokenizer(folder / "target")
+    head = {
+        "embed_tokens.weight": target["model.embed_tokens.weight"],
+        "fc.weight": _matrix(rng, _HIDDEN, 2 * _HIDDEN),
+        "fc.bias": _matrix(rng, _HIDDEN),
+        **_layer(rng, "layers.0"),
+    }
+    head_config = config | {"num_hidden_layers": 1, "bias": True}
+    _write(folder / "head", head_config, head)
+    return folder
+
+
+def _layer(rng: np.random.Generator, prefix: str) -> dict[str, np.ndarray]:
+    """Returns one decoder layer without input norm."""
+    kv_width = _HIDDEN // _HEADS * _KV_HEADS
+    shapes = {
+        "self_attn.q_proj": (_HIDDEN, _HIDDEN),
+        "self_attn.k_proj": (kv_width, _HIDDEN),
+        "self_attn.v_proj": (kv_width, _HIDDEN),
+        "self_attn.o_proj": (_HIDDEN, _HIDDEN),
+        "mlp.gate_proj": (_INTERMEDIATE, _HIDDEN),
+        "mlp.up_proj": (_INTERMEDIATE, _HIDDEN),
+        "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),
+    }
+    tensors = {
+        f"{prefix}.{name}.weight": _matrix(rng, *shape)
+        for name, shape in shapes.items()
+    }
+    return {**tensors, f"{prefix}.post_attention_layernorm.weight": _norm(rng)}
+
+
+def _matrix(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return (rng.normal(size=shape) * 0.2).astype(np.float32)
+
+
+def _norm(rng: np.random.Generator) -> np.ndarray:
+    return (1 + 0.1 * rng.normal(size=_HIDDEN)).astype(np.float32)
+
+
+def _write(
+    folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]
+) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer of bytes and a few merges that adds `<s>` in front."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet()) + _MERGES
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={symbol: index for index, symbol in enumerate(symbols)},
+            merges=[(merge[0], merge[1]) for merge in _MERGES],
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", len(symbols))]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

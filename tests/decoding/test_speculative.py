@@ -1,0 +1,317 @@
+"""Losslessness of the loop, with toys: any drafter, any tree, any batch."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.interface import Params
+from eagle_jax.testing import ToyDrafter, ToyTarget, assert_same_tokens
+
+TARGET = ToyTarget(vocab_size=8)
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7], [2, 2]]
+
+
+def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
+    tokens, lengths = np.asarray(state.tokens), np.asarray(state.lengths)
+    starts = np.asarray(requests.prompt_lengths)
+    rows = range(len(lengths))
+    return [tokens[row, starts[row] : lengths[row]].tolist() for row in rows]
+
+
+def speculate(
+    requests: Requests,
+    *,
+    rule: speculative.AcceptanceRule = "greedy",
+    agreement: float = 0.7,
+    **tree: Any,
+) -> DecodeState:
+    return speculative.generate(
+        TARGET, drafter(**tree), params(agreement), requests, acceptance=rule
+    )
+
+
+def drafter(**tree: Any) -> ToyDrafter:
+    config = dataclasses.replace(TreeConfig(num_nodes=12, depth=4, width=3), **tree)
+    return ToyDrafter(target=TARGET, tree=config)
+
+
+def params(agreement: float = 0.7) -> Params:
+    return Params(target=(), drafter=jnp.float32(agreement))
+
+
+def plain(requests: Requests, *, greedy: bool) -> DecodeState:
+    return autoregressive.generate(TARGET, (), requests, greedy=greedy)
+
+
+TREES = [
+    {"num_nodes": 1},
+    {"num_nodes": 2},
+    {"num_nodes": 22, "depth": 3},  # Every candidate kept.
+    {"num_nodes": 60, "depth": 3},  # More nodes than candidates: padding.
+    {"depth": 0},
+    {"depth": 1},
+    {"width": 1},
+    {"width": 10},  # More than the vocabulary.
+    {"rank_by": "confidence"},
+    {"rerank": False},
+    {"rank_by": "confidence", "rerank": False},
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+@pytest.mark.parametrize("agreement", [-1.0, 0.7, 1.0])
+def test_greedy_text_is_the_targets_own(tree: dict, agreement: float) -> None:
+    requests = make_requests(PROMPTS, max_new_tokens=[30, 1, 17, 29])
+    state = speculate(requests, agreement=agreement, **tree)
+    expected = plain(requests, greedy=True)
+    assert_same_tokens(texts(requests, state), texts(requests, expected))
+    np.testing.assert_array_equal(state.stop_reason, expected.stop_reason)
+
+
+@pytest.mark.parametrize("top_p, top_k", [(1.0, 0), (0.8, 0), (1.0, 3), (0.9, 4)])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
+def test_coupled_text_is_plain_sampling_with_the_same_seed(
+    temperature: float, top_p: float, top_k: int
+) -> None:
+    requests = make_requests(
+        PROMPTS,
+        max_new_tokens=40,
+        temperature=[temperature, temperature, 0.0, temperature],
+        top_p=top_p,
+        top_k=top_k,
+        seeds=[0, 1, 2, 3],
+        stop_tokens=[7],
+    )
+    state = speculate(requests, rule="coupled")
+    expected = plain(requests, greedy=False)
+    assert_same_tokens(texts(requests, state), texts(requests, expected))
+    np.testing.assert_array_equal(state.stop_reason, expected.stop_reason)
+
+
+def test_different_seeds_give_different_texts() -> None:
+    requests = make_requests(
+        [[1, 2]] * 4, max_new_tokens=20, temperature=1.0, seeds=[0, 1, 2, 0]
+    )
+    first, second, third, fourth = texts(requests, plain(requests, greedy=False))
+    assert first != second != third
+    assert first == fourth
+
+
+def test_a_perfect_drafter_is_accepted_to_the_full_depth() -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=41)
+    state = speculate(requests, agreement=1.0, width=1)
+    assert state.num_rounds.tolist() == [8]  # 40 tokens behind the first, 5 a round.
+    assert state.accept_lengths[0, :8].tolist() == [4] * 8
+
+
+def test_an_opposite_drafter_costs_rounds_only() -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=21)
+    state = speculate(requests, agreement=-1.0, num_nodes=5, depth=2, width=2)
+    assert state.num_rounds.tolist() == [20]
+    assert state.accept_lengths[0].sum() == 0
+
+
+def test_sampled_rows_at_temperature_zero_are_greedy() -> None:
+    requests = make_requests(PROMPTS, max_new_tokens=20, seeds=[3, 1, 4, 1])
+    expected = texts(requests, plain(requests, greedy=True))
+    for rule in ("coupled", "rejection"):
+        state = speculate(requests, rule=rule)
+        assert_same_tokens(texts(requests, state), expected)
+
+
+def run_rows(
+    prompts: list[list[int]], seeds: list[int], limits: list[int], bucket: int = 16
+) -> list[list[int]]:
+    requests = make_requests(
+        prompts,
+        max_new_tokens=limits,
+        temperature=1.0,
+        seeds=seeds,
+        prompt_bucket=bucket,
+    )
+    state = speculate(requests, rule="coupled")
+    return texts(requests, state)
+
+
+def test_a_rows_text_depends_on_the_row_alone() -> None:
+    prompt, seed, limit = [3, 1, 4], 7, 25
+    (alone,) = run_rows([prompt], [seed], [limit])
+    in_batch = run_rows([[1], prompt, PROMPTS[2]], [0, seed, 1], [25, limit, 25])
+    beside_finished = run_rows([[1], prompt], [0, seed], [1, limit])
+    reordered = run_rows([PROMPTS[2], [1], prompt], [1, 0, seed], [25, 25, limit])
+    more_padding = run_rows([prompt], [seed], [limit], bucket=64)
+    assert_same_tokens(
+        [in_batch[1], beside_finished[1], reordered[2], more_padding[0]], [alone] * 4
+    )
+
+
+def test_a_stop_token_inside_the_accepted_path_ends_the_text() -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=40)
+    (free,) = texts(requests, plain(requests, greedy=True))
+    for stop in sorted(set(free)):
+        limited = make_requests([[1, 2]], max_new_tokens=40, stop_tokens=[stop, 99])
+        state = speculate(limited, agreement=1.0)
+        (text,) = texts(limited, state)
+        assert text == free[: free.index(stop) + 1]
+        assert state.stop_reason.tolist() == [StopReason.STOP_TOKEN]
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_max_new_tokens_is_exact(limit: int) -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=limit)
+    state = speculate(requests, agreement=1.0)
+    assert [len(text) for text in texts(requests, state)] == [limit]
+    assert state.stop_reason.tolist() == [StopReason.MAX_TOKENS]
+
+
+@pytest.mark.parametrize("max_length", [3, 4, 57, 58, 59, 60, 64])
+def test_a_full_cache_ends_every_method_at_the_same_token(max_length: int) -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=500, max_length=max_length)
+    expected = plain(requests, greedy=True)
+    state = speculate(requests, agreement=1.0)
+    assert state.lengths.tolist() == [max_length]
+    assert state.stop_reason.tolist() == [StopReason.CACHE_FULL]
+    assert_same_tokens(texts(requests, state), texts(requests, expected))
+
+
+def test_every_row_finished_at_the_start_runs_no_round() -> None:
+    requests = make_requests(PROMPTS, max_new_tokens=1)
+    state = speculate(requests)
+    assert state.num_rounds.tolist() == [0] * 4
+    assert_same_tokens(
+        texts(requests, state), texts(requests, plain(requests, greedy=True))
+    )
+
+
+def test_rounds_driven_from_python_give_the_same_state() -> None:
+    requests = make_requests(PROMPTS, max_new_tokens=[30, 2, 9, 16])
+    whole = speculate(requests)
+    state = speculative.prefill(
+        TARGET, drafter(), params(), requests, num_slots=64, acceptance="greedy"
+    )
+    seen: list[np.ndarray] = []
+    while bool(state.is_running.any()):
+        # The cache holds all but the root, whatever a limit has cut off.
+        np.testing.assert_array_equal(
+            state.target_cache.length[state.is_running],
+            state.lengths[state.is_running] - 1,
+        )
+        state, done = speculative.decode_round(
+            TARGET, drafter(), params(), requests, state, acceptance="greedy"
+        )
+        seen.append(np.where(done.was_running, done.acceptance.num_accepted, 0))
+    assert_same_tokens(texts(requests, state), texts(requests, whole))
+    np.testing.assert_array_equal(state.accept_lengths, whole.accept_lengths)
+    np.testing.assert_array_equal(np.sum(seen, axis=0), whole.accept_lengths.sum(1))
+
+
+def test_accept_lengths_are_recorded_uncut() -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=3)  # One from the prefill.
+    state = speculate(requests, agreement=1.0, width=1)
+    assert state.accept_lengths[0, :1].tolist() == [4]
+    assert state.lengths.tolist() == [5]
+
+
+NUM_DRAWS = 40_000
+LAW_TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
+
+
+def exact_law(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
+    """The joint law of the next three tokens, from the toy's logits alone."""
+
+    def next_law(path: list[int]) -> np.ndarray:
+        tokens = jnp.array([path])
+        output = LAW_TARGET.forward(
+            (),
+            tokens,
+            jnp.arange(len(path))[None],
+            None,
+            LAW_TARGET.init_cache(1, 0),
+        )
+        logits = np.asarray(LAW_TARGET.unembed((), output.hidden))[0, -1] / temperature
+        if top_k:
+            logits[logits < np.sort(logits)[-top_k]] = -np.inf
+        law = np.exp(logits - logits.max(), dtype=np.float64)
+        return law / law.sum()
+
+    law = np.zeros((4, 4, 4))
+    for first, p_first in enumerate(next_law(prompt)):
+        for second, p_second in enumerate(next_law([*prompt, first])):
+            law[first, second] = p_first * p_second * next_law([*prompt, first, second])
+    return law
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature, top_k", [(1.0, 0), (0.6, 3)])
+def test_three_tokens_have_the_targets_joint_law(
+    rule: speculative.AcceptanceRule, temperature: float, top_k: int
+) -> None:
+    prompt = [1, 2, 3]
+    requests = make_requests(
+        [prompt] * NUM_DRAWS,
+        max_new_tokens=3,
+        temperature=temperature,
+        top_k=top_k,
+        seeds=range(NUM_DRAWS),
+    )
+    law_drafter = ToyDrafter(
+        target=LAW_TARGET, tree=TreeConfig(num_nodes=6, depth=2, width=2)
+    )
+    state = speculative.generate(
+        LAW_TARGET, law_drafter, params(), requests, acceptance=rule
+    )
+    drawn = np.array(texts(requests, state))
+    counts = np.zeros((4, 4, 4))
+    np.add.at(counts, tuple(drawn.T), 1)
+    law = exact_law(prompt, temperature, top_k)
+    assert counts[law == 0].sum() == 0
+    distance = 0.5 * np.abs(counts / NUM_DRAWS - law).sum()
+    # Mean of the distance for draws from the law itself; its spread is far smaller.
+    expected = 0.5 * np.sqrt(2 / np.pi * law * (1 - law) / NUM_DRAWS).sum()
+    assert distance < 1.5 * expected
+    assert state.accept_lengths.sum() > NUM_DRAWS / 4  # Drafts did take part.
+
+
+def test_rejection_draws_other_tokens_than_plain_sampling() -> None:
+    requests = make_requests(
+        [[1, 2]] * 8, max_new_tokens=20, temperature=1.0, seeds=range(8)
+    )
+    state = speculate(requests, rule="rejection")
+    assert texts(requests, state) != texts(requests, plain(requests, greedy=False))
+
+
+def test_rejection_does_not_depend_on_how_many_rounds_came_before() -> None:
+    # Two runs whose texts agree up to a root must go on alike, whatever got them there.
+    requests = make_requests([[1, 2]], max_new_tokens=30, temperature=1.0, seeds=5)
+    state = speculate(requests, rule="rejection")
+    accepted = np.asarray(state.accept_lengths[0, : int(state.num_rounds[0])])
+    root = 2 + int((accepted[:2] + 1).sum())
+    prefix = np.asarray(state.tokens[0, :root]).tolist()
+    # The prefill's own draw is the coupled one: give it the root as last prompt token.
+    again = make_requests([prefix], max_new_tokens=20, temperature=1.0, seeds=5)
+    restarted = speculative.prefill(
+        TARGET, drafter(), params(), again, num_slots=64, acceptance="rejection"
+    )
+    root_token = state.tokens[0, root]
+    restarted = dataclasses.replace(
+        restarted, tokens=restarted.tokens.at[0, root].set(root_token)
+    )
+    restarted, _ = speculative.decode_round(
+        TARGET, drafter(), params(), again, restarted, acceptance="rejection"
+    )
+    end = int(restarted.lengths[0])
+    assert restarted.tokens[0, :end].tolist() == state.tokens[0, :end].tolist()
+
+
+def test_keys_are_typed_and_per_row() -> None:
+    requests = make_requests([[1], [2]], max_new_tokens=1, seeds=[4, 5])
+    assert jnp.issubdtype(requests.keys.dtype, jax.dtypes.prng_key)
+    assert requests.keys.shape == (2,)

@@ -1,0 +1,112 @@
+"""Our decoder beside the one of `transformers`, on the folders that it writes."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.checkpoints import load_target
+from eagle_jax.decoding import autoregressive
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.models.transformer import Transformer, TransformerParams
+
+_SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "wide-heads": (
+        "Llama",
+        {"head_dim": 16, "num_key_value_heads": 4, "rms_norm_eps": 1e-3},
+    ),
+    "tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama3-rope": ("Llama", {"rope_parameters": _LLAMA3}),
+    "linear-rope": ("Llama", {"rope_parameters": _LINEAR}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 128}),
+}
+
+
+@pytest.fixture(params=_MODELS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    """A random model of `transformers`, and the folder that it wrote."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    family, changes = _MODELS[request.param]
+    config = getattr(transformers, f"{family}Config")(**_SIZES | changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, weight in model.named_parameters():
+        if "norm" in name:  # They start as ones, which would hide a missing product.
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+def test_logits_and_greedy_texts_are_those_of_transformers(
+    pair: tuple[Any, Path],
+) -> None:
+    import torch
+
+    model, folder = pair
+    config, params = load_target(folder)
+    target = Transformer(config=config)
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(config.vocab_size, size=(3, 100))
+    lengths = np.array([100, 63, 1])
+    is_real = np.arange(100)[None] < lengths[:, None]
+    padded = np.where(is_real, tokens, 0)
+
+    with torch.no_grad():
+        wanted = model(
+            torch.from_numpy(padded), attention_mask=torch.from_numpy(is_real * 1)
+        ).logits.numpy()
+
+    @jax.jit
+    def logits(params: TransformerParams, tokens: jax.Array) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(100)[None], tokens.shape)
+        cache = target.init_cache(3, 0)
+        output = target.forward(params, tokens, positions, None, cache)
+        return target.unembed(params, output.hidden)
+
+    found = np.asarray(logits(params, jnp.asarray(padded)))
+    assert found.dtype == np.float32
+    assert np.abs(wanted).max() > 1, "the logits are large enough to compare"
+    np.testing.assert_allclose(found[is_real], wanted[is_real], atol=1e-4, rtol=0)
+
+    prompts = [tokens[0, :40].tolist(), tokens[1, :7].tolist(), tokens[2, :1].tolist()]
+    requests = make_requests(prompts, max_new_tokens=24)
+    state = autoregressive.generate(target, params, requests, greedy=True)
+    texts = np.asarray(state.tokens)
+    for row, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt])
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=24,
+            pad_token_id=0,
+        )
+        assert texts[row, : len(prompt) + 24].tolist() == whole[0].tolist()

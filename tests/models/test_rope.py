@@ -1,0 +1,99 @@
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.models.rope import (
+    RopeConfig,
+    inverse_frequencies,
+    rotary_tables,
+    rotate,
+)
+
+_LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (RopeConfig(theta=10000.0), {"rope_type": "default"}),
+        (
+            RopeConfig(theta=10000.0, kind="linear", factor=4.0),
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        (
+            RopeConfig(
+                theta=500000.0, kind="llama3", factor=8.0, original_max_positions=64
+            ),
+            {"rope_type": "llama3", **_LLAMA3},
+        ),
+        (
+            RopeConfig(
+                theta=500000.0, kind="llama3", factor=32.0, original_max_positions=8192
+            ),
+            {
+                "rope_type": "llama3",
+                **_LLAMA3,
+                "factor": 32.0,
+                "original_max_position_embeddings": 8192,
+            },
+        ),
+    ],
+)
+def test_inverse_frequencies_are_those_of_transformers(
+    ours: RopeConfig, theirs: dict[str, Any], head_dim: int
+) -> None:
+    pytest.importorskip("torch")
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        rope_parameters=theirs | {"rope_theta": ours.theta},
+    )
+    wanted = LlamaRotaryEmbedding(config).get_buffer("inv_freq").numpy()
+    found = inverse_frequencies(ours, head_dim)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_scaling_by_one_changes_nothing() -> None:
+    plain = inverse_frequencies(RopeConfig(theta=10000.0), 64)
+    linear = inverse_frequencies(RopeConfig(theta=10000.0, kind="linear"), 64)
+    llama3 = inverse_frequencies(RopeConfig(theta=10000.0, kind="llama3"), 64)
+    np.testing.assert_array_equal(linear, plain)
+    np.testing.assert_allclose(llama3, plain, rtol=1e-6)
+
+
+def test_products_of_rotated_vectors_depend_on_their_distance_only() -> None:
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
+    config = RopeConfig(theta=10000.0)
+
+    def product(query_position: int, key_position: int) -> float:
+        turned = [
+            rotate(jnp.asarray(x), rotary_tables(jnp.full((1, 1), p), config, 16))
+            for x, p in ((query, query_position), (key, key_position))
+        ]
+        return float((turned[0] * turned[1]).sum())
+
+    assert product(7, 3) == pytest.approx(product(4, 0), abs=1e-4)
+    assert product(3, 3) == pytest.approx(float((query * key).sum()), abs=1e-4)
+    assert product(7, 3) != pytest.approx(product(3, 7), abs=1e-2)
+
+
+def test_neighbouring_positions_stay_apart_in_half_precision() -> None:
+    x = jnp.ones((1, 2, 1, 64), jnp.bfloat16)
+    tables = rotary_tables(jnp.array([[2048, 2049]]), RopeConfig(theta=10000.0), 64)
+    turned = rotate(x, tables)
+    assert turned.dtype == jnp.bfloat16
+    assert float(jnp.abs(turned[0, 0] - turned[0, 1]).max()) > 0.5

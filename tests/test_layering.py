@@ -1,0 +1,54 @@
+"""Imports point down."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent / "eagle_jax"
+
+# Each package may import those below it in this list, and itself.
+ALLOWED = {
+    "errors": set(),
+    "config": {"errors"},
+    "tree": set(),
+    "interface": {"tree"},
+    "models": {"interface"},
+    "drafting": {"config", "interface", "models", "tree"},
+    "decoding": {"config", "errors", "interface", "tree"},
+    "checkpoints": {"errors", "models"},
+    "testing": {"config", "interface", "tree"},
+    "evaluation": {"decoding", "drafting", "interface", "models", "tree"},
+    "cli": {
+        *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
+        *("interface", "models", "tree"),
+    },
+}
+
+
+def imported_parts(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "eagle_jax":
+                names |= {f"eagle_jax.{alias.name}" for alias in node.names}
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("eagle_jax.")}
+
+
+def test_imports_point_down() -> None:
+    seen: set[str] = set()
+    for path in ROOT.rglob("*.py"):
+        part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if part == "__init__":
+            continue
+        seen.add(part)
+        upward = imported_parts(path) - ALLOWED[part] - {part}
+        assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
+    assert seen == set(ALLOWED)
+
+
+def test_every_package_is_allowed_only_what_stands_before_it() -> None:
+    order = list(ALLOWED)
+    for part, below in ALLOWED.items():
+        assert all(order.index(name) < order.index(part) for name in below), part

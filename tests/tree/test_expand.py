@@ -1,0 +1,257 @@
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_jax import tree as trees
+from tests import reference
+
+first_level = jax.jit(trees.first_level, static_argnames="depth")
+expand = jax.jit(trees.expand, static_argnames=("level", "rank_by"))
+top_children = jax.jit(trees.top_children, static_argnames="width")
+
+SEEDS = st.integers(0, 2**32 - 1)
+SIZES = [(1, 1), (1, 3), (2, 3), (4, 1), (4, 3)]
+
+
+@pytest.fixture(params=["jit", "eager"])
+def grown_by(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    if request.param == "jit":
+        return first_level, expand
+    return trees.first_level, trees.expand
+
+
+def as_row(log_probs: list[float], width: int) -> tuple[list[int], list[float]]:
+    """What a drafter hands over: impossible children follow the possible ones."""
+    tokens = reference.top_children(log_probs, width)
+    missing = width - len(tokens)
+    return (
+        tokens + [0] * missing,
+        [log_probs[token] for token in tokens] + [-math.inf] * missing,
+    )
+
+
+def grow(draft, *, depth, width, rank_by="value", by=(first_level, expand)):
+    """Expands with a draft that is asked path by path.
+
+    Returns the candidates and, level by level, each frontier with its paths; the
+    path of a row that stands for no node is None.
+    """
+    open_level, add_level = by
+    tokens, log_probs = as_row(draft(()), width)
+    candidates, frontier = open_level(
+        jnp.array(tokens, jnp.int32), jnp.array(log_probs, jnp.float32), depth=depth
+    )
+    levels = [(frontier, paths_of(frontier, [()] * width))]
+    for level in range(2, depth + 1):
+        # Rows that stand for no node claim certain children.
+        rows = [
+            (list(range(width)), [0.0] * width)
+            if path is None
+            else as_row(draft(path), width)
+            for path in levels[-1][1]
+        ]
+        candidates, frontier = add_level(
+            candidates,
+            frontier,
+            jnp.array([row[0] for row in rows], jnp.int32),
+            jnp.array([row[1] for row in rows], jnp.float32),
+            level=level,
+            rank_by=rank_by,
+        )
+        levels.append((frontier, paths_of(frontier, levels[-1][1])))
+    return candidates, levels
+
+
+def paths_of(frontier: trees.Frontier, above: list) -> list[reference.Path | None]:
+    tokens, rows, log_values = (
+        np.asarray(field).tolist()
+        for field in (frontier.tokens, frontier.parents, frontier.log_values)
+    )
+    return [
+        (*above[row], token) if log_value > -math.inf else None
+        for token, row, log_value in zip(tokens, rows, log_values, strict=True)
+    ]
+
+
+def as_judged(candidates: trees.Candidates) -> list[reference.Candidate]:
+    tokens, parents, log_values, log_confidences, is_expanded = (
+        np.asarray(field).tolist() for field in vars(candidates).values()
+    )
+    paths: list[reference.Path] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    rows = zip(paths, log_values, log_confidences, is_expanded, strict=True)
+    return [reference.Candidate(*row) for row in rows if row[1] > -math.inf]
+
+
+@pytest.mark.parametrize("rank_by", ["value", "confidence"])
+@pytest.mark.parametrize(("depth", "width"), SIZES)
+@given(seed=SEEDS, vocab_size=st.sampled_from([1, 2, 5]))
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_candidates_are_those_of_the_judge(depth, width, rank_by, seed, vocab_size):
+    draft = reference.tied_draft(seed, vocab_size)
+    candidates, _ = grow(draft, depth=depth, width=width, rank_by=rank_by)
+    expected = reference.expand(draft, depth=depth, width=width, rank_by=rank_by)
+    assert as_judged(candidates) == expected
+
+
+@given(seed=SEEDS)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_each_level_fills_its_own_slots(seed):
+    depth, width = 4, 3
+    candidates, levels = grow(reference.tied_draft(seed, 5), depth=depth, width=width)
+    assert candidates.tokens.shape == (width + (depth - 1) * width**2,)
+    parents = np.asarray(candidates.parents)
+    np.testing.assert_array_equal(parents[:width], trees.NO_PARENT)
+    for level in range(2, depth + 1):
+        start = width + (level - 2) * width**2
+        frontier, _ = levels[level - 2]
+        np.testing.assert_array_equal(
+            parents[start : start + width**2],
+            np.repeat(np.asarray(frontier.candidates), width),
+        )
+
+
+@pytest.mark.parametrize("rank_by", ["value", "confidence"])
+@given(seed=SEEDS, vocab_size=st.sampled_from([2, 5]))
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_frontier_agrees_with_the_candidates(rank_by, seed, vocab_size):
+    draft = reference.tied_draft(seed, vocab_size)
+    candidates, levels = grow(draft, depth=4, width=3, rank_by=rank_by)
+    for frontier, paths in levels:
+        exists = np.array([path is not None for path in paths])
+        at = np.asarray(frontier.candidates)[exists]
+        for name in ("tokens", "log_values"):
+            np.testing.assert_array_equal(
+                np.asarray(getattr(frontier, name))[exists],
+                np.asarray(getattr(candidates, name))[at],
+            )
+        assert np.asarray(candidates.is_expanded)[at].all()
+
+
+@given(seed=SEEDS, vocab_size=st.sampled_from([2, 5]))
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_frontier_sees_its_ancestors_among_the_expanded(seed, vocab_size):
+    draft = reference.tied_draft(seed, vocab_size)
+    _, levels = grow(draft, depth=4, width=3)
+    expanded: list[reference.Path | None] = []
+    for frontier, paths in levels:
+        expanded += paths
+        visible = np.asarray(frontier.visible)
+        assert visible.shape == (3, len(expanded))
+        assert visible.any(axis=1).all()
+        for row, path in zip(visible, paths, strict=True):
+            if path is not None:
+                seen = {expanded[column] for column in np.flatnonzero(row)}
+                assert seen == reference.prefixes(path)
+                assert row.sum() == len(path)
+
+
+def test_jit_and_eager_draft_the_same(grown_by):
+    draft = reference.tied_draft(3, 5)
+    candidates, _ = grow(draft, depth=2, width=3, by=grown_by)
+    assert as_judged(candidates) == reference.expand(draft, depth=2, width=3)
+
+
+def test_only_the_newest_level_is_expanded():
+    def draft(path):
+        # The second child of the root beats everything below the first.
+        return [-1.0, -1.5, -math.inf] if not path else [-4.0, -5.0, -6.0]
+
+    candidates, levels = grow(draft, depth=3, width=1)
+    assert [paths for _, paths in levels] == [[(0,)], [(0, 0)], [(0, 0, 0)]]
+    np.testing.assert_array_equal(candidates.log_values, [-1.0, -5.0, -9.0])
+
+
+def test_values_rank_paths_and_confidences_rank_steps():
+    def draft(path):
+        return {(): [-0.25, -2.0], (0,): [-0.5, -1.0]}.get(path, [0.0, -0.25])
+
+    _, by_value = grow(draft, depth=2, width=2)
+    _, by_confidence = grow(draft, depth=2, width=2, rank_by="confidence")
+    assert by_value[-1][1] == [(0, 0), (0, 1)]
+    assert by_confidence[-1][1] == [(1, 0), (1, 1)]
+
+
+def test_children_of_missing_nodes_do_not_exist():
+    candidates, levels = grow(lambda path: [0.0], depth=3, width=3)
+    assert [node.path for node in as_judged(candidates)] == [
+        (0,),
+        (0, 0),
+        (0, 0, 0),
+    ]
+    assert [path for _, paths in levels for path in paths if path is not None] == [
+        (0,),
+        (0, 0),
+        (0, 0, 0),
+    ]
+    assert np.asarray(candidates.is_expanded).sum() == 3
+
+
+def test_a_signed_zero_ranks_like_zero(grown_by):
+    open_level, add_level = grown_by
+    minus = jnp.array([-0.0, -0.0], jnp.float32)
+    mixed = jnp.array([[-0.0, -0.0], [0.0, -1.0]], jnp.float32)
+    tokens = jnp.array([0, 1], jnp.int32)
+    candidates, frontier = open_level(tokens, minus, depth=2)
+    candidates, frontier = add_level(
+        candidates,
+        frontier,
+        jnp.tile(tokens, (2, 1)),
+        mixed,
+        level=2,
+        rank_by="confidence",
+    )
+    scores = np.concatenate([candidates.log_values, candidates.log_confidences])
+    assert not np.signbit(scores[scores == 0.0]).any()
+    np.testing.assert_array_equal(frontier.candidates, [2, 3])
+
+
+@given(seed=SEEDS, width=st.sampled_from([1, 3]), vocab_size=st.sampled_from([3, 7]))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_top_children_are_the_likeliest_tokens(seed, width, vocab_size):
+    logits = reference.smooth_logits(seed, (), vocab_size)
+    tokens, log_probs = top_children(jnp.array(logits, jnp.float32), width=width)
+    expected = reference.log_softmax(logits)
+    best = reference.top_children(expected, width)
+    np.testing.assert_array_equal(tokens, best)
+    # float32 against float64: a few units in the last place of numbers below 10.
+    np.testing.assert_allclose(log_probs, [expected[t] for t in best], atol=5e-6)
+
+
+def test_top_children_pad_a_small_vocabulary():
+    tokens, log_probs = top_children(jnp.array([1.0, 1.0]), width=3)
+    np.testing.assert_array_equal(tokens, [0, 1, 0])
+    np.testing.assert_allclose(log_probs, [-math.log(2)] * 2 + [-math.inf])
+
+
+def test_equal_logits_prefer_the_lower_token():
+    logits = jnp.array([[0.0, 2.0, 2.0, 1.0, 2.0]])
+    tokens, _ = top_children(logits, width=4)
+    np.testing.assert_array_equal(tokens, [[1, 2, 4, 3]])
+
+
+def test_top_children_of_a_certain_token_have_log_probability_zero():
+    tokens, log_probs = top_children(jnp.array([0.0, 400.0, 0.0]), width=2)
+    np.testing.assert_array_equal(tokens, [1, 0])
+    np.testing.assert_array_equal(log_probs, [0.0, -400.0])
+    assert not np.signbit(log_probs[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_top_children_are_float32_and_batched(dtype):
+    logits = jnp.arange(12, dtype=dtype).reshape(2, 2, 3)
+    tokens, log_probs = top_children(logits, width=2)
+    assert tokens.shape == log_probs.shape == (2, 2, 2)
+    assert tokens.dtype == jnp.int32
+    assert log_probs.dtype == jnp.float32
+    expected = reference.log_softmax([0.0, 1.0, 2.0])
+    # In bfloat16 the logits are exact, so float32's tolerance holds for both.
+    for row in np.asarray(log_probs).reshape(-1, 2):
+        np.testing.assert_allclose(row, expected[:0:-1], atol=1e-6)

@@ -1,0 +1,78 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_jax import tree as trees
+from tests import reference
+
+flatten = jax.jit(trees.flatten)
+
+NUM_NODES = 8
+
+
+def as_tree(paths: list[reference.Path], num_nodes: int) -> trees.DraftTree:
+    """Paths in level order as a tree; the nodes left over are padding."""
+    missing = num_nodes - len(paths)
+    parents = [paths.index(path[:-1]) if path else -1 for path in paths]
+    return trees.DraftTree(
+        tokens=jnp.array([p[-1] if p else 9 for p in paths] + [0] * missing, jnp.int32),
+        parents=jnp.array(parents + [-1] * missing, jnp.int32),
+        log_values=jnp.where(jnp.arange(num_nodes) < len(paths), 0.0, -jnp.inf),
+        is_node=jnp.arange(num_nodes) < len(paths),
+    )
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    vocab_size=st.sampled_from([1, 5]),
+    length=st.integers(0, 10_000),
+)
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_flat_tree_is_that_of_the_judge(seed, vocab_size, length):
+    judged = reference.expand(reference.tied_draft(seed, vocab_size), depth=4, width=3)
+    paths = reference.rerank(judged, num_nodes=NUM_NODES)
+    count = len(paths)
+    tree = as_tree(paths, NUM_NODES)
+    flat = flatten(tree, jnp.array(length, jnp.int32))
+    np.testing.assert_array_equal(flat.tokens, tree.tokens)
+    positions = np.asarray(flat.positions)
+    np.testing.assert_array_equal(positions[:count], reference.positions(paths, length))
+    np.testing.assert_array_equal(
+        np.asarray(flat.mask)[:count, :count], reference.visible(paths)
+    )
+
+
+def test_padding_stands_at_the_root_and_sees_only_itself():
+    flat = flatten(as_tree([(), (4,), (4, 4)], 5), jnp.array(6, jnp.int32))
+    np.testing.assert_array_equal(flat.positions, [6, 7, 8, 6, 6])
+    np.testing.assert_array_equal(flat.mask[3:], np.eye(5, dtype=bool)[3:])
+    assert not flat.mask[:3, 3:].any()
+
+
+def test_positions_count_depth_and_not_index():
+    paths: list[reference.Path] = [(), (1,), (2,), (3,), (1, 1), (2, 1), (1, 1, 1)]
+    flat = flatten(as_tree(paths, 7), jnp.array(100, jnp.int32))
+    np.testing.assert_array_equal(flat.positions, [100, 101, 101, 101, 102, 102, 103])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 4])
+def test_a_root_alone_is_plain_decoding(num_nodes):
+    tree = trees.root_only(jnp.array(7, jnp.int32), num_nodes)
+    flat = flatten(tree, jnp.array(0, jnp.int32))
+    assert flat.tokens[0] == 7
+    assert flat.positions[0] == 0
+    np.testing.assert_array_equal(flat.mask, np.eye(num_nodes, dtype=bool))
+
+
+@pytest.mark.parametrize("variant", ["jit", "eager"])
+def test_jit_and_eager_flatten_the_same(variant):
+    run = flatten if variant == "jit" else trees.flatten
+    paths: list[reference.Path] = [(), (1,), (2,), (1, 1)]
+    flat = run(as_tree(paths, 4), jnp.array(3, jnp.int32))
+    assert flat.tokens.dtype == flat.positions.dtype == jnp.int32
+    np.testing.assert_array_equal(flat.tokens, [9, 1, 2, 1])
+    np.testing.assert_array_equal(flat.positions, reference.positions(paths, 3))
+    np.testing.assert_array_equal(flat.mask, reference.visible(paths))

@@ -1,0 +1,389 @@
+import collections
+import dataclasses
+import math
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_jax import tree as trees
+from tests import reference
+
+match_child = jax.jit(trees.match_child)
+reject_siblings = jax.jit(trees.reject_siblings)
+verify_greedy = jax.jit(trees.verify_greedy, static_argnames="depth")
+verify_rejection = jax.jit(trees.verify_rejection, static_argnames="depth")
+
+many_steps = jax.jit(jax.vmap(trees.reject_siblings, in_axes=(None, None, None, 0, 0)))
+many_rejections = jax.jit(
+    jax.vmap(
+        lambda *arrays: trees.verify_rejection(*arrays, depth=2),
+        in_axes=(None, None, 0, 0),
+    )
+)
+
+SEEDS = st.integers(0, 2**32 - 1)
+REFUSE = 1.0  # No coin is that high, so it accepts nothing, not even certainty.
+HIGHEST_COIN = np.nextafter(np.float32(1), np.float32(0))
+
+
+def as_tree(paths: list[reference.Path], num_nodes: int) -> trees.DraftTree:
+    """Paths in level order as a tree; the nodes left over are padding."""
+    missing = num_nodes - len(paths)
+    parents = [paths.index(path[:-1]) if path else -1 for path in paths]
+    return trees.DraftTree(
+        tokens=jnp.array([p[-1] if p else 9 for p in paths] + [0] * missing, jnp.int32),
+        parents=jnp.array(parents + [-1] * missing, jnp.int32),
+        log_values=jnp.where(jnp.arange(num_nodes) < len(paths), 0.0, -jnp.inf),
+        is_node=jnp.arange(num_nodes) < len(paths),
+    )
+
+
+def accepted(
+    tree: trees.DraftTree, acceptance: trees.Acceptance
+) -> tuple[reference.Path, int]:
+    """The accepted tokens and the one behind them."""
+    nodes = np.asarray(acceptance.path)
+    count = int(acceptance.num_accepted)
+    assert nodes[0] == trees.ROOT
+    np.testing.assert_array_equal(
+        np.asarray(tree.parents)[nodes[1 : count + 1]], nodes[:count]
+    )
+    assert (nodes[count:] == nodes[count]).all()
+    tokens = np.asarray(tree.tokens)[nodes[1 : count + 1]]
+    return tuple(tokens.tolist()), int(acceptance.next_token)
+
+
+def greedy(
+    paths: list[reference.Path], next_token, *, num_nodes: int, depth: int
+) -> tuple[reference.Path, int]:
+    tree = as_tree(paths, num_nodes)
+    target_tokens = [next_token(path) for path in paths]
+    target_tokens += [0] * (num_nodes - len(paths))
+    target_tokens = jnp.array(target_tokens, jnp.int32)
+    return accepted(tree, verify_greedy(tree, target_tokens, depth=depth))
+
+
+@given(seed=SEEDS, vocab_size=st.sampled_from([1, 2, 5]))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_greedy_path_is_that_of_the_judge(seed, vocab_size):
+    draft = reference.tied_draft(seed, vocab_size)
+    judged = reference.expand(draft, depth=4, width=3)
+    paths = reference.rerank(judged, num_nodes=12)
+
+    def next_token(path: reference.Path) -> int:
+        source = random.Random(f"target {seed} {path}")
+        likely = reference.top_children(draft(path), 2)
+        return source.choice(likely or [0])
+
+    expected = reference.accept_greedy(paths, next_token)
+    assert greedy(paths, next_token, num_nodes=12, depth=4) == expected
+
+
+def test_nothing_is_accepted_where_no_child_matches():
+    paths: list[reference.Path] = [(), (1,), (2,), (1, 3)]
+    assert greedy(paths, lambda path: 3, num_nodes=4, depth=2) == ((), 3)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_the_full_depth_is_accepted_with_every_slot_in_use(depth):
+    paths = [tuple(range(level)) for level in range(depth + 1)]
+    full = greedy(paths, len, num_nodes=depth + 1, depth=depth)
+    assert full == (paths[-1], depth)
+
+
+def test_the_last_node_can_be_accepted():
+    paths: list[reference.Path] = [(), (1,), (2,), (1, 3), (2, 3)]
+    tree = as_tree(paths, 5)
+    choice = jnp.array([2, 0, 3, 0, 8], jnp.int32)
+    acceptance = verify_greedy(tree, choice, depth=3)
+    np.testing.assert_array_equal(acceptance.path, [0, 2, 4, 4])
+    assert accepted(tree, acceptance) == ((2, 3), 8)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 4])
+def test_a_root_alone_gives_the_token_of_the_target(num_nodes):
+    outcome = greedy([()], lambda path: 0, num_nodes=num_nodes, depth=0)
+    assert outcome == ((), 0)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_token_zero_is_not_accepted_through_padding(depth):
+    outcome = greedy([(), (1,)], lambda path: 0, num_nodes=6, depth=depth)
+    assert outcome == ((), 0)
+
+
+def test_match_child_looks_at_the_children_alone():
+    paths: list[reference.Path] = [(), (1,), (2,), (1, 3), (2, 3)]
+    tree = as_tree(paths, 7)
+
+    def matches(node: int, token: int) -> tuple[bool, int]:
+        step = match_child(
+            tree, jnp.array(node, jnp.int32), jnp.array(token, jnp.int32)
+        )
+        assert step.token == token
+        return bool(step.is_accepted), int(step.child)
+
+    assert matches(0, 1) == (True, 1)
+    assert matches(0, 2) == (True, 2)
+    assert matches(2, 3) == (True, 4)
+    assert not matches(0, 3)[0]
+    assert not matches(0, 9)[0]
+    assert not matches(0, 0)[0]
+    assert not matches(4, 3)[0]
+
+
+def test_match_child_ignores_what_is_not_a_node():
+    tree = as_tree([(), (1,)], 3)
+    tree = dataclasses.replace(tree, parents=jnp.array([-1, 0, 0], jnp.int32))
+    step = match_child(tree, jnp.array(0, jnp.int32), jnp.array(0, jnp.int32))
+    assert not step.is_accepted
+
+
+# Node 6 is padding; nodes 0, 1 and 2 have 3, 2 and 1 children, the others none.
+FOREST = [-1, 0, 0, 0, 1, 1, -1, 2]
+VOCAB_SIZE = 6
+
+
+def forest(tokens: list[int]) -> trees.DraftTree:
+    parents = jnp.array(FOREST, jnp.int32)
+    is_node = (jnp.arange(8) == 0) | (parents >= 0)
+    return trees.DraftTree(
+        tokens=jnp.where(is_node, jnp.array(tokens, jnp.int32), 0),
+        parents=parents,
+        log_values=jnp.where(is_node, 0.0, -jnp.inf),
+        is_node=is_node,
+    )
+
+
+def observed_step(tree: trees.DraftTree, node: int, probs: jax.Array) -> reference.Step:
+    """Reads the exact law of a step off the points where its decisions flip.
+
+    Coins are uniform, so a sibling's flip point is its acceptance probability.
+    With Gumbel noise the gap between two flip points is a ratio of weights.
+    """
+    siblings = np.flatnonzero(np.array(FOREST) == node)
+    where = jnp.array(node, jnp.int32)
+    num_nodes = len(FOREST)
+
+    def steps(coins: np.ndarray, noise: np.ndarray) -> trees.Step:
+        return many_steps(
+            tree,
+            where,
+            probs,
+            jnp.array(coins, jnp.float32),
+            jnp.array(noise, jnp.float32),
+        )
+
+    def accepts(coin: np.ndarray) -> np.ndarray:
+        coins = np.full((num_nodes, num_nodes), REFUSE)
+        np.fill_diagonal(coins, coin)
+        return np.asarray(steps(coins, np.zeros((num_nodes, VOCAB_SIZE))).is_accepted)
+
+    refused = np.full((VOCAB_SIZE, num_nodes), REFUSE)
+    likeliest = int(steps(refused, np.zeros((VOCAB_SIZE, VOCAB_SIZE))).token[0])
+
+    def loses(handicap: np.ndarray) -> np.ndarray:
+        noise = np.full((VOCAB_SIZE, VOCAB_SIZE), -np.inf)
+        np.fill_diagonal(noise, handicap)
+        noise[:, likeliest] = 0.0
+        drawn = np.asarray(steps(refused, noise).token)
+        return drawn != np.arange(VOCAB_SIZE)
+
+    chances = flip(accepts, np.zeros(num_nodes), np.full(num_nodes, REFUSE))
+    gaps = flip(loses, np.zeros(VOCAB_SIZE), np.full(VOCAB_SIZE, 60.0))
+    weights = np.where(loses(np.full(VOCAB_SIZE, 60.0)), 0.0, np.exp(-gaps))
+    weights[likeliest] = 1.0
+
+    arrives = 1.0
+    accepted_law = []
+    for sibling in siblings:
+        accepted_law.append(arrives * chances[sibling])
+        arrives *= 1.0 - chances[sibling]
+    return reference.Step(accepted_law, list(arrives * weights / weights.sum()))
+
+
+def flip(holds, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Where `holds` stops holding, by bisection; `low` where it never does."""
+    for _ in range(32):
+        middle = (low + high) / 2
+        is_low = holds(middle)
+        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+    return low
+
+
+@st.composite
+def laws(draw: st.DrawFn) -> list[float]:
+    """Weights of the target: impossible tokens, and not normalised."""
+    weights = draw(
+        st.lists(st.integers(0, 6), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
+    )
+    weights[draw(st.integers(0, VOCAB_SIZE - 1))] += 1
+    scale = draw(st.sampled_from([1.0, sum(weights)]))
+    return [float(np.float32(weight / scale)) for weight in weights]
+
+
+def check_step(tokens: list[int], node: int, probs: list[float]) -> None:
+    siblings = [t for t, p in zip(tokens, FOREST, strict=True) if p == node]
+    law = observed_step(forest(tokens), node, jnp.array(probs, jnp.float32))
+    expected = reference.rejection_step(probs, siblings)
+    np.testing.assert_allclose(law.accepted, expected.accepted, atol=1e-6)
+    np.testing.assert_allclose(law.drawn, expected.drawn, atol=1e-6)
+    emitted = np.array(law.drawn)
+    np.add.at(emitted, siblings, law.accepted)
+    np.testing.assert_allclose(emitted, np.array(probs) / sum(probs), atol=1e-6)
+
+
+@given(
+    tokens=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=8, max_size=8),
+    node=st.sampled_from([0, 1, 2, 3]),
+    probs=laws(),
+)
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_one_rejection_step_has_the_law_of_the_target(tokens, node, probs):
+    check_step(tokens, node, probs)
+
+
+@pytest.mark.parametrize("repeated", [[9, 2, 2, 4], [9, 2, 4, 2], [9, 2, 2, 2]])
+def test_repeated_siblings_keep_the_law_of_the_target(repeated):
+    check_step([*repeated, 0, 1, 0, 3], 0, [0.125, 0.0, 0.5, 0.125, 0.25, 0.0])
+
+
+def test_siblings_that_cover_the_target_keep_its_law():
+    check_step([9, 2, 4, 5, 0, 1, 0, 3], 0, [0.0, 0.0, 0.5, 0.0, 0.2, 0.3])
+
+
+def step_at_root(
+    tokens: list[int], probs: list[float], coins: list[float]
+) -> trees.Step:
+    return reject_siblings(
+        forest(tokens),
+        jnp.array(0, jnp.int32),
+        jnp.array(probs, jnp.float32),
+        jnp.array([*coins, *[REFUSE] * (len(FOREST) - len(coins))], jnp.float32),
+        jnp.zeros(VOCAB_SIZE),
+    )
+
+
+def test_a_coin_of_zero_accepts_no_impossible_child():
+    step = step_at_root(
+        [9, 1, 2, 3, 0, 0, 0, 0], [0.5, 0.0, 0.0, 0.0, 0.25, 0.25], [0.0] * 8
+    )
+    assert not step.is_accepted
+    assert step.token == 0
+
+
+def test_a_coin_of_zero_accepts_no_repeated_child():
+    step = step_at_root(
+        [9, 4, 4, 4, 0, 0, 0, 0],
+        [0.5, 0.0, 0.0, 0.0, 0.5, 0.0],
+        [REFUSE, REFUSE, 0.0, 0.0],
+    )
+    assert not step.is_accepted
+    assert step.token == 0
+
+
+def test_the_earliest_accepted_sibling_wins():
+    step = step_at_root([9, 3, 4, 5, 0, 0, 0, 0], [0.125] * 4 + [0.25] * 2, [0.0] * 8)
+    assert step.is_accepted
+    assert (step.child, step.token) == (1, 3)
+
+
+def test_a_rejected_token_is_never_drawn():
+    probs = [0.0, 0.1, 0.5, 0.4, 0.0, 0.0]
+    step = step_at_root([9, 2, 3, 0, 1, 1, 0, 1], probs, [REFUSE] * 4)
+    assert not step.is_accepted
+    assert step.token == 1
+
+
+def test_the_last_sibling_takes_all_that_is_left():
+    tokens = [9, 2, 4, 5, 0, 1, 0, 3]
+    weights = np.random.default_rng(0).random((2000, 3), np.float32) + 1e-3
+    probs = np.zeros((2000, VOCAB_SIZE), np.float32)
+    probs[:, [2, 4, 5]] = weights / weights.sum(axis=1, keepdims=True)
+    coins = np.full(8, REFUSE, np.float32)
+    coins[3] = HIGHEST_COIN
+    over_probs = jax.jit(
+        jax.vmap(trees.reject_siblings, in_axes=(None, None, 0, None, None))
+    )
+    steps = over_probs(
+        forest(tokens),
+        jnp.array(0, jnp.int32),
+        jnp.array(probs),
+        jnp.array(coins),
+        jnp.zeros(VOCAB_SIZE),
+    )
+    assert steps.is_accepted.all()
+    assert (steps.child == 3).all()
+    assert (steps.token == 5).all()
+
+
+def target(seed: int, vocab_size: int) -> reference.Draft:
+    """Probabilities of a next token; some are zero."""
+
+    def next_probs(path: reference.Path) -> list[float]:
+        source = random.Random(f"{seed} {path}")
+        weights = [source.choice([0, 1, 2, 4]) for _ in range(vocab_size - 1)] + [1]
+        return [weight / sum(weights) for weight in weights]
+
+    return next_probs
+
+
+JOINT_PATHS: list[reference.Path] = [(), (3,), (0,), (1,), (3, 1), (3, 3), (0, 2)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rejection_has_the_joint_law_of_the_judge(seed):
+    draws = 20_000
+    next_probs = target(seed, 4)
+    tree = as_tree(JOINT_PATHS, 8)
+    probs = jnp.array([next_probs(p) for p in JOINT_PATHS] + [[0.25] * 4], jnp.float32)
+    coin_key, noise_key = jax.random.split(jax.random.key(seed))
+    outcomes = many_rejections(
+        tree,
+        probs,
+        jax.random.uniform(coin_key, (draws, 8)),
+        jax.random.gumbel(noise_key, (draws, 4)),
+    )
+    rows = zip(
+        np.asarray(outcomes.path).tolist(),
+        np.asarray(outcomes.num_accepted).tolist(),
+        np.asarray(outcomes.next_token).tolist(),
+        strict=True,
+    )
+    counts = collections.Counter(
+        (JOINT_PATHS[path[count]], token) for path, count, token in rows
+    )
+    law = reference.rejection_law(JOINT_PATHS, next_probs)
+    assert math.isclose(math.fsum(law.values()), 1.0)
+    assert set(counts) <= {outcome for outcome, prob in law.items() if prob > 0.0}
+    distance = sum(abs(counts[o] / draws - prob) for o, prob in law.items()) / 2
+    # Twice the mean distance of that many draws from their own law.
+    spread = sum(math.sqrt(prob * (1 - prob)) for prob in law.values())
+    assert distance < spread * math.sqrt(2 / (math.pi * draws))
+
+
+@pytest.mark.parametrize("variant", ["jit", "eager"])
+def test_jit_and_eager_accept_the_same(variant):
+    is_jit = variant == "jit"
+    paths: list[reference.Path] = [(), (1,), (2,), (1, 3)]
+    tree = as_tree(paths, 5)
+    choice = jnp.array([1, 3, 0, 2, 0], jnp.int32)
+    by_choice = verify_greedy if is_jit else trees.verify_greedy
+    assert accepted(tree, by_choice(tree, choice, depth=2)) == ((1, 3), 2)
+
+    probs = jax.nn.one_hot(choice, 4) * 0.5 + 0.125
+    coins = jnp.array([REFUSE, 0.75, 0.5, 0.625, 0.0])
+    noise = jnp.array([0.0, 0.0, 9.0, 0.0])
+    by_coins = verify_rejection if is_jit else trees.verify_rejection
+    # 0.75 refuses token 1 of probability 5/8; 0.5 refuses token 2, by then 1/3.
+    rejected = by_coins(tree, probs, coins, noise, depth=2)
+    assert accepted(tree, rejected) == ((), 0)
+    # Token 1 is accepted; 0.5 accepts token 3 of 5/8, and the noise draws token 2.
+    coins = jnp.array([REFUSE, 0.5, 0.5, 0.5, 0.0])
+    followed = by_coins(tree, probs, coins, noise, depth=2)
+    assert accepted(tree, followed) == ((1, 3), 2)
