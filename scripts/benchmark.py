@@ -19,7 +19,7 @@ from rich.table import Table
 
 from eagle_jax.cli import report
 from eagle_jax.cli.files import check_writable, write_json
-from eagle_jax.cli.pairs import LoadedPair, load_pair, random_pair
+from eagle_jax.cli.pairs import PairSource, open_pair, open_random
 from eagle_jax.cli.session import say
 from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
@@ -73,7 +73,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _load(arguments: argparse.Namespace) -> LoadedPair:
+def _open(arguments: argparse.Namespace) -> PairSource:
     tree = TreeConfig(
         num_nodes=arguments.num_nodes, depth=arguments.depth, width=arguments.width
     )
@@ -81,12 +81,12 @@ def _load(arguments: argparse.Namespace) -> LoadedPair:
         raise InputError("the benchmark drafts: give num_nodes >= 2 and depth >= 1")
     if arguments.target is None:
         sizes = arguments.random or "50m"
-        return random_pair(
+        return open_random(
             sizes, tree=tree, dtype=arguments.dtype, with_tokenizer=False
         )
     if arguments.random is not None or arguments.draft is None:
         raise InputError("give --target with --draft, or --random alone")
-    return load_pair(
+    return open_pair(
         arguments.target, arguments.draft, tree=tree, dtype=arguments.dtype
     )
 
@@ -103,7 +103,7 @@ def _benchmark(arguments: argparse.Namespace) -> int:
             f"slots = {arguments.slots} must be at least {needed}: prompt, iterations "
             "and one round"
         )
-    loaded = _load(arguments)
+    loaded = _open(arguments).load()
     drafter = loaded.drafter
     assert drafter is not None, "a benchmark's pair always has a drafter"
     pair = Pair(

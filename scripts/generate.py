@@ -18,11 +18,12 @@ import jax
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.cli import report, runner, text
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
-from eagle_jax.cli.pairs import LoadedPair, load_pair, random_pair
+from eagle_jax.cli.pairs import PairSource, open_pair, open_random
 from eagle_jax.cli.session import Session, View, keep_compiled_programs, say
-from eagle_jax.config import GenerateConfig, load_config
+from eagle_jax.config import DecodingConfig, GenerateConfig, load_config
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.errors import InputError
+from eagle_jax.models.transformer import TransformerConfig
 
 _DEFAULT_PROMPT = "Once upon a time"
 _EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
@@ -115,23 +116,19 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
         )
 
 
-def _load(arguments: argparse.Namespace, config: GenerateConfig) -> LoadedPair:
+def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
+    decoding = config.decoding
     if arguments.random is not None:
         say("random weights: the text is noise; give --target and --draft for text")
-        return random_pair(
+        return open_random(
             arguments.random,
             tree=config.tree,
-            dtype=config.decoding.dtype,
+            dtype=decoding.dtype,
             with_tokenizer=True,
         )
+    draft = None if decoding.method == "autoregressive" else arguments.draft
     say(f"loading {arguments.target}")
-    is_plain = config.decoding.method == "autoregressive"
-    return load_pair(
-        arguments.target,
-        None if is_plain else arguments.draft,
-        tree=config.tree,
-        dtype=config.decoding.dtype,
-    )
+    return open_pair(arguments.target, draft, tree=config.tree, dtype=decoding.dtype)
 
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
@@ -140,14 +137,22 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     if arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
     prompts = prompts or [_DEFAULT_PROMPT]
-    pair = _load(arguments, config)
+    source = _open(arguments, config)
     encoded = [
-        text.encode(pair.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
+        text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
     ]
-    main_runner = _runner(pair, config, encoded)
+    max_length = _max_length(source.config, config.decoding, encoded)
+    pair = source.load()
+    # One compilation serves all prompts.
+    main_runner = runner.Runner(
+        pair=pair,
+        drafter=None if config.decoding.method == "autoregressive" else pair.drafter,
+        config=config,
+        max_length=max_length,
+        prompt_bucket=bucket_prompt(max(map(len, encoded))),
+        batch_size=min(config.decoding.batch_size, len(encoded)),
+    )
     plain_runner = dataclasses.replace(main_runner, drafter=None)
-    if config.decoding.method == "autoregressive":
-        main_runner = plain_runner
 
     view = View(
         stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
@@ -185,32 +190,23 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     return 0 if finished else _EXIT_INTERRUPTED
 
 
-def _runner(
-    pair: LoadedPair, config: GenerateConfig, encoded: list[list[int]]
-) -> runner.Runner:
-    """Returns a runner whose one compilation serves all prompts."""
-    longest = max(map(len, encoded))
-    decoding = config.decoding
+def _max_length(
+    target: TransformerConfig, decoding: DecodingConfig, encoded: list[list[int]]
+) -> int:
+    """Settles the longest text, and refuses prompts that leave no room in it."""
     max_length = decoding.max_length
     if max_length is None:
-        needed = longest + decoding.max_new_tokens
-        max_length = min(pair.target.config.max_positions, needed)
-    check_max_length(pair.target.config, max_length)
+        needed = max(map(len, encoded)) + decoding.max_new_tokens
+        max_length = min(target.max_positions, needed)
+    check_max_length(target, max_length)
     for number, ids in enumerate(encoded):
         if len(ids) >= max_length:
             raise InputError(
                 f"prompt {number} has {len(ids)} tokens, but prompt and output "
                 f"together may have {max_length}; shorten it or raise --max-length "
-                f"(the target has {pair.target.config.max_positions} positions)"
+                f"(the target has {target.max_positions} positions)"
             )
-    return runner.Runner(
-        pair=pair,
-        drafter=pair.drafter,
-        config=config,
-        max_length=max_length,
-        prompt_bucket=bucket_prompt(longest),
-        batch_size=min(decoding.batch_size, len(encoded)),
-    )
+    return max_length
 
 
 def _comparison(

@@ -1,7 +1,9 @@
 """Settings of every test, and a tiny pair that needs no download."""
 
+import importlib.util
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+
+Main = Callable[[list[str]], int]
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -28,6 +32,17 @@ def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session")
+def main() -> Main:
+    """`main` of `scripts/generate.py`, loaded from its path."""
+    path = _REPOSITORY / "scripts" / "generate.py"
+    spec = importlib.util.spec_from_file_location("generate", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,10 @@ from eagle_jax.checkpoints.model_config import (
 from eagle_jax.checkpoints.pair import load_head, load_target
 from eagle_jax.checkpoints.source import read_json, resolve
 from eagle_jax.checkpoints.tokenizer import load_tokenizer
+from eagle_jax.checkpoints.weights import TensorFiles
 
 __all__ = [
+    "TensorFiles",
     "check_max_length",
     "check_pair",
     "head_config",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,10 +51,28 @@ class LoadedPair:
     stop_tokens: tuple[int, ...]
 
 
-def load_pair(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairSource:
+    """A pair whose settings are read and checked, but not its weights.
+
+    Reading weights takes minutes for a large target; prompts and lengths can be
+    refused before.
+
+    Attributes:
+        config: Sizes of the target.
+        tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
+        load: Reads or makes the weights.
+    """
+
+    config: TransformerConfig
+    tokenizer: Any
+    load: Callable[[], LoadedPair]
+
+
+def open_pair(
     target_name: str, draft_name: str | None, *, tree: TreeConfig, dtype: str
-) -> LoadedPair:
-    """Loads a target and, if one is named, its head.
+) -> PairSource:
+    """Opens a target and, if one is named, its head.
 
     Args:
         target_name: Folder or hub name.
@@ -67,34 +86,39 @@ def load_pair(
     """
     folder = checkpoints.resolve(target_name)
     config = checkpoints.target_config(folder)
+    checkpoints.TensorFiles(folder)  # Says what is broken before anything is read.
     head_folder = None if draft_name is None else checkpoints.resolve(draft_name)
-    if head_folder is not None:  # Before the target's weights take minutes to read.
-        checkpoints.check_pair(config, checkpoints.head_config(head_folder))
-    tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
-    if dtype == "auto":
-        on_cpu = jax.devices()[0].platform == "cpu"
-        dtype = "float32" if on_cpu else checkpoints.stored_dtype(folder)
-    _, target_params = checkpoints.load_target(folder, dtype)
-    drafter, drafter_params = None, ()
     if head_folder is not None:
-        head, head_params = checkpoints.load_head(
-            head_folder, config, target_params, dtype
+        checkpoints.check_pair(config, checkpoints.head_config(head_folder))
+        checkpoints.TensorFiles(head_folder)
+    if dtype == "auto":
+        dtype = "float32" if _on_cpu() else checkpoints.stored_dtype(folder)
+    tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
+
+    def load() -> LoadedPair:
+        _, target_params = checkpoints.load_target(folder, dtype)
+        drafter, drafter_params = None, ()
+        if head_folder is not None:
+            head, head_params = checkpoints.load_head(
+                head_folder, config, target_params, dtype
+            )
+            drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
+            drafter_params = drafter.params(head_params, target_params)
+        return LoadedPair(
+            target=Transformer(config=config, dtype=dtype),
+            drafter=drafter,
+            params=Params(target=target_params, drafter=drafter_params),
+            tokenizer=tokenizer,
+            stop_tokens=checkpoints.stop_tokens(folder),
         )
-        drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
-        drafter_params = drafter.params(head_params, target_params)
-    return LoadedPair(
-        target=Transformer(config=config, dtype=dtype),
-        drafter=drafter,
-        params=Params(target=target_params, drafter=drafter_params),
-        tokenizer=tokenizer,
-        stop_tokens=checkpoints.stop_tokens(folder),
-    )
+
+    return PairSource(config=config, tokenizer=tokenizer, load=load)
 
 
-def random_pair(
+def open_random(
     sizes: str, *, tree: TreeConfig, dtype: str, with_tokenizer: bool
-) -> LoadedPair:
-    """Makes a pair with random weights: for timing, and for a first look.
+) -> PairSource:
+    """Prepares a pair with random weights: for timing, and for a first look.
 
     Args:
         sizes: A name of `RANDOM_SIZES`, or `hidden=512,layers=8,...`.
@@ -112,28 +136,37 @@ def random_pair(
             f"{_NUM_BYTES + 2}: the bytes, <s> and </s>"
         )
     if dtype == "auto":
-        dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+        dtype = "float32" if _on_cpu() else "bfloat16"
+    tokenizer = _byte_tokenizer() if with_tokenizer else None
     head = EagleHeadConfig(
         layer=config.layer,
         vocab_size=config.vocab_size,
         max_positions=config.max_positions,
     )
-    target_params = jax.jit(transformer.init_params, static_argnums=(1, 2))(
-        jax.random.key(0), config, dtype
-    )
-    head_params = jax.jit(eagle_head.init_params, static_argnums=(1, 2))(
-        jax.random.key(1), head, dtype
-    )
-    drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
-    return LoadedPair(
-        target=Transformer(config=config, dtype=dtype),
-        drafter=drafter,
-        params=Params(
-            target=target_params, drafter=drafter.params(head_params, target_params)
-        ),
-        tokenizer=_byte_tokenizer() if with_tokenizer else None,
-        stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
-    )
+
+    def load() -> LoadedPair:
+        target_params = jax.jit(transformer.init_params, static_argnums=(1, 2))(
+            jax.random.key(0), config, dtype
+        )
+        head_params = jax.jit(eagle_head.init_params, static_argnums=(1, 2))(
+            jax.random.key(1), head, dtype
+        )
+        drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
+        drafter_params = drafter.params(head_params, target_params)
+        return LoadedPair(
+            target=Transformer(config=config, dtype=dtype),
+            drafter=drafter,
+            params=Params(target=target_params, drafter=drafter_params),
+            tokenizer=tokenizer,
+            stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
+        )
+
+    return PairSource(config=config, tokenizer=tokenizer, load=load)
+
+
+def _on_cpu() -> bool:
+    """Returns whether float32 is the quicker choice: bfloat16 is slow on CPUs."""
+    return jax.devices()[0].platform == "cpu"
 
 
 def _random_config(sizes: str) -> TransformerConfig:

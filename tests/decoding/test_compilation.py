@@ -7,7 +7,6 @@ from typing import Any
 import chex
 import jax
 import pytest
-from jax._src import monitoring
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
@@ -46,6 +45,19 @@ def params() -> Params:
     return Params(target=target, drafter=DRAFTER.params(head, target))
 
 
+@pytest.fixture(scope="module")
+def compilations() -> list[str]:
+    """Grows with every program that XLA compiles."""
+    events: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return events
+
+
 def requests_like(variant: int) -> Any:
     return make_requests(
         [[1 + variant] * (3 + variant), [7]],
@@ -61,14 +73,8 @@ def requests_like(variant: int) -> Any:
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
 def test_other_values_compile_nothing(
-    params: Params, rule: speculative.AcceptanceRule
+    params: Params, compilations: list[str], rule: speculative.AcceptanceRule
 ) -> None:
-    compiled: list[str] = []
-
-    def listen(event: str, seconds: float, **_: Any) -> None:
-        if event.endswith("backend_compile_duration"):
-            compiled.append(event)
-
     def run(variant: int) -> None:
         requests = requests_like(variant)
         state = speculative.generate(
@@ -80,14 +86,11 @@ def test_other_values_compile_nothing(
         jax.block_until_ready((state, plain))
 
     run(0)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        run(1)
-        assert compiled == []
-        jax.jit(lambda x: x + 12345)(1)  # The listener does listen.
-        assert compiled != []
-    finally:
-        monitoring.unregister_event_duration_listener(listen)
+    compilations.clear()
+    run(1)
+    assert compilations == []
+    jax.jit(lambda x: x + 12345)(1)  # The listener does listen.
+    assert compilations != []
 
 
 def test_generation_is_traced_once(params: Params) -> None:

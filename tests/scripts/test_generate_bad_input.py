@@ -1,6 +1,5 @@
 """Whatever is wrong with the input: one line that says so, exit code 2, no file."""
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -11,20 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-Main = Callable[[list[str]], int]
+from tests.conftest import Main
+
 Refused = Callable[..., None]
-
-_SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "generate.py"
-
-
-@pytest.fixture(scope="module")
-def main() -> Main:
-    """The script's entry, loaded from its path."""
-    spec = importlib.util.spec_from_file_location("generate_script", _SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
 
 
 @pytest.fixture

@@ -1,0 +1,185 @@
+"""The command line as its users see it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax.config import GenerateConfig, load_config
+from tests.conftest import Main
+
+Generate = Callable[[list[str], Path], dict[str, Any]]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = REPOSITORY / "scripts" / "generate.py"
+
+
+@pytest.fixture(scope="module")
+def pair_flags(tiny_pair: Path) -> list[str]:
+    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    tree = ["--num-nodes", "9", "--depth", "3", "--width", "3"]
+    return [*folders, *tree, "--max-new-tokens", "20"]
+
+
+@pytest.fixture
+def generate(main: Main) -> Generate:
+    def run(flags: list[str], file: Path) -> dict[str, Any]:
+        assert main([*flags, "--json", str(file)]) == 0
+        return json.loads(file.read_text())
+
+    return run
+
+
+def test_the_json_has_exactly_the_documented_fields(
+    generate: Generate, pair_flags: list[str], tmp_path: Path
+) -> None:
+    flags = [*pair_flags, "--prompt", "ten", "--prompt", "one", "--batch-size", "2"]
+    result = generate([*flags, "--seed", "5", "--compare"], tmp_path / "out.json")
+    assert set(result) == {"settings", "versions", "device", "runs", "totals"}
+    assert [run["prompt"] for run in result["runs"]] == ["ten", "one"]
+    for number, run in enumerate(result["runs"]):
+        assert set(run) == {
+            *("prompt", "prompt_ids", "generated_ids", "text", "stop_reason"),
+            *("accept_lengths", "rounds", "tokens_per_round", "seed"),
+        }
+        assert run["seed"] == 5 + number
+        assert run["rounds"] == len(run["accept_lengths"])
+        assert len(run["generated_ids"]) <= 20
+        emitted = sum(run["accept_lengths"]) + run["rounds"]
+        assert emitted >= len(run["generated_ids"]) - 1
+        assert run["tokens_per_round"] == pytest.approx(emitted / run["rounds"])
+    totals = result["totals"]
+    assert set(totals) == {
+        *("tokens", "rounds", "tokens_per_round", "tokens_per_second"),
+        *("compile_seconds", "autoregressive_tokens_per_second", "speedup"),
+        "identical",
+    }
+    assert totals["identical"] is True
+    assert totals["tokens"] == sum(len(run["generated_ids"]) for run in result["runs"])
+
+
+def test_every_way_of_running_gives_the_same_tokens(
+    generate: Generate,
+    pair_flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(["ten", "one more", "no"]))
+    flags = [*pair_flags, "--prompts", str(prompts), "--temperature", "0.8"]
+    ways = {
+        "whole": [],
+        "batched": ["--batch-size", "2"],  # The last batch is filled up.
+        "traced": ["--trace"],
+        "streamed": ["--stream"],
+        "drawn": ["--show-tree"],
+        "plain": ["--method", "autoregressive"],
+    }
+    results = {}
+    for name, extra in ways.items():
+        results[name] = generate([*flags, *extra], tmp_path / f"{name}.json")
+        printed = capsys.readouterr().out
+        for run in results[name]["runs"]:
+            assert run["text"] in printed, name
+        assert printed.splitlines()[-1].endswith("s compiling")
+        assert ("✓" in printed) == (name == "drawn")
+    wanted = [run["generated_ids"] for run in results["whole"]["runs"]]
+    for name, result in results.items():
+        assert [run["generated_ids"] for run in result["runs"]] == wanted, name
+    for run in results["traced"]["runs"]:
+        assert len(run["trees"]) == run["rounds"]
+        for tree in run["trees"]:
+            assert set(tree) == {"tokens", "parents", "depths", "log_values"}
+            assert tree["parents"][0] == -1
+            assert tree["depths"][0] == tree["log_values"][0] == 0
+            assert len(tree["tokens"]) <= 9
+
+
+def test_rejection_is_compared_with_nothing(
+    generate: Generate, pair_flags: list[str], tmp_path: Path
+) -> None:
+    flags = [*pair_flags, "--temperature", "1", "--acceptance", "rejection"]
+    result = generate([*flags, "--compare"], tmp_path / "out.json")
+    assert result["totals"]["identical"] is None
+
+
+def test_a_text_of_one_token_has_no_rounds(
+    generate: Generate, pair_flags: list[str], tmp_path: Path
+) -> None:
+    result = generate([*pair_flags, "--max-new-tokens", "1"], tmp_path / "out.json")
+    assert result["totals"]["tokens"] == 1
+    assert result["totals"]["tokens_per_round"] is None
+    assert result["totals"]["tokens_per_second"] is None
+    assert result["runs"][0]["tokens_per_round"] is None
+
+
+def test_flags_win_over_the_file(
+    generate: Generate, pair_flags: list[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text("[tree]\nwidth = 2\n[decoding]\nmax_new_tokens = 3\n")
+    flags = [*pair_flags, "--config", str(config), "--max-new-tokens", "4"]
+    settings = generate(flags, tmp_path / "out.json")["settings"]
+    assert settings["tree"]["width"] == 3  # Of pair_flags.
+    assert settings["decoding"]["max_new_tokens"] == 4
+    without_tree = [flag for flag in flags if flag not in ("--width", "3")]
+    without_tree.remove("--depth")  # Its value, also 3, is gone.
+    settings = generate(without_tree, tmp_path / "other.json")["settings"]
+    assert settings["tree"]["width"] == 2
+
+
+def test_a_random_pair_needs_no_files(
+    generate: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--random", "tiny", "--prompt", "def main():", "--max-new-tokens", "12"]
+    result = generate([*flags, "--compare"], tmp_path / "out.json")
+    assert result["totals"]["identical"] is True
+    assert "noise" in capsys.readouterr().err
+
+
+def test_the_stories_are_printed_as_an_independent_program_prints_them(
+    main: Main, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden = (shared / "models" / "stories260K" / "golden.txt").read_text()
+    pair = ["--target", str(shared / "models" / "stories260K")]
+    pair += ["--draft", str(shared / "models" / "stories260K-eagle")]
+    flags = [*pair, "--prompt", "", "--max-new-tokens", "200"]
+    for method in ("eagle2", "autoregressive"):
+        assert main([*flags, "--method", method]) == 0
+        assert capsys.readouterr().out.startswith(golden)
+
+
+def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.json"
+    pair = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    long = ["--max-new-tokens", "400", "--stream", "--json", str(file)]
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), *pair, *long, "--ignore-eos", "--num-nodes", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # The text has begun.
+    time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert b"Traceback" not in err
+    assert b"tokens/s" in out.splitlines()[-1]
+    assert process.returncode == 130
+    run = json.loads(file.read_text())["runs"][0]
+    assert run["stop_reason"] == "interrupted"
+    assert 0 < len(run["generated_ids"]) < 400
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.toml")))
+def test_every_config_loads(path: Path) -> None:
+    assert load_config(path, GenerateConfig) is not None
