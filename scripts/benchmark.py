@@ -31,7 +31,7 @@ _MEANINGS = {
     "round": "speculative decoding, one round",
     "draft": "of a round: the tree",
     "verify": "of a round: the target over the tree",
-    "accept + commit": "of a round: the rest",
+    "accept + commit": "of a round: walk, text and caches",
     "bare verify": "the target's forward and unembed over N rows, alone",
     "bare drafts": "the head's D calls and unembeds, alone",
     "overhead": "round / (bare verify + bare drafts)",

@@ -17,7 +17,7 @@ from eagle_jax.decoding.sampling import (
     target_law,
 )
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
-from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.interface import Drafter, Params, Target, TargetOutput
 from eagle_jax.tree import (
     Acceptance,
     DraftTree,
@@ -202,24 +202,11 @@ def _round(
     accepted = accept(
         requests, tree, logits, root_positions, rule=acceptance, depth=drafter.depth
     )
-    tokens = accepted_tokens(tree, accepted)
 
     # Commit: the text grows, and what it ends with becomes the next root.
     was_running = state.is_running
-    state = record_round(state, accepted.num_accepted)
-    state, count = emit(requests, state, tokens[:, 1:], accepted.num_accepted + 1)
-    path_features = jnp.take_along_axis(
-        output.features, accepted.path[..., None], axis=1
-    )
-    state = dataclasses.replace(
-        state,
-        target_cache=target.commit(
-            state.target_cache, output.entries, accepted.path, count
-        ),
-        drafter_state=drafter.advance(
-            params.drafter, drafter_state, tokens[:, :-1], path_features, count
-        ),
-    )
+    state = dataclasses.replace(state, drafter_state=drafter_state)
+    state = commit(target, drafter, params, requests, state, tree, output, accepted)
     return state, Round(tree=tree, acceptance=accepted, was_running=was_running)
 
 
@@ -276,6 +263,48 @@ def accept(
         return verify(tree, try_children, depth=depth)
 
     return jax.vmap(accept_row)(requests, tree, logits, root_positions)
+
+
+def commit(
+    target: Target,
+    drafter: Drafter,
+    params: Params,
+    requests: Requests,
+    state: DecodeState,
+    tree: DraftTree,
+    output: TargetOutput,
+    accepted: Acceptance,
+) -> DecodeState:
+    """Appends the accepted paths to the texts, the cache and the drafter's state.
+
+    Args:
+        target: Static.
+        drafter: Static.
+        params: Of both.
+        requests: The limits; rows that are finished commit nothing.
+        state: Of before the round, but with the drafter's state of `propose`.
+        tree: `[B, N]` fields.
+        output: The target's, of the verification.
+        accepted: `[B, P]` paths.
+
+    Returns:
+        The state for the next round.
+    """
+    tokens = accepted_tokens(tree, accepted)
+    state = record_round(state, accepted.num_accepted)
+    state, count = emit(requests, state, tokens[:, 1:], accepted.num_accepted + 1)
+    path_features = jnp.take_along_axis(
+        output.features, accepted.path[..., None], axis=1
+    )
+    return dataclasses.replace(
+        state,
+        target_cache=target.commit(
+            state.target_cache, output.entries, accepted.path, count
+        ),
+        drafter_state=drafter.advance(
+            params.drafter, state.drafter_state, tokens[:, :-1], path_features, count
+        ),
+    )
 
 
 def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:

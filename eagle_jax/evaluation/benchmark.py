@@ -5,6 +5,7 @@ timed in turn, over and over, so that a ratio compares neighbours in time.
 """
 
 import dataclasses
+import functools
 import statistics
 import tempfile
 import time
@@ -19,10 +20,10 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleDrafter
-from eagle_jax.interface import Params, Target
+from eagle_jax.interface import Params, Target, TargetOutput
 from eagle_jax.models import eagle_head
 from eagle_jax.models.transformer import Transformer, TransformerParams, unembed
-from eagle_jax.tree import flatten
+from eagle_jax.tree import DraftTree, FlatTree, flatten, root_only
 
 _READ_BYTES = 512 * 2**20
 
@@ -102,6 +103,7 @@ def time_rounds(
         "round": _time_rounds(pair, iterations),
         "draft": _time_state_loop(pair, _propose, iterations),
         "verify": _time_state_loop(pair, _verify, iterations),
+        "accept + commit": _time_commits(pair, iterations),
         "bare verify": _time_state_loop(pair, _bare_verify, iterations),
         "bare drafts": _time_state_loop(pair, _bare_drafts, iterations),
         "read": _time_reads(),
@@ -117,7 +119,6 @@ def time_rounds(
     read_bytes = token_bytes(pair.params.target)
     times["floor"] = [ms * read_bytes / _READ_BYTES for ms in times.pop("read")]
     columns = {name: np.array(values) for name, values in times.items()}
-    columns["accept + commit"] = columns["round"] - columns["draft"] - columns["verify"]
     bare = columns["bare verify"] + columns["bare drafts"]
     columns["overhead"] = columns["round"] / bare
     columns["token / floor"] = columns["token"] / columns["floor"]
@@ -256,6 +257,56 @@ def _time_state_loop(
     return run
 
 
+def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
+    """Times acceptance and commit of one verification, over and over."""
+    target, drafter = pair.target, pair.drafter
+    requests = pair.requests(iterations + 1)
+
+    @jax.jit
+    def verify(params: Params, state: DecodeState) -> tuple[DraftTree, TargetOutput]:
+        keys = jax.vmap(jax.random.key)(state.root)
+        tree, _ = drafter.propose(params.drafter, state.drafter_state, state.root, keys)
+        flat = jax.vmap(flatten)(tree, state.lengths - 1)
+        return tree, _forward(target, params, flat, state)
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def loop(
+        params: Params,
+        state: DecodeState,
+        tree: DraftTree,
+        output: TargetOutput,
+        logits: jax.Array,
+    ) -> DecodeState:
+        def step(_: jax.Array, state: DecodeState) -> DecodeState:
+            # Never true: keeps the walk from being moved out of the loop.
+            shift = (state.lengths < 0).astype(jnp.int32)[:, None]
+            shifted = dataclasses.replace(tree, tokens=tree.tokens + shift)
+            accepted = speculative.accept(
+                requests,
+                shifted,
+                logits,
+                state.lengths - 1,
+                rule="greedy",
+                depth=drafter.depth,
+            )
+            return speculative.commit(
+                target, drafter, params, requests, state, shifted, output, accepted
+            )
+
+        return jax.lax.fori_loop(0, iterations, step, state)
+
+    def run() -> float:
+        state = _prefill(pair, requests)
+        tree, output = verify(pair.params, state)
+        logits = jax.jit(target.unembed)(pair.params.target, output.hidden)
+        jax.block_until_ready((state, tree, output, logits))
+        started = time.perf_counter()
+        jax.block_until_ready(loop(pair.params, state, tree, output, logits))
+        return (time.perf_counter() - started) / iterations
+
+    return run
+
+
 def _witness(*results: Any) -> jax.Array:
     """Returns one number that needs every result in full."""
     leaves = jax.lax.optimization_barrier(jax.tree.leaves(results))
@@ -278,7 +329,7 @@ def _verify(
     num_nodes = pair.drafter.tree.num_nodes
     tree = jax.vmap(lambda token: _bushy_tree(token, num_nodes))(root)
     flat = jax.vmap(flatten)(tree, state.lengths - 1)
-    return _forward(pair.target, params, flat, state)
+    return _witness_forward(pair.target, params, flat, state)
 
 
 def _bare_verify(
@@ -290,23 +341,26 @@ def _bare_verify(
     flat = jax.vmap(flatten, in_axes=(None, 0))(tree, state.lengths - 1)
     tokens = jnp.broadcast_to(root[:, None], flat.tokens.shape)
     flat = dataclasses.replace(flat, tokens=tokens)
-    return _forward(pair.target, params, flat, state)
+    return _witness_forward(pair.target, params, flat, state)
 
 
 def _forward(
-    target: Target, params: Params, flat: Any, state: DecodeState
-) -> jax.Array:
-    output = target.forward(
+    target: Target, params: Params, flat: FlatTree, state: DecodeState
+) -> TargetOutput:
+    return target.forward(
         params.target, flat.tokens, flat.positions, flat.mask, state.target_cache
     )
-    logits = target.unembed(params.target, output.hidden)
-    return _witness(logits, output)
 
 
-def _bushy_tree(root: jax.Array, num_nodes: int) -> Any:
+def _witness_forward(
+    target: Target, params: Params, flat: FlatTree, state: DecodeState
+) -> jax.Array:
+    output = _forward(target, params, flat, state)
+    return _witness(target.unembed(params.target, output.hidden), output)
+
+
+def _bushy_tree(root: jax.Array, num_nodes: int) -> DraftTree:
     """Returns a tree in which node `i` hangs below node `(i - 1) // 10`."""
-    from eagle_jax.tree import root_only
-
     nodes = jnp.arange(num_nodes, dtype=jnp.int32)
     tree = root_only(root, num_nodes)
     return dataclasses.replace(
