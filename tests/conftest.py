@@ -28,7 +28,10 @@ _VOCABULARY = 256 + len(_MERGES) + 2
 @pytest.fixture(scope="session", autouse=True)
 def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Compiles every program of the suite once."""
-    cache = os.environ.get("EAGLE_JAX_TEST_CACHE") or tmp_path_factory.mktemp("jax")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # What one worker compiled serves the other.
+    cache = os.environ.get("EAGLE_JAX_TEST_CACHE") or folder / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

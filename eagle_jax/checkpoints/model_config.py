@@ -16,6 +16,7 @@ FAMILIES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 """Target families by `model_type`, with their `architectures` entry."""
 
 _DEFAULT_ROPE_THETA = 10000.0
+_MISTRAL_WINDOW = 4096
 
 _ROPE_FIELDS = {
     *("rope_type", "type", "rope_theta", "factor", "low_freq_factor"),
@@ -81,8 +82,9 @@ def target_config(folder: Path) -> TransformerConfig:
         )
     _refuse_unsupported(config, path)
     window = None
-    if family == "mistral" and config.get("sliding_window") is not None:
-        window = _size(config, "sliding_window", path)
+    if family == "mistral" and config.get("sliding_window", 0) is not None:
+        # A Mistral that names no window has one; only null means none.
+        window = _size(config, "sliding_window", path, default=_MISTRAL_WINDOW)
     return TransformerConfig(
         layer=_layer_config(config, path, qkv_bias=False, rope=_rope(config, path)),
         num_layers=_size(config, "num_hidden_layers", path),

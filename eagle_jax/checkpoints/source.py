@@ -42,7 +42,7 @@ def resolve(name: str) -> Path:
             "hub name such as owner/name"
         )
     try:
-        patterns = [*_TEXT_FILES, "*.safetensors"]
+        patterns = [*_TEXT_FILES, "model*.safetensors"]
         path = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
         if not any(path.glob("*.safetensors")):
             patterns = [*_TEXT_FILES, "pytorch_model*.bin"]

@@ -374,3 +374,8 @@ def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path) -> None:
     _write(tmp_path, _LLAMA | {"eos_token_id": "</s>"})
     with pytest.raises(InputError, match="eos_token_id"):
         stop_tokens(tmp_path)
+
+
+def test_a_mistral_without_a_sliding_window_has_the_usual_one(tmp_path: Path) -> None:
+    unnamed = {name: _MISTRAL[name] for name in _MISTRAL if name != "sliding_window"}
+    assert target_config(_write(tmp_path, unnamed)).sliding_window == 4096

@@ -1,0 +1,152 @@
+"""The loop with a real, random transformer and head."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafting import EagleDrafter
+from eagle_jax.interface import Params
+from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.testing import assert_same_tokens
+
+LAYER = LayerConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(theta=10000.0),
+)
+CONFIG = TransformerConfig(layer=LAYER, num_layers=2, vocab_size=64, max_positions=512)
+# Another head width and other key/value heads than the target's: nothing is derived.
+HEAD = EagleHeadConfig(
+    layer=dataclasses.replace(LAYER, num_kv_heads=4, rope=RopeConfig(theta=500.0)),
+    vocab_size=64,
+    max_positions=512,
+)
+TREE = TreeConfig(num_nodes=12, depth=3, width=4)
+NUM_SLOTS = 128
+
+
+def make_pair(dtype: str = "float32", **tree: Any) -> tuple[Any, Any, Params]:
+    # Ten times the usual deviation: sharp laws, so that drafts differ and are tried.
+    target_params = jax.tree.map(
+        lambda x: x * 10 if x.ndim > 1 else x,
+        transformer.init_params(jax.random.key(0), CONFIG, dtype),
+    )
+    head_params = eagle_head.init_params(jax.random.key(1), HEAD, dtype)
+    drafter = EagleDrafter(
+        config=HEAD, tree=dataclasses.replace(TREE, **tree), dtype=dtype
+    )
+    params = Params(
+        target=target_params, drafter=drafter.params(head_params, target_params)
+    )
+    return Transformer(config=CONFIG, dtype=dtype), drafter, params
+
+
+def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
+    tokens, lengths = np.asarray(state.tokens), np.asarray(state.lengths)
+    starts = np.asarray(requests.prompt_lengths)
+    return [
+        tokens[row, starts[row] : lengths[row]].tolist() for row in range(len(lengths))
+    ]
+
+
+def run_rows(
+    prompts: list[list[int]], seeds: list[int], limits: list[int], bucket: int = 16
+) -> list[list[int]]:
+    target, drafter, params = make_pair()
+    requests = make_requests(
+        prompts,
+        max_new_tokens=limits,
+        temperature=1.0,
+        seeds=seeds,
+        prompt_bucket=bucket,
+    )
+    state = speculative.generate(
+        target, drafter, params, requests, acceptance="coupled", num_slots=NUM_SLOTS
+    )
+    return texts(requests, state)
+
+
+def test_a_rows_text_depends_on_the_row_alone() -> None:
+    prompt, seed, limit, long = [3, 1, 4], 7, 25, [5, 6, 7, 0, 1, 2, 3, 4, 5]
+    (alone,) = run_rows([prompt], [seed], [limit])
+    in_batch = run_rows([[1], prompt, long], [0, seed, 1], [25, limit, 25])
+    beside_finished = run_rows([[1], prompt, long], [0, seed, 1], [1, limit, 1])
+    reordered = run_rows([long, [1], prompt], [1, 0, seed], [25, 25, limit])
+    more_padding = run_rows([prompt], [seed], [limit], bucket=64)
+    assert_same_tokens(
+        [in_batch[1], beside_finished[1], reordered[2], more_padding[0]], [alone] * 4
+    )
+    assert len(set(alone)) > 5  # A text that varies, so that equality says something.
+
+
+def test_one_node_needs_no_head() -> None:
+    target, drafter, params = make_pair(num_nodes=1)
+    requests = make_requests([[1, 2], [3]], max_new_tokens=12)
+    headless = dataclasses.replace(params, drafter=())
+    state = speculative.generate(
+        target, drafter, headless, requests, acceptance="greedy"
+    )
+    plain = autoregressive.generate(target, params.target, requests, greedy=True)
+    assert_same_tokens(texts(requests, state), texts(requests, plain))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rule", ["greedy", "rejection"])
+def test_half_precision_text_is_near_the_argmax(
+    dtype: str, rule: speculative.AcceptanceRule
+) -> None:
+    target, drafter, params = make_pair(dtype)
+    temperature = 0.0 if rule == "greedy" else 1.0
+    requests = make_requests(
+        [[1, 2, 3], [4]], max_new_tokens=24, temperature=temperature, seeds=[0, 1]
+    )
+    state = speculative.generate(target, drafter, params, requests, acceptance=rule)
+    assert state.target_cache.layers[0].keys.dtype == jnp.dtype(dtype)
+    if rule == "rejection":
+        return  # Nothing to compare a draw with; that it runs is the claim.
+    # Teacher-force the text: each token is the argmax, or a near tie with it.
+    for row, length in enumerate(state.lengths.tolist()):
+        tokens = state.tokens[row : row + 1, :length]
+        output = target.forward(
+            params.target,
+            tokens,
+            jnp.arange(length)[None],
+            None,
+            target.init_cache(1, 0),
+        )
+        logits = target.unembed(params.target, output.hidden)[0, :-1]
+        chosen = jnp.take_along_axis(logits, tokens[0, 1:, None], axis=1)[:, 0]
+        gaps = (logits.max(axis=1) - chosen)[int(requests.prompt_lengths[row]) - 1 :]
+        assert float(gaps.max()) < 0.1
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_the_whole_generation_lowers_for_every_platform(platform: str) -> None:
+    target, drafter, params = make_pair()
+    requests = make_requests([[1, 2], [3]], max_new_tokens=12, temperature=1.0)
+
+    def run(params: Params, requests: Requests) -> jax.Array:
+        state = speculative.generate(
+            target, drafter, params, requests, acceptance="coupled", num_slots=NUM_SLOTS
+        )
+        return state.tokens
+
+    exported = jax.export.export(jax.jit(run), platforms=[platform])(params, requests)
+    assert exported.platforms == (platform,)
