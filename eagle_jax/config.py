@@ -85,7 +85,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
         is_temperature = math.isfinite(self.temperature) and self.temperature >= 0
-        _require(is_temperature, "temperature", self.temperature, "0 or more")
+        _require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         _require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
@@ -102,7 +102,7 @@ class DecodingConfig:
             the model's positions and what the request needs.
         batch_size: Prompts decoded together.
         dtype: Type of weights, caches and activations; "auto" for float32 on CPUs
-            and bfloat16 elsewhere.
+            and the checkpoint's own elsewhere.
         ignore_eos: Go on after stop tokens.
     """
 

@@ -8,6 +8,7 @@ everything else to standard error.
 
 import argparse
 import dataclasses
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -26,7 +27,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerConfig
 
 _DEFAULT_PROMPT = "Once upon a time"
-_EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
+_EXIT_INPUT, _EXIT_INTERRUPTED, _EXIT_BROKEN_PIPE = 2, 130, 141
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,6 +38,12 @@ def main(argv: list[str] | None = None) -> int:
         return _generate(arguments, _settings(arguments))
     except InputError as error:
         say(f"error: {error}")
+        return _EXIT_INPUT
+    except BrokenPipeError:  # As with `| head`: nobody reads on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _EXIT_BROKEN_PIPE
+    except OSError as error:
+        say(f"error: cannot write the results: {error}")
         return _EXIT_INPUT
     except KeyboardInterrupt:
         say("interrupted")
@@ -52,7 +59,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--target", help="target: a Hugging Face folder or hub name")
     add("--draft", help="EAGLE-1/2 head: a folder or hub name")
     add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
-    add("--prompt", action="append", help="a prompt; may be given several times")
+    add(
+        "--prompt",
+        action="append",
+        help=f"may be given several times; default {_DEFAULT_PROMPT!r}",
+    )
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
     add("--stream", action="store_true", help="show the text as it is decided")
@@ -99,6 +110,8 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
     """Refuses flags that do not go together, before any long work starts."""
     if arguments.json is not None:
         check_writable(arguments.json)
+    if arguments.show_tree and config.decoding.method == "autoregressive":
+        say("warning: --show-tree: autoregressive decoding drafts no tree")
     if arguments.trace and arguments.json is None:
         raise InputError("--trace needs --json FILE, where the trees are written")
     if arguments.stream and config.decoding.batch_size > 1:
@@ -168,7 +181,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     )
     if arguments.compare and finished:
         plain_runner.warm_up(by_round=view.by_round)
-        silent = View(is_silent=True, by_round=view.by_round)
+        silent = View(is_silent=True, force_rounds=view.by_round)
         plain = Session(plain_runner, prompts, encoded, silent)
         finished = plain.decode_all()
         if finished:
@@ -176,6 +189,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
 
     if arguments.json is not None:
         settings = dataclasses.asdict(config)
+        settings["decoding"] |= {"dtype": pair.target.dtype, "max_length": max_length}
         names = {"target": arguments.target, "draft": arguments.draft}
         names |= {"random": arguments.random, "chat": arguments.chat}
         result = {
@@ -195,10 +209,11 @@ def _max_length(
 ) -> int:
     """Settles the longest text, and refuses prompts that leave no room in it."""
     max_length = decoding.max_length
+    needed = max(map(len, encoded)) + decoding.max_new_tokens
     if max_length is None:
-        needed = max(map(len, encoded)) + decoding.max_new_tokens
         max_length = min(target.max_positions, needed)
     check_max_length(target, max_length)
+    max_length = min(max_length, needed)  # More slots would cost time for nothing.
     for number, ids in enumerate(encoded):
         if len(ids) >= max_length:
             raise InputError(

@@ -163,8 +163,14 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
 def stored_dtype(folder: Path) -> str:
     """Returns the dtype that `config.json` names; "float32" where it names none."""
     config = read_json(folder / "config.json")
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    return str(name).removeprefix("torch.")
+    given = config.get("dtype") or config.get("torch_dtype") or "float32"
+    name = str(given).removeprefix("torch.")
+    if name not in ("float32", "bfloat16", "float16"):
+        raise InputError(
+            f"{folder / 'config.json'}: dtype = {given!r} is not supported; choose one "
+            "with --dtype"
+        )
+    return name
 
 
 def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:

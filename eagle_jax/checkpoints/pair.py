@@ -17,7 +17,7 @@ from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
-Params = TypeVar("Params")
+Weights = TypeVar("Weights")
 
 
 def load_target(
@@ -85,6 +85,6 @@ def load_head(
     return config, params
 
 
-def _shapes(init: Callable[[jax.Array], Params]) -> Params:
+def _shapes(init: Callable[[jax.Array], Weights]) -> Weights:
     """Returns the shapes of the weights, without making any."""
     return jax.eval_shape(init, jax.random.key(0))

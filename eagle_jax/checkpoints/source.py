@@ -44,7 +44,7 @@ def resolve(name: str) -> Path:
     try:
         patterns = [*_TEXT_FILES, "model*.safetensors"]
         path = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
-        if not any(path.glob("*.safetensors")):
+        if not any(path.glob("model*.safetensors")):
             patterns = [*_TEXT_FILES, "pytorch_model*.bin"]
             path = Path(
                 huggingface_hub.snapshot_download(name, allow_patterns=patterns)

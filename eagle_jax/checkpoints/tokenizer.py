@@ -1,5 +1,6 @@
 """The tokenizer that a checkpoint carries."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         InputError: If there is none, or it knows more ids than the target.
     """
     # Imported here: it takes seconds, and nobody who only decodes ids needs it.
+    # Its advice is to install torch, which tokenizers do not need.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     try:

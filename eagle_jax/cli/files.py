@@ -60,6 +60,9 @@ def check_writable(path: Path) -> None:
     """
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
+    if _is_special(path):
+        return
+    path = path.resolve()
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
@@ -72,12 +75,15 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all."""
+    """Writes a JSON file whole or not at all; pipes and devices are written to."""
+    if _is_special(path):
+        path.write_text(_dump(value), encoding="utf-8")
+        return
+    path = path.resolve()  # A link stays a link.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
+            file.write(_dump(value))
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private.
@@ -85,6 +91,15 @@ def write_json(path: Path, value: Any) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _is_special(path: Path) -> bool:
+    """Returns whether a path is a pipe or a device, which no file may replace."""
+    return path.exists() and not path.is_file()
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _parse(text: str, where: str) -> Any:

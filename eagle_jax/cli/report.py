@@ -10,7 +10,6 @@ import numpy as np
 from eagle_jax.cli.runner import Row
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.tree import node_depths
 
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 
@@ -33,12 +32,16 @@ def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]
 
 def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
     """Returns the real nodes of one row's tree, level order, root first."""
-    tree = jax.device_get(jax.tree.map(lambda x: x[row], done.tree))
+    tree = jax.tree.map(lambda x: x[row], jax.device_get(done.tree))
     real = tree.is_node
+    parents = _renumber(tree.parents, real)
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
     return {
         "tokens": tree.tokens[real].tolist(),
-        "parents": _renumber(tree.parents, real),
-        "depths": np.asarray(node_depths(tree.parents))[real].tolist(),
+        "parents": parents,
+        "depths": depths,
         "log_values": [round(float(x), 6) for x in tree.log_values[real]],
     }
 
@@ -77,7 +80,10 @@ def summary(totals: dict[str, Any]) -> str:
     ]
     if "speedup" in totals:
         plain = totals["autoregressive_tokens_per_second"]
-        identical = {True: "identical tokens", False: "DIFFERENT TOKENS"}
+        identical = {
+            True: "identical tokens",
+            False: "DIFFERENT TOKENS (near ties, if this is not float32)",
+        }
         parts += [
             f"autoregressive {_number(plain, '.1f')} tokens/s",
             f"speedup {_number(totals['speedup'], '.2f')}",

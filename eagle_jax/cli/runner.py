@@ -15,7 +15,7 @@ from eagle_jax.decoding.speculative import AcceptanceRule, Round
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import EagleDrafter
 
-Observer = Callable[["Progress"], None]
+Observer = Callable[["Snapshot"], None]
 """Called after the prefill and after each round of a batch."""
 
 
@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
+class Snapshot:
     """A batch in the middle, on the host.
 
     Attributes:
@@ -55,7 +55,7 @@ class BatchResult:
 
     Attributes:
         rows: One per request.
-        decode_seconds: Without the prefill.
+        decode_seconds: Without the prefill, and without the observer.
         was_interrupted: Whether Ctrl-C ended it.
     """
 
@@ -122,20 +122,14 @@ class Runner:
             seeds=seeds + [0] * missing,
         )
         state = jax.block_until_ready(self._prefill(requests))
+        if observer is not None:
+            result = self._observe(requests, state, observer)
+            return dataclasses.replace(result, rows=result.rows[: len(prompts)])
         started = time.perf_counter()
-        interrupted = False
-        if observer is None:
-            state = jax.block_until_ready(self._decode(requests, state))
-            seconds = time.perf_counter() - started
-            rows = read_rows(requests, state)
-        else:
-            rows, interrupted = self._observe(requests, state, observer)
-            seconds = time.perf_counter() - started
-        return BatchResult(
-            rows=rows[: len(prompts)],
-            decode_seconds=seconds,
-            was_interrupted=interrupted,
-        )
+        state = jax.block_until_ready(self._decode(requests, state))
+        seconds = time.perf_counter() - started
+        rows = read_rows(requests, state)[: len(prompts)]
+        return BatchResult(rows=rows, decode_seconds=seconds)
 
     @property
     def acceptance(self) -> AcceptanceRule:
@@ -219,18 +213,32 @@ class Runner:
 
     def _observe(
         self, requests: Requests, state: DecodeState, observer: Observer
-    ) -> tuple[list[Row], bool]:
+    ) -> BatchResult:
         """Decodes round by round; Ctrl-C ends it with what there is."""
         rows = read_rows(requests, state)
+        watched = 0.0
+        was_interrupted = False
+
+        def watch(snapshot: Snapshot) -> None:
+            nonlocal watched
+            began = time.perf_counter()
+            observer(snapshot)
+            watched += time.perf_counter() - began
+
+        started = time.perf_counter()
         try:
-            observer(Progress(rows=rows, round=None))
+            watch(Snapshot(rows=rows, round=None))
             while bool(state.is_running.any()):
                 state, done = self._advance(requests, state)
                 rows = read_rows(requests, state)
-                observer(Progress(rows=rows, round=done))
+                watch(Snapshot(rows=rows, round=done))
         except KeyboardInterrupt:
-            return rows, True
-        return rows, False
+            was_interrupted = True
+        return BatchResult(
+            rows=rows,
+            decode_seconds=time.perf_counter() - started - watched,
+            was_interrupted=was_interrupted,
+        )
 
 
 def read_rows(requests: Requests, state: DecodeState) -> list[Row]:

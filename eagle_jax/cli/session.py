@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from eagle_jax.cli import report, text
-from eagle_jax.cli.runner import Observer, Runner
-from eagle_jax.cli.runner import Progress as Rounds
+from eagle_jax.cli.runner import Observer, Runner, Snapshot
 from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
@@ -27,19 +26,20 @@ class View:
         trace: Keep every round's tree.
         show_tree: Draw the last round's tree.
         is_silent: Show nothing.
-        by_round: Drive rounds from Python, which the first three need.
+        force_rounds: Drive rounds from Python although nothing looks at them, as the
+            run does that this one is compared with.
     """
 
     stream: bool = False
     trace: bool = False
     show_tree: bool = False
     is_silent: bool = False
-    by_round: bool = False
+    force_rounds: bool = False
 
-    def __post_init__(self) -> None:
-        """Settles how rounds are driven."""
-        needs_rounds = self.stream or self.trace or self.show_tree or self.by_round
-        object.__setattr__(self, "by_round", needs_rounds)
+    @property
+    def by_round(self) -> bool:
+        """Whether rounds are driven from Python."""
+        return self.stream or self.trace or self.show_tree or self.force_rounds
 
 
 class Session:
@@ -86,9 +86,11 @@ class Session:
         ) as progress:
             task = progress.add_task("decoding", total=total)
             for start in range(0, total, size):
-                is_cut_short = self._decode_batch(
-                    range(start, min(start + size, total))
-                )
+                batch = range(start, min(start + size, total))
+                try:
+                    is_cut_short = self._decode_batch(batch)
+                except KeyboardInterrupt:  # Not between rounds: this batch is lost.
+                    is_cut_short = True
                 progress.update(task, completed=len(self.runs))
                 if total > size and not on_terminal:
                     say(f"decoded {len(self.runs)} of {total} prompts")
@@ -137,20 +139,20 @@ class Session:
         """Returns what looks at each round: streams, traces, keeps the last one."""
         stream = text.TextStream(self._tokenizer, first_prompt)
 
-        def observe(rounds: Rounds) -> None:
+        def observe(snapshot: Snapshot) -> None:
             if self._view.stream:
-                row = rounds.rows[0]
+                row = snapshot.rows[0]
                 is_last = row.stop_reason != StopReason.RUNNING
                 new = stream.update(row.generated_ids, is_last=is_last)
                 print(new, end="", flush=True)
-            if rounds.round is None:
+            if snapshot.round is None:
                 return
-            was_running = jax.device_get(rounds.round.was_running)
+            was_running = jax.device_get(snapshot.round.was_running)
             for row in range(len(trees)):
                 if was_running[row]:
-                    last[row] = rounds.round
+                    last[row] = snapshot.round
                     if self._view.trace:
-                        trees[row].append(report.tree_record(rounds.round, row))
+                        trees[row].append(report.tree_record(snapshot.round, row))
 
         return observe
 

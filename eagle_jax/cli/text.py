@@ -17,8 +17,12 @@ def encode(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
         chat: Wrap the prompt as a user's turn in the tokenizer's chat template.
 
     Raises:
-        InputError: If there is no template, or the prompt has no token.
+        InputError: If there is no template, or the prompt is no text or has no token.
     """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the prompt {prompt!r} is not valid Unicode text") from error
     if chat:
         if not tokenizer.chat_template:
             raise InputError(

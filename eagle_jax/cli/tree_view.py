@@ -18,8 +18,8 @@ def draw_tree(done: Round, row: int, tokenizer: Any) -> Tree:
         row: Of the batch.
         tokenizer: For the tokens' texts.
     """
-    tree, accepted = jax.device_get(
-        jax.tree.map(lambda x: x[row], (done.tree, done.acceptance))
+    tree, accepted = jax.tree.map(
+        lambda x: x[row], jax.device_get((done.tree, done.acceptance))
     )
     on_path = set(accepted.path[: accepted.num_accepted + 1].tolist())
     drawn: dict[int, Tree] = {}

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.requests import Requests, cache_slots
+from eagle_jax.decoding.requests import Requests, cache_slots, check_slots
 from eagle_jax.decoding.sampling import choose_tokens
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
 from eagle_jax.interface import Target
@@ -32,8 +32,13 @@ def generate(
 
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer.
+
+    Raises:
+        InputError: If `num_slots` is too small for the requests.
     """
-    num_slots = num_slots or cache_slots(requests, depth=0)
+    if num_slots is None:
+        num_slots = cache_slots(requests, depth=0)
+    check_slots(requests, num_slots, depth=0)
     state = prefill(target, params, requests, num_slots=num_slots, greedy=greedy)
     return decode(target, params, requests, state, greedy=greedy)
 

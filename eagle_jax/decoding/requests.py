@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -14,6 +15,7 @@ NO_TOKEN = -1
 
 _STOP_TOKEN_BUCKET = 8
 _SLOT_BUCKET = 64
+_INT32_MAX = 2**31 - 1
 
 
 @struct.dataclass(kw_only=True)
@@ -85,10 +87,16 @@ def make_requests(
     new_tokens = _per_row(max_new_tokens, batch, np.int32, "max_new_tokens")
     if new_tokens.min() < 1:
         raise InputError(f"max_new_tokens = {new_tokens.min()} must be at least 1")
-    needed = lengths + new_tokens
+    needed = lengths.astype(np.int64) + new_tokens
     limits = needed
     if max_length is not None:
         limits = _per_row(max_length, batch, np.int32, "max_length")
+    longest = np.minimum(limits, needed).max()
+    if longest > _INT32_MAX:
+        raise InputError(
+            f"a text of {longest} tokens is longer than any cache; give a smaller "
+            "max_new_tokens or max_length"
+        )
     if (lengths >= limits).any():
         row = int((lengths >= limits).argmax())
         raise InputError(
@@ -120,7 +128,7 @@ def make_requests(
         prompts=jnp.asarray(padded),
         prompt_lengths=jnp.asarray(lengths),
         max_new_tokens=jnp.asarray(new_tokens),
-        max_length=jnp.asarray(np.minimum(limits, needed)),
+        max_length=jnp.asarray(np.minimum(limits, needed).astype(np.int32)),
         stop_tokens=jnp.asarray(np.broadcast_to(stops, (batch, num_stops))),
         temperature=jnp.asarray(temperatures),
         top_p=jnp.asarray(top_ps),
@@ -158,9 +166,34 @@ def round_up_slots(max_length: int, depth: int) -> int:
     return -(-(max_length + depth + 1) // _SLOT_BUCKET) * _SLOT_BUCKET
 
 
+def check_slots(requests: Requests, num_slots: int, depth: int) -> None:
+    """Refuses a cache that the requests would outgrow: writes would clamp silently.
+
+    Traced requests, inside somebody's `jax.jit`, cannot be checked.
+
+    Raises:
+        InputError: If `num_slots` is too small.
+    """
+    if isinstance(requests.max_length, jax.core.Tracer):
+        return
+    longest = max(int(requests.max_length.max()), requests.prompts.shape[1])
+    if num_slots < longest + depth + 1:
+        raise InputError(
+            f"num_slots = {num_slots} must be at least {longest + depth + 1}: the "
+            f"longest text of {longest} tokens and the {depth + 1} of one round"
+        )
+
+
 def _per_row(values: object, batch: int, dtype: type, name: str) -> np.ndarray:
     """Returns `[B]`, a single value repeated."""
-    array = np.asarray(values, dtype)
+    given = np.asarray(values)
+    is_whole = np.issubdtype(dtype, np.floating) or given.dtype.kind in "iu"
+    if is_whole and np.issubdtype(dtype, np.integer):
+        limits = np.iinfo(dtype)
+        is_whole = bool(((given >= limits.min) & (given <= limits.max)).all())
+    if not is_whole or given.dtype.kind not in "iuf":
+        raise InputError(f"{name} = {values} must be {np.dtype(dtype)}")
+    array = given.astype(dtype)
     if array.ndim == 0:
         return np.full(batch, array, dtype)
     if array.shape != (batch,):

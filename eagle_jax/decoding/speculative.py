@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.decoding.requests import Requests, cache_slots
+from eagle_jax.decoding.requests import Requests, cache_slots, check_slots
 from eagle_jax.decoding.sampling import (
     drafting_keys,
     draw_token,
@@ -76,8 +76,13 @@ def generate(
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer,
         `accept_lengths` and `num_rounds` tell how it came about.
+
+    Raises:
+        InputError: If `num_slots` is too small for the requests.
     """
-    num_slots = num_slots or cache_slots(requests, depth=drafter.depth)
+    if num_slots is None:
+        num_slots = cache_slots(requests, depth=drafter.depth)
+    check_slots(requests, num_slots, drafter.depth)
     state = prefill(
         target, drafter, params, requests, num_slots=num_slots, acceptance=acceptance
     )
@@ -98,7 +103,8 @@ def prefill(
 ) -> DecodeState:
     """Reads the prompts, emits the first tokens and prepares the drafter.
 
-    Arguments are those of `generate`.
+    Arguments are those of `generate`, but nothing checks `num_slots` here: it must be
+    at least `round_up_slots` of the longest text.
     """
     state, features = start(
         target,
@@ -252,6 +258,8 @@ def accept(
             return verify(tree, follow_argmax, depth=depth)
         if rule == "coupled":
             return verify(tree, follow_draw, depth=depth)
+        if rule != "rejection":
+            raise ValueError(f"{rule!r} is no acceptance rule; see AcceptanceRule")
 
         coins, noise = rejection_noise(row.keys, root_position, *logits.shape)
 

@@ -90,18 +90,10 @@ class EagleDrafter:
             return ()
         path_length = self.depth + 1
         width = self.config.layer.hidden_size
-        dtype = jnp.dtype(self.dtype)
         return EagleState(
-            cache=kv.init_cache(
-                num_layers=1,
-                batch=batch,
-                num_kv_heads=self.config.layer.num_kv_heads,
-                capacity=capacity,
-                head_dim=self.config.layer.head_dim,
-                dtype=dtype,
-            ),
+            cache=self._cache(batch, capacity),
             tokens=jnp.zeros((batch, path_length), jnp.int32),
-            features=jnp.zeros((batch, path_length, width), dtype),
+            features=jnp.zeros((batch, path_length, width), self.dtype),
             count=jnp.zeros(batch, jnp.int32),
         )
 
@@ -126,7 +118,7 @@ class EagleDrafter:
             path,
             causal_mask(batch, num_tokens),
             # Nothing is cached yet: an empty cache costs no attention.
-            self._empty_cache(batch),
+            self._cache(batch, 0),
         )
         cache = kv.commit(state.cache, (entries,), path, lengths - 1)
         last = (lengths - 1)[:, None]
@@ -226,13 +218,12 @@ class EagleDrafter:
         nothing = jnp.zeros_like(state.count)
         return root_output, dataclasses.replace(state, cache=cache, count=nothing)
 
-    def _empty_cache(self, batch: int) -> kv.KVCache:
-        """Returns a cache without slots."""
+    def _cache(self, batch: int, capacity: int) -> kv.KVCache:
         return kv.init_cache(
             num_layers=1,
             batch=batch,
             num_kv_heads=self.config.layer.num_kv_heads,
-            capacity=0,
+            capacity=capacity,
             head_dim=self.config.layer.head_dim,
             dtype=jnp.dtype(self.dtype),
         )

@@ -167,11 +167,12 @@ def time_compilation(pair: Pair) -> dict[str, float]:
         for name, value in (names | {"jax_compilation_cache_dir": folder}).items():
             jax.config.update(name, value)
         _forget_cache_folder()
-        seconds = {"cold": compile_once(), "cached": compile_once()}
-    for name, value in before.items():
-        jax.config.update(name, value)
-    _forget_cache_folder()
-    return seconds
+        try:
+            return {"cold": compile_once(), "cached": compile_once()}
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            _forget_cache_folder()
 
 
 def _forget_cache_folder() -> None:
@@ -242,8 +243,8 @@ def _time_state_loop(
     def loop(params: Params, state: DecodeState) -> jax.Array:
         def step(_: jax.Array, root: jax.Array) -> jax.Array:
             # Never true, but the compiler cannot know: the next call must wait.
-            is_odd = body(pair, params, state, root) > 1e30
-            return jnp.where(is_odd, root + 1, root)
+            is_huge = body(pair, params, state, root) > 1e30
+            return jnp.where(is_huge, root + 1, root)
 
         return jax.lax.fori_loop(0, iterations, step, state.root)
 

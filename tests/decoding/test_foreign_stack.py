@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
@@ -18,6 +19,8 @@ from eagle_jax.testing import (
     path_code,
     path_logits,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @dataclasses.dataclass(frozen=True)

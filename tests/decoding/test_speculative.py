@@ -12,8 +12,11 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyDrafter, ToyTarget, assert_same_tokens
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TARGET = ToyTarget(vocab_size=8)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7], [2, 2]]
@@ -315,3 +318,36 @@ def test_keys_are_typed_and_per_row() -> None:
     requests = make_requests([[1], [2]], max_new_tokens=1, seeds=[4, 5])
     assert jnp.issubdtype(requests.keys.dtype, jax.dtypes.prng_key)
     assert requests.keys.shape == (2,)
+
+
+def test_a_cache_too_small_for_the_texts_is_refused() -> None:
+    requests = make_requests([[1, 2, 3]], max_new_tokens=60)
+
+    def plain_lengths(num_slots: int) -> list[int]:
+        state = autoregressive.generate(
+            TARGET, (), requests, greedy=True, num_slots=num_slots
+        )
+        return state.lengths.tolist()
+
+    def lengths(num_slots: int) -> list[int]:
+        state = speculative.generate(
+            TARGET,
+            drafter(),
+            params(),
+            requests,
+            acceptance="greedy",
+            num_slots=num_slots,
+        )
+        return state.lengths.tolist()
+
+    for decode, needed in ((plain_lengths, 64), (lengths, 68)):
+        with pytest.raises(InputError, match=f"at least {needed}"):
+            decode(needed - 1)
+        assert decode(needed) == [63]
+
+
+def test_an_unknown_acceptance_rule_is_refused() -> None:
+    requests = make_requests([[1]], max_new_tokens=2)
+    rule: Any = "Greedy"
+    with pytest.raises(ValueError, match="no acceptance rule"):
+        speculate(requests, rule=rule)

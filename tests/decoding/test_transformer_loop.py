@@ -22,6 +22,8 @@ from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LAYER = LayerConfig(
     hidden_size=32,
     intermediate_size=48,

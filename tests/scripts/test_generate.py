@@ -14,6 +14,8 @@ import pytest
 from eagle_jax.config import GenerateConfig, load_config
 from tests.conftest import Main
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 Generate = Callable[[list[str], Path], dict[str, Any]]
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,0 +1,59 @@
+"""Requests are checked before anything is compiled."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_jax.decoding.requests import cache_slots, make_requests
+from eagle_jax.errors import InputError
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens = 0"),
+        ({"max_new_tokens": [3, -1]}, "max_new_tokens = -1"),
+        ({"max_new_tokens": 3_000_000_000}, "max_new_tokens"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens"),
+        ({"max_new_tokens": 2**31 - 1}, "longer than any cache"),
+        ({"max_new_tokens": [1, 2, 3]}, "3 values for 2 prompts"),
+        ({"max_length": 2}, "prompt 0 has 3 tokens"),
+        ({"temperature": -0.1}, "temperature = -0.1"),
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"temperature": float("inf")}, "temperature = inf"),
+        ({"top_p": 0.0}, "top_p = 0.0"),
+        ({"top_p": 1.01}, "top_p = 1.01"),
+        ({"top_k": -1}, "top_k = -1"),
+        ({"top_k": 3_000_000_000}, "top_k"),
+        ({"seeds": -1}, "seeds = -1"),
+        ({"prompt_bucket": 2}, "prompt_bucket = 2"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        defaults: dict[str, Any] = {"max_new_tokens": 5}
+        make_requests([[1, 2, 3], [4]], **(defaults | settings))
+
+
+@pytest.mark.parametrize(
+    "prompts, named", [([], "no prompts"), ([[1], []], "prompt 1")]
+)
+def test_prompts_without_tokens_are_named(prompts: list[list[int]], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        make_requests(prompts, max_new_tokens=5)
+
+
+def test_a_huge_limit_ends_at_the_cache() -> None:
+    requests = make_requests([[1]], max_new_tokens=2**31 - 1, max_length=20)
+    assert requests.max_length.tolist() == [20]
+
+
+def test_nearby_requests_share_their_shapes() -> None:
+    short = make_requests([[1] * 3], max_new_tokens=20, stop_tokens=[1])
+    long = make_requests([[1] * 16], max_new_tokens=40, stop_tokens=[1, 2, 3])
+    assert [np.shape(x) for x in (short.prompts, short.stop_tokens)] == [
+        np.shape(x) for x in (long.prompts, long.stop_tokens)
+    ]
+    assert cache_slots(short, depth=6) == cache_slots(long, depth=6) == 64
