@@ -7,6 +7,9 @@ from typing import Any
 from eagle_jax.checkpoints.source import first_line
 from eagle_jax.errors import InputError
 
+# Importing transformers advises to install torch, which tokenizers do not need.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """Loads a tokenizer; code that a checkpoint brings along is never run.
@@ -22,8 +25,6 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         InputError: If there is none, or it knows more ids than the target.
     """
     # Imported here: it takes seconds, and nobody who only decodes ids needs it.
-    # Its advice is to install torch, which tokenizers do not need.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     try:
