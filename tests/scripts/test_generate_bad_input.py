@@ -238,7 +238,7 @@ def test_chat_without_a_template_is_refused(refused: Refused, pair: Path) -> Non
         ("--batch-size", "0", "batch_size = 0 must be at least 1"),
         ("--num-nodes", "0", "num_nodes = 0 must be at least 1"),
         ("--width", "0", "width = 0 must be at least 1"),
-        ("--depth", "-1", "depth = -1 must be finite, 0 or more"),
+        ("--depth", "-1", "depth = -1 must be 0 or more"),
         ("--temperature", "-1", "temperature = -1.0 must be finite, 0 or more"),
         ("--temperature", "nan", "temperature = nan must be finite, 0 or more"),
         ("--temperature", "inf", "temperature = inf must be finite, 0 or more"),
