@@ -29,8 +29,8 @@ LAYER = LayerConfig(
     rms_norm_eps=1e-5,
     rope=RopeConfig(theta=10000.0),
 )
-CONFIG = TransformerConfig(layer=LAYER, num_layers=2, vocab_size=64, max_positions=512)
-HEAD = EagleHeadConfig(layer=LAYER, vocab_size=64, max_positions=512)
+CONFIG = TransformerConfig(layer=LAYER, num_layers=2, vocab_size=320, max_positions=512)
+HEAD = EagleHeadConfig(layer=LAYER, vocab_size=320, max_positions=512)
 TARGET = Transformer(config=CONFIG)
 DRAFTER = EagleDrafter(config=HEAD, tree=TreeConfig(num_nodes=12, depth=3, width=4))
 NUM_SLOTS = 192  # A size that no weight has.
@@ -144,3 +144,15 @@ def test_nothing_leaves_the_device_inside_the_loop(params: Params) -> None:
         found = re.findall(r"callback|infeed|outfeed|= \S+ (?:send|recv)\(", text)
         assert found == [], name
         assert ("while(" in text) or name == "decode_round"
+
+
+def test_no_step_sorts_the_vocabulary(params: Params) -> None:
+    for name, lowered in compiled_programs(params).items():
+        text = lowered.compile().as_text()
+        sorts = re.findall(r"= \(?(\S+?\[[\d,]*\])\S*.* sort\(", text)
+        widths = [
+            int(shape.strip("[]").split(",")[-1].split("[")[-1]) for shape in sorts
+        ]
+        assert CONFIG.vocab_size not in widths, name
+        if name != "autoregressive":
+            assert text.count('custom_call_target="TopK"') >= DRAFTER.depth
