@@ -13,13 +13,13 @@ from eagle_jax.checkpoints import load_head, load_target, load_tokenizer
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import Transformer, TransformerParams
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from tests.helpers import texts
 
 NEW_TOKENS = 32
 
@@ -75,14 +75,6 @@ def batches(
             **settings,
         )
         for start in range(0, len(prompts), size)
-    ]
-
-
-def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
-    tokens, lengths = np.asarray(state.tokens), np.asarray(state.lengths)
-    starts = np.asarray(requests.prompt_lengths)
-    return [
-        tokens[row, starts[row] : lengths[row]].tolist() for row in range(len(lengths))
     ]
 
 

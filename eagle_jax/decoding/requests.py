@@ -77,24 +77,50 @@ def make_requests(
         InputError: If a prompt is empty or leaves no room for a token, or a value
             lies outside its range.
     """
-    batch = len(prompts)
-    if batch == 0:
+    if not prompts:
         raise InputError("no prompts were given; at least one is needed")
+    batch = len(prompts)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     if lengths.min() == 0:
         row = int(lengths.argmin())
         raise InputError(f"prompt {row} has no token; at least one is needed")
     new_tokens = _per_row(max_new_tokens, batch, np.int32, "max_new_tokens")
-    if new_tokens.min() < 1:
-        raise InputError(f"max_new_tokens = {new_tokens.min()} must be at least 1")
-    needed = lengths.astype(np.int64) + new_tokens
-    limits = needed
+    _require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
+    temperatures = _per_row(temperature, batch, np.float32, "temperature")
+    is_temperature = np.isfinite(temperatures) & (temperatures >= 0)
+    _require(is_temperature, "temperature", temperatures, "finite, 0 or more")
+    top_ps = _per_row(top_p, batch, np.float32, "top_p")
+    _require((top_ps > 0) & (top_ps <= 1), "top_p", top_ps, "above 0 and at most 1")
+    top_ks = _per_row(top_k, batch, np.int32, "top_k")
+    _require(top_ks >= 0, "top_k", top_ks, "0 (off) or more")
+
+    num_stops = max(1, -(-len(stop_tokens) // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
+    stops = np.full(num_stops, NO_TOKEN, np.int32)
+    stops[: len(stop_tokens)] = stop_tokens
+    return Requests(
+        prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket)),
+        prompt_lengths=jnp.asarray(lengths),
+        max_new_tokens=jnp.asarray(new_tokens),
+        max_length=jnp.asarray(_longest_texts(lengths, new_tokens, max_length)),
+        stop_tokens=jnp.asarray(np.broadcast_to(stops, (batch, num_stops))),
+        temperature=jnp.asarray(temperatures),
+        top_p=jnp.asarray(top_ps),
+        top_k=jnp.asarray(top_ks),
+        keys=jax.vmap(jax.random.key)(_per_row(seeds, batch, np.uint32, "seeds")),
+    )
+
+
+def _longest_texts(
+    lengths: np.ndarray, new_tokens: np.ndarray, max_length: int | Sequence[int] | None
+) -> np.ndarray:
+    """Returns `[B]` tokens of prompt and output, checked to fit and to leave room."""
+    limits = lengths.astype(np.int64) + new_tokens
     if max_length is not None:
-        limits = _per_row(max_length, batch, np.int32, "max_length")
-    longest = np.minimum(limits, needed).max()
-    if longest > _INT32_MAX:
+        given = _per_row(max_length, len(lengths), np.int32, "max_length")
+        limits = np.minimum(limits, given)
+    if limits.max() > _INT32_MAX:
         raise InputError(
-            f"a text of {longest} tokens is longer than any cache; give a smaller "
+            f"a text of {limits.max()} tokens is longer than any cache; give a smaller "
             "max_new_tokens or max_length"
         )
     if (lengths >= limits).any():
@@ -103,38 +129,23 @@ def make_requests(
             f"prompt {row} has {lengths[row]} tokens, but prompt and output together "
             f"may have {limits[row]}; shorten the prompt or raise max_length"
         )
-    temperatures = _per_row(temperature, batch, np.float32, "temperature")
-    if not (np.isfinite(temperatures) & (temperatures >= 0)).all():
-        raise InputError(f"temperature = {temperature} must be 0 or more")
-    top_ps = _per_row(top_p, batch, np.float32, "top_p")
-    if not ((top_ps > 0) & (top_ps <= 1)).all():
-        raise InputError(f"top_p = {top_p} must be above 0 and at most 1")
-    top_ks = _per_row(top_k, batch, np.int32, "top_k")
-    if top_ks.min() < 0:
-        raise InputError(f"top_k = {top_k} must be 0 (off) or more")
+    return limits.astype(np.int32)
 
-    width = prompt_bucket or bucket_prompt(int(lengths.max()))
-    if width < lengths.max():
+
+def _pad(
+    prompts: Sequence[Sequence[int]], lengths: np.ndarray, bucket: int | None
+) -> np.ndarray:
+    """Returns `[B, T]` prompts, padded at the end."""
+    longest = int(lengths.max())
+    width = bucket_prompt(longest) if bucket is None else bucket
+    if width < longest:
         raise InputError(
-            f"prompt_bucket = {width} is smaller than a prompt of {lengths.max()}"
+            f"prompt_bucket = {width} is smaller than a prompt of {longest} tokens"
         )
-    padded = np.zeros((batch, width), np.int32)
+    padded = np.zeros((len(prompts), width), np.int32)
     for row, prompt in enumerate(prompts):
         padded[row, : len(prompt)] = prompt
-    num_stops = max(1, -(-len(stop_tokens) // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
-    stops = np.full(num_stops, NO_TOKEN, np.int32)
-    stops[: len(stop_tokens)] = stop_tokens
-    return Requests(
-        prompts=jnp.asarray(padded),
-        prompt_lengths=jnp.asarray(lengths),
-        max_new_tokens=jnp.asarray(new_tokens),
-        max_length=jnp.asarray(np.minimum(limits, needed).astype(np.int32)),
-        stop_tokens=jnp.asarray(np.broadcast_to(stops, (batch, num_stops))),
-        temperature=jnp.asarray(temperatures),
-        top_p=jnp.asarray(top_ps),
-        top_k=jnp.asarray(top_ks),
-        keys=jax.vmap(jax.random.key)(_per_row(seeds, batch, np.uint32, "seeds")),
-    )
+    return padded
 
 
 def bucket_prompt(length: int) -> int:
@@ -182,6 +193,12 @@ def check_slots(requests: Requests, num_slots: int, depth: int) -> None:
             f"num_slots = {num_slots} must be at least {longest + depth + 1}: the "
             f"longest text of {longest} tokens and the {depth + 1} of one round"
         )
+
+
+def _require(holds: np.ndarray, name: str, values: np.ndarray, wanted: str) -> None:
+    """Names the first value for which something does not hold."""
+    if not holds.all():
+        raise InputError(f"{name} = {values[holds.argmin()]} must be {wanted}")
 
 
 def _per_row(values: object, batch: int, dtype: type, name: str) -> np.ndarray:

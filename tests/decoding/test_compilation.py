@@ -16,26 +16,20 @@ from eagle_jax.drafting import EagleDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
+from tests.helpers import SMALL_LAYER
 
-LAYER = LayerConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(theta=10000.0),
+CONFIG = TransformerConfig(
+    layer=SMALL_LAYER, num_layers=2, vocab_size=320, max_positions=512
 )
-CONFIG = TransformerConfig(layer=LAYER, num_layers=2, vocab_size=320, max_positions=512)
-HEAD = EagleHeadConfig(layer=LAYER, vocab_size=320, max_positions=512)
+HEAD = EagleHeadConfig(layer=SMALL_LAYER, vocab_size=320, max_positions=512)
 TARGET = Transformer(config=CONFIG)
 DRAFTER = EagleDrafter(config=HEAD, tree=TreeConfig(num_nodes=12, depth=3, width=4))
 NUM_SLOTS = 192  # A size that no weight has.
 BATCH = 2
-CACHE_SHAPE = f"f32[{BATCH},{LAYER.num_kv_heads},{NUM_SLOTS},{LAYER.head_dim}]"
+CACHE_SHAPE = (
+    f"f32[{BATCH},{SMALL_LAYER.num_kv_heads},{NUM_SLOTS},{SMALL_LAYER.head_dim}]"
+)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +118,7 @@ def compiled_programs(params: Params) -> dict[str, Any]:
 
 
 def test_caches_are_aliased_and_never_copied(params: Params) -> None:
-    one_array = BATCH * LAYER.num_kv_heads * NUM_SLOTS * LAYER.head_dim * 4
+    one_array = BATCH * SMALL_LAYER.num_kv_heads * NUM_SLOTS * SMALL_LAYER.head_dim * 4
     for name, lowered in compiled_programs(params).items():
         num_layers = 2 if name == "autoregressive" else 3  # The head has one.
         program = lowered.compile()

@@ -15,18 +15,12 @@ from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyDrafter, ToyTarget, assert_same_tokens
+from tests.helpers import texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TARGET = ToyTarget(vocab_size=8)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7], [2, 2]]
-
-
-def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
-    tokens, lengths = np.asarray(state.tokens), np.asarray(state.lengths)
-    starts = np.asarray(requests.prompt_lengths)
-    rows = range(len(lengths))
-    return [tokens[row, starts[row] : lengths[row]].tolist() for row in rows]
 
 
 def speculate(

@@ -6,37 +6,30 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens
+from tests.helpers import SMALL_LAYER, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-LAYER = LayerConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(theta=10000.0),
+CONFIG = TransformerConfig(
+    layer=SMALL_LAYER, num_layers=2, vocab_size=64, max_positions=512
 )
-CONFIG = TransformerConfig(layer=LAYER, num_layers=2, vocab_size=64, max_positions=512)
 # Another head width and other key/value heads than the target's: nothing is derived.
 HEAD = EagleHeadConfig(
-    layer=dataclasses.replace(LAYER, num_kv_heads=4, rope=RopeConfig(theta=500.0)),
+    layer=dataclasses.replace(
+        SMALL_LAYER, num_kv_heads=4, rope=RopeConfig(theta=500.0)
+    ),
     vocab_size=64,
     max_positions=512,
 )
@@ -58,14 +51,6 @@ def make_pair(dtype: str = "float32", **tree: Any) -> tuple[Any, Any, Params]:
         target=target_params, drafter=drafter.params(head_params, target_params)
     )
     return Transformer(config=CONFIG, dtype=dtype), drafter, params
-
-
-def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
-    tokens, lengths = np.asarray(state.tokens), np.asarray(state.lengths)
-    starts = np.asarray(requests.prompt_lengths)
-    return [
-        tokens[row, starts[row] : lengths[row]].tolist() for row in range(len(lengths))
-    ]
 
 
 def run_rows(

@@ -7,22 +7,11 @@ from hypothesis import strategies as st
 
 from eagle_jax import tree as trees
 from tests import reference
+from tests.helpers import as_tree
 
 flatten = jax.jit(trees.flatten)
 
 NUM_NODES = 8
-
-
-def as_tree(paths: list[reference.Path], num_nodes: int) -> trees.DraftTree:
-    """Paths in level order as a tree; the nodes left over are padding."""
-    missing = num_nodes - len(paths)
-    parents = [paths.index(path[:-1]) if path else -1 for path in paths]
-    return trees.DraftTree(
-        tokens=jnp.array([p[-1] if p else 9 for p in paths] + [0] * missing, jnp.int32),
-        parents=jnp.array(parents + [-1] * missing, jnp.int32),
-        log_values=jnp.where(jnp.arange(num_nodes) < len(paths), 0.0, -jnp.inf),
-        is_node=jnp.arange(num_nodes) < len(paths),
-    )
 
 
 @given(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from eagle_jax import tree as trees
 from tests import reference
+from tests.helpers import as_tree
 
 match_child = jax.jit(trees.match_child)
 reject_siblings = jax.jit(trees.reject_siblings)
@@ -29,18 +30,6 @@ many_rejections = jax.jit(
 SEEDS = st.integers(0, 2**32 - 1)
 REFUSE = 1.0  # No coin is that high, so it accepts nothing, not even certainty.
 HIGHEST_COIN = np.nextafter(np.float32(1), np.float32(0))
-
-
-def as_tree(paths: list[reference.Path], num_nodes: int) -> trees.DraftTree:
-    """Paths in level order as a tree; the nodes left over are padding."""
-    missing = num_nodes - len(paths)
-    parents = [paths.index(path[:-1]) if path else -1 for path in paths]
-    return trees.DraftTree(
-        tokens=jnp.array([p[-1] if p else 9 for p in paths] + [0] * missing, jnp.int32),
-        parents=jnp.array(parents + [-1] * missing, jnp.int32),
-        log_values=jnp.where(jnp.arange(num_nodes) < len(paths), 0.0, -jnp.inf),
-        is_node=jnp.arange(num_nodes) < len(paths),
-    )
 
 
 def accepted(

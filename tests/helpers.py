@@ -1,0 +1,41 @@
+"""What several tests share."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.rope import RopeConfig
+from eagle_jax.tree import DraftTree
+
+SMALL_LAYER = LayerConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(theta=10000.0),
+)
+
+
+def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
+    """The generated tokens of each row."""
+    tokens, lengths = np.asarray(state.tokens), np.asarray(state.lengths)
+    starts = np.asarray(requests.prompt_lengths)
+    return [
+        tokens[row, starts[row] : lengths[row]].tolist() for row in range(len(lengths))
+    ]
+
+
+def as_tree(paths: list[tuple[int, ...]], num_nodes: int) -> DraftTree:
+    """Paths in level order as a tree; the nodes left over are padding."""
+    missing = num_nodes - len(paths)
+    parents = [paths.index(path[:-1]) if path else -1 for path in paths]
+    return DraftTree(
+        tokens=jnp.array([p[-1] if p else 9 for p in paths] + [0] * missing, jnp.int32),
+        parents=jnp.array(parents + [-1] * missing, jnp.int32),
+        log_values=jnp.where(jnp.arange(num_nodes) < len(paths), 0.0, -jnp.inf),
+        is_node=jnp.arange(num_nodes) < len(paths),
+    )
