@@ -198,7 +198,8 @@ def check_slots(requests: Requests, num_slots: int, depth: int) -> None:
 def _require(holds: np.ndarray, name: str, values: np.ndarray, wanted: str) -> None:
     """Names the first value for which something does not hold."""
     if not holds.all():
-        raise InputError(f"{name} = {values[holds.argmin()]} must be {wanted}")
+        # Seven digits: what float32 keeps of the number that was given.
+        raise InputError(f"{name} = {values[holds.argmin()]:.7g} must be {wanted}")
 
 
 def _per_row(values: object, batch: int, dtype: type, name: str) -> np.ndarray:
