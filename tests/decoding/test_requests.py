@@ -22,7 +22,7 @@ from eagle_jax.errors import InputError
         ({"temperature": -0.1}, "temperature = -0.1"),
         ({"temperature": float("nan")}, "temperature = nan"),
         ({"temperature": float("inf")}, "temperature = inf"),
-        ({"top_p": 0.0}, "top_p = 0.0"),
+        ({"top_p": 0.0}, "top_p = 0 must"),
         ({"top_p": 1.01}, "top_p = 1.01"),
         ({"top_k": -1}, "top_k = -1"),
         ({"top_k": 3_000_000_000}, "top_k"),
