@@ -13,6 +13,7 @@ from eagle_jax.checkpoints import load_head, load_target, load_tokenizer
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head
@@ -78,19 +79,42 @@ def batches(
     ]
 
 
-@pytest.fixture(scope="module")
-def greedy_texts(stories: Stories) -> list[list[int]]:
+def plain_texts(
+    stories: Stories, requests: list[Requests], *, greedy: bool
+) -> list[list[int]]:
     found: list[list[int]] = []
-    for requests in batches(stories, 20):
+    for some in requests:
         state = autoregressive.generate(
             stories.target,
             stories.target_params,
-            requests,
-            greedy=True,
+            some,
+            greedy=greedy,
             num_slots=128,
         )
-        found += texts(requests, state)
+        found += texts(some, state)
     return found
+
+
+@pytest.fixture(scope="module")
+def greedy_texts(stories: Stories) -> list[list[int]]:
+    return plain_texts(stories, batches(stories, 20), greedy=True)
+
+
+def speculate(
+    stories: Stories,
+    requests: Requests,
+    head: EagleHeadParams,
+    rule: speculative.AcceptanceRule,
+    **tree: Any,
+) -> DecodeState:
+    return speculative.generate(
+        stories.target,
+        stories.drafter(**tree),
+        stories.params(head),
+        requests,
+        acceptance=rule,
+        num_slots=128,
+    )
 
 
 def speculative_texts(
@@ -102,15 +126,7 @@ def speculative_texts(
 ) -> list[list[int]]:
     found: list[list[int]] = []
     for some in requests:
-        state = speculative.generate(
-            stories.target,
-            stories.drafter(**tree),
-            stories.params(head),
-            some,
-            acceptance=rule,
-            num_slots=128,
-        )
-        found += texts(some, state)
+        found += texts(some, speculate(stories, some, head, rule, **tree))
     return found
 
 
@@ -234,16 +250,7 @@ def test_sampled_text_is_plain_samplings_with_the_same_seeds(
         requests = batches(
             stories, 20, temperature=temperature, top_p=top_p, top_k=top_k
         )
-        expected: list[list[int]] = []
-        for some in requests:
-            state = autoregressive.generate(
-                stories.target,
-                stories.target_params,
-                some,
-                greedy=False,
-                num_slots=128,
-            )
-            expected += texts(some, state)
+        expected = plain_texts(stories, requests, greedy=False)
         found = speculative_texts(
             stories, requests, stories.trained, "coupled", num_nodes=24, width=6
         )
@@ -253,14 +260,7 @@ def test_sampled_text_is_plain_samplings_with_the_same_seeds(
 def test_a_trained_head_drafts_well(stories: Stories) -> None:
     rounds = accepted = 0
     for requests in batches(stories, 8):
-        state = speculative.generate(
-            stories.target,
-            stories.drafter(),
-            stories.params(stories.trained),
-            requests,
-            acceptance="greedy",
-            num_slots=128,
-        )
+        state = speculate(stories, requests, stories.trained, "greedy")
         rounds += int(state.num_rounds.sum())
         accepted += int(state.accept_lengths.sum())
     # Over longer texts it is 3.95, and the official code has the same trees.

@@ -92,6 +92,7 @@ class Runner:
         state = self._prefill(requests)
         if by_round:
             state, _ = self._advance(requests, state)
+            state.is_running.any()  # Compiles too, and is asked after every round.
         else:
             state = self._decode(requests, state)
         jax.block_until_ready(state)

@@ -157,14 +157,14 @@ def time_compilation(pair: Pair) -> dict[str, float]:
         ).compile()
         return time.perf_counter() - started
 
-    names = {
-        "jax_compilation_cache_dir": None,
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        for name, value in (names | {"jax_compilation_cache_dir": folder}).items():
+        settings = {
+            "jax_compilation_cache_dir": folder,
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+            "jax_persistent_cache_min_entry_size_bytes": -1,
+        }
+        before = {name: getattr(jax.config, name) for name in settings}
+        for name, value in settings.items():
             jax.config.update(name, value)
         _forget_cache_folder()
         try:
