@@ -1,5 +1,13 @@
-"""Hugging Face folders in: settings, names, weights and the tokenizer."""
+"""Hugging Face folders in and out, and pairs converted for quick loading."""
 
+from eagle_jax.checkpoints.atomic import check_apart, check_new_folder, new_folder
+from eagle_jax.checkpoints.convert import convert_pair
+from eagle_jax.checkpoints.export import (
+    export_head,
+    export_target,
+    has_torch,
+    is_export,
+)
 from eagle_jax.checkpoints.model_config import (
     check_max_length,
     check_pair,
@@ -8,19 +16,34 @@ from eagle_jax.checkpoints.model_config import (
     stored_dtype,
     target_config,
 )
-from eagle_jax.checkpoints.pair import load_head, load_target
+from eagle_jax.checkpoints.pair import (
+    load_head,
+    load_target,
+    read_embedding,
+    read_head,
+)
 from eagle_jax.checkpoints.source import read_json, resolve
+from eagle_jax.checkpoints.store import check_weights
 from eagle_jax.checkpoints.tokenizer import load_tokenizer
-from eagle_jax.checkpoints.weights import TensorFiles
 
 __all__ = [
-    "TensorFiles",
+    "check_apart",
     "check_max_length",
+    "check_new_folder",
     "check_pair",
+    "check_weights",
+    "convert_pair",
+    "export_head",
+    "export_target",
+    "has_torch",
     "head_config",
+    "is_export",
     "load_head",
     "load_target",
     "load_tokenizer",
+    "new_folder",
+    "read_embedding",
+    "read_head",
     "read_json",
     "resolve",
     "stop_tokens",

@@ -15,6 +15,9 @@ from eagle_jax.models.transformer import TransformerConfig
 FAMILIES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 """Target families by `model_type`, with their `architectures` entry."""
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""What weights may be stored in."""
+
 _DEFAULT_ROPE_THETA = 10000.0
 _MISTRAL_WINDOW = 4096
 
@@ -37,7 +40,13 @@ _IGNORED = {
     *("pretraining_tp", "auto_map", "id2label", "label2id", "num_labels"),
     *("output_attentions", "output_hidden_states", "return_dict", "torchscript"),
     *("is_decoder", "is_encoder_decoder", "add_cross_attention", "max_length"),
-    *("unsloth_version", "unsloth_fixed", "_attn_implementation", "use_bfloat16"),
+    *(
+        "written_by",
+        "unsloth_version",
+        "unsloth_fixed",
+        "_attn_implementation",
+        "use_bfloat16",
+    ),
     *(
         "chunk_size_feed_forward",
         "problem_type",
@@ -165,7 +174,7 @@ def stored_dtype(folder: Path) -> str:
     config = read_json(folder / "config.json")
     given = config.get("dtype") or config.get("torch_dtype") or "float32"
     name = str(given).removeprefix("torch.")
-    if name not in ("float32", "bfloat16", "float16"):
+    if name not in DTYPES:
         raise InputError(
             f"{folder / 'config.json'}: dtype = {given!r} is not supported; choose one "
             "with --dtype"

@@ -54,3 +54,14 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
         return table[text.replace(number[0], "{}", 1)].format(number[0])
 
     return jax.tree_util.tree_map_with_path(name, params)
+
+
+def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:
+    """Returns the leaves of a pytree by the names of their tensors.
+
+    Args:
+        params: As for `tensor_names`.
+        table: As for `tensor_names`.
+    """
+    listed = jax.tree.leaves(tensor_names(params, table))
+    return dict(zip(listed, jax.tree.leaves(params), strict=True))

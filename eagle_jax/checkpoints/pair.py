@@ -4,30 +4,39 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.model_config import check_pair, head_config, target_config
-from eagle_jax.checkpoints.weights import TensorFiles, load_params
+from eagle_jax.checkpoints.model_config import (
+    DTYPES,
+    check_pair,
+    head_config,
+    target_config,
+)
+from eagle_jax.checkpoints.store import open_weights
+from eagle_jax.checkpoints.weights import Weights, load_params
+from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
-Weights = TypeVar("Weights")
+Tree = TypeVar("Tree")
 
 
 def load_target(
-    folder: Path, dtype: str = "float32"
+    folder: Path, dtype: str | None = "float32", shardings: Any = None
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Loads a target.
 
     Args:
-        folder: From `resolve`.
-        dtype: Of the weights.
+        folder: From `resolve`; a Hugging Face folder, or half of a converted pair.
+        dtype: Of the weights; `None` for the type they are stored in.
+        shardings: A `jax.sharding.Sharding` for all weights, or one for each in a
+            `TransformerParams`; `None` for the default device.
 
     Returns:
         Sizes and weights.
@@ -36,19 +45,20 @@ def load_target(
         InputError: If it cannot be used, naming the field or tensor.
     """
     config = target_config(folder)
-    files = TensorFiles(folder)
+    files = open_weights(folder)
     shapes = _shapes(functools.partial(transformer.init_params, config=config))
     wanted = names.tensor_names(shapes, names.TRANSFORMER)
     if config.tie_embeddings:
         files.forget(names.TRANSFORMER["output_head"])  # Some store it all the same.
-    return config, load_params(files, wanted, shapes, jnp.dtype(dtype))
+    return config, load_params(files, wanted, shapes, _kind(files, dtype), shardings)
 
 
 def load_head(
     folder: Path,
     target: TransformerConfig,
     target_params: TransformerParams,
-    dtype: str = "float32",
+    dtype: str | None = "float32",
+    shardings: Any = None,
 ) -> tuple[EagleHeadConfig, EagleHeadParams]:
     """Loads an EAGLE-1/2 head.
 
@@ -59,7 +69,10 @@ def load_head(
         folder: From `resolve`.
         target: Sizes of the target.
         target_params: Its weights.
-        dtype: Of the weights.
+        dtype: Of the weights; `None` for the type they are stored in.
+        shardings: A `jax.sharding.Sharding` for all weights, or one for each in an
+            `EagleHeadParams`; `None` for the default device. An embedding table for
+            which it names none lies as the target's does.
 
     Returns:
         Sizes and weights.
@@ -69,15 +82,10 @@ def load_head(
     """
     config = head_config(folder)
     check_pair(target, config)
-    files = TensorFiles(folder)
-    shapes = _shapes(functools.partial(eagle_head.init_params, config=config))
-    table = names.EAGLE_HEAD["embedding"]
-    if table in files.names():
-        shape = (config.vocab_size, config.layer.hidden_size)
-        own_table = jax.ShapeDtypeStruct(shape, jnp.float32)
-        shapes = dataclasses.replace(shapes, embedding=own_table)
-    wanted = names.tensor_names(shapes, names.EAGLE_HEAD)
-    params = load_params(files, wanted, shapes, jnp.dtype(dtype))
+    if isinstance(shardings, EagleHeadParams) and shardings.embedding is None:
+        table_sharding: Any = target_params.embedding.sharding
+        shardings = dataclasses.replace(shardings, embedding=table_sharding)
+    params = _head_params(folder, config, dtype, shardings)
     if params.embedding is not None and np.array_equal(
         np.asarray(params.embedding), np.asarray(target_params.embedding)
     ):
@@ -85,6 +93,78 @@ def load_head(
     return config, params
 
 
-def _shapes(init: Callable[[jax.Array], Weights]) -> Weights:
+def read_head(
+    folder: Path, dtype: str | None = None
+) -> tuple[EagleHeadConfig, EagleHeadParams]:
+    """Loads an EAGLE-1/2 head as it is stored, without its target.
+
+    Args:
+        folder: From `resolve`.
+        dtype: Of the weights; `None` for the type they are stored in.
+
+    Returns:
+        Sizes and weights, with the embedding table if the folder holds one.
+
+    Raises:
+        InputError: If it cannot be used.
+    """
+    config = head_config(folder)
+    return config, _head_params(folder, config, dtype, None)
+
+
+def read_embedding(folder: Path, dtype: str) -> jax.Array:
+    """Loads nothing of a target but its embedding table.
+
+    Args:
+        folder: From `resolve`.
+        dtype: Of the table.
+
+    Returns:
+        `[V, E]`.
+
+    Raises:
+        InputError: If there is none, or not of the size that `config.json` names.
+    """
+    config = target_config(folder)
+    files = open_weights(folder)
+    name = names.TRANSFORMER["embedding"]
+    for other in files.names() - {name}:
+        files.forget(other)
+    shape = jax.ShapeDtypeStruct(
+        (config.vocab_size, config.layer.hidden_size), jnp.dtype(dtype)
+    )
+    return load_params(files, name, shape, jnp.dtype(dtype))
+
+
+def _head_params(
+    folder: Path, config: EagleHeadConfig, dtype: str | None, shardings: Any
+) -> EagleHeadParams:
+    files = open_weights(folder)
+    shapes = _shapes(functools.partial(eagle_head.init_params, config=config))
+    table = names.EAGLE_HEAD["embedding"]
+    if table in files.names():
+        shape = (config.vocab_size, config.layer.hidden_size)
+        own_table = jax.ShapeDtypeStruct(shape, jnp.float32)
+        shapes = dataclasses.replace(shapes, embedding=own_table)
+    elif isinstance(shardings, EagleHeadParams):
+        shardings = dataclasses.replace(shardings, embedding=None)
+    wanted = names.tensor_names(shapes, names.EAGLE_HEAD)
+    return load_params(files, wanted, shapes, _kind(files, dtype), shardings)
+
+
+def _kind(files: Weights, dtype: str | None) -> jnp.dtype:
+    """Returns the dtype asked for, or else the stored one if JAX can keep it."""
+    if dtype is not None:
+        return jnp.dtype(dtype)
+    kind = files.dtype()
+    if kind.name not in DTYPES:
+        raise InputError(
+            f"{files.folder} holds {kind}; choose one of {', '.join(DTYPES)} with "
+            "--dtype"
+        )
+    return kind
+
+
+def _shapes(init: Callable[[jax.Array], Tree]) -> Tree:
     """Returns the shapes of the weights, without making any."""
     return jax.eval_shape(init, jax.random.key(0))

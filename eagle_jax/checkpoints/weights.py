@@ -1,9 +1,11 @@
 """Reading tensors one by one from safetensors or `.bin` files."""
 
+import dataclasses
+import functools
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,52 @@ from eagle_jax.errors import InputError
 
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
+
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file.
+
+    Attributes:
+        dtype: Its name; something else than a floating-point type is refused when
+            it is read.
+        read: Returns the tensor.
+    """
+
+    dtype: str
+    read: Callable[[], np.ndarray]
+
+
+class Weights(Protocol):
+    """The tensors of a checkpoint folder by name, read when asked for.
+
+    Attributes:
+        folder: Holds them.
+    """
+
+    folder: Path
+
+    def names(self) -> set[str]:
+        """Returns the names of all tensors that a model may need."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Leaves out a tensor that repeats another."""
+        ...
+
+    def dtype(self) -> jnp.dtype:
+        """Returns the narrowest type that holds every tensor exactly."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns one tensor of finite floating-point numbers.
+
+        Raises:
+            InputError: If it cannot be read, or holds something else.
+        """
+        ...
 
 
 class TensorFiles:
@@ -35,7 +83,7 @@ class TensorFiles:
             InputError: If there are none, or a file is missing or broken.
         """
         self.folder = folder
-        self._readers: dict[str, Callable[[str], np.ndarray]] = {}
+        self._stored: dict[str, StoredTensor] = {}
         for stem, kind in (("model", "safetensors"), ("pytorch_model", "bin")):
             index = folder / f"{stem}.{kind}.index.json"
             single = folder / f"{stem}.{kind}"
@@ -43,7 +91,7 @@ class TensorFiles:
                 self._open(single, None)
             elif index.is_file():
                 self._open_shards(index)
-            if self._readers:
+            if self._stored:
                 return
         raise InputError(
             f"{folder} holds no weights: neither model.safetensors nor "
@@ -51,34 +99,24 @@ class TensorFiles:
         )
 
     def names(self) -> set[str]:
-        """Returns the names of all tensors that a model may need."""
-        return {name for name in self._readers if not name.endswith(_DERIVED)}
+        """See `Weights.names`."""
+        return {name for name in self._stored if not name.endswith(_DERIVED)}
 
     def forget(self, name: str) -> None:
-        """Leaves out a tensor that repeats another."""
-        self._readers.pop(name, None)
+        """See `Weights.forget`."""
+        self._stored.pop(name, None)
+
+    def dtype(self) -> jnp.dtype:
+        """See `Weights.dtype`."""
+        return common_dtype(self._stored[name].dtype for name in self.names())
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor.
-
-        Raises:
-            InputError: If it cannot be read, or holds something else than finite
-                floating-point numbers.
-        """
+        """See `Weights.read`."""
         try:
-            tensor = self._readers[name](name)
+            tensor = self._stored[name].read()
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:
             raise InputError(f"{self.folder}: cannot read {name}: {error}") from error
-        if not jnp.issubdtype(tensor.dtype, jnp.floating):
-            raise InputError(
-                f"{self.folder}: tensor {name} holds {tensor.dtype}, no floating-point "
-                "numbers; quantized weights are not supported"
-            )
-        if not np.isfinite(tensor).all():
-            raise InputError(
-                f"{self.folder}: tensor {name} holds NaN or infinite values; the "
-                "checkpoint is damaged"
-            )
+        check_tensor(self.folder, name, tensor)
         return tensor
 
     def _open_shards(self, index: Path) -> None:
@@ -95,17 +133,70 @@ class TensorFiles:
 
     def _open(self, path: Path, wanted: set[str] | None) -> None:
         is_safetensors = path.suffix == ".safetensors"
-        opened = _open_safetensors(path) if is_safetensors else _open_bin(path)
+        opened = open_safetensors(path) if is_safetensors else open_bin(path)
         missing = sorted((wanted or set()) - set(opened))
         if missing:
             raise InputError(f"{path} lacks {missing[0]}, which its index names")
-        repeated = sorted(set(opened) & set(self._readers))
+        repeated = sorted(set(opened) & set(self._stored))
         if repeated:
             raise InputError(f"{path} holds {repeated[0]}, as another shard does")
-        self._readers.update(opened)
+        self._stored.update(opened)
 
 
-def load_params(files: TensorFiles, names: Any, shapes: Any, dtype: jnp.dtype) -> Any:
+def check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
+    """Refuses weights that no model can have.
+
+    Raises:
+        InputError: If `tensor` holds something else than finite floating-point
+            numbers.
+    """
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise InputError(
+            f"{folder}: tensor {name} holds {tensor.dtype}, no floating-point "
+            "numbers; quantized weights are not supported"
+        )
+    if not np.isfinite(tensor).all():
+        raise InputError(
+            f"{folder}: tensor {name} holds NaN or infinite values; the checkpoint is "
+            "damaged"
+        )
+
+
+def common_dtype(names: Iterable[str]) -> jnp.dtype:
+    """Returns the narrowest type that holds all of these floating-point types."""
+    known = [jnp.dtype(name) for name in names if name in _FLOATS.values()]
+    return functools.reduce(jnp.promote_types, known) if known else jnp.dtype("float32")
+
+
+def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
+    """Returns a tensor in another type.
+
+    Args:
+        tensor: Of finite numbers, if it was read from a file.
+        dtype: Of the result.
+        what: Names the tensor in a refusal.
+
+    Raises:
+        InputError: If a value is not finite, or not any more.
+    """
+    with np.errstate(over="ignore"):  # Told below.
+        converted = tensor.astype(dtype, copy=False)
+    if np.isfinite(converted).all():
+        return converted
+    if np.isfinite(tensor).all():
+        raise InputError(
+            f"{what} has values that {dtype} cannot hold; choose another dtype"
+        )
+    raise InputError(f"{what} holds NaN or infinite values")
+
+
+def load_params(
+    files: Weights,
+    names: Any,
+    shapes: Any,
+    dtype: jnp.dtype,
+    shardings: Any = None,
+) -> Any:
     """Loads a parameter pytree tensor by tensor.
 
     Each tensor is read, checked, converted and handed to the device before the
@@ -116,27 +207,47 @@ def load_params(files: TensorFiles, names: Any, shapes: Any, dtype: jnp.dtype) -
         names: Pytree of tensor names.
         shapes: Pytree of `jax.ShapeDtypeStruct`, of the same structure.
         dtype: Of the result.
+        shardings: A `jax.sharding.Sharding` for all, or a pytree of them of the same
+            structure; `None` for the default device.
 
     Returns:
         Pytree of device arrays.
 
     Raises:
-        InputError: If tensors are missing, unexpected or of the wrong shape.
+        InputError: If tensors are missing, unexpected, of the wrong shape or too
+            large for `dtype`.
     """
     wanted = jax.tree.leaves(names)
     _refuse(files.folder, "lacks", set(wanted) - files.names())
     _refuse(files.folder, "holds unexpected", files.names() - set(wanted))
 
-    def load(name: str, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    def load(
+        name: str,
+        shape: jax.ShapeDtypeStruct,
+        sharding: jax.sharding.Sharding | None = None,
+    ) -> jax.Array:
         tensor = files.read(name)
         if tensor.shape != shape.shape:
             raise InputError(
                 f"{files.folder}: tensor {name} has shape {tensor.shape}, but "
                 f"config.json asks for {shape.shape}"
             )
-        return jax.device_put(tensor.astype(dtype, copy=False))
+        if tensor.dtype != dtype:
+            tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
+        if sharding is None:  # Uncommitted: it follows what it is used with.
+            return jax.device_put(tensor)
+        # Each process hands over its own part only.
+        return jax.make_array_from_callback(
+            tensor.shape, sharding, lambda index: tensor[index]
+        )
 
-    return jax.tree.map(load, names, shapes)
+    if shardings is None:
+        return jax.tree.map(load, names, shapes)
+    if isinstance(shardings, jax.sharding.Sharding):
+        return jax.tree.map(
+            lambda *leaf: load(leaf[0], leaf[1], shardings), names, shapes
+        )
+    return jax.tree.map(load, names, shapes, shardings)
 
 
 def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
@@ -149,15 +260,31 @@ def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
         )
 
 
-def _open_safetensors(path: Path) -> dict[str, Callable[[str], np.ndarray]]:
+def open_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a safetensors file by name.
+
+    Raises:
+        InputError: If the file is broken.
+    """
     try:
         file = safetensors.safe_open(path, framework="np")
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} is no complete safetensors file: {error}") from error
-    return dict.fromkeys(file.keys(), file.get_tensor)
+    return {
+        name: StoredTensor(
+            dtype=_FLOATS.get(file.get_slice(name).get_dtype(), "other"),
+            read=functools.partial(file.get_tensor, name),
+        )
+        for name in file.keys()  # noqa: SIM118  It is no dictionary.
+    }
 
 
-def _open_bin(path: Path) -> dict[str, Callable[[str], np.ndarray]]:
+def open_bin(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a `.bin` file by name.
+
+    Raises:
+        InputError: If the file is no table of tensors, or torch is not installed.
+    """
     try:
         import torch
     except ImportError as error:
@@ -178,10 +305,15 @@ def _open_bin(path: Path) -> dict[str, Callable[[str], np.ndarray]]:
     ):
         raise InputError(f"{path} is no table of tensors, but some other torch file")
 
-    def read(name: str) -> np.ndarray:
-        tensor = tensors[name]
+    def read(tensor: Any) -> np.ndarray:
         if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own.
             return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
         return tensor.numpy()
 
-    return dict.fromkeys(tensors, read)
+    return {
+        name: StoredTensor(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            read=functools.partial(read, tensor),
+        )
+        for name, tensor in tensors.items()
+    }

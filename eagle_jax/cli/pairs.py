@@ -86,11 +86,11 @@ def open_pair(
     """
     folder = checkpoints.resolve(target_name)
     config = checkpoints.target_config(folder)
-    checkpoints.TensorFiles(folder)  # Says what is broken before anything is read.
+    checkpoints.check_weights(folder)  # Says what is broken before anything is read.
     head_folder = None if draft_name is None else checkpoints.resolve(draft_name)
     if head_folder is not None:
         checkpoints.check_pair(config, checkpoints.head_config(head_folder))
-        checkpoints.TensorFiles(head_folder)
+        checkpoints.check_weights(head_folder)
     if dtype == "auto":
         dtype = "float32" if _on_cpu() else checkpoints.stored_dtype(folder)
     tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)

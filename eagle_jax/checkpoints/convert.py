@@ -1,0 +1,71 @@
+"""A pair of Hugging Face folders, converted into one folder of ours."""
+
+from pathlib import Path
+
+from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.atomic import check_apart, new_folder
+from eagle_jax.checkpoints.model_config import (
+    check_pair,
+    head_config,
+    target_config,
+)
+from eagle_jax.checkpoints.pair import load_head, load_target
+from eagle_jax.checkpoints.store import check_weights, is_store, write_store
+
+_TARGET, _HEAD = "target", "head"
+
+
+def convert_pair(
+    output: Path,
+    target: Path,
+    head: Path | None = None,
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes `target/` and `head/`, which `load_target` and `load_head` accept.
+
+    A head's own embedding table is left out where it equals the target's.
+
+    Args:
+        output: The folder to write.
+        target: From `resolve`.
+        head: Likewise, or `None` for the target alone.
+        dtype: Of the stored weights; `None` for the type of each checkpoint.
+        overwrite: Replace an earlier conversion.
+
+    Raises:
+        InputError: If the pair cannot be used, a weight does not fit into `dtype`, or
+            `output` cannot be written.
+    """
+    config = target_config(target)
+    check_weights(target)
+    check_apart(output, target)
+    if head is not None:
+        check_pair(config, head_config(head))
+        check_weights(head)
+        check_apart(output, head)
+    with new_folder(output, overwrite=overwrite, is_ours=is_pair) as unfinished:
+        _, params = load_target(target, dtype)
+        (unfinished / _TARGET).mkdir()
+        write_store(
+            unfinished / _TARGET, target, params, names.TRANSFORMER, with_text=True
+        )
+        if head is not None:
+            _, head_params = load_head(head, config, params, dtype)
+            (unfinished / _HEAD).mkdir()
+            write_store(
+                unfinished / _HEAD,
+                head,
+                head_params,
+                names.EAGLE_HEAD,
+                with_text=False,
+            )
+
+
+def is_pair(folder: Path) -> bool:
+    """Returns whether a folder holds a converted pair and nothing else."""
+    return all(
+        path.is_dir() and path.name in (_TARGET, _HEAD) and is_store(path)
+        for path in folder.iterdir()
+    )

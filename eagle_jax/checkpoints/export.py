@@ -1,0 +1,249 @@
+"""Heads out in the official layout, targets out as Hugging Face folders."""
+
+import collections
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+
+from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.atomic import check_space, new_folder, writing
+from eagle_jax.checkpoints.config_json import WRITTEN_BY, head_fields, target_fields
+from eagle_jax.checkpoints.model_config import DTYPES, head_config, target_config
+from eagle_jax.checkpoints.source import read_json
+from eagle_jax.checkpoints.weights import convert, open_bin, open_safetensors
+from eagle_jax.errors import InputError
+from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+
+Tensors = dict[str, np.ndarray]
+
+_CONFIG, _SAFETENSORS, _BIN = "config.json", "model.safetensors", "pytorch_model.bin"
+# transformers asks for it. A second entry would come in any order.
+_METADATA = {"format": "pt"}
+# What an exported folder may hold; the tokenizer is the caller's.
+_NAMES = {
+    *(_CONFIG, _SAFETENSORS, _BIN, "generation_config.json", "tokenizer.json"),
+    *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja"),
+}
+
+
+def export_head(
+    folder: Path,
+    config: EagleHeadConfig,
+    params: EagleHeadParams,
+    *,
+    embedding: jax.Array | None = None,
+    dtype: str = "float32",
+    with_bin: bool | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a head in the layout of the published ones, and reads it back.
+
+    The same weights give the same bytes, whatever the folder's name.
+
+    Args:
+        folder: Gets `config.json`, `model.safetensors` and `pytorch_model.bin`.
+        config: Sizes.
+        params: Weights.
+        embedding: `[V, E]`, the target's table, written where the head has none of
+            its own; `None` leaves it out then. The official training code and
+            EAGLE-1 want it in the file.
+        dtype: "float32", "bfloat16" or "float16", of the files.
+        with_bin: Write `pytorch_model.bin`, which needs torch; `None` where torch is
+            installed.
+        overwrite: Replace an earlier export.
+
+    Raises:
+        InputError: If the layout cannot express the head, a weight does not fit into
+            `dtype`, or the folder cannot be written.
+    """
+    layer = config.layer
+    if layer.head_dim * layer.num_heads != layer.hidden_size:
+        raise InputError(
+            f"a head of width {layer.hidden_size} with {layer.num_heads} attention "
+            f"heads of width {layer.head_dim} cannot be exported: the official layout "
+            "has no head_dim, it divides the width by the number of heads"
+        )
+    if params.embedding is None and embedding is not None:
+        params = dataclasses.replace(params, embedding=embedding)
+    shapes = _shapes(functools.partial(eagle_head.init_params, config=config))
+    if params.embedding is not None:
+        table = jax.ShapeDtypeStruct((config.vocab_size, layer.hidden_size), "float32")
+        shapes = dataclasses.replace(shapes, embedding=table)
+    tensors = _host_tensors(params, shapes, names.EAGLE_HEAD, dtype)
+    if with_bin is None:
+        with_bin = has_torch()
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
+        check_space(unfinished, num_bytes * (2 if with_bin else 1))
+        _write(unfinished, head_fields(config, dtype), tensors)
+        if with_bin:
+            _write_bin(unfinished / _BIN, tensors)
+        _check(unfinished, head_config, config, tensors)
+
+
+def export_target(
+    folder: Path,
+    config: TransformerConfig,
+    params: TransformerParams,
+    *,
+    dtype: str = "float32",
+    stop_tokens: Sequence[int] = (),
+    bos_token: int | None = None,
+    also: Callable[[Path], object] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a target as a Hugging Face folder, and reads it back.
+
+    Args:
+        folder: Gets `config.json` and `model.safetensors`.
+        config: Sizes.
+        params: Weights.
+        dtype: "float32", "bfloat16" or "float16", of the file.
+        stop_tokens: Ids that end a text.
+        bos_token: Id that begins one.
+        also: Called with the unfinished folder, to add the tokenizer.
+        overwrite: Replace an earlier export.
+
+    Raises:
+        InputError: If the layout cannot express the target, a weight does not fit
+            into `dtype`, or the folder cannot be written.
+    """
+    if config.layer.qkv_bias:
+        raise InputError(
+            "a target with biases in q, k and v cannot be exported: neither Llama nor "
+            "Mistral has them"
+        )
+    shapes = _shapes(functools.partial(transformer.init_params, config=config))
+    tensors = _host_tensors(params, shapes, names.TRANSFORMER, dtype)
+    fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
+        check_space(unfinished, num_bytes)
+        _write(unfinished, fields, tensors)
+        _check(unfinished, target_config, config, tensors)
+        if also is not None:
+            also(unfinished)
+
+
+def is_export(folder: Path) -> bool:
+    """Returns whether a folder holds an export of ours and nothing else."""
+    if any(path.name not in _NAMES or path.is_dir() for path in folder.iterdir()):
+        return False
+    try:
+        fields = read_json(folder / _CONFIG)
+    except InputError:
+        return False
+    return fields.get("written_by") == WRITTEN_BY
+
+
+def has_torch() -> bool:
+    """Returns whether torch can be imported, which `.bin` files need."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch is not None
+
+
+def _shapes(init: Callable[[jax.Array], Any]) -> Any:
+    return jax.eval_shape(init, jax.random.key(0))
+
+
+def _host_tensors(
+    params: Any, shapes: Any, table: dict[str, str], dtype: str
+) -> Tensors:
+    """Returns copies of the weights by name in `dtype`, checked against the sizes."""
+    if dtype not in DTYPES:
+        raise InputError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
+    given, wanted = names.by_name(params, table), names.by_name(shapes, table)
+    odd = sorted(set(given) ^ set(wanted))
+    if odd:
+        verb = "lack" if odd[0] in wanted else "hold unexpected"
+        raise InputError(f"the weights {verb} {odd[0]}; they do not fit their sizes")
+    tensors = {}
+    for name, shape in wanted.items():
+        if given[name].shape != shape.shape:
+            raise InputError(
+                f"{name} has shape {given[name].shape}, but its sizes ask for "
+                f"{shape.shape}"
+            )
+        # A copy in C order: torch wants memory that it may write to.
+        tensor = np.array(given[name], order="C")
+        tensors[name] = convert(tensor, jnp.dtype(dtype), f"tensor {name}")
+    return tensors
+
+
+def _write(folder: Path, fields: dict[str, Any], tensors: Tensors) -> None:
+    text = json.dumps(fields, indent=1) + "\n"
+    (folder / _CONFIG).write_text(text, encoding="utf-8")
+    path = folder / _SAFETENSORS
+    with writing(path):
+        safetensors.numpy.save_file(tensors, path, metadata=_METADATA)
+
+
+def _write_bin(path: Path, tensors: Tensors) -> None:
+    """Writes a state dict; torch stores the file's name in it, so that never varies."""
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"{path.name} needs torch; install the torch extra (pip install '.[torch]')"
+        ) from error
+    table = collections.OrderedDict()
+    for name, tensor in tensors.items():
+        if tensor.dtype == jnp.bfloat16:  # torch takes no bfloat16 from NumPy.
+            table[name] = torch.from_numpy(tensor.view(np.int16)).view(torch.bfloat16)
+        else:
+            table[name] = torch.from_numpy(tensor)
+    with writing(path):
+        torch.save(table, path)
+
+
+def _check(
+    folder: Path, read_config: Callable[[Path], Any], config: Any, tensors: Tensors
+) -> None:
+    """Reads back what was written.
+
+    Raises:
+        InputError: If sizes or a single bit differ.
+    """
+    read = read_config(folder)
+    if read != config:
+        raise InputError(f"{config} cannot be exported: it would be read as {read}")
+    for path in (folder / _SAFETENSORS, folder / _BIN):
+        if not path.exists():
+            continue
+        is_bin = path.name == _BIN
+        stored = open_bin(path) if is_bin else open_safetensors(path)
+        is_equal = stored.keys() == tensors.keys() and all(
+            same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
+        )
+        if not is_equal:
+            raise InputError(
+                f"{path.name} reads back differently from what was written; is the "
+                "disk failing?"
+            )
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Returns whether two arrays agree in dtype, shape and every bit."""
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and np.array_equal(_bits(one), _bits(other))
+    )
+
+
+def _bits(tensor: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(tensor).view(f"u{tensor.dtype.itemsize}")

@@ -1,0 +1,263 @@
+"""Converted pairs: settings as they were, weights in an Orbax folder.
+
+    DIR/target/  config.json, the tokenizer's files, params/ (Orbax), store.json
+    DIR/head/    config.json, params/, store.json
+
+The Orbax tree is flat: tensors by the names they have in a Hugging Face folder.
+`store.json` is written last and lists what belongs to the store, so whatever was cut
+short is seen before anything is read.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.atomic import check_space, writing
+from eagle_jax.checkpoints.source import first_line, read_json
+from eagle_jax.checkpoints.weights import (
+    TensorFiles,
+    Weights,
+    check_tensor,
+    common_dtype,
+)
+from eagle_jax.errors import InputError
+
+_PARAMS, _LIST = "params", "store.json"
+_FORMAT, _VERSION = "eagle_jax store", 1
+_COMMIT_MARK = "_CHECKPOINT_METADATA"
+# Slices of a large tensor can be read alone, and none outgrows a compressor.
+_CHUNK_BYTES = 256 * 2**20
+_TEXT_FILES = ("*.json", "*.model", "*.jinja")
+
+
+class StoreFiles:
+    """The tensors of one half of a converted pair, behind `Weights`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lists the tensors.
+
+        Args:
+            folder: Holds `store.json` and `params/`.
+
+        Raises:
+            InputError: If the store is not whole.
+        """
+        self.folder = folder
+        self._tensors = _read_list(folder)
+
+    def names(self) -> set[str]:
+        """See `Weights.names`."""
+        return set(self._tensors)
+
+    def forget(self, name: str) -> None:
+        """See `Weights.forget`."""
+        self._tensors.pop(name, None)
+
+    def dtype(self) -> jnp.dtype:
+        """See `Weights.dtype`."""
+        return common_dtype(entry["dtype"] for entry in self._tensors.values())
+
+    def read(self, name: str) -> np.ndarray:
+        """See `Weights.read`."""
+        # Imported here: it takes a second, and most checkpoints need it not.
+        import orbax.checkpoint as ocp
+
+        wanted = ocp.args.PyTreeRestore(
+            item={name: 0},
+            restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
+            partial_restore=True,
+        )
+        path = (self.folder / _PARAMS).resolve()
+        try:
+            with _quiet(), ocp.PyTreeCheckpointer() as checkpointer:
+                tensor = checkpointer.restore(path, args=wanted)[name]
+        except Exception as error:  # Orbax and tensorstore have many kinds.
+            raise InputError(
+                f"{self.folder}: cannot read {name}: {first_line(error)}; "
+                "convert the checkpoint again"
+            ) from error
+        if describe(tensor) != self._tensors[name]:
+            raise InputError(
+                f"{self.folder}: tensor {name} is not what was stored; the store is "
+                "damaged, convert the checkpoint again"
+            )
+        check_tensor(self.folder, name, tensor)
+        return tensor
+
+
+def open_weights(folder: Path) -> Weights:
+    """Opens the weights of a checkpoint, whichever way they are stored.
+
+    Args:
+        folder: A Hugging Face folder or one half of a converted pair, which is known
+            by its `params/` or `store.json`.
+
+    Raises:
+        InputError: If weights are missing or broken, as far as that can be seen
+            without reading them.
+    """
+    if (folder / _PARAMS).is_dir() or (folder / _LIST).exists():
+        return StoreFiles(folder)
+    return TensorFiles(folder)
+
+
+def check_weights(folder: Path) -> None:
+    """Says early what is wrong with the weights of a checkpoint.
+
+    Raises:
+        InputError: As for `open_weights`.
+    """
+    open_weights(folder)
+
+
+def write_store(
+    folder: Path, source: Path, params: Any, table: dict[str, str], *, with_text: bool
+) -> None:
+    """Writes one half of a converted pair, and reads it back.
+
+    Args:
+        folder: Empty.
+        source: The checkpoint whose settings are kept.
+        params: Weights.
+        table: Their names, from `names`.
+        with_text: Copy the tokenizer's and generation settings too.
+
+    Raises:
+        InputError: If what is read back differs.
+        OSError: If something cannot be written.
+    """
+    import orbax.checkpoint as ocp
+
+    tensors = names.by_name(params, table)
+    path = folder / _PARAMS
+    check_space(folder, sum(tensor.nbytes for tensor in tensors.values()))
+    save_args = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in tensors}
+    with _quiet(), writing(path), ocp.PyTreeCheckpointer() as checkpointer:
+        arguments = ocp.args.PyTreeSave(tensors, save_args=save_args)
+        checkpointer.save(path.resolve(), args=arguments)
+    dtype = common_dtype(str(tensor.dtype) for tensor in tensors.values())
+    if with_text:
+        _copy_text(source, folder)
+    settings = read_json(source / "config.json")
+    given = "dtype" if "dtype" in settings else "torch_dtype"
+    _write_json(folder / "config.json", settings | {given: str(dtype)})
+    listed = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "tensors": {name: describe(tensors[name]) for name in sorted(tensors)},
+        "files": _sizes(folder),
+    }
+    _write_json(folder / _LIST, listed)
+    written = StoreFiles(folder)
+    for name in tensors:
+        written.read(name)
+
+
+def describe(tensor: Any) -> dict[str, Any]:
+    """Returns shape, dtype and checksum of an array: equal ones are equal bit for bit.
+
+    Args:
+        tensor: NumPy's or JAX's.
+    """
+    array = np.ascontiguousarray(np.asarray(tensor))
+    return {
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
+        "crc32": zlib.crc32(array.reshape(-1).view(np.uint8).data),
+    }
+
+
+def is_store(folder: Path) -> bool:
+    """Returns whether a folder holds one half of a converted pair and nothing else."""
+    try:
+        listed = read_json(folder / _LIST)
+    except InputError:
+        return False
+    files = listed.get("files")
+    if listed.get("format") != _FORMAT or not isinstance(files, dict):
+        return False
+    return _sizes(folder).keys() <= files.keys() | {_LIST}
+
+
+def _read_list(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns what `store.json` says of each tensor, once nothing is missing."""
+    path = folder / _LIST
+    advice = "the store is not whole, convert the checkpoint again"
+    if not path.is_file():
+        raise InputError(f"{folder} has {_PARAMS}/ but no {_LIST}; {advice}")
+    listed = read_json(path)
+    if listed.get("format") != _FORMAT or listed.get("version") != _VERSION:
+        raise InputError(
+            f"{path} is no list of an {_FORMAT}, version {_VERSION}; {advice}"
+        )
+    tensors: Any = listed.get("tensors")
+    files: Any = listed.get("files")
+    if not _is_well_formed(tensors, files):
+        raise InputError(f"{path} is damaged; {advice}")
+    if f"{_PARAMS}/{_COMMIT_MARK}" not in files:
+        raise InputError(f"{path} lists no finished {_PARAMS}/; {advice}")
+    for name, size in files.items():
+        if not name.startswith(f"{_PARAMS}/"):
+            continue  # Settings may be edited.
+        file = folder / name
+        if not file.is_file():
+            raise InputError(f"{file} is missing; {advice}")
+        if file.stat().st_size != size:
+            raise InputError(
+                f"{file} has {file.stat().st_size} bytes instead of {size}; {advice}"
+            )
+    return dict(tensors)
+
+
+def _is_well_formed(tensors: Any, files: Any) -> bool:
+    return (
+        isinstance(files, dict)
+        and isinstance(tensors, dict)
+        and all(
+            isinstance(entry, dict) and entry.keys() == {"shape", "dtype", "crc32"}
+            for entry in tensors.values()
+        )
+    )
+
+
+def _copy_text(source: Path, folder: Path) -> None:
+    """Copies the tokenizer's files, the chat template and the generation settings."""
+    for pattern in _TEXT_FILES:
+        for path in sorted(source.glob(pattern)):
+            is_replaced = path.name in ("config.json", _LIST)
+            if path.is_file() and not (is_replaced or path.match("*.index.json")):
+                shutil.copyfile(path, folder / path.name)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Returns the size in bytes of each file below a folder, by its relative path."""
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if not path.is_dir()
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Orbax from logging its own tracebacks beside our one line."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,76 @@
+"""Hugging Face folders in, one folder that loads quickly and is checked out.
+
+    python scripts/convert.py --target FOLDER --draft FOLDER --output pairs/mine
+    python scripts/generate.py --target pairs/mine/target --draft pairs/mine/head
+
+Weights go into Orbax folders, with a checksum for each tensor. Folders may be Hugging
+Face hub names.
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+from eagle_jax.checkpoints import convert_pair, resolve
+from eagle_jax.cli.session import say
+from eagle_jax.errors import InputError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    try:
+        return _convert(_parse(argv))
+    except InputError as error:
+        say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Convert a target and its EAGLE head into a folder of this project."
+    )
+    add = parser.add_argument
+    add("--target", required=True, help="a Hugging Face folder or hub name")
+    add("--draft", help="its EAGLE-1/2 head: a folder or hub name")
+    add(
+        "--output",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="gets target/ and head/; appears when everything is written",
+    )
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of the weights; auto keeps what each checkpoint has",
+    )
+    add("--overwrite", action="store_true", help="replace an earlier conversion")
+    return parser.parse_args(argv)
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    output = arguments.output.expanduser()
+    target = resolve(arguments.target)
+    head = None if arguments.draft is None else resolve(arguments.draft)
+    say(f"converting {arguments.target}")
+    convert_pair(
+        output,
+        target,
+        head,
+        dtype=None if arguments.dtype == "auto" else arguments.dtype,
+        overwrite=arguments.overwrite,
+    )
+    halves = ["target"] if head is None else ["target", "head"]
+    for half in halves:
+        print(f"wrote {output / half}, every weight read back bit for bit")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

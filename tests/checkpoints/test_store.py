@@ -1,0 +1,543 @@
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from eagle_jax.checkpoints import (
+    atomic,
+    check_weights,
+    convert,
+    convert_pair,
+    load_head,
+    load_target,
+    load_tokenizer,
+    stop_tokens,
+    store,
+    stored_dtype,
+)
+from eagle_jax.errors import InputError
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def converted(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair, converted; copy before changing."""
+    output = tmp_path_factory.mktemp("converted") / "pair"
+    convert_pair(output, tiny_pair / "target", tiny_pair / "head")
+    return output
+
+
+@pytest.fixture
+def target(converted: Path, tmp_path: Path) -> Path:
+    """A copy of the converted target to break."""
+    return Path(shutil.copytree(converted / "target", tmp_path / "target"))
+
+
+def _change(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name] = change(tensors[name])
+    save_file(tensors, path)
+
+
+def _change_json(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def _refusal(act: Callable[[], object], *named: str) -> None:
+    """Checks that this is refused in one line that names all of these."""
+    with pytest.raises(InputError) as error:
+        act()
+    message = str(error.value)
+    assert "\n" not in message
+    for name in named:
+        assert name in message
+
+
+def _files(folder: Path) -> list[str]:
+    paths = sorted(folder.rglob("*"))
+    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_converted_pair_loads_bit_for_bit(
+    tiny_pair: Path, converted: Path, dtype: str
+) -> None:
+    config, params = load_target(tiny_pair / "target", dtype)
+    same_config, same = load_target(converted / "target", dtype)
+    assert same_config == config
+    chex.assert_trees_all_equal(same, params)
+    head, head_params = load_head(tiny_pair / "head", config, params, dtype)
+    same_head, same_params = load_head(converted / "head", config, same, dtype)
+    assert same_head == head
+    chex.assert_trees_all_equal(same_params, head_params)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves((same, same_params))} == {dtype}
+    # What is uncommitted follows what it is used with, as from other folders.
+    assert not any(leaf.committed for leaf in jax.tree.leaves((same, same_params)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_pair_can_be_converted_to_another_dtype(
+    tiny_pair: Path, tmp_path: Path, dtype: str
+) -> None:
+    source = tiny_pair / "target"
+    convert_pair(tmp_path / "pair", source, tiny_pair / "head", dtype=dtype)
+    for half in ("target", "head"):
+        assert stored_dtype(tmp_path / "pair" / half) == dtype
+    config, params = load_target(tmp_path / "pair" / "target", None)
+    chex.assert_trees_all_equal(params, load_target(source, dtype)[1])
+    head = load_head(tmp_path / "pair" / "head", config, params, None)[1]
+    expected = load_head(tiny_pair / "head", config, params, dtype)[1]
+    chex.assert_trees_all_equal(head, expected)
+
+
+def test_each_checkpoint_keeps_its_own_dtype(tiny_pair: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
+    path = source / "model.safetensors"
+    save_file({k: v.astype("float16") for k, v in load_file(path).items()}, path)
+    # What config.json claims does not matter, what the files hold does.
+    assert stored_dtype(source) == "float32"
+    convert_pair(tmp_path / "pair", source, tiny_pair / "head")
+    assert stored_dtype(tmp_path / "pair" / "target") == "float16"
+    assert stored_dtype(tmp_path / "pair" / "head") == "float32"
+    chex.assert_trees_all_equal(
+        load_target(tmp_path / "pair" / "target", None)[1],
+        load_target(source, "float16")[1],
+    )
+
+
+def test_a_dtype_that_jax_would_narrow_is_refused(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
+    _change(source, "model.norm.weight", lambda x: x.astype(np.float64))
+    _refusal(
+        lambda: convert_pair(tmp_path / "pair", source),
+        str(source),
+        "float64",
+        "--dtype",
+    )
+    convert_pair(tmp_path / "pair", source, dtype="float32")
+
+
+def test_values_that_the_dtype_cannot_hold_are_refused(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
+    _change(source, "model.norm.weight", lambda x: x + np.float32(1e6))
+    _refusal(
+        lambda: convert_pair(tmp_path / "pair", source, dtype="float16"),
+        "model.norm.weight",
+        "float16 cannot hold",
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_heads_own_table_is_kept_where_it_differs(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_pair / "head", tmp_path / "source"))
+    _change(source, "embed_tokens.weight", lambda x: x + 1)
+    convert_pair(tmp_path / "pair", tiny_pair / "target", source)
+    config, params = load_target(tmp_path / "pair" / "target")
+    head = load_head(tmp_path / "pair" / "head", config, params)[1]
+    np.testing.assert_array_equal(
+        head.embedding, load_file(source / "model.safetensors")["embed_tokens.weight"]
+    )
+
+
+def test_a_table_equal_to_the_targets_is_stored_once(
+    tiny_pair: Path, converted: Path
+) -> None:
+    config, params = load_target(converted / "target")
+    assert load_head(converted / "head", config, params)[1].embedding is None
+    listed = json.loads((converted / "head" / "store.json").read_text())["tensors"]
+    assert "embed_tokens.weight" not in listed
+    assert "embed_tokens.weight" in load_file(tiny_pair / "head" / "model.safetensors")
+
+
+def test_tied_targets_have_no_output_head_either_way(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
+    _change_json(source / "config.json", tie_word_embeddings=True)
+    convert_pair(tmp_path / "pair", source)
+    params = load_target(tmp_path / "pair" / "target")[1]
+    assert params.output_head is None
+    chex.assert_trees_all_equal(params, load_target(source)[1])
+
+
+def test_a_converted_pair_can_be_converted_again(
+    converted: Path, tmp_path: Path
+) -> None:
+    convert_pair(tmp_path / "pair", converted / "target", converted / "head")
+    chex.assert_trees_all_equal(
+        load_target(tmp_path / "pair" / "target")[1],
+        load_target(converted / "target")[1],
+    )
+
+
+def test_tokenizer_and_stop_tokens_come_along(tiny_pair: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
+    (source / "generation_config.json").write_text('{"eos_token_id": [7, 299]}')
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "model.safetensors.index.json").write_text("{}")
+    (source / "README.md").write_text("not needed")
+    convert_pair(tmp_path / "pair", source)
+    folder = tmp_path / "pair" / "target"
+    assert [name for name in _files(folder) if "/" not in name] == [
+        *("chat_template.jinja", "config.json", "generation_config.json"),
+        *("store.json", "tokenizer.json", "tokenizer_config.json"),
+    ]
+    assert stop_tokens(folder) == (7, 299)
+    ids = load_tokenizer(folder, 300).encode("the heart")
+    assert ids == load_tokenizer(source, 300).encode("the heart")
+
+
+def test_settings_are_kept(tiny_pair: Path, converted: Path) -> None:
+    for half in ("target", "head"):
+        before, after = (
+            json.loads((folder / half / "config.json").read_text())
+            for folder in (tiny_pair, converted)
+        )
+        assert after == before
+
+
+def test_no_missing_or_cut_file_goes_unseen(target: Path, tmp_path: Path) -> None:
+    names = [name for name in _files(target) if name.startswith("params/")]
+    assert {"params/_METADATA", "params/_CHECKPOINT_METADATA"} <= set(names)
+    for name in [*names, "store.json"]:
+        broken = tmp_path / "broken"
+        for is_cut in (False, True):
+            shutil.copytree(target, broken)
+            if is_cut:
+                os.truncate(broken / name, (broken / name).stat().st_size // 2)
+            else:
+                (broken / name).unlink()
+            _refusal(lambda folder=broken: check_weights(folder), str(broken))
+            _refusal(lambda folder=broken: load_target(folder), str(broken))
+            shutil.rmtree(broken)
+
+
+def test_no_changed_bit_of_a_weight_goes_unseen(target: Path, tmp_path: Path) -> None:
+    expected = load_target(target)[1]
+    refused = 0
+    for name in _files(target / "params"):
+        broken = Path(shutil.copytree(target, tmp_path / "broken"))
+        path = broken / "params" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        try:
+            params = load_target(broken)[1]
+        except InputError as error:
+            assert str(broken) in str(error)
+            assert "\n" not in str(error)
+            refused += 1
+        else:  # Orbax does not need every file.
+            chex.assert_trees_all_equal(params, expected)
+        shutil.rmtree(broken)
+    assert refused
+
+
+def test_a_store_without_its_orbax_folder_is_refused(target: Path) -> None:
+    shutil.rmtree(target / "params")
+    _refusal(lambda: check_weights(target), str(target), "is missing")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"format": "something else"},
+        {"version": 2},
+        {"tensors": None},
+        {"tensors": {"model.norm.weight": 3}},
+        {"files": []},
+        {"files": {"config.json": 10}},
+    ],
+)
+def test_a_list_that_is_none_is_refused(target: Path, fields: dict[str, Any]) -> None:
+    _change_json(target / "store.json", **fields)
+    _refusal(lambda: check_weights(target), str(target / "store.json"), "convert")
+
+
+def test_weights_that_do_not_fit_the_settings_are_named(target: Path) -> None:
+    _change_json(target / "config.json", num_hidden_layers=1)
+    _refusal(lambda: load_target(target), "unexpected", "model.layers.1.")
+    _change_json(target / "config.json", num_hidden_layers=2, intermediate_size=47)
+    _refusal(lambda: load_target(target), "mlp.gate_proj", "(48, 32)", "(47, 32)")
+
+
+def test_settings_may_be_edited(target: Path) -> None:
+    _change_json(target / "config.json", max_position_embeddings=64)
+    assert load_target(target)[0].max_positions == 64
+
+
+class _Killed(BaseException):
+    """Stands for a signal that nothing can catch."""
+
+
+def _count_calls(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, *, die_at: int
+) -> list[int]:
+    """Makes a function die on its n-th call, and returns a list with the count."""
+    calls = [0]
+    function = getattr(place, name)
+
+    def counted(*args: Any, **fields: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == die_at:
+            raise _Killed
+        return function(*args, **fields)
+
+    monkeypatch.setattr(place, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "die_at", "unfinished"),
+    [
+        (convert, "load_target", 1, None),
+        (ocp.PyTreeCheckpointer, "save", 1, "target"),
+        (store, "_copy_text", 1, "target"),
+        (store, "_write_json", 1, "target"),
+        (store, "_write_json", 2, "target"),
+        (convert, "load_head", 1, None),
+        (ocp.PyTreeCheckpointer, "save", 2, "head"),
+        (store, "_write_json", 3, "head"),
+        (store, "_write_json", 4, "head"),
+        (atomic, "_settle", 1, None),
+        (atomic, "_replace", 1, None),
+    ],
+)
+def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
+    tiny_pair: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    name: str,
+    die_at: int,
+    unfinished: str | None,
+) -> None:
+    output = tmp_path / "pair"
+    shutil.copytree(tiny_pair, tmp_path / "source")
+    # Nothing cleans up behind a process that is killed.
+    monkeypatch.setattr(atomic.shutil, "rmtree", lambda *_, **__: None)
+    calls = _count_calls(monkeypatch, place, name, die_at=die_at)
+    with pytest.raises(_Killed):
+        convert_pair(output, tmp_path / "source/target", tmp_path / "source/head")
+    assert calls == [die_at]
+    assert not output.exists()
+    (left,) = (path for path in tmp_path.iterdir() if path.name != "source")
+    assert left.name.startswith(".pair.")
+    if unfinished is not None:
+        _refusal(lambda: check_weights(left / unfinished), str(left / unfinished))
+
+
+def test_a_killed_process_leaves_the_old_pair(converted: Path, tmp_path: Path) -> None:
+    output = Path(shutil.copytree(converted, tmp_path / "pair"))
+    before = {name: (output / name).read_bytes() for name in _files(output)}
+    code = f"""
+import os, signal
+from pathlib import Path
+from eagle_jax.checkpoints import convert_pair, store
+
+store._copy_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+source = Path({str(converted)!r})
+convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=_REPOSITORY, capture_output=True, check=False
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    assert {name: (output / name).read_bytes() for name in _files(output)} == before
+    (left,) = (path for path in tmp_path.iterdir() if path != output)
+    assert left.name.startswith(".pair.")
+    assert (left / "target" / "params").is_dir()
+    _refusal(lambda: check_weights(left / "target"), str(left), "not whole")
+
+
+def test_what_the_disk_cannot_take_is_not_begun(
+    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Orbax prints tracebacks of its own where it fills a disk.
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    calls = _count_calls(monkeypatch, ocp.PyTreeCheckpointer, "save", die_at=0)
+    _refusal(
+        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
+        "No space left on device",
+        "1,000 are free",
+    )
+    assert calls == [0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_orbax_cannot_write_is_told_in_one_line(
+    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: no space left\nand more lines")
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", full)
+    _refusal(
+        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
+        str(tmp_path / "pair"),
+        "no space left); is the disk full?",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_reads_back_differently_never_gets_its_name(
+    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = ocp.PyTreeCheckpointer.save
+
+    def save_wrong(self: Any, path: Path, args: Any) -> None:
+        tensors = args.item | {"model.norm.weight": -args.item["model.norm.weight"]}
+        save(self, path, args=dataclasses.replace(args, item=tensors))
+
+    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", save_wrong)
+    _refusal(
+        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
+        "model.norm.weight is not what was stored",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["", "target", "head/params"])
+def test_a_folder_with_anything_else_is_never_replaced(
+    tiny_pair: Path, converted: Path, tmp_path: Path, place: str
+) -> None:
+    output = Path(shutil.copytree(converted, tmp_path / "pair"))
+    (output / place / "notes.txt").write_text("do not lose me")
+    _refusal(
+        lambda: convert_pair(output, tiny_pair / "target", overwrite=True),
+        str(output),
+        "holds something else",
+    )
+    assert (output / place / "notes.txt").read_text() == "do not lose me"
+
+
+def test_a_pair_is_not_replaced_by_itself(converted: Path, tmp_path: Path) -> None:
+    output = Path(shutil.copytree(converted, tmp_path / "pair"))
+    for half in (None, output / "head"):
+        source = converted if half else output
+        _refusal(
+            lambda source=source, half=half: convert_pair(
+                output, source / "target", half, dtype="bfloat16", overwrite=True
+            ),
+            str(output),
+            "is read from it",
+        )
+    assert stored_dtype(output / "target") == "float32"
+
+
+def test_an_earlier_conversion_is_replaced_when_asked(
+    tiny_pair: Path, converted: Path, tmp_path: Path
+) -> None:
+    output = Path(shutil.copytree(converted, tmp_path / "pair"))
+    convert_pair(output, tiny_pair / "target", dtype="bfloat16", overwrite=True)
+    assert stored_dtype(output / "target") == "bfloat16"
+    assert not (output / "head").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["pair"]
+
+
+_SHARDED = """
+import sys
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from eagle_jax.checkpoints import load_head, load_target
+
+assert len(jax.devices()) == 8
+mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+rows = NamedSharding(mesh, PartitionSpec("model"))
+everywhere = NamedSharding(mesh, PartitionSpec())
+
+
+def choose(leaf):
+    return rows if leaf.shape[0] % 4 == 0 and leaf.ndim == 2 else everywhere
+
+
+for folder in map(Path, sys.argv[1:]):
+    config, params = load_target(folder / "target")
+    head, head_params = load_head(folder / "head", config, params)
+    assert all(len(x.sharding.device_set) == 1 for x in jax.tree.leaves(params))
+    for shardings in (everywhere, jax.tree.map(choose, params)):
+        _, sharded = load_target(folder / "target", shardings=shardings)
+        chex.assert_trees_all_equal(sharded, params)
+        wanted = shardings
+        if wanted is everywhere:
+            wanted = jax.tree.map(lambda _: everywhere, params)
+        for x, sharding in zip(jax.tree.leaves(sharded), jax.tree.leaves(wanted)):
+            assert x.sharding == sharding
+    assert sharded.layers[0].up.addressable_shards[0].data.shape == (12, 32)
+    # The second head has a table that its shardings do not name.
+    for name in ("head", "own"):
+        _, one = load_head(folder / name, config, params)
+        spread = jax.tree.map(choose, head_params)
+        _, sharded_head = load_head(folder / name, config, sharded, "float32", spread)
+        assert (name == "own") == (sharded_head.embedding is not None)
+        chex.assert_trees_all_equal(sharded_head, one)
+        assert sharded_head.fc.sharding == rows
+    assert sharded_head.embedding.sharding == sharded.embedding.sharding
+print("equal")
+"""
+
+
+def test_sharded_weights_equal_those_on_one_device(
+    tiny_pair: Path, converted: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(tiny_pair, tmp_path / "source"))
+    stored = Path(shutil.copytree(converted, tmp_path / "stored"))
+    shutil.copytree(source / "head", source / "own")
+    _change(source / "own", "embed_tokens.weight", lambda x: x + 1)
+    convert_pair(tmp_path / "other", source / "target", source / "own")
+    shutil.copytree(tmp_path / "other" / "head", stored / "own")
+    flags = os.environ.get("XLA_FLAGS", "")
+    devices = f"{flags} --xla_force_host_platform_device_count=8"
+    process = subprocess.run(
+        [sys.executable, "-c", _SHARDED, str(source), str(stored)],
+        cwd=_REPOSITORY,
+        env=os.environ | {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.stdout == "equal\n", process.stderr
+
+
+def test_large_tensors_are_stored_in_slices(
+    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_CHUNK_BYTES", 1000)
+    convert_pair(tmp_path / "pair", tiny_pair / "target")
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(tmp_path / "pair" / "target" / "params")
+    entry = metadata.item_metadata.tree["lm_head.weight"]
+    assert entry.shape == (300, 32)
+    assert np.prod(entry.storage.chunk_shape) <= 1000 // jnp.float32.dtype.itemsize
+    chex.assert_trees_all_equal(
+        load_target(tmp_path / "pair" / "target")[1],
+        load_target(tiny_pair / "target")[1],
+    )

@@ -1,0 +1,273 @@
+"""The commands that convert a pair and export a head, from flags to exit codes."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from eagle_jax import checkpoints
+from tests.conftest import Main
+
+_SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+_TABLE = "embed_tokens.weight"
+_EXPORTED = ["config.json", "model.safetensors", "pytorch_model.bin"]
+
+
+def _load(name: str) -> Main:
+    """`main` of a script, loaded from its path."""
+    spec = importlib.util.spec_from_file_location(name, _SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.fixture(scope="module")
+def convert() -> Main:
+    """`main` of `scripts/convert.py`."""
+    return _load("convert")
+
+
+@pytest.fixture(scope="module")
+def export() -> Main:
+    """`main` of `scripts/export.py`."""
+    return _load("export")
+
+
+@pytest.fixture
+def pair(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny pair to change at will."""
+    return Path(shutil.copytree(tiny_pair, tmp_path / "source"))
+
+
+def _folders(pair: Path) -> list[str]:
+    return ["--target", str(pair / "target"), "--draft", str(pair / "head")]
+
+
+def _check_refusal(capsys: pytest.CaptureFixture[str], *named: str) -> None:
+    """Checks that the last command said in one line that names all of these."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    errors = [line for line in err.splitlines() if line.startswith("error:")]
+    assert errors == err.splitlines()[-1:]
+    for name in named:
+        assert name in errors[0]
+
+
+def _change_weights(folder: Path, **tensors: Any) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | tensors, path)
+
+
+def test_a_converted_pair_generates_the_same_tokens(
+    quick_compilation: None, main: Main, convert: Main, pair: Path, tmp_path: Path
+) -> None:
+    converted = tmp_path / "converted"
+    assert convert([*_folders(pair), "--output", str(converted)]) == 0
+    shutil.move(converted, tmp_path / "moved")  # Nothing in it knows where it lay.
+    ids = []
+    for folder in (pair, tmp_path / "moved"):
+        output = tmp_path / "out.json"
+        argv = [*_folders(folder), "--dtype", "float32", "--max-new-tokens", "8"]
+        argv += ["--num-nodes", "5", "--depth", "2", "--width", "2"]
+        assert main([*argv, "--prompt", "the", "--json", str(output)]) == 0
+        ids.append(json.loads(output.read_text())["runs"][0]["generated_ids"])
+    assert len(ids[0]) == 8
+    assert ids[0] == ids[1]
+
+
+def test_convert_says_what_it_wrote(
+    convert: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "converted"
+    assert convert([*_folders(pair)[:2], "--output", str(output)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"wrote {output / 'target'}, every weight read back bit for bit\n"
+    assert "warning" not in err and "WARNING" not in err
+    assert [path.name for path in output.iterdir()] == ["target"]
+
+
+def test_convert_replaces_only_when_asked(
+    convert: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "converted"
+    argv = [*_folders(pair), "--output", str(output)]
+    assert convert(argv) == 0
+    capsys.readouterr()
+    assert convert([*argv, "--dtype", "bfloat16"]) == 2
+    _check_refusal(capsys, str(output), "--overwrite")
+    assert convert([*argv, "--dtype", "bfloat16", "--overwrite"]) == 0
+    config = json.loads((output / "head" / "config.json").read_text())
+    assert config["torch_dtype"] == "bfloat16"
+
+
+def test_convert_refuses_what_it_cannot_use(
+    convert: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--output", str(tmp_path / "converted")]
+    target, head = pair / "target", pair / "head"
+
+    assert convert(["--target", str(tmp_path / "nowhere"), *output]) == 2
+    _check_refusal(capsys, "nowhere is no folder")
+    assert convert([*_folders(pair), "--output", str(pair / "a" / "b")]) == 2
+    _check_refusal(capsys, str(pair / "a"), "is no folder")
+    assert convert([*_folders(pair), "--output", str(pair), "--overwrite"]) == 2
+    _check_refusal(capsys, str(pair), "is read from it")
+
+    weights = head / "model.safetensors"
+    complete = weights.read_bytes()
+    weights.write_bytes(complete[:-100])
+    assert convert([*_folders(pair), *output]) == 2
+    _check_refusal(capsys, str(weights), "no complete safetensors file")
+    weights.write_bytes(complete)
+    _change_weights(target, **{"model.norm.weight": np.full(32, np.inf, np.float32)})
+    assert convert([*_folders(pair), *output]) == 2
+    _check_refusal(capsys, "model.norm.weight", "infinite")
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"vocab_size": 301}))
+    assert convert([*_folders(pair), *output]) == 2
+    _check_refusal(capsys, "vocab_size is 301")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_broken_store_is_refused_before_any_weight_is_read(
+    main: Main,
+    convert: Main,
+    pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    converted = tmp_path / "converted"
+    assert convert([*_folders(pair), "--output", str(converted)]) == 0
+
+    def read(*_: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(checkpoints, "load_target", read)
+    for half in ("head", "target"):
+        (converted / half / "params" / "_CHECKPOINT_METADATA").unlink()
+        capsys.readouterr()
+        assert main(_folders(converted)) == 2
+        _check_refusal(capsys, str(converted / half), "is missing", "convert")
+
+
+@pytest.mark.parametrize("kind", ["published", "converted"])
+def test_export_writes_the_head_that_it_was_given(
+    convert: Main,
+    export: Main,
+    pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    pytest.importorskip("torch")
+    source = pair / "head"
+    if kind == "converted":
+        converted = tmp_path / "converted"
+        assert convert([*_folders(pair), "--output", str(converted)]) == 0
+        source = converted / "head"
+    output = tmp_path / "exported"
+    capsys.readouterr()
+    argv = ["--head", str(source), "--output", str(output)]
+    assert export([*argv, "--target", str(pair / "target")]) == 0
+    out, _ = capsys.readouterr()
+    assert out == (
+        f"wrote {output}: {', '.join(_EXPORTED)}; float32, with the embedding table, "
+        "every weight read back bit for bit\n"
+    )
+    expected = load_file(pair / "head" / "model.safetensors")
+    written = load_file(output / "model.safetensors")
+    assert written.keys() == expected.keys()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(written[name], tensor)
+
+
+def _export_table(export: Main, pair: Path, output: Path, *flags: str) -> Any:
+    """Exports the head and returns its table, `None` where it has none."""
+    argv = ["--head", str(pair / "head"), "--output", str(output), "--overwrite"]
+    assert export([*argv, *flags]) == 0
+    return load_file(output / "model.safetensors").get(_TABLE)
+
+
+def test_export_includes_the_table_as_asked(
+    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, target = tmp_path / "exported", ["--target", str(pair / "target")]
+    theirs = load_file(pair / "target" / "model.safetensors")[
+        "model.embed_tokens.weight"
+    ]
+    for flags in ([], target, ["--embedding", "keep"], ["--embedding", "include"]):
+        np.testing.assert_array_equal(
+            _export_table(export, pair, output, *flags), theirs
+        )
+    assert _export_table(export, pair, output, *target, "--embedding", "omit") is None
+    assert "without the embedding table" in capsys.readouterr().out
+
+    shutil.rmtree(pair / "head")
+    shutil.copytree(output, pair / "head")
+    assert _export_table(export, pair, output) is None
+    assert _export_table(export, pair, output, "--embedding", "omit") is None
+    assert _export_table(export, pair, output, *target, "--embedding", "keep") is None
+    np.testing.assert_array_equal(_export_table(export, pair, output, *target), theirs)
+    narrow = _export_table(export, pair, output, *target, "--dtype", "float16")
+    np.testing.assert_array_equal(narrow, theirs.astype(np.float16))
+
+
+def test_export_never_loses_a_table_that_is_the_heads_own(
+    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--head", str(pair / "head"), "--output", str(tmp_path / "exported")]
+    omit = ["--embedding", "omit"]
+    assert export([*argv, *omit]) == 2
+    _check_refusal(capsys, "--embedding omit needs --target")
+    own = load_file(pair / "head" / "model.safetensors")[_TABLE] + 1
+    _change_weights(pair / "head", **{_TABLE: own})
+    target = ["--target", str(pair / "target")]
+    assert export([*argv, *target, *omit]) == 2
+    _check_refusal(capsys, "would change the head", str(pair / "target"))
+    table = _export_table(export, pair, tmp_path / "exported", *target)
+    np.testing.assert_array_equal(table, own)
+
+
+def test_export_refuses_what_it_cannot_use(
+    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "exported"
+    argv = ["--head", str(pair / "head"), "--output", str(output)]
+    assert export(["--head", str(pair), "--output", str(output)]) == 2
+    _check_refusal(capsys, str(pair), "config.json")
+    assert export([*argv[:2], "--output", str(pair / "head"), "--overwrite"]) == 2
+    _check_refusal(capsys, str(pair / "head"), "is read from it")
+    assert export([*argv[:2], "--output", str(pair / "target"), "--overwrite"]) == 2
+    _check_refusal(capsys, str(pair / "target"), "holds something else")
+    _change_weights(pair / "head", **{"fc.bias": np.full(32, 1e30, np.float32)})
+    assert export([*argv, "--dtype", "float16"]) == 2
+    _check_refusal(capsys, "fc.bias", "float16 cannot hold")
+    (pair / "head" / "model.safetensors").unlink()
+    assert export(argv) == 2
+    _check_refusal(capsys, str(pair / "head"), "holds no weights")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_export_warns_where_torch_is_missing(
+    export: Main,
+    pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    output = tmp_path / "exported"
+    assert export(["--head", str(pair / "head"), "--output", str(output)]) == 0
+    out, err = capsys.readouterr()
+    assert "warning: torch is not installed" in err
+    assert "pytorch_model.bin" not in out
+    assert sorted(path.name for path in output.iterdir()) == _EXPORTED[:2]
