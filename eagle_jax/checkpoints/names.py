@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 
 _LAYER = {
     "input_norm": "input_layernorm.weight",
@@ -56,12 +57,29 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
     return jax.tree_util.tree_map_with_path(name, params)
 
 
+def is_transposed(name: str) -> bool:
+    """Returns whether files hold this tensor `[out, in]` and we hold it `[in, out]`.
+
+    That is every matrix but the embedding tables.
+    """
+    return name.endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
+
+
 def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:
-    """Returns the leaves of a pytree by the names of their tensors.
+    """Returns the leaves of a pytree by the names of their tensors, as in files.
 
     Args:
         params: As for `tensor_names`.
         table: As for `tensor_names`.
     """
     listed = jax.tree.leaves(tensor_names(params, table))
-    return dict(zip(listed, jax.tree.leaves(params), strict=True))
+    named = zip(listed, jax.tree.leaves(params), strict=True)
+    return {name: _as_in_file(name, leaf) for name, leaf in named}
+
+
+def _as_in_file(name: str, leaf: Any) -> Any:
+    if not is_transposed(name):
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape[::-1], leaf.dtype)
+    return np.asarray(leaf).T  # A view: on CPUs nothing is copied.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+from eagle_jax.checkpoints.names import is_transposed
 from eagle_jax.checkpoints.source import first_line, read_json
 from eagle_jax.errors import InputError
 
@@ -227,11 +228,15 @@ def load_params(
         sharding: jax.sharding.Sharding | None = None,
     ) -> jax.Array:
         tensor = files.read(name)
-        if tensor.shape != shape.shape:
+        turned = is_transposed(name)
+        wanted = shape.shape[::-1] if turned else shape.shape
+        if tensor.shape != wanted:
             raise InputError(
                 f"{files.folder}: tensor {name} has shape {tensor.shape}, but "
-                f"config.json asks for {shape.shape}"
+                f"config.json asks for {wanted}"
             )
+        if turned:
+            tensor = np.ascontiguousarray(tensor.T)
         if tensor.dtype != dtype:
             tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
         if sharding is None:  # Uncommitted: it follows what it is used with.

@@ -28,12 +28,12 @@ class EagleDrafterParams:
     Attributes:
         head: Weights of the head.
         embedding: `[V, E]`.
-        output_head: `[V, E]`.
+        output_head: `[E, V]`, or `None` where it is the embedding's transpose.
     """
 
     head: EagleHeadParams
     embedding: jax.Array
-    output_head: jax.Array
+    output_head: jax.Array | None
 
 
 @struct.dataclass(kw_only=True)
@@ -77,11 +77,16 @@ class EagleDrafter:
 
     @staticmethod
     def params(head: EagleHeadParams, target: TransformerParams) -> EagleDrafterParams:
-        """Joins a head with the tables of its target; nothing is copied."""
+        """Joins a head with the tables of its target.
+
+        Nothing is copied, unless the head has a table of its own and the target's
+        output head is the target's table.
+        """
+        shares_table = head.embedding is None
         return EagleDrafterParams(
             head=dataclasses.replace(head, embedding=None),
             embedding=target.embedding if head.embedding is None else head.embedding,
-            output_head=output_head(target),
+            output_head=target.output_head if shares_table else output_head(target),
         )
 
     def init_state(self, batch: int, capacity: int) -> EagleState | tuple[()]:
@@ -142,7 +147,7 @@ class EagleDrafter:
             return jax.vmap(grow)(root), state
 
         root_output, state = self._read_confirmed(params, state, root)
-        logits = unembed(params.output_head, root_output)
+        logits = unembed(_output_head(params), root_output)
         tokens, log_probs = trees.top_children(logits, config.width)
         first_level = functools.partial(trees.first_level, depth=self.depth)
         candidates, frontier = jax.vmap(first_level)(tokens, log_probs)
@@ -162,7 +167,7 @@ class EagleDrafter:
                 state.cache,
                 earlier,
             )
-            logits = unembed(params.output_head, outputs)
+            logits = unembed(_output_head(params), outputs)
             tokens, log_probs = trees.top_children(logits, config.width)
             expand = functools.partial(
                 trees.expand, level=level, rank_by=config.rank_by
@@ -232,3 +237,7 @@ class EagleDrafter:
 def _pad_rows(x: jax.Array, num_rows: int) -> jax.Array:
     """Pads `[B, 1, ...]` to `[B, num_rows, ...]` with zeros."""
     return jnp.pad(x, [(0, 0), (0, num_rows - 1)] + [(0, 0)] * (x.ndim - 2))
+
+
+def _output_head(params: EagleDrafterParams) -> jax.Array:
+    return params.embedding.T if params.output_head is None else params.output_head

@@ -22,7 +22,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleDrafter
 from eagle_jax.interface import Params, Target, TargetOutput
 from eagle_jax.models import eagle_head
-from eagle_jax.models.transformer import Transformer, TransformerParams, unembed
+from eagle_jax.models.transformer import Transformer, TransformerParams, output_head, unembed
 from eagle_jax.tree import DraftTree, FlatTree, flatten, root_only
 
 _READ_BYTES = 512 * 2**20
@@ -404,7 +404,7 @@ def _bare_drafts(
         # The pairs of the first call go to the cache; those of later calls wait.
         earlier = None if level == 1 else entries
         read = outputs[:, :1] if level == 1 else outputs
-        result = _witness(unembed(weights.output_head, read), outputs)
+        result = _witness(unembed(output_head(params.target), read), outputs)
         features = jnp.broadcast_to(
             outputs[:, :1], (pair.batch, width, outputs.shape[-1])
         )

@@ -45,7 +45,7 @@ class EagleHeadParams:
     """Weights of an EAGLE-1/2 head.
 
     Attributes:
-        fc: `[E, 2 * E]` over embedding and feature, in this order.
+        fc: `[2 * E, E]` over embedding and feature, in this order.
         layer: One decoder layer without input norm.
         fc_bias: `[E]` or `None`.
         embedding: `[V, E]` where the head has a table of its own, `None` where it
@@ -102,7 +102,7 @@ def init_params(
     fc_key, layer_key = jax.random.split(key)
     width, kind = config.layer.hidden_size, jnp.dtype(dtype)
     return EagleHeadParams(
-        fc=init_matrix(fc_key, (width, 2 * width), kind),
+        fc=init_matrix(fc_key, (2 * width, width), kind),
         fc_bias=jnp.zeros(width, kind) if config.fc_bias else None,
         layer=init_layer(layer_key, config.layer, kind, input_norm=False),
     )

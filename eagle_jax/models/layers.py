@@ -1,7 +1,8 @@
 """The decoder layer of the Llama family, shared by targets and EAGLE heads.
 
-Weights keep the `[out, in]` layout of their checkpoints: nothing is transposed on
-loading, and on CPUs neither layout is faster over the row counts of a round.
+Matrices are `[in, out]`, the transpose of what checkpoints hold. On CPUs one row takes
+the same time either way, but the four to sixteen rows of a small tree take about two
+thirds of what they take with `[out, in]`.
 """
 
 import dataclasses
@@ -41,18 +42,18 @@ class LayerConfig:
 
 @struct.dataclass(kw_only=True)
 class LayerParams:
-    """Weights of one decoder layer; every matrix is `[out, in]`.
+    """Weights of one decoder layer; every matrix is `[in, out]`.
 
     Attributes:
         input_norm: `[E]`, or `None` for a layer without it (EAGLE heads).
-        query: `[H * A, E]`.
-        key: `[G * A, E]`.
-        value: `[G * A, E]`.
-        output: `[E, H * A]`.
+        query: `[E, H * A]`.
+        key: `[E, G * A]`.
+        value: `[E, G * A]`.
+        output: `[H * A, E]`.
         mlp_norm: `[E]`.
-        gate: `[intermediate, E]`.
-        up: `[intermediate, E]`.
-        down: `[E, intermediate]`.
+        gate: `[E, intermediate]`.
+        up: `[E, intermediate]`.
+        down: `[intermediate, E]`.
         query_bias: `[H * A]` or `None`.
         key_bias: `[G * A]` or `None`.
         value_bias: `[G * A]` or `None`.
@@ -82,17 +83,17 @@ def precision_of(x: jax.Array) -> jax.lax.Precision:
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """Returns `x @ weight.T + bias`.
+    """Returns `x @ weight + bias`.
 
     Args:
         x: `[..., in]`.
-        weight: `[out, in]`.
+        weight: `[in, out]`.
         bias: `[out]` or `None`.
 
     Returns:
         `[..., out]`, in the dtype of `x`.
     """
-    y = jnp.einsum("...i,oi->...o", x, weight, precision=precision_of(x))
+    y = jnp.matmul(x, weight, precision=precision_of(x))
     return y if bias is None else y + bias
 
 
@@ -220,13 +221,13 @@ def init_layer(
     query_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
     shapes = {
-        "query": (query_width, width),
-        "key": (kv_width, width),
-        "value": (kv_width, width),
-        "output": (width, query_width),
-        "gate": (inner, width),
-        "up": (inner, width),
-        "down": (width, inner),
+        "query": (width, query_width),
+        "key": (width, kv_width),
+        "value": (width, kv_width),
+        "output": (query_width, width),
+        "gate": (width, inner),
+        "up": (width, inner),
+        "down": (inner, width),
     }
     keys = jax.random.split(key, len(shapes))
     weights = {

@@ -50,7 +50,7 @@ class TransformerParams:
         embedding: `[V, E]`.
         layers: `L` layers.
         norm: `[E]`, the final norm.
-        output_head: `[V, E]`, or `None` where it is the embedding.
+        output_head: `[E, V]`, or `None` where it is the embedding's transpose.
     """
 
     embedding: jax.Array
@@ -102,9 +102,13 @@ def causal_mask(batch: int, num_tokens: int) -> jax.Array:
 
 
 def unembed(output_head: jax.Array, hidden: jax.Array) -> jax.Array:
-    """Returns float32 logits `[..., V]` of hidden states `[..., E]`."""
-    return jnp.einsum(
-        "...e,ve->...v",
+    """Returns float32 logits `[..., V]` of hidden states `[..., E]`.
+
+    Args:
+        output_head: `[E, V]`.
+        hidden: `[..., E]`.
+    """
+    return jnp.matmul(
         hidden,
         output_head,
         precision=precision_of(hidden),
@@ -126,7 +130,7 @@ def init_params(
         ),
         norm=jnp.ones(config.layer.hidden_size, kind),
         output_head=(
-            None if config.tie_embeddings else init_matrix(head_key, shape, kind)
+            None if config.tie_embeddings else init_matrix(head_key, shape[::-1], kind)
         ),
     )
 
@@ -177,5 +181,5 @@ class Transformer:
 
 
 def output_head(params: TransformerParams) -> jax.Array:
-    """Returns the `[V, E]` output head, the embedding where they are tied."""
-    return params.embedding if params.output_head is None else params.output_head
+    """Returns the `[E, V]` output head; inside a jitted function nothing is copied."""
+    return params.embedding.T if params.output_head is None else params.output_head

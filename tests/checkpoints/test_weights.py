@@ -326,9 +326,9 @@ def test_a_head_survives_the_round_trip_through_its_names(
 
 
 def _write_by_name(folder: Path, params: Any, table: dict[str, str]) -> None:
-    named = jax.tree.leaves(names.tensor_names(params, table))
-    tensors = map(np.asarray, jax.tree.leaves(params))
-    save_file(dict(zip(named, tensors, strict=True)), folder / _SINGLE)
+    named = names.by_name(params, table)
+    tensors = {name: np.ascontiguousarray(named[name]) for name in named}
+    save_file(tensors, folder / _SINGLE)
 
 
 def test_every_name_of_the_tables_is_used_once(target: Path, head: Path) -> None:
