@@ -21,7 +21,7 @@ from eagle_jax.errors import InputError
 Settings = TypeVar("Settings")
 
 
-def _require(holds: bool, name: str, value: object, wanted: str) -> None:
+def require(holds: bool, name: str, value: object, wanted: str) -> None:
     """Raises an error that names the setting, what was given and what is wanted."""
     if not holds:
         raise InputError(f"{name} = {value} must be {wanted}")
@@ -53,9 +53,9 @@ class TreeConfig:
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
-        _require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
-        _require(self.depth >= 0, "depth", self.depth, "0 or more")
-        _require(self.width >= 1, "width", self.width, "at least 1")
+        require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
+        require(self.depth >= 0, "depth", self.depth, "0 or more")
+        require(self.width >= 1, "width", self.width, "at least 1")
 
     @property
     def levels(self) -> int:
@@ -85,10 +85,10 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
         is_temperature = math.isfinite(self.temperature) and self.temperature >= 0
-        _require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
+        require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,11 +116,11 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         """Refuses counts below one."""
         new_tokens = self.max_new_tokens
-        _require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
+        require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
         if self.max_length is not None:
             length = self.max_length
-            _require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
-        _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+            require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

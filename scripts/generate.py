@@ -1,8 +1,9 @@
 """Text in, the target's own text out: EAGLE-2 generation from the command line.
 
+    python scripts/generate.py --prompt "def main():"
     python scripts/generate.py --target FOLDER --draft FOLDER --prompt "Hello"
 
-Folders may be Hugging Face hub names. Texts and the summary go to standard output,
+Without a target the embedded pair writes Python. Folders may be Hugging Face hub names. Texts and the summary go to standard output,
 everything else to standard error.
 """
 
@@ -16,17 +17,20 @@ from typing import Any
 
 import jax
 
+from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.cli import report, runner, text
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
 from eagle_jax.cli.pairs import PairSource, open_pair, open_random
 from eagle_jax.cli.session import Session, View, keep_compiled_programs, say
-from eagle_jax.config import DecodingConfig, GenerateConfig, load_config
+from eagle_jax.cli.settings import join_settings
+from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerConfig
 
-_DEFAULT_PROMPT = "Once upon a time"
+_EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
+_EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 _EXIT_INPUT, _EXIT_INTERRUPTED, _EXIT_BROKEN_PIPE = 2, 130, 141
 
 
@@ -35,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     try:
         arguments = _parse(argv)
-        return _generate(arguments, _settings(arguments))
+        config = join_settings(GenerateConfig, arguments.config, arguments)
+        return _generate(arguments, config)
     except InputError as error:
         say(f"error: {error}")
         return _EXIT_INPUT
@@ -56,13 +61,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
-    add("--target", help="target: a Hugging Face folder or hub name")
+    add(
+        "--target",
+        help="target: a Hugging Face folder or hub name; without one the embedded "
+        "pair, with the settings of configs/embedded.toml",
+    )
     add("--draft", help="EAGLE-1/2 head: a folder or hub name")
     add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
     add(
         "--prompt",
         action="append",
-        help=f"may be given several times; default {_DEFAULT_PROMPT!r}",
+        help=f"may be given several times; default {_EMBEDDED_PROMPT!r} for the "
+        f"embedded pair, {_DEFAULT_PROMPT!r} otherwise",
     )
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
@@ -86,24 +96,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--num-nodes", type=int, help="nodes of the tree, root included")
     add("--depth", type=int, help="drafted levels")
     add("--width", type=int, help="nodes expanded per level")
-    return parser.parse_args(argv)
-
-
-def _settings(arguments: argparse.Namespace) -> GenerateConfig:
-    """Joins the defaults, the TOML file and the flags, the later ones winning."""
-    config = GenerateConfig()
-    if arguments.config is not None:
-        config = load_config(arguments.config, GenerateConfig)
-    sections: dict[str, Any] = {}
-    for section in dataclasses.fields(config):
-        settings = getattr(config, section.name)
-        flags = {
-            field.name: getattr(arguments, field.name)
-            for field in dataclasses.fields(settings)
-            if getattr(arguments, field.name, None) is not None
-        }
-        sections[section.name] = dataclasses.replace(settings, **flags)
-    return GenerateConfig(**sections)
+    arguments = parser.parse_args(argv)
+    is_embedded = arguments.target is None and arguments.random is None
+    if is_embedded and arguments.draft is None:
+        arguments.target, arguments.draft = str(assets.TARGET), str(assets.HEAD)
+        arguments.config = arguments.config or _EMBEDDED_CONFIG
+    default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
+    arguments.prompt = arguments.prompt or ([] if arguments.prompts else [default])
+    return arguments
 
 
 def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
@@ -120,7 +120,10 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
             f"{config.decoding.batch_size}; leave out one of them"
         )
     if (arguments.target is None) == (arguments.random is None):
-        raise InputError("give either --target FOLDER or --random tiny")
+        raise InputError(
+            "give --target FOLDER (with --draft FOLDER) or --random tiny, or neither "
+            "for the embedded pair"
+        )
     is_plain = config.decoding.method == "autoregressive"
     if arguments.target and not arguments.draft and not is_plain:
         raise InputError(
@@ -146,10 +149,9 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
-    prompts = list(arguments.prompt or [])
+    prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
-    prompts = prompts or [_DEFAULT_PROMPT]
     source = _open(arguments, config)
     encoded = [
         text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts

@@ -47,13 +47,8 @@ def quick_compilation() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def main() -> Main:
-    """`main` of `scripts/generate.py`, loaded from its path."""
-    path = _REPOSITORY / "scripts" / "generate.py"
-    spec = importlib.util.spec_from_file_location("generate", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
+    """`main` of `scripts/generate.py`."""
+    return load_main("generate")
 
 
 @pytest.fixture(scope="session")
@@ -115,6 +110,16 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head_config = config | {"num_hidden_layers": 1, "bias": True}
     _write(folder / "head", head_config, head)
     return folder
+
+
+def load_main(script: str) -> Main:
+    """Returns `main` of a script, loaded from its path."""
+    path = _REPOSITORY / "scripts" / f"{script}.py"
+    spec = importlib.util.spec_from_file_location(script, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
 
 
 def _layer(rng: np.random.Generator, prefix: str) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ ROOT = Path(__file__).parent.parent / "eagle_jax"
 # Each package may import those below it in this list, and itself.
 ALLOWED = {
     "errors": set(),
+    "assets": set(),
     "config": {"errors"},
     "tree": set(),
     "interface": {"tree"},
@@ -17,9 +18,13 @@ ALLOWED = {
     "checkpoints": {"errors", "models"},
     "testing": {"config", "interface", "tree"},
     "evaluation": {"decoding", "drafting", "interface", "models", "tree"},
+    "training": {
+        *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
+        *("models", "tree"),
+    },
     "cli": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
-        *("interface", "models", "tree"),
+        *("interface", "models", "training", "tree"),
     },
 }
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.source import first_line
+from eagle_jax.checkpoints.source import first_line, read_json
 from eagle_jax.errors import InputError
 
 # Importing transformers advises to install torch, which tokenizers do not need.
@@ -24,11 +24,9 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     Raises:
         InputError: If there is none, or it knows more ids than the target.
     """
-    # Imported here: it takes seconds, and nobody who only decodes ids needs it.
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        kind = _tokenizer_class(folder)
+        tokenizer = kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # A broken file ends in whatever its parser trips over.
         raise InputError(
             f"{folder} holds no usable tokenizer: {first_line(error)}"
@@ -39,3 +37,16 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
             f"embedding has {vocab_size} rows; they do not belong together"
         )
     return tokenizer
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """Imports no more of transformers than the folder needs: it takes seconds."""
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    if settings.get("tokenizer_class") == "PreTrainedTokenizerFast":
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer

@@ -22,7 +22,12 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleDrafter
 from eagle_jax.interface import Params, Target, TargetOutput
 from eagle_jax.models import eagle_head
-from eagle_jax.models.transformer import Transformer, TransformerParams, output_head, unembed
+from eagle_jax.models.transformer import (
+    Transformer,
+    TransformerParams,
+    output_head,
+    unembed,
+)
 from eagle_jax.tree import DraftTree, FlatTree, flatten, root_only
 
 _READ_BYTES = 512 * 2**20

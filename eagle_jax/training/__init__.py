@@ -1,0 +1,1 @@
+"""Training EAGLE heads: data in, batches out, loss, steps and checkpoints."""

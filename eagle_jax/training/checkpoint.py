@@ -1,0 +1,94 @@
+"""Checkpoints of a run: written whole or not at all, the newest and the best kept."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from eagle_jax.checkpoints.source import first_line
+from eagle_jax.errors import InputError
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Orbax writes each into a temporary folder and renames it, so a run that is killed
+    at any moment leaves only whole ones.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, best: str | None = None) -> None:
+        """Opens or makes the folder.
+
+        Args:
+            folder: Of the checkpoints alone.
+            keep: Newest ones to keep.
+            best: Also keep the one with the highest value of this metric.
+        """
+        policies: list[Any] = [checkpoint_managers.LatestN(keep)]
+        if best is not None:
+            policies.append(
+                checkpoint_managers.BestN(
+                    get_metric_fn=lambda metrics: metrics[best], n=1
+                )
+            )
+        self._manager = ocp.CheckpointManager(
+            folder.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+                best_fn=(lambda metrics: metrics[best]) if best else None,
+                enable_async_checkpointing=False,
+            ),
+        )
+
+    def latest(self) -> int | None:
+        """Returns the newest checkpoint's step, `None` without any."""
+        return self._manager.latest_step()
+
+    def best(self) -> int | None:
+        """Returns the best checkpoint's step, the newest where none was measured."""
+        return self._manager.best_step()
+
+    def save(self, step: int, state: Any, metrics: dict[str, float]) -> None:
+        """Writes a checkpoint.
+
+        Args:
+            step: Steps done.
+            state: Pytree of arrays.
+            metrics: By which the best is chosen.
+
+        Raises:
+            InputError: If the disk does not take it.
+        """
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics)
+            self._manager.wait_until_finished()
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"cannot write the checkpoint of step {step} to "
+                f"{self._manager.directory}: {first_line(error)}"
+            ) from error
+
+    def restore(self, step: int, like: Any) -> Any:
+        """Reads a checkpoint.
+
+        Args:
+            step: One of those kept.
+            like: Pytree of arrays or shapes with the wanted shardings.
+
+        Raises:
+            InputError: If it cannot be read or is of other shapes.
+        """
+        try:
+            shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+            return self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"cannot read the checkpoint of step {step} in "
+                f"{self._manager.directory}: {first_line(error)}"
+            ) from error
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._manager.close()

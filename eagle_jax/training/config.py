@@ -1,0 +1,182 @@
+"""Settings of training a head; the defaults are the EAGLE papers'."""
+
+import dataclasses
+import math
+from typing import Literal
+
+from eagle_jax.config import TreeConfig, require
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What a head is trained towards (EAGLE-1, section 3.2).
+
+    Three settings also know the official code's rule, where it differs from the
+    paper's.
+
+    Attributes:
+        feature_weight: Of the Smooth L1 loss between features.
+        token_weight: Of the cross-entropy between token laws, `w_cls`.
+        noise: Half width of the uniform noise on input features.
+        noise_scale: "constant" as in the paper, or "official": times 512 / the
+            length of the sample.
+        mask: Which pairs count: "next" those whose *token* (`i + 1`) is to be
+            predicted, so that the first draft after a prompt is trained; "official"
+            those whose feature (`i`) belongs to such a token.
+        normalize: "tokens" divides by the pairs that count, "official" (its
+            DeepSpeed trainer) by all positions, padding included.
+    """
+
+    feature_weight: float = 1.0
+    token_weight: float = 0.1
+    noise: float = 0.1
+    noise_scale: Literal["constant", "official"] = "constant"
+    mask: Literal["next", "official"] = "next"
+    normalize: Literal["tokens", "official"] = "tokens"
+
+    def __post_init__(self) -> None:
+        """Refuses weights and noise below zero."""
+        for name in ("feature_weight", "token_weight", "noise"):
+            value = getattr(self, name)
+            holds = math.isfinite(value) and value >= 0
+            require(holds, name, value, "finite, 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up and decay (EAGLE-1, section 4).
+
+    Attributes:
+        learning_rate: At the end of the warm-up.
+        b1: Decay of Adam's first moment.
+        b2: Decay of Adam's second moment.
+        weight_decay: Decoupled, on matrices and vectors alike.
+        warmup_steps: From 0 to `learning_rate`.
+        final_fraction: Of the learning rate, left at the last step.
+        clip: Bound of the gradient.
+        clip_by: "norm" bounds the global norm, "value" each entry (official code).
+    """
+
+    learning_rate: float = 3e-5
+    b1: float = 0.9
+    b2: float = 0.95
+    weight_decay: float = 0.01
+    warmup_steps: int = 2000
+    final_fraction: float = 0.0
+    clip: float = 0.5
+    clip_by: Literal["norm", "value"] = "norm"
+
+    def __post_init__(self) -> None:
+        """Refuses values outside their range."""
+        rate = self.learning_rate
+        require(0 < rate < math.inf, "learning_rate", rate, "above 0 and finite")
+        for name in ("b1", "b2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, name, value, "at least 0 and below 1")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
+        fraction = self.final_fraction
+        require(0 <= fraction <= 1, "final_fraction", fraction, "between 0 and 1")
+        require(self.clip > 0, "clip", self.clip, "above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How data becomes rows of tokens.
+
+    Attributes:
+        row_length: `T`, tokens per row; samples are packed into rows.
+        too_long: What becomes of longer samples: "cut" into pieces, "drop" or
+            "refuse".
+        held_out: Share of the samples that is evaluated on and not trained on.
+        max_malformed: Share of unusable records that is passed over.
+        cache_features: Compute the target's features once and keep them on disk.
+    """
+
+    row_length: int = 2048
+    too_long: Literal["cut", "drop", "refuse"] = "cut"
+    held_out: float = 0.05
+    max_malformed: float = 0.01
+    cache_features: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses values outside their range."""
+        require(self.row_length >= 4, "row_length", self.row_length, "at least 4")
+        require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
+        share = self.max_malformed
+        require(0 <= share <= 1, "max_malformed", share, "between 0 and 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """Sizes of a new head; what is `None` is the target's.
+
+    Attributes:
+        intermediate_size: Width of the feed-forward layer.
+        num_heads: Query heads.
+        num_kv_heads: Key/value heads.
+        fc_bias: Whether the fusing layer has a bias.
+        include_embedding: Export the target's embedding table with the head, as the
+            official code expects.
+    """
+
+    intermediate_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    fc_bias: bool = True
+    include_embedding: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Length and rhythm of a run.
+
+    Attributes:
+        steps: Optimizer steps.
+        batch_size: `B`, rows per step, over all devices.
+        seed: Of initial weights, order and noise.
+        dtype: Of target and arithmetic; the head's own weights stay float32. "auto"
+            for float32 on CPUs and the target's own elsewhere.
+        log_every: Steps between lines of the log.
+        eval_every: Steps between held-out evaluations and checkpoints.
+        eval_rows: Held-out rows, at most.
+        eval_prompts: Held-out prompts that are decoded to count tokens per round.
+        eval_new_tokens: Decoded per prompt.
+        eval_prompt_tokens: Of a plain text, its first tokens.
+        keep: Newest checkpoints kept, beside the best.
+        explode: Stop when the loss is this many times its running mean.
+    """
+
+    steps: int = 10_000
+    batch_size: int = 8
+    seed: int = 0
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    log_every: int = 20
+    eval_every: int = 1000
+    eval_rows: int = 64
+    eval_prompts: int = 8
+    eval_new_tokens: int = 64
+    eval_prompt_tokens: int = 16
+    keep: int = 2
+    explode: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuses counts below one."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and field.name != "seed":
+                require(value >= 1, field.name, value, "at least 1")
+        require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
+        require(self.explode > 1, "explode", self.explode, "above 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """All settings of `scripts/train.py`, one TOML table per attribute."""
+
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: DataConfig = DataConfig()
+    head: HeadConfig = HeadConfig()
+    run: RunConfig = RunConfig()
+    tree: TreeConfig = TreeConfig()

@@ -1,0 +1,352 @@
+"""Training data in: conversations and texts from the files that people have.
+
+`.json` and `.jsonl` files hold a list of records or one record per line, whichever it
+is; a record is one of
+
+* `{"conversations": [{"from": "human", "value": ...}, ...]}` (ShareGPT),
+* `{"messages": [{"role": "user", "content": ...}, ...]}`,
+* `{"text": ...}`,
+* `{"ids": [...], "loss_mask": [...]}`, with or without one of the others beside it:
+  tokens that were written down exactly, as `scripts/regenerate.py` does.
+
+`.txt` files hold documents between lines of `<|endoftext|>`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_jax.errors import InputError
+
+Message = dict[str, str]
+"""`role` ("system", "user" or "assistant") and `content`, as chat templates want it."""
+
+_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+}
+_SEPARATOR = "<|endoftext|>"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Example:
+    """One record of a data file.
+
+    Attributes:
+        where: Its place in the file, for messages.
+        messages: A conversation, system turn first if there is one, then user and
+            assistant in turn; empty for plain text.
+        text: Plain text, `None` where there is something else.
+        ids: `[n]` int32, the exact tokens where the record has them; they win.
+        loss_mask: `[n]` bool, which of the ids are to be predicted; `None` if the
+            record does not say.
+    """
+
+    where: str
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    ids: np.ndarray | None = None
+    loss_mask: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """What was read, and what was not.
+
+    Attributes:
+        examples: In the file's order.
+        malformed: A line for each record that is not what it should be.
+        unusable: A line for each record that is well-formed but teaches nothing, such
+            as a conversation without an answer.
+    """
+
+    examples: list[Example]
+    malformed: list[str]
+    unusable: list[str]
+
+    def summary(self) -> str:
+        """Returns one line for a log."""
+        parts = [f"{len(self.examples)} examples"]
+        for label, lines in (
+            ("malformed", self.malformed),
+            ("unusable", self.unusable),
+        ):
+            if lines:
+                parts.append(f"{len(lines)} {label} left out (the first: {lines[0]})")
+        return " | ".join(parts)
+
+
+class _MalformedError(Exception):
+    """A record is not what it should be."""
+
+
+class _UnusableError(Exception):
+    """A record teaches nothing."""
+
+
+def read_examples(
+    path: Path, *, max_malformed: float = 0.01, need_answers: bool = True
+) -> DataFile:
+    """Reads a data file.
+
+    A conversation's leading assistant turns (frequent in ShareGPT, where long
+    conversations are cut) are dropped, and so are user turns that nobody answers.
+
+    Args:
+        path: `.json`, `.jsonl` or `.txt`; see the module's text.
+        max_malformed: Share of the records that may be malformed and left out.
+        need_answers: If false, user turns without an answer are kept, and a
+            conversation needs none: for a target that is going to answer.
+
+    Returns:
+        At least one example.
+
+    Raises:
+        InputError: If the file cannot be read, too much of it is malformed, or
+            nothing in it is usable.
+    """
+    if not 0 <= max_malformed <= 1:
+        raise InputError(f"max_malformed = {max_malformed} must be 0 to 1")
+    if path.suffix not in (".json", ".jsonl", ".txt"):
+        raise InputError(f"{path} must end in .json, .jsonl or .txt")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the data {path}: {error.strerror}") from error
+    found = DataFile(examples=[], malformed=[], unusable=[])
+    if path.suffix == ".txt":
+        records = _documents(path, data)
+    else:
+        records = _json_records(path, data)
+    count = 0
+    for where, parse in records:
+        count += 1
+        try:
+            found.examples.append(_example(where, parse(), need_answers))
+        except _MalformedError as error:
+            found.malformed.append(f"{where}: {error}")
+        except _UnusableError as error:
+            found.unusable.append(f"{where}: {error}")
+    _check(path, found, count, max_malformed)
+    return found
+
+
+def _check(path: Path, found: DataFile, count: int, max_malformed: float) -> None:
+    """Refuses a file that is not what it seems to be."""
+    if len(found.malformed) > max_malformed * count:
+        raise InputError(
+            f"{path}: {len(found.malformed)} of {count} records are malformed, more "
+            f"than max_malformed = {max_malformed} allows; mend or remove them, first "
+            f"of all {found.malformed[0]}"
+        )
+    if not found.examples:
+        reasons = found.unusable + found.malformed
+        because = f"; {reasons[0]}" if reasons else ""
+        raise InputError(
+            f"{path} holds no usable conversation or text among {count} "
+            f"records{because}; give a file with conversations, messages or text"
+        )
+
+
+_Record = tuple[str, Callable[[], Any]]
+"""Where a record is, and what parses it or raises `_MalformedError`."""
+
+
+def _documents(path: Path, data: bytes) -> Iterator[_Record]:
+    """Yields the texts of a `.txt` file."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read the data {path}: {error}") from error
+    start = 1
+    lines: list[str] = []
+
+    def document() -> _Record:
+        record = {"text": "\n".join(lines).strip()}
+        return f"the document at line {start}", lambda: record
+
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if line.strip() != _SEPARATOR:
+            lines.append(line)
+            continue
+        if any(map(str.strip, lines)):
+            yield document()
+        start, lines = number + 1, []
+    if any(map(str.strip, lines)):
+        yield document()
+
+
+def _json_records(path: Path, data: bytes) -> Iterator[_Record]:
+    """Yields the records of a JSON list or of JSON lines."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if data.lstrip()[:1] == b"[":
+        try:
+            records = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"{path} begins as a JSON list but is not valid JSON: {error}"
+            ) from error
+        for number, record in enumerate(records, 1):
+            yield f"record {number}", lambda record=record: record
+        return
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.strip():
+            yield f"line {number}", lambda line=line: _parse(line)
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError as error:
+        raise _MalformedError(f"it is not UTF-8 ({error.reason})") from error
+    except (ValueError, RecursionError) as error:
+        raise _MalformedError(f"it is not valid JSON ({error})") from error
+
+
+def _example(where: str, record: Any, need_answers: bool) -> Example:
+    """Returns a checked record."""
+    if not isinstance(record, dict):
+        raise _MalformedError(f"it is no JSON object but {_short(record)}")
+    ids, loss_mask = _ids(record)
+    turns = _turns(record)
+    if turns is not None:
+        if ids is None:  # Otherwise they count, and the turns are there to be read.
+            turns = _conversation(turns, need_answers)
+        return Example(where=where, messages=tuple(turns), ids=ids, loss_mask=loss_mask)
+    if ids is not None:
+        return Example(where=where, ids=ids, loss_mask=loss_mask)
+    if "text" not in record:
+        raise _MalformedError(
+            "it has neither conversations, messages, text nor ids, but "
+            f"{_short(', '.join(record)) if record else 'nothing'}"
+        )
+    text = _check_text(record["text"], "its text")
+    if not text.strip():
+        raise _UnusableError("its text is empty")
+    return Example(where=where, text=text)
+
+
+def _ids(record: dict[str, Any]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns a record's tokens and which are to be predicted, as far as it has them.
+
+    Raises:
+        _MalformedError: If they are no ids or do not fit together.
+        _UnusableError: If there is nothing to be predicted.
+    """
+    ids = record.get("ids")
+    if ids is None:
+        return None, None
+    tokens = _whole_numbers(ids, "ids", 2**31 - 1)
+    if len(tokens) < 2:
+        raise _UnusableError("it has less than two ids, of which none is predicted")
+    if record.get("loss_mask") is None:
+        return tokens.astype(np.int32), None
+    mask = _whole_numbers(record["loss_mask"], "loss_mask", 1)
+    if len(mask) != len(tokens):
+        raise _MalformedError(
+            f"its loss_mask has {len(mask)} entries for {len(tokens)} ids"
+        )
+    if not mask.any():
+        raise _UnusableError("its loss_mask predicts nothing")
+    return tokens.astype(np.int32), mask.astype(np.bool_)
+
+
+def _whole_numbers(values: Any, name: str, highest: int) -> np.ndarray:
+    """Returns a list of whole numbers or booleans as an array."""
+    if isinstance(values, list) and values:
+        try:
+            array = np.array(values)
+        except (ValueError, OverflowError):  # Lists of lists, not of one length.
+            array = np.array([])
+        is_whole = array.ndim == 1 and array.dtype.kind in "biu"
+        if is_whole and array.min() >= 0 and array.max() <= highest:
+            return array
+    raise _MalformedError(
+        f"its {name} must be a list of whole numbers of 0 to {highest}, not "
+        f"{_short(values)}"
+    )
+
+
+def _turns(record: dict[str, Any]) -> list[Message] | None:
+    """Returns a record's turns with the usual role names, `None` if it has none."""
+    for key, role_key, content_key in (
+        ("conversations", "from", "value"),
+        ("messages", "role", "content"),
+    ):
+        turns = record.get(key)
+        if turns is None:
+            continue
+        if not isinstance(turns, list):
+            raise _MalformedError(f"its {key} is no list but {_short(turns)}")
+        return [
+            _message(number, turn, role_key, content_key)
+            for number, turn in enumerate(turns, 1)
+        ]
+    return None
+
+
+def _message(number: int, turn: Any, role_key: str, content_key: str) -> Message:
+    """Returns one turn, whose text may be in parts as in the OpenAI format."""
+    if not isinstance(turn, dict) or not {role_key, content_key} <= set(turn):
+        raise _MalformedError(
+            f"turn {number} has no {role_key!r} and {content_key!r}: {_short(turn)}"
+        )
+    role, content = turn[role_key], turn[content_key]
+    if not isinstance(role, str) or role not in _ROLES:
+        known = ", ".join(_ROLES)
+        raise _MalformedError(
+            f"turn {number} has the unknown role {_short(role)}; known are {known}"
+        )
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else 0 for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(parts) else content
+    content = _check_text(content, f"the text of turn {number}")
+    return {"role": _ROLES[role], "content": content}
+
+
+def _conversation(turns: list[Message], need_answers: bool) -> list[Message]:
+    """Returns turns that begin with the user and alternate, the system's in front."""
+    system = turns[:1] if turns and turns[0]["role"] == "system" else []
+    rest = turns[len(system) :]
+    while rest and rest[0]["role"] == "assistant":
+        rest = rest[1:]
+    for number, turn in enumerate(rest):
+        wanted = ("user", "assistant")[number % 2]
+        if turn["role"] != wanted:
+            place = len(turns) - len(rest) + number + 1
+            raise _MalformedError(f"turn {place} is the {turn['role']}'s, not {wanted}")
+    if need_answers and len(rest) % 2:
+        rest = rest[:-1]
+    if not rest:
+        answered = " with an answer" if need_answers else ""
+        raise _UnusableError(f"it has no user's turn{answered}")
+    for turn in rest:
+        if not turn["content"].strip():
+            raise _UnusableError(f"a turn of the {turn['role']} is empty")
+    return system + rest
+
+
+def _check_text(text: Any, name: str) -> str:
+    """Returns a text, unless no tokenizer takes it: JSON can hold half characters."""
+    if not isinstance(text, str):
+        raise _MalformedError(f"{name} is no string but {_short(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _MalformedError(f"{name} is not valid Unicode text") from error
+    return text
+
+
+def _short(value: Any) -> str:
+    """Returns a value as it can stand in one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

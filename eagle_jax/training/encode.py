@@ -1,0 +1,392 @@
+"""From examples to token ids and the mask of what is to be predicted.
+
+Conversations go through the tokenizer's own chat template, and the mask is read off
+that template: no offset is written down here. Prompts are encoded exactly as
+`scripts/generate.py` does it, so a head sees in training what it sees in use.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jinja2
+import numpy as np
+
+from eagle_jax.errors import InputError
+from eagle_jax.training.conversations import Example, Message
+
+TooLong = Literal["cut", "drop", "refuse"]
+"""What becomes of a sample that is longer than the limit.
+
+`cut` splits plain text into consecutive pieces and keeps a conversation's beginning,
+since what follows would lack it. `drop` leaves the sample out. `refuse` raises.
+"""
+
+_GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE = "cobalt violin"
+_MIN_TOKENS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedExample:
+    """A sample to train on.
+
+    Attributes:
+        tokens: `[n]` int32, `n` at least 2.
+        loss_mask: `[n]` bool, tokens that are to be predicted: the assistant's with
+            its end-of-turn token, or all of a plain text but its first.
+    """
+
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """Encoded examples, and what became of those that did not fit.
+
+    Attributes:
+        samples: In the examples' order; a cut text gives several.
+        num_cut: Examples that were cut.
+        num_dropped: Examples left out because they were too long.
+        num_empty: Examples left out because they hold nothing to be predicted: an
+            answer that begins behind the limit, a text of one token.
+        refused: A line for each conversation that the chat template refuses, such as
+            one with a system turn where the template knows none.
+    """
+
+    samples: list[EncodedExample]
+    num_cut: int
+    num_dropped: int
+    num_empty: int
+    refused: list[str]
+
+    def summary(self) -> str:
+        """Returns one line for a log."""
+        tokens = sum(len(sample.tokens) for sample in self.samples)
+        predicted = sum(int(sample.loss_mask.sum()) for sample in self.samples)
+        parts = [
+            f"{len(self.samples)} samples",
+            f"{tokens} tokens, {predicted} of them predicted",
+        ]
+        for count, label in (
+            (self.num_cut, "too long and cut"),
+            (self.num_dropped, "too long and left out"),
+            (self.num_empty, "left out, with nothing to predict"),
+        ):
+            if count:
+                parts.append(f"{count} {label}")
+        if self.refused:
+            parts.append(f"{len(self.refused)} left out ({self.refused[0]})")
+        return " | ".join(parts)
+
+
+class RefusedError(InputError):
+    """A chat template raises an exception for one conversation."""
+
+
+def encode_examples(
+    examples: Sequence[Example],
+    tokenizer: Any,
+    *,
+    max_length: int,
+    too_long: TooLong = "cut",
+    vocab_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Encoded:
+    """Encodes examples for training.
+
+    Args:
+        examples: From `read_examples`.
+        tokenizer: A `transformers` tokenizer; conversations need a fast one with a
+            chat template, plain text any, exact ids none (it may be `None`).
+        max_length: Tokens of a sample, at most.
+        too_long: What becomes of longer ones.
+        vocab_size: `V` of the target; ids of the data must be below it. `None` for
+            what the tokenizer knows.
+        progress: Called with the number of examples done, after each.
+
+    Returns:
+        At least one sample.
+
+    Raises:
+        InputError: If the tokenizer or its template cannot encode such examples, ids
+            are not the target's, a sample is too long and that is refused, or nothing
+            is left to train on.
+    """
+    if max_length < _MIN_TOKENS:
+        raise InputError(f"max_length = {max_length} must be at least {_MIN_TOKENS}")
+    if any(example.messages and example.ids is None for example in examples):
+        check_template(tokenizer)
+    if vocab_size is None and tokenizer is not None:
+        vocab_size = len(tokenizer)
+    samples: list[EncodedExample] = []
+    refused: list[str] = []
+    num_cut = num_dropped = num_empty = 0
+    for number, example in enumerate(examples, 1):
+        try:
+            whole = _encode(example, tokenizer, vocab_size)
+        except RefusedError as error:
+            refused.append(str(error))
+        else:
+            length = len(whole.tokens)
+            if length > max_length and too_long == "refuse":
+                raise InputError(
+                    f"{example.where} has {length} tokens, but max_length = "
+                    f"{max_length}; raise it, or choose to cut or drop such samples"
+                )
+            num_cut += length > max_length and too_long == "cut"
+            num_dropped += length > max_length and too_long == "drop"
+            pieces = _pieces(example, whole, max_length, too_long)
+            learnable = [piece for piece in pieces if piece.loss_mask.any()]
+            num_empty += bool(pieces) and not learnable
+            samples += learnable
+        if progress is not None:
+            progress(number)
+    encoded = Encoded(
+        samples=samples,
+        num_cut=num_cut,
+        num_dropped=num_dropped,
+        num_empty=num_empty,
+        refused=refused,
+    )
+    if not samples:
+        raise InputError(
+            f"nothing is left to train on: {encoded.summary()}; raise max_length = "
+            f"{max_length}, or give other data or another tokenizer"
+        )
+    return encoded
+
+
+def check_template(tokenizer: Any) -> None:
+    """Refuses tokenizers with which no conversation can be encoded.
+
+    Raises:
+        InputError: If there is no chat template, it leaves out what the assistant
+            says, or the tokenizer does not tell where its tokens lie in a text.
+    """
+    if tokenizer is None or not tokenizer.chat_template:
+        raise InputError(
+            "conversations need a chat template, but the tokenizer has none; add a "
+            "chat_template.jinja to the target's folder or give plain text, which "
+            "needs none"
+        )
+    if not tokenizer.is_fast:
+        raise InputError(
+            "conversations need a tokenizer that tells where its tokens lie, but this "
+            "one is of the slow kind; add a tokenizer.json to the target's folder"
+        )
+    turns = [
+        {"role": "user", "content": "Which one?"},
+        {"role": "assistant", "content": _PROBE},
+    ]
+    try:
+        text = _render(tokenizer, turns)
+    except RefusedError as error:
+        raise InputError(
+            f"{error}; mend the template so that it takes a question with its answer, "
+            "or give plain text"
+        ) from error
+    if _PROBE not in text:
+        raise InputError(
+            "the chat template leaves out what the assistant says, so it shows no head "
+            "what to predict; give a template that renders the assistant's turns, or "
+            "plain text"
+        )
+
+
+def encode_prompt(
+    tokenizer: Any, messages: Sequence[Message], where: str = "the conversation"
+) -> EncodedExample:
+    """Encodes a conversation up to where the assistant's next turn begins.
+
+    Args:
+        tokenizer: With a chat template, see `check_template`.
+        messages: The last one is the user's.
+        where: Named in errors.
+
+    Returns:
+        The ids that `scripts/generate.py --chat` would decode from, and the mask of
+        the assistant's earlier turns, which may be empty.
+
+    Raises:
+        RefusedError: If the template refuses the conversation.
+        InputError: If its assistant turns cannot be told apart.
+    """
+    return _encode_chat(tokenizer, messages, where, is_prompt=True)
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Returns start token, text and nothing behind: a prompt, or a text's beginning.
+
+    Args:
+        tokenizer: Of any kind.
+        text: Plain text.
+
+    Returns:
+        The ids of `scripts/generate.py`, special tokens as the tokenizer adds them.
+    """
+    return list(tokenizer(text, verbose=False).input_ids)
+
+
+def _encode(example: Example, tokenizer: Any, vocab_size: int | None) -> EncodedExample:
+    """Encodes one example, uncut."""
+    if example.ids is not None:
+        if vocab_size is not None and int(example.ids.max()) >= vocab_size:
+            raise InputError(
+                f"{example.where} has the id {example.ids.max()}, but the target knows "
+                f"only {vocab_size}; it was made for another target"
+            )
+        return _sample(example.ids, example.loss_mask)
+    if example.messages:
+        return _encode_chat(tokenizer, example.messages, example.where)
+    if tokenizer is None:
+        raise InputError(f"{example.where} is text, but there is no tokenizer")
+    ids = encode_text(tokenizer, example.text or "")
+    end = tokenizer.eos_token_id
+    if end is not None and ids[-1:] != [end]:
+        ids.append(end)
+    return _sample(np.array(ids, np.int32))
+
+
+def _sample(tokens: np.ndarray, loss_mask: np.ndarray | None = None) -> EncodedExample:
+    """Returns a sample; nothing stands before the first token to predict it from."""
+    mask = np.ones(len(tokens), np.bool_) if loss_mask is None else loss_mask.copy()
+    mask[:1] = False
+    return EncodedExample(tokens=tokens.astype(np.int32), loss_mask=mask)
+
+
+def _pieces(
+    example: Example, whole: EncodedExample, max_length: int, too_long: TooLong
+) -> list[EncodedExample]:
+    """Returns what is kept of a sample."""
+    length = len(whole.tokens)
+    if length <= max_length:
+        return [whole]
+    if too_long == "drop":
+        return []
+    starts = [0] if example.messages else range(0, length, max_length)
+    spans = [slice(start, start + max_length) for start in starts]
+    return [_sample(whole.tokens[span], whole.loss_mask[span]) for span in spans]
+
+
+def _encode_chat(
+    tokenizer: Any, messages: Sequence[Message], where: str, *, is_prompt: bool = False
+) -> EncodedExample:
+    """Renders a conversation, and masks what the assistant says."""
+    if _GENERATION_BLOCK.search(tokenizer.get_chat_template()):
+        encoding = _apply(
+            tokenizer,
+            messages,
+            where,
+            add_generation_prompt=is_prompt,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"return_offsets_mapping": True, "verbose": False},
+        )
+        text = _render(tokenizer, messages, where, is_prompt=is_prompt)
+        mask = np.array(encoding["assistant_masks"], np.bool_)
+    else:
+        text = _render(tokenizer, messages, where, is_prompt=is_prompt)
+        encoding = tokenizer(  # The template writes the special tokens itself.
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        mask = np.zeros(len(encoding["input_ids"]), np.bool_)
+        offsets = np.array(encoding["offset_mapping"]).reshape(-1, 2)
+        for start, end in _assistant_spans(tokenizer, messages, text, where):
+            # A token that joins the prompt's end and the answer's beginning counts.
+            mask |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
+    tokens = np.array(encoding["input_ids"], np.int32)
+    mask = _settle_ends(tokenizer, text, tokens, encoding["offset_mapping"], mask)
+    return _sample(tokens, mask)
+
+
+def _assistant_spans(
+    tokenizer: Any, messages: Sequence[Message], text: str, where: str
+) -> list[tuple[int, int]]:
+    """Returns where in the text the assistant's turns begin and end.
+
+    A turn is what the template adds to the prompt that asks for it.
+    """
+    spans: list[tuple[int, int]] = []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = _render(tokenizer, messages[:number], where, is_prompt=True)
+        after = _render(tokenizer, messages[: number + 1], where)
+        if not (text.startswith(after) and after.startswith(before)):
+            raise InputError(
+                f"{where}: the chat template renders turn {number + 1} differently "
+                "when it is the last one, so what the assistant says cannot be found; "
+                "mark it with {% generation %} in the template, or give conversations "
+                "of one question and answer"
+            )
+        spans.append((len(before), len(after)))
+    return spans
+
+
+def _settle_ends(
+    tokenizer: Any,
+    text: str,
+    tokens: np.ndarray,
+    offsets: Sequence[tuple[int, int]],
+    mask: np.ndarray,
+) -> np.ndarray:
+    """Lets every turn of the assistant end with its end-of-turn token.
+
+    Templates differ in whether their {% generation %} block holds that token, and
+    many write a line break behind it, which no model is asked to predict.
+
+    Args:
+        tokenizer: Of the tokens.
+        text: That they encode.
+        tokens: `[n]` int32.
+        offsets: Where in the text each token lies.
+        mask: `[n]` bool.
+
+    Returns:
+        `[n]` bool.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    special = {token for token, added_token in added if added_token.special}
+    special |= set(tokenizer.all_special_ids)
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    settled = mask.copy()
+    for start, end in edges.reshape(-1, 2).tolist():
+        # The bytes of one character may be tokens of their own.
+        while end < len(tokens) and offsets[end] == offsets[end - 1]:
+            settled[end] = True
+            end += 1
+        inside = [i for i in range(start, end) if int(tokens[i]) in special]
+        if inside and not text[offsets[inside[-1]][1] : offsets[end - 1][1]].strip():
+            settled[inside[-1] + 1 : end] = False
+        elif end < len(tokens) and int(tokens[end]) in special:
+            settled[end] = int(tokens[end]) != tokenizer.bos_token_id
+    return settled
+
+
+def _render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    where: str = "a question with its answer",
+    *,
+    is_prompt: bool = False,
+) -> str:
+    """Returns a conversation as text."""
+    return _apply(
+        tokenizer, messages, where, add_generation_prompt=is_prompt, tokenize=False
+    )
+
+
+def _apply(
+    tokenizer: Any, messages: Sequence[Message], where: str, **arguments: Any
+) -> Any:
+    """Applies the chat template; what it raises on purpose is about the messages."""
+    try:
+        return tokenizer.apply_chat_template(list(messages), **arguments)
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(f"the chat template is no valid template: {error}") from error
+    except jinja2.TemplateError as error:
+        raise RefusedError(f"{where}: the chat template refuses it: {error}") from error

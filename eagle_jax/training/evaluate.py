@@ -1,0 +1,176 @@
+"""What a head is worth: its agreement on held-out rows, and real tokens per round."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import speculative
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.drafting import EagleDrafter
+from eagle_jax.interface import Params
+from eagle_jax.models.eagle_head import EagleHeadParams
+from eagle_jax.models.transformer import TransformerParams
+from eagle_jax.training.encode import EncodedExample
+from eagle_jax.training.loss import Metrics
+from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.step import StepConfig, eval_step
+
+ALPHA_STEPS = 5
+"""Drafted steps whose agreement is reported: the papers' 0-alpha to 4-alpha."""
+
+_CHAIN = TreeConfig(num_nodes=ALPHA_STEPS + 1, depth=ALPHA_STEPS, width=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A head on held-out data.
+
+    Attributes:
+        loss: Without noise.
+        agreement: Share of pairs whose likeliest token is the target's.
+        alphas: n-alpha for n = 0..4: of the chains whose first n drafts the target
+            accepted, the share whose next draft it accepts too; NaN where there was
+            no such chain (EAGLE-1, section 4).
+        tokens_per_round: With the run's tree, greedy, bonus token included.
+    """
+
+    loss: float
+    agreement: float
+    alphas: tuple[float, ...]
+    tokens_per_round: float
+
+
+def prompts_of(
+    examples: Sequence[EncodedExample], *, count: int, plain_tokens: int
+) -> list[list[int]]:
+    """Returns prompts to decode: what stands before the first token to predict.
+
+    Args:
+        examples: Held out.
+        count: Prompts, at most.
+        plain_tokens: Of a text that is to be predicted from its start, this many
+            tokens, at most half of it.
+    """
+    prompts = []
+    for example in examples:
+        length = len(example.tokens)
+        first = int(np.argmax(example.loss_mask)) if example.loss_mask.any() else length
+        size = max(first, min(plain_tokens, length // 2), 1)
+        if size < length:
+            prompts.append(example.tokens[:size].tolist())
+    return prompts[:count]
+
+
+def evaluate(
+    params: EagleHeadParams,
+    target_params: TransformerParams,
+    rows: PackedRows,
+    prompts: Sequence[Sequence[int]],
+    *,
+    config: StepConfig,
+    tree: TreeConfig,
+    batch_size: int,
+    max_new_tokens: int,
+) -> Evaluation:
+    """Measures a head.
+
+    Args:
+        params: Of the head, float32.
+        target_params: Frozen.
+        rows: Held out, `[R, T]` of NumPy.
+        prompts: Held out, at least one, shorter than the target's positions.
+        config: Of the run.
+        tree: For `tokens_per_round`.
+        batch_size: Rows per call.
+        max_new_tokens: Decoded per prompt.
+    """
+    metrics = _mean(
+        [
+            _eval_step(params, target_params, batch, config=config)
+            for batch in _batches(rows, batch_size)
+        ]
+    )
+    chain = _accepted(params, target_params, prompts, config, _CHAIN, max_new_tokens)
+    accepted = _accepted(params, target_params, prompts, config, tree, max_new_tokens)
+    return Evaluation(
+        loss=float(metrics.loss),
+        agreement=float(metrics.agreement),
+        alphas=alphas(chain),
+        tokens_per_round=float(accepted.mean()) + 1 if len(accepted) else 1.0,
+    )
+
+
+def alphas(accept_lengths: np.ndarray) -> tuple[float, ...]:
+    """Returns n-alpha for n = 0..4 from the accepted lengths of chains.
+
+    >>> alphas(np.array([0, 1, 5, 5]))
+    (0.75, 0.6666666666666666, 1.0, 1.0, 1.0)
+    """
+    reached = [int((accept_lengths >= n).sum()) for n in range(ALPHA_STEPS + 1)]
+    return tuple(
+        reached[n + 1] / reached[n] if reached[n] else float("nan")
+        for n in range(ALPHA_STEPS)
+    )
+
+
+_eval_step = jax.jit(eval_step, static_argnames=("config",))
+
+
+def _batches(rows: PackedRows, size: int) -> list[PackedRows]:
+    """Cuts rows into batches of one size; the last is filled with empty rows."""
+    total = rows.tokens.shape[0]
+    padding = -total % size
+    padded = jax.tree.map(lambda x: np.pad(x, ((0, padding), (0, 0))), rows)
+    return [
+        jax.tree.map(lambda x, start=start: x[start : start + size], padded)
+        for start in range(0, total, size)
+    ]
+
+
+def _mean(metrics: Sequence[Metrics]) -> Metrics:
+    """Averages batches by their number of pairs."""
+    fetched = jax.device_get(metrics)
+    pairs = np.array([m.pairs for m in fetched])
+    weights = pairs / max(pairs.sum(), 1)
+    return jax.tree.map(lambda *xs: np.sum(weights * np.array(xs)), *fetched)
+
+
+def _accepted(
+    params: EagleHeadParams,
+    target_params: TransformerParams,
+    prompts: Sequence[Sequence[int]],
+    config: StepConfig,
+    tree: TreeConfig,
+    max_new_tokens: int,
+) -> np.ndarray:
+    """Decodes greedily; returns the accepted drafts of every round of every row.
+
+    Rounds that end a text are left out: limits cut them.
+    """
+    drafter = EagleDrafter(config=config.head, tree=tree, dtype=config.dtype)
+    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    requests = make_requests(
+        prompts,
+        max_new_tokens=max_new_tokens,
+        max_length=config.target.config.max_positions,
+    )
+    state = jax.device_get(
+        speculative.generate(
+            config.target,
+            drafter,
+            Params(target=target_params, drafter=drafter.params(cast, target_params)),
+            requests,
+            acceptance="greedy",
+        )
+    )
+    return np.concatenate(
+        [
+            lengths[: rounds - 1]
+            for lengths, rounds in zip(
+                state.accept_lengths, state.num_rounds, strict=True
+            )
+        ]
+    )

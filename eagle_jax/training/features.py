@@ -1,0 +1,343 @@
+"""The target's features of all training rows, computed once and kept on disk.
+
+A folder holds `index.json` and `features-00000.safetensors` and so on, each with one
+tensor `features` `[rows, T, E]`. Shards are written whole, so a run that was stopped
+goes on with the first one that is missing.
+"""
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from eagle_jax.errors import InputError
+from eagle_jax.training.files import publish, read_json, write_json, writing
+from eagle_jax.training.packing import PackedRows
+
+FeatureDtype = Literal["float16", "bfloat16", "float32"]
+"""How features are stored; float16 is what the published heads were trained from."""
+
+_DTYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+}
+_SHARD_BYTES = 1 << 30
+_SPARE_BYTES = 1 << 20
+_UNFINISHED = ".unfinished"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Index:
+    """What `index.json` says.
+
+    Attributes:
+        rows: Fingerprint of the rows.
+        target: Fingerprint of the target.
+        num_rows: `R`.
+        length: `T`.
+        width: `E`.
+        dtype: Of the features.
+        rows_per_shard: In every shard but the last.
+    """
+
+    rows: str
+    target: str
+    num_rows: int
+    length: int
+    width: int
+    dtype: str
+    rows_per_shard: int
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_rows // self.rows_per_shard)
+
+    def shard_rows(self, shard: int) -> range:
+        start = shard * self.rows_per_shard
+        return range(start, min(start + self.rows_per_shard, self.num_rows))
+
+    @property
+    def row_bytes(self) -> int:
+        return self.length * self.width * _DTYPES[self.dtype].itemsize
+
+
+def fingerprint_rows(rows: PackedRows) -> str:
+    """Returns 32 hexadecimal digits for the tokens and where their segments lie."""
+    digest = hashlib.sha256(str(rows.tokens.shape).encode())
+    for array in (rows.tokens, rows.segments):
+        digest.update(np.ascontiguousarray(array, np.int32).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def write_features(
+    folder: Path,
+    rows: PackedRows,
+    compute: Callable[[PackedRows], Any],
+    *,
+    target: str,
+    batch_size: int,
+    dtype: FeatureDtype = "float16",
+    rows_per_shard: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> "FeatureStore":
+    """Computes what a folder still lacks of the rows' features, and opens it.
+
+    Args:
+        folder: Made if it is missing.
+        rows: `[R, T]`.
+        compute: From `batch_size` rows to `[batch_size, T, E]`; always called with
+            that many, so that it is compiled once.
+        target: Fingerprint of what computes the features.
+        batch_size: `B` of `compute`.
+        dtype: That they are stored in.
+        rows_per_shard: `None` for about a gigabyte; a folder that is gone on with
+            keeps its own.
+        progress: Called with the number of rows done, at the start and after each
+            batch.
+
+    Returns:
+        The store.
+
+    Raises:
+        InputError: If the folder holds features of other rows, another target or
+            another type, the disk is too small, or features do not fit the type.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    wanted = {
+        "rows": fingerprint_rows(rows),
+        "target": target,
+        "num_rows": len(rows),
+        "length": int(rows.tokens.shape[1]),
+        "dtype": dtype,
+    }
+    index = _read_index(folder)
+    if index is None:
+        if next(folder.glob("*.safetensors"), None) is not None:
+            raise InputError(
+                f"{folder} holds .safetensors files but no index.json, so they are no "
+                "features written here; give another folder"
+            )
+        first = _compute(rows, range(min(batch_size, len(rows))), compute, batch_size)
+        _cast(first, dtype)  # What does not fit must not claim the folder.
+        index = _new_index(wanted, first.shape, dtype, rows_per_shard)
+        _check_space(folder, index, range(index.num_shards))
+        write_json(folder / "index.json", dataclasses.asdict(index))
+    _check_same(folder, index, wanted)
+    shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)  # Of a run that died.
+    missing = [s for s in range(index.num_shards) if not _is_complete(folder, index, s)]
+    _check_space(folder, index, missing)
+    done = sum(len(index.shard_rows(s)) for s in range(index.num_shards))
+    done -= sum(len(index.shard_rows(s)) for s in missing)
+    report = progress or (lambda done: None)
+    report(done)
+    for shard in missing:
+        numbers = index.shard_rows(shard)
+        features = np.empty((len(numbers), index.length, index.width), _DTYPES[dtype])
+        for start in range(0, len(numbers), batch_size):
+            some = numbers[start : start + batch_size]
+            found = _compute(rows, some, compute, batch_size)
+            features[start : start + len(some)] = _cast(found, dtype)
+            report(done + start + len(some))
+        done += len(numbers)
+        _write_shard(_shard_path(folder, shard), features)
+    return FeatureStore(folder, rows=rows, target=target)
+
+
+class FeatureStore:
+    """The features of a folder, read from disk as they are asked for."""
+
+    def __init__(
+        self, folder: Path, *, rows: PackedRows | None = None, target: str | None = None
+    ) -> None:
+        """Opens a complete folder.
+
+        Args:
+            folder: From `write_features`.
+            rows: If given, those that the features must be of.
+            target: If given, the fingerprint of what must have computed them.
+
+        Raises:
+            InputError: If there is no such folder, it is not complete, or it is of
+                something else.
+        """
+        index = _read_index(folder)
+        if index is None:
+            raise InputError(
+                f"{folder} holds no features (no index.json); write them first"
+            )
+        wanted: dict[str, Any] = {} if target is None else {"target": target}
+        if rows is not None:
+            wanted |= {"rows": fingerprint_rows(rows), "num_rows": len(rows)}
+        _check_same(folder, index, wanted)
+        for shard in range(index.num_shards):
+            if not _is_complete(folder, index, shard):
+                raise InputError(
+                    f"{folder}: {_shard_path(folder, shard).name} is missing or "
+                    "broken; write the features again, which completes them"
+                )
+        self._index = index
+        self._shards = [
+            _open_shard(_shard_path(folder, shard)) for shard in range(index.num_shards)
+        ]
+
+    def __len__(self) -> int:
+        """Returns `R`."""
+        return self._index.num_rows
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`R`, `T` and `E`."""
+        return self._index.num_rows, self._index.length, self._index.width
+
+    def read(self, row_indices: np.ndarray) -> np.ndarray:
+        """Reads some rows.
+
+        Args:
+            row_indices: `[B]`, each in 0 .. `R - 1`.
+
+        Returns:
+            `[B, T, E]` in the stored type; 0 in padding.
+        """
+        index = self._index
+        found = np.empty(
+            (len(row_indices), index.length, index.width), _DTYPES[index.dtype]
+        )
+        for place, row in enumerate(np.asarray(row_indices).tolist()):
+            if not 0 <= row < index.num_rows:  # -1 would be a row, but not this one.
+                raise IndexError(f"row {row} of {index.num_rows}")
+            shard, offset = divmod(row, index.rows_per_shard)
+            found[place] = self._shards[shard][offset : offset + 1][0]
+        return found
+
+
+def _new_index(
+    wanted: dict[str, Any],
+    shape: tuple[int, ...],
+    dtype: FeatureDtype,
+    rows_per_shard: int | None,
+) -> _Index:
+    """Returns the index of a new folder."""
+    row_bytes = shape[1] * shape[2] * _DTYPES[dtype].itemsize
+    if rows_per_shard is None:
+        rows_per_shard = max(1, _SHARD_BYTES // row_bytes)
+    return _Index(**wanted, width=int(shape[2]), rows_per_shard=rows_per_shard)
+
+
+def _compute(
+    rows: PackedRows,
+    numbers: range,
+    compute: Callable[[PackedRows], Any],
+    batch_size: int,
+) -> np.ndarray:
+    """Returns the features of up to `batch_size` rows, 0 in padding."""
+    padded = np.resize(np.array(numbers), batch_size)  # Repeats rows.
+    features = np.asarray(compute(rows[padded]))
+    expected = (batch_size, rows.tokens.shape[1])
+    if features.ndim != 3 or features.shape[:2] != expected:
+        raise ValueError(f"compute gave {features.shape}, not [*{expected}, E]")
+    is_token = rows.segments[numbers.start : numbers.stop, :, None] > 0
+    return np.where(is_token, features[: len(numbers)], 0)
+
+
+def _cast(features: np.ndarray, dtype: FeatureDtype) -> np.ndarray:
+    """Returns features as they are stored."""
+    with np.errstate(over="ignore"):
+        cast = features.astype(_DTYPES[dtype])
+    if not np.isfinite(cast.astype(np.float32)).all():
+        if np.isfinite(features.astype(np.float32)).all():
+            raise InputError(
+                f"the target's features go beyond what {dtype} holds; store them as "
+                "bfloat16 or float32, in a new folder"
+            )
+        raise InputError(
+            "the target's features are not finite; it is broken, or its type is too "
+            "narrow for it: try another dtype"
+        )
+    return cast
+
+
+def _write_shard(path: Path, features: np.ndarray) -> None:
+    """Writes a shard in a folder of its own, so that nothing is left lying about."""
+    part = path.parent / _UNFINISHED / path.name
+    with writing(path):
+        part.parent.mkdir(exist_ok=True)
+        try:
+            safetensors.numpy.save_file({"features": features}, part)
+        except safetensors.SafetensorError as error:  # What a full disk looks like.
+            raise OSError(str(error)) from error
+        publish(part, path)
+        part.parent.rmdir()
+
+
+def _open_shard(path: Path) -> Any:
+    """Returns a shard that reads what is sliced out of it, and no more."""
+    return safetensors.safe_open(path, "np").get_slice("features")
+
+
+def _is_complete(folder: Path, index: _Index, shard: int) -> bool:
+    """Returns whether a shard is there; one of another size is not."""
+    path = _shard_path(folder, shard)
+    if not path.is_file():
+        return False
+    try:
+        shape = _open_shard(path).get_shape()
+    except (OSError, safetensors.SafetensorError):
+        return False
+    return list(shape) == [len(index.shard_rows(shard)), index.length, index.width]
+
+
+def _shard_path(folder: Path, shard: int) -> Path:
+    return folder / f"features-{shard:05}.safetensors"
+
+
+def _read_index(folder: Path) -> _Index | None:
+    """Returns a folder's index, `None` where there is none."""
+    path = folder / "index.json"
+    if not path.exists():
+        return None
+    table = read_json(path)
+    try:
+        return _Index(**(table or {}))
+    except TypeError as error:
+        raise InputError(
+            f"{path} is no index of features; give another folder"
+        ) from error
+
+
+def _check_same(folder: Path, index: _Index, wanted: dict[str, Any]) -> None:
+    """Refuses a folder of something else."""
+    labels = {
+        "rows": "of other data, or packed in another way",
+        "num_rows": "of other data, or packed in another way",
+        "length": "of rows of another length",
+        "target": "of another target",
+        "dtype": "stored in another type",
+    }
+    for name, value in wanted.items():
+        if getattr(index, name) != value:
+            raise InputError(
+                f"{folder} holds features {labels[name]} ({name} = "
+                f"{getattr(index, name)!r} instead of {value!r}); give another folder, "
+                "or remove this one"
+            )
+
+
+def _check_space(folder: Path, index: _Index, shards: Any) -> None:
+    """Refuses a disk that cannot hold what is still to be written."""
+    needed = sum(len(index.shard_rows(shard)) for shard in shards) * index.row_bytes
+    free = shutil.disk_usage(folder).free
+    if needed + _SPARE_BYTES * bool(needed) > free:
+        raise InputError(
+            f"the features still need {needed / 1e9:.1f} GB in {folder}, but "
+            f"{free / 1e9:.1f} GB are free; free some space, give another folder, or "
+            "compute features as they are needed"
+        )

@@ -1,0 +1,122 @@
+"""Files that long runs leave behind: written whole, recognised when they go on."""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.errors import InputError
+
+_TAIL_BYTES = 1 << 16
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_SETTINGS_SUFFIXES = (".json", ".model", ".jinja")
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes a file under a temporary name and renames it: whole or not at all.
+
+    Args:
+        path: Of the file; its folder exists.
+        write: Fills the file that it is given.
+
+    Raises:
+        InputError: If the disk is full or the folder cannot be written to.
+    """
+    with writing(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            write(Path(name))
+            publish(Path(name), path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def publish(part: Path, path: Path) -> None:
+    """Gives a finished temporary file its name, once it is on the disk.
+
+    Args:
+        part: In the same file system.
+        path: What it becomes; replaced if it is there.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    os.chmod(part, 0o666 & ~umask)  # Temporary files are private.
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file whole or not at all.
+
+    Raises:
+        InputError: As for `write_whole`.
+    """
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_whole(path, lambda part: _write_text(part, text))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns a JSON object, or `None` where the file is missing or is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what goes wrong while a file is written into one clear line.
+
+    Raises:
+        InputError: For a full disk, a missing folder, missing rights and the like.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; free some space or give "
+            "another place, then run the same command again: it goes on from there"
+        ) from error
+
+
+def fingerprint_folder(folder: Path) -> str:
+    """Returns what tells one checkpoint from another, without reading all of it.
+
+    Covers the settings and tokenizer files whole, and of every file of weights its
+    size and its last 64 KiB.
+
+    Args:
+        folder: Of a Hugging Face checkpoint.
+
+    Returns:
+        32 hexadecimal digits, the same on every machine.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _SETTINGS_SUFFIXES:
+            digest.update(f"{path.name}\n".encode() + path.read_bytes())
+        elif path.suffix in _WEIGHT_SUFFIXES:
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                file.seek(max(0, size - _TAIL_BYTES))
+                digest.update(file.read())
+    return digest.hexdigest()[:32]
+
+
+def fingerprint_file(path: Path) -> str:
+    """Returns 32 hexadecimal digits for a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

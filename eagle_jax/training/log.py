@@ -1,0 +1,106 @@
+"""The log of a run: a CSV file that a resumed run goes on with, and its plot."""
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.errors import InputError
+from eagle_jax.training.files import write_whole
+
+COLUMNS = (
+    *("step", "tokens", "loss", "feature_loss", "token_loss", "agreement"),
+    *("tokens_per_second", "held_out_loss", "held_out_agreement"),
+    *("alpha_0", "alpha_1", "alpha_2", "alpha_3", "alpha_4", "tokens_per_round"),
+)
+"""Of the CSV file; held-out columns are empty between evaluations."""
+
+
+class CsvLog:
+    """Appends lines, each flushed as it is written."""
+
+    def __init__(self, path: Path, *, after: int) -> None:
+        """Opens a log and drops what a resumed run will write again.
+
+        Args:
+            path: The file, made if it is missing.
+            after: Keep lines up to this step.
+        """
+        kept = [row for row in read_log(path) if int(row["step"]) <= after]
+        lines = [",".join(COLUMNS)]
+        lines += [",".join(row[name] for name in COLUMNS) for row in kept]
+        text = "\n".join(lines) + "\n"
+        write_whole(path, lambda part: _write(part, text))
+        self._path = path
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Appends a line; absent columns stay empty."""
+        with open(self._path, "a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(
+                {name: _text(value) for name, value in row.items()}
+            )
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_log(path: Path) -> list[dict[str, str]]:
+    """Returns the whole lines of a log, none where there is no file.
+
+    Raises:
+        InputError: If the file is something else.
+    """
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise InputError(f"{path} is no log of a training run")
+        # A line that a kill cut short lacks columns.
+        return [row for row in reader if None not in row.values() and row["step"]]
+
+
+def plot_log(log: Path, picture: Path, *, title: str) -> None:
+    """Draws loss, agreement and tokens per round over steps.
+
+    Args:
+        log: The CSV file.
+        picture: PNG or SVG.
+        title: Of the picture.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    rows = read_log(log)
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    panels = (
+        ("loss", {"loss": "training, with noise", "held_out_loss": "held out"}),
+        (
+            "agreement with the target",
+            {"agreement": "training, with noise", "held_out_agreement": "held out"}
+            | {f"alpha_{n}": f"{n}-alpha" for n in range(5)},
+        ),
+        ("tokens per round", {"tokens_per_round": "held-out prompts"}),
+    )
+    for axis, (label, curves) in zip(axes, panels, strict=True):
+        for column, name in curves.items():
+            points = [(int(r["step"]), float(r[column])) for r in rows if r[column]]
+            marker = "" if len(points) > 60 else "."
+            width = 0.8 if column.startswith("alpha") else 1.5
+            axis.plot(*zip(*points, strict=True), label=name, marker=marker, lw=width)
+        axis.set(xlabel="step", title=label)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+    figure.suptitle(title)
+    kind = picture.suffix.removeprefix(".")
+    write_whole(picture, lambda part: figure.savefig(part, dpi=110, format=kind))
+    pyplot.close(figure)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

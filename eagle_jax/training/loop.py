@@ -1,0 +1,250 @@
+"""A training run: steps, evaluations and checkpoints until the last step."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from eagle_jax.errors import InputError
+from eagle_jax.models.eagle_head import EagleHeadParams
+from eagle_jax.models.transformer import TransformerParams
+from eagle_jax.training.checkpoint import Checkpoints
+from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.evaluate import Evaluation, evaluate
+from eagle_jax.training.features import FeatureStore
+from eagle_jax.training.log import CsvLog
+from eagle_jax.training.loss import Metrics
+from eagle_jax.training.packing import PackedRows, rows_at
+from eagle_jax.training.step import StepConfig, TrainState, init_state, train_step
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What a run reads.
+
+    Attributes:
+        rows: `[R, T]` of NumPy, to train on.
+        held_out: Likewise, to evaluate on.
+        prompts: Held out, to decode.
+        features: The target's features of `rows`, or `None` to compute them in the
+            step.
+    """
+
+    rows: PackedRows
+    held_out: PackedRows
+    prompts: Sequence[Sequence[int]]
+    features: FeatureStore | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogRow:
+    """What a run tells as it goes.
+
+    Attributes:
+        step: Steps done.
+        tokens: Trained on since step 0, without padding.
+        metrics: Means since the row before, by name.
+        tokens_per_second: Since the row before, evaluations left out.
+        evaluation: Where one was made.
+    """
+
+    step: int
+    tokens: int
+    metrics: dict[str, float]
+    tokens_per_second: float
+    evaluation: Evaluation | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Returns the row as columns of the log."""
+        columns = {"step": self.step, "tokens": self.tokens} | self.metrics
+        columns["tokens_per_second"] = self.tokens_per_second
+        if self.evaluation is not None:
+            result = self.evaluation
+            columns |= {f"alpha_{n}": alpha for n, alpha in enumerate(result.alphas)}
+            columns["held_out_loss"] = result.loss
+            columns["held_out_agreement"] = result.agreement
+            columns["tokens_per_round"] = result.tokens_per_round
+        return columns
+
+
+class Run:
+    """One run: its state, its folder and what is static in it."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        step_config: StepConfig,
+        target_params: TransformerParams,
+        data: TrainingData,
+        folder: Path,
+        observe: Callable[[LogRow], None],
+    ) -> None:
+        """Starts a run, or takes one up at its newest checkpoint.
+
+        Args:
+            config: All settings.
+            step_config: What is static in a step.
+            target_params: Frozen.
+            data: See `TrainingData`.
+            folder: Gets `log.csv` and `checkpoints/`.
+            observe: Called with every row of the log.
+
+        Raises:
+            InputError: If the batch does not divide among the devices, or there is
+                no whole batch of rows.
+        """
+        self._config, self._step_config, self._data = config, step_config, data
+        self._observe, self._folder = observe, folder
+        num_devices = jax.device_count()
+        batch_size = config.run.batch_size
+        if batch_size % num_devices:
+            raise InputError(
+                f"batch_size = {batch_size} must be a multiple of the {num_devices} "
+                "devices"
+            )
+        rows_at(len(data.rows), 0, batch_size, config.run.seed)  # Are there enough?
+        mesh = jax.make_mesh((num_devices,), ("data",), axis_types=(AxisType.Auto,))
+        self._by_row = NamedSharding(mesh, PartitionSpec("data"))
+        everywhere = _replicated(mesh)
+        self._target_params = jax.device_put(target_params, everywhere)
+        self._checkpoints = Checkpoints(
+            folder / "checkpoints", keep=config.run.keep, best="agreement"
+        )
+        state = jax.device_put(init_state(step_config, config.run.seed), everywhere)
+        latest = self._checkpoints.latest()
+        self._state = (
+            state if latest is None else self._checkpoints.restore(latest, state)
+        )
+        self.first_step = latest or 0
+        self._log = CsvLog(folder / "log.csv", after=self.first_step)
+        self._step = jax.jit(
+            train_step, static_argnames=("config",), donate_argnames=("state",)
+        )
+        self._usual_loss: float | None = None
+
+    def train(self) -> EagleHeadParams:
+        """Trains to the last step; returns the best head, float32.
+
+        Raises:
+            InputError: If the loss is no number any more or explodes.
+        """
+        run = self._config.run
+        tokens = self._tokens_before(self.first_step)
+        logged_tokens, pending = tokens, []
+        started = time.perf_counter()
+        for step in range(self.first_step, run.steps):
+            self._state, metrics, count = self._one_step(step)
+            pending.append(metrics)
+            tokens += count
+            done = step + 1
+            evaluates = done % run.eval_every == 0 or done == run.steps
+            if not (evaluates or done % run.log_every == 0):
+                continue
+            means = self._checked_means(pending, done)
+            seconds = time.perf_counter() - started
+            evaluation = self._evaluate() if evaluates else None
+            row = LogRow(
+                step=done,
+                tokens=tokens,
+                metrics=means,
+                tokens_per_second=(tokens - logged_tokens) / seconds,
+                evaluation=evaluation,
+            )
+            self._log.write(row.columns())
+            if evaluation is not None:
+                measured = {"agreement": evaluation.agreement}
+                self._checkpoints.save(done, self._state, measured)
+            self._observe(row)
+            logged_tokens, pending = tokens, []
+            started = time.perf_counter()
+        return self._best()
+
+    def close(self) -> None:
+        """Lets go of the checkpoints."""
+        self._checkpoints.close()
+
+    def _one_step(self, step: int) -> tuple[TrainState, Metrics, int]:
+        run, data = self._config.run, self._data
+        chosen = rows_at(len(data.rows), step, run.batch_size, run.seed)
+        rows = data.rows[chosen]
+        features = None if data.features is None else data.features.read(chosen)
+        rows_there, features = jax.device_put((rows, features), self._by_row)
+        state, metrics = self._step(
+            self._state,
+            self._target_params,
+            rows_there,
+            features,
+            config=self._step_config,
+        )
+        return state, metrics, int((rows.segments > 0).sum())
+
+    def _tokens_before(self, step: int) -> int:
+        """Returns the tokens that earlier steps trained on."""
+        run, rows = self._config.run, self._data.rows
+        per_row = (rows.segments > 0).sum(axis=1)
+        batches = (rows_at(len(rows), i, run.batch_size, run.seed) for i in range(step))
+        return sum(int(per_row[batch].sum()) for batch in batches)
+
+    def _checked_means(self, pending: list[Metrics], done: int) -> dict[str, float]:
+        """Averages metrics, and stops a run that has gone wrong.
+
+        Raises:
+            InputError: Naming the step and the last good checkpoint.
+        """
+        fetched = jax.device_get(pending)
+        losses = [float(metrics.loss) for metrics in fetched]
+        usual = self._usual_loss
+        for number, loss in enumerate(losses, done - len(losses) + 1):
+            exploded = usual is not None and loss > self._config.run.explode * usual
+            if not math.isfinite(loss) or exploded:
+                raise InputError(self._went_wrong(number, loss))
+        mean = float(np.mean(losses))
+        self._usual_loss = mean if usual is None else 0.9 * usual + 0.1 * mean
+        names = ("loss", "feature_loss", "token_loss", "agreement")
+        return {
+            name: float(np.mean([getattr(metrics, name) for metrics in fetched]))
+            for name in names
+        }
+
+    def _went_wrong(self, step: int, loss: float) -> str:
+        latest = self._checkpoints.latest()
+        kept = (
+            "no checkpoint was written before"
+            if latest is None
+            else f"the last good checkpoint is {self._folder}/checkpoints/{latest}"
+        )
+        usual = "" if self._usual_loss is None else f" (before: {self._usual_loss:.4g})"
+        return (
+            f"the loss of step {step} is {loss:.4g}{usual}: training has diverged; "
+            f"{kept}; try a lower learning_rate or more warmup_steps"
+        )
+
+    def _evaluate(self) -> Evaluation:
+        run = self._config.run
+        params = jax.device_put(self._state.params, jax.devices()[0])
+        return evaluate(
+            params,
+            jax.device_put(self._target_params, jax.devices()[0]),
+            self._data.held_out,
+            self._data.prompts,
+            config=self._step_config,
+            tree=self._config.tree,
+            batch_size=run.batch_size,
+            max_new_tokens=run.eval_new_tokens,
+        )
+
+    def _best(self) -> EagleHeadParams:
+        best = self._checkpoints.best()
+        if best is None or best == self._config.run.steps:
+            return self._state.params
+        return self._checkpoints.restore(best, self._state).params
+
+
+def _replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())

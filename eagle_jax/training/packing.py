@@ -1,0 +1,205 @@
+"""Samples of all lengths in rows of one length, so that one compiled step serves all.
+
+Several samples share a row. Each is a segment that sees itself only, at positions of
+its own, so packing changes no loss: it saves the padding.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
+import numpy as np
+from flax import struct
+
+from eagle_jax.errors import InputError
+from eagle_jax.training.encode import EncodedExample
+
+Item = TypeVar("Item")
+
+
+@struct.dataclass(kw_only=True)
+class PackedRows:
+    """Samples in rows of `T` tokens; NumPy arrays until a step takes them.
+
+    Attributes:
+        tokens: `[R, T]` int32, 0 where there is none.
+        segments: `[R, T]` int32, which sample of its row a token belongs to, counted
+            from 1; 0 is padding, which stands at the end.
+        positions: `[R, T]` int32, from 0 in each segment; 0 in padding.
+        loss_mask: `[R, T]` bool, tokens that are to be predicted.
+    """
+
+    tokens: np.ndarray
+    segments: np.ndarray
+    positions: np.ndarray
+    loss_mask: np.ndarray
+
+    def __len__(self) -> int:
+        """Returns `R`."""
+        return len(self.tokens)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> "PackedRows":
+        """Returns some of the rows."""
+        return jax.tree.map(lambda x: x[rows], self)
+
+    @property
+    def padding(self) -> float:
+        """Share of the slots that hold no token."""
+        return float(np.mean(self.segments == 0))
+
+
+def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
+    """Packs samples, the longest first, each into the row that it fills best.
+
+    The same samples in the same order give the same rows. Long samples come into
+    early rows: take batches with `batch_at`, which mixes them.
+
+    Args:
+        samples: At least one, none longer than `length`.
+        length: `T`.
+
+    Returns:
+        All samples, each in one place.
+
+    Raises:
+        InputError: If there is no sample, or one is empty or too long.
+    """
+    lengths = np.array([len(sample.tokens) for sample in samples], np.int64)
+    if not len(samples):
+        raise InputError("there is no sample to pack; give data that holds some")
+    if lengths.max() > length or lengths.min() < 1:
+        wrong = int(np.argmax((lengths > length) | (lengths < 1)))
+        raise InputError(
+            f"sample {wrong} has {lengths[wrong]} tokens, but a row holds 1 to "
+            f"{length}; encode with max_length = {length} at most"
+        )
+    places, num_rows = _place(lengths, length)
+    shape = (num_rows, length)
+    packed = PackedRows(
+        tokens=np.zeros(shape, np.int32),
+        segments=np.zeros(shape, np.int32),
+        positions=np.zeros(shape, np.int32),
+        loss_mask=np.zeros(shape, np.bool_),
+    )
+    counting = np.arange(length, dtype=np.int32)
+    for sample, (row, start, segment) in zip(samples, places.tolist(), strict=True):
+        span = slice(start, start + len(sample.tokens))
+        packed.tokens[row, span] = sample.tokens
+        packed.segments[row, span] = segment
+        packed.positions[row, span] = counting[: len(sample.tokens)]
+        packed.loss_mask[row, span] = sample.loss_mask
+    return packed
+
+
+def _place(lengths: np.ndarray, length: int) -> tuple[np.ndarray, int]:
+    """Decides where each sample goes: best fit, in order of falling length.
+
+    Args:
+        lengths: `[n]` int64, 1 .. `length`.
+        length: `T`.
+
+    Returns:
+        `[n, 3]` int64: row, first slot, and number of the segment in its row, from 1;
+        and the number of rows.
+    """
+    places = np.zeros((len(lengths), 3), np.int64)
+    rows_with_room: list[list[int]] = [[] for _ in range(length + 1)]
+    is_there = np.zeros(length + 1, np.bool_)  # Rows with exactly this much room.
+    num_segments: list[int] = []
+    for sample in np.argsort(-lengths, kind="stable").tolist():
+        needed = int(lengths[sample])
+        room = needed + int(is_there[needed:].argmax())
+        if is_there[room]:
+            row = rows_with_room[room].pop()
+            is_there[room] = bool(rows_with_room[room])
+        else:
+            row, room = len(num_segments), length
+            num_segments.append(0)
+        num_segments[row] += 1
+        places[sample] = row, length - room, num_segments[row]
+        rows_with_room[room - needed].append(row)
+        is_there[room - needed] = True
+    return places, len(num_segments)
+
+
+def rows_at(num_rows: int, step: int, batch_size: int, seed: int) -> np.ndarray:
+    """Returns the rows of a step: a function of the step alone, so runs can go on.
+
+    Every epoch has an order of its own and shows each row at most once; the rows
+    that are left over at its end, fewer than a batch, wait for another epoch.
+
+    Args:
+        num_rows: `R`.
+        step: From 0.
+        batch_size: `B`.
+        seed: 0 or more.
+
+    Returns:
+        `[B]` int64, all different.
+
+    Raises:
+        InputError: If there are fewer rows than a batch takes.
+    """
+    if not 1 <= batch_size <= num_rows:
+        raise InputError(
+            f"batch_size = {batch_size} must be 1 to {num_rows}, the rows that the "
+            "data fill; lower it, shorten the rows or give more data"
+        )
+    epoch, number = divmod(step, num_rows // batch_size)
+    return _order(num_rows, epoch, seed)[number * batch_size :][:batch_size]
+
+
+def batch_at(rows: PackedRows, step: int, batch_size: int, seed: int) -> PackedRows:
+    """Returns the batch of a step, `[B, T]`; see `rows_at`."""
+    return rows[rows_at(len(rows), step, batch_size, seed)]
+
+
+@functools.lru_cache(maxsize=4)
+def _order(num_rows: int, epoch: int, seed: int) -> np.ndarray:
+    """Returns `[R]` int64, the order of an epoch."""
+    order = np.random.default_rng((seed, epoch)).permutation(num_rows)
+    order.flags.writeable = False  # It is shared between calls.
+    return order
+
+
+def hold_out(
+    items: Sequence[Item],
+    *,
+    share: float | None = None,
+    count: int | None = None,
+    seed: int,
+) -> tuple[list[Item], list[Item]]:
+    """Splits items into those to train on and those to evaluate on.
+
+    Split examples before they are encoded: pieces of one text belong together.
+
+    Args:
+        items: At least two.
+        share: Of the items to hold out, at least one; or else `count`.
+        count: How many to hold out.
+        seed: 0 or more; the same seed and number of items give the same split.
+
+    Returns:
+        To train on and held out, each in the given order.
+
+    Raises:
+        InputError: If the split would leave one side empty.
+    """
+    if (share is None) == (count is None):
+        raise ValueError("give either share or count")
+    if count is None:
+        assert share is not None
+        if not 0 < share < 1:
+            raise InputError(f"the held-out share {share} must be between 0 and 1")
+        count = max(1, round(share * len(items)))
+    if not 1 <= count < len(items):
+        raise InputError(
+            f"{count} of {len(items)} examples cannot be held out: at least one must "
+            "be, and one must be left to train on"
+        )
+    held = set(np.random.default_rng(seed).permutation(len(items))[:count].tolist())
+    return (
+        [item for number, item in enumerate(items) if number not in held],
+        [item for number, item in enumerate(items) if number in held],
+    )

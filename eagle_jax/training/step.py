@@ -1,0 +1,167 @@
+"""One optimizer step of a head, and its held-out measure, as pure functions."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from eagle_jax.models import eagle_head
+from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.transformer import TransformerParams, output_head, unembed
+from eagle_jax.training.config import LossConfig, OptimizerConfig
+from eagle_jax.training.loss import Borrowed, Metrics, head_loss, target_features
+from eagle_jax.training.packing import PackedRows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """What is static in a step.
+
+    Attributes:
+        target: The `Target` whose features are learnt.
+        head: Sizes of the head.
+        loss: See `LossConfig`.
+        optimizer: See `OptimizerConfig`.
+        steps: Of the whole run; the learning rate ends there.
+        dtype: Of the arithmetic; master weights are float32.
+    """
+
+    target: Any
+    head: EagleHeadConfig
+    loss: LossConfig
+    optimizer: OptimizerConfig
+    steps: int
+    dtype: str = "float32"
+
+
+@struct.dataclass(kw_only=True)
+class TrainState:
+    """What a run changes.
+
+    Attributes:
+        step: int32 scalar, steps done.
+        params: The head, float32.
+        opt_state: Of the optimizer.
+        key: Of the noise; never changes, steps fold their number into it.
+    """
+
+    step: jax.Array
+    params: EagleHeadParams
+    opt_state: Any
+    key: jax.Array
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Returns clipped AdamW under a linear warm-up and a linear decay.
+
+    Args:
+        config: Rates and bounds.
+        steps: Of the whole run.
+    """
+    warmup = min(config.warmup_steps, steps - 1)
+    rate = config.learning_rate
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1)),
+            optax.linear_schedule(rate, rate * config.final_fraction, steps - warmup),
+        ],
+        [warmup],
+    )
+    clip = (
+        optax.clip_by_global_norm(config.clip)
+        if config.clip_by == "norm"
+        else optax.clip(config.clip)
+    )
+    adamw = optax.adamw(
+        schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay
+    )
+    return optax.chain(clip, adamw)
+
+
+def init_state(config: StepConfig, seed: int) -> TrainState:
+    """Returns a run's first state, random weights included."""
+    key = jax.random.key(seed)
+    params = eagle_head.init_params(jax.random.fold_in(key, 0), config.head, "float32")
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        key=jax.random.key_data(jax.random.fold_in(key, 1)),
+    )
+
+
+def train_step(
+    state: TrainState,
+    target_params: TransformerParams,
+    rows: PackedRows,
+    features: jax.Array | None,
+    *,
+    config: StepConfig,
+) -> tuple[TrainState, Metrics]:
+    """Takes one step; jit it with `config` static and `state` donated.
+
+    Args:
+        state: Of the run.
+        target_params: Frozen.
+        rows: `[B, T]`, packed.
+        features: `[B, T, E]` where they were computed before, otherwise `None`.
+        config: Static.
+
+    Returns:
+        The next state, and the loss before the step.
+    """
+    if features is None:
+        features = target_features(config.target, target_params, rows)
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+
+    def loss(params: EagleHeadParams) -> tuple[jax.Array, Metrics]:
+        return _loss(params, target_params, features, rows, key, config)
+
+    gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return (
+        state.replace(step=state.step + 1, params=params, opt_state=opt_state),
+        metrics,
+    )
+
+
+def eval_step(
+    params: EagleHeadParams,
+    target_params: TransformerParams,
+    rows: PackedRows,
+    *,
+    config: StepConfig,
+) -> Metrics:
+    """Measures the head on rows, without noise and without a step."""
+    features = target_features(config.target, target_params, rows)
+    return _loss(params, target_params, features, rows, None, config)[1]
+
+
+def _loss(
+    params: EagleHeadParams,
+    target_params: TransformerParams,
+    features: jax.Array,
+    rows: PackedRows,
+    key: jax.Array | None,
+    config: StepConfig,
+) -> tuple[jax.Array, Metrics]:
+    """Casts what the head computes with; gradients arrive in float32."""
+    borrowed = Borrowed(
+        embedding=target_params.embedding, output_head=output_head(target_params)
+    )
+    return head_loss(
+        jax.tree.map(lambda x: x.astype(config.dtype), params),
+        borrowed,
+        features,
+        rows,
+        key,
+        head=config.head,
+        config=config.loss,
+        unembed=unembed,
+    )

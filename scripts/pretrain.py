@@ -1,0 +1,219 @@
+"""Train a small target from scratch on the source of Python's standard library.
+
+    python scripts/pretrain.py --output RUN --config configs/pretrain.toml
+
+The run's folder gets `model/`, a Hugging Face folder, and `train.jsonl` and
+`held_out.jsonl`, the texts in pieces, for `scripts/regenerate.py` and
+`scripts/train.py`. The same command with `--resume` goes on where it was stopped.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from eagle_jax import checkpoints
+from eagle_jax.cli.progress import progress
+from eagle_jax.cli.session import keep_compiled_programs, say
+from eagle_jax.cli.settings import join_settings
+from eagle_jax.errors import InputError
+from eagle_jax.training import corpus
+from eagle_jax.training.checkpoint import Checkpoints
+from eagle_jax.training.files import read_json, write_json, write_whole
+from eagle_jax.training.pretrain import (
+    PretrainConfig,
+    PretrainState,
+    init_state,
+    next_token_loss,
+    pretrain_step,
+)
+
+_EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
+_PIECE_LENGTH = 1500
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    try:
+        arguments = _parse(argv)
+        config = join_settings(PretrainConfig, arguments.config, arguments)
+        return _pretrain(arguments, config)
+    except InputError as error:
+        say(f"error: {error}")
+        return _EXIT_INPUT
+    except KeyboardInterrupt:
+        say("interrupted; --resume goes on from the last checkpoint")
+        return _EXIT_INTERRUPTED
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train a small target on the source of the standard library."
+    )
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
+    add("--output", type=Path, required=True, help="folder of the run")
+    add("--resume", action="store_true", help="go on with the run in --output")
+    add("--tokenizer", type=Path, help="folder of a model whose tokenizer to use")
+    add("--library", type=Path, help="another folder of Python sources")
+    # What follows are settings: their defaults are in eagle_jax/training/pretrain.py.
+    add("--steps", type=int)
+    add("--batch-size", type=int)
+    add("--row-length", type=int)
+    add("--learning-rate", type=float)
+    add("--eval-every", type=int, help="steps between perplexities and checkpoints")
+    add("--seed", type=int)
+    return parser.parse_args(argv)
+
+
+def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
+    output: Path = arguments.output
+    _prepare_output(output, dataclasses.asdict(config), resume=arguments.resume)
+    train_files, held_files = corpus.library_files(arguments.library)
+    texts = {
+        "train": list(corpus.read_texts(train_files)),
+        "held_out": list(corpus.read_texts(held_files)),
+    }
+    tokenizer = _tokenizer(arguments.tokenizer, texts["train"], config, output)
+    streams = {}
+    for name, part in texts.items():
+        streams[name] = corpus.token_stream(tokenizer, part)
+        pieces = [p for text in part for p in corpus.pieces(text, _PIECE_LENGTH)]
+        lines = "".join(json.dumps({"text": piece}) + "\n" for piece in pieces)
+        write_whole(output / f"{name}.jsonl", lambda part, x=lines: _write(part, x))
+        say(
+            f"{name}: {len(part)} files, {len(streams[name].tokens)} tokens, "
+            f"{len(pieces)} pieces"
+        )
+    state, perplexity = _train(config, streams, output / "checkpoints")
+    model_folder = output / "model"
+    checkpoints.export_target(
+        model_folder,
+        config.model.transformer(),
+        state.params,
+        dtype="bfloat16",
+        stop_tokens=(0,),
+        bos_token=0,
+        also=lambda folder: _write_tokenizer(tokenizer, folder),
+        overwrite=True,
+    )
+    print(f"{model_folder} | held-out perplexity {perplexity:.2f} per token")
+    return 0
+
+
+def _prepare_output(output: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    """Refuses a folder that holds something else, or a run of another model."""
+    record = output / "run.json"
+    if resume:
+        before = read_json(record)
+        if before is None:
+            raise InputError(f"--resume: {output} holds no run; leave out --resume")
+        if before.get("model") != settings["model"]:
+            raise InputError(f"{output} holds a run of a model of other sizes")
+    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(
+            f"{output} is not empty; give --resume to go on with its run, or another "
+            "folder"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(record, settings)
+
+
+def _tokenizer(
+    folder: Path | None, texts: list[str], config: PretrainConfig, output: Path
+) -> Any:
+    """Returns the tokenizer of a model, of this run, or a new one."""
+    from tokenizers import Tokenizer
+
+    path = (folder or output) / "tokenizer.json"
+    if path.is_file():
+        tokenizer = Tokenizer.from_file(str(path))
+    elif folder is not None:
+        raise InputError(f"{folder} holds no tokenizer.json")
+    else:
+        say("training the tokenizer")
+        tokenizer = corpus.train_tokenizer(texts, config.model.vocab_size)
+    write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
+    if tokenizer.get_vocab_size() > config.model.vocab_size:
+        raise InputError(
+            f"the tokenizer has {tokenizer.get_vocab_size()} ids, but vocab_size = "
+            f"{config.model.vocab_size}"
+        )
+    return tokenizer
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a tokenizer as `transformers` reads it."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = dict.fromkeys(("bos_token", "eos_token"), corpus.END_OF_TEXT)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | special
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _train(
+    config: PretrainConfig, streams: dict[str, corpus.TokenStream], folder: Path
+) -> tuple[PretrainState, float]:
+    run, length = config.run, config.run.row_length
+    step = jax.jit(
+        pretrain_step, static_argnames=("config",), donate_argnames=("state",)
+    )
+    measure = jax.jit(next_token_loss, static_argnames=("config",))
+    held_out = streams["held_out"].spread(run.eval_rows, length)
+
+    def perplexity(state: PretrainState) -> float:
+        sizes = config.model.transformer()
+        losses = [measure(state.params, row[None], sizes) for row in held_out]
+        return math.exp(float(np.mean(losses)))
+
+    saved = Checkpoints(folder, keep=run.keep)
+    state = init_state(config)
+    first = saved.latest() or 0
+    if first:
+        state = saved.restore(first, state)
+        say(f"going on after step {first}")
+    losses, started, result = [], time.perf_counter(), math.nan
+    with progress("pretraining", run.steps, first) as update:
+        for number in range(first, run.steps):
+            rows = streams["train"].rows(length, run.batch_size, number, run.seed)
+            state, loss = step(state, rows, config=config)
+            losses.append(loss)
+            done = number + 1
+            if done % run.log_every == 0 or done == run.steps:
+                mean = float(np.mean(jax.device_get(losses)))
+                if not math.isfinite(mean):
+                    raise InputError(
+                        f"the loss before step {done} is {mean}: training has "
+                        f"diverged; the last checkpoint is {folder}/{saved.latest()}"
+                    )
+                speed = len(losses) * run.batch_size * length
+                speed /= time.perf_counter() - started
+                say(f"step {done} | loss {mean:.4f} | {speed:,.0f} tokens/s")
+                losses, started = [], time.perf_counter()
+            if done % run.eval_every == 0 or done == run.steps:
+                result = perplexity(state)
+                say(f"  held out | step {done} | perplexity {result:.2f}")
+                saved.save(done, state, {})
+                started = time.perf_counter()
+            update(done)
+    if first >= run.steps:
+        result = perplexity(state)
+    saved.close()
+    return state, result
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    keep_compiled_programs()
+    sys.exit(main())

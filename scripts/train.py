@@ -1,0 +1,272 @@
+"""Train an EAGLE-1/2 head for a target.
+
+    python scripts/train.py --target FOLDER --data chats.jsonl --output RUN
+
+The run's folder gets `head/`, the best head in the official layout, beside the log,
+its plot and the checkpoints. The same command with `--resume` goes on where it was
+stopped, bit for bit.
+"""
+
+import argparse
+import dataclasses
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from eagle_jax import checkpoints
+from eagle_jax.cli.pairs import open_pair
+from eagle_jax.cli.progress import progress
+from eagle_jax.cli.session import keep_compiled_programs, say
+from eagle_jax.cli.settings import join_settings
+from eagle_jax.cli.training_progress import TrainingProgress
+from eagle_jax.errors import InputError
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.data import cache_features, read_data
+from eagle_jax.training.files import (
+    fingerprint_file,
+    fingerprint_folder,
+    read_json,
+    write_json,
+)
+from eagle_jax.training.log import plot_log
+from eagle_jax.training.loop import LogRow, Run
+from eagle_jax.training.step import StepConfig
+
+_EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
+_OURS = {"run.json", "log.csv", "curve.png", "checkpoints", "features", "head"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    try:
+        arguments = _parse(argv)
+        config = join_settings(TrainConfig, arguments.config, arguments)
+        return _train(arguments, config)
+    except InputError as error:
+        say(f"error: {error}")
+        return _EXIT_INPUT
+    except OSError as error:
+        say(f"error: cannot write to the run: {error}; --resume goes on from there")
+        return _EXIT_INPUT
+    except KeyboardInterrupt:
+        say("interrupted; --resume goes on from the last checkpoint")
+        return _EXIT_INTERRUPTED
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train an EAGLE-1/2 head.")
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
+    add("--target", required=True, help="target: a Hugging Face folder or hub name")
+    add(
+        "--data",
+        type=Path,
+        required=True,
+        nargs="+",
+        help="ShareGPT .json, messages or text .jsonl, plain .txt",
+    )
+    add("--output", type=Path, required=True, help="folder of the run")
+    add("--resume", action="store_true", help="go on with the run in --output")
+    add("--overwrite", action="store_true", help="replace the run in --output")
+    # What follows are settings: their defaults are in eagle_jax/training/config.py.
+    add("--steps", type=int)
+    add("--batch-size", type=int, help="rows per step, over all devices")
+    add("--row-length", type=int, help="tokens per row")
+    add("--learning-rate", type=float)
+    add("--warmup-steps", type=int)
+    add("--noise", type=float, help="half width of the noise on features")
+    add("--held-out", type=float, help="share of the data to evaluate on")
+    add("--too-long", choices=("cut", "drop", "refuse"))
+    add("--max-malformed", type=float, help="share of records that may be unusable")
+    add("--cache-features", action="store_true", default=None)
+    add("--log-every", type=int)
+    add("--eval-every", type=int, help="steps between evaluations and checkpoints")
+    add("--keep", type=int, help="newest checkpoints kept, beside the best")
+    add("--seed", type=int)
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    return parser.parse_args(argv)
+
+
+def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
+    output: Path = arguments.output
+    _check_output(output, resume=arguments.resume, overwrite=arguments.overwrite)
+    folder = checkpoints.resolve(arguments.target)
+    source = open_pair(arguments.target, None, tree=config.tree, dtype=config.run.dtype)
+    if config.data.row_length > source.config.max_positions:
+        raise InputError(
+            f"row_length = {config.data.row_length} is more than the target's "
+            f"{source.config.max_positions} positions (max_position_embeddings)"
+        )
+    head = _head_config(source.config, config)
+    identity = _identity(arguments, config, folder)
+    if arguments.resume:
+        _check_same_run(output, identity)
+    say("reading the data")
+    data = read_data(arguments.data, source.tokenizer, source.config, config, say)
+    say(f"loading {arguments.target}")
+    pair = source.load()
+    step_config = StepConfig(
+        target=Transformer(config=source.config, dtype=pair.target.dtype),
+        head=head,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=config.run.steps,
+        dtype=pair.target.dtype,
+    )
+    if arguments.overwrite:
+        _remove_run(output)
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(output / "run.json", identity)
+    if config.data.cache_features:
+        with progress("computing features", len(data.rows)) as update:
+            features = cache_features(
+                output / "features",
+                data.rows,
+                pair.params.target,
+                step_config=step_config,
+                target=identity["target"],
+                batch_size=config.run.batch_size,
+                progress=update,
+            )
+        data = dataclasses.replace(data, features=features)
+    with TrainingProgress(config.run.steps) as shown:
+
+        def observe(row: LogRow) -> None:
+            shown.update(row)
+            if row.evaluation is not None:
+                title = f"{output.name}: a head for {folder.name}"
+                plot_log(output / "log.csv", output / "curve.png", title=title)
+
+        run = Run(
+            config, step_config, pair.params.target, data, output, observe=observe
+        )
+        if run.first_step:
+            say(f"going on after step {run.first_step}")
+        shown.start(run.first_step)
+        try:
+            best = run.train()
+        finally:
+            run.close()
+    embedding = pair.params.target.embedding
+    checkpoints.export_head(
+        output / "head",
+        head,
+        jax.device_put(best, jax.devices()[0]),
+        embedding=embedding if config.head.include_embedding else None,
+        dtype="float32",
+        overwrite=True,
+    )
+    print(f"{output / 'head'} | {shown.summary()}")
+    return 0
+
+
+def _head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:
+    """Returns the sizes of the new head: the target's but for what is set."""
+    sizes, layer = config.head, target.layer
+    num_heads = sizes.num_heads or layer.num_heads
+    if layer.hidden_size % (2 * num_heads):
+        raise InputError(
+            f"num_heads = {num_heads} must divide the target's hidden_size = "
+            f"{layer.hidden_size} into an even head_dim; set [head] num_heads"
+        )
+    num_kv_heads = sizes.num_kv_heads or min(layer.num_kv_heads, num_heads)
+    if num_heads % num_kv_heads:
+        raise InputError(
+            f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}"
+        )
+    return EagleHeadConfig(
+        layer=dataclasses.replace(
+            layer,
+            intermediate_size=sizes.intermediate_size or layer.intermediate_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=layer.hidden_size // num_heads,
+            qkv_bias=False,
+        ),
+        vocab_size=target.vocab_size,
+        max_positions=min(target.max_positions, config.data.row_length),
+        fc_bias=sizes.fc_bias,
+    )
+
+
+def _identity(
+    arguments: argparse.Namespace, config: TrainConfig, folder: Path
+) -> dict[str, Any]:
+    """Returns what a resumed run must have in common with the run it resumes."""
+    for path in arguments.data:
+        if not path.is_file():
+            raise InputError(f"cannot read the data {path}: there is no such file")
+    return {
+        "target": fingerprint_folder(folder),
+        "data": [fingerprint_file(path) for path in arguments.data],
+        "devices": jax.device_count(),
+        "settings": dataclasses.asdict(config),
+    }
+
+
+def _check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuses an output folder before any long work starts."""
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite exclude each other")
+    if output.exists() and not output.is_dir():
+        raise InputError(f"--output {output} is no folder; give another name")
+    names = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    if resume:
+        if "run.json" not in names:
+            raise InputError(f"--resume: {output} holds no run; leave out --resume")
+        return
+    if names and not overwrite:
+        raise InputError(
+            f"{output} is not empty; give --resume to go on with its run, --overwrite "
+            "to replace it, or another name"
+        )
+    if names and ("run.json" not in names or names - _OURS):
+        raise InputError(
+            f"{output} is not replaced: it holds something else than a run "
+            f"({', '.join(sorted(names - _OURS)[:3]) or 'no run.json'})"
+        )
+
+
+def _check_same_run(output: Path, identity: dict[str, Any]) -> None:
+    """Refuses to go on with other settings, data or another target."""
+    before = read_json(output / "run.json")
+    if before is None:
+        raise InputError(f"{output / 'run.json'} cannot be read; start the run again")
+    if before.get("target") != identity["target"]:
+        raise InputError(f"{output} holds a run of another target; give that target")
+    if before.get("data") != identity["data"]:
+        raise InputError(f"{output} holds a run on other data; give the same files")
+    for table, values in identity["settings"].items():
+        for name, value in values.items():
+            earlier = before.get("settings", {}).get(table, {}).get(name)
+            if earlier != value:
+                raise InputError(
+                    f"{output} holds a run with {name} = {earlier}, not {value}; a "
+                    "resumed run keeps its settings"
+                )
+    if before.get("devices") != identity["devices"]:
+        say(
+            f"warning: the run began on {before.get('devices')} devices and goes on "
+            f"on {identity['devices']}: sums may round differently"
+        )
+
+
+def _remove_run(output: Path) -> None:
+    for name in _OURS:
+        path = output / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    keep_compiled_programs()
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""Training a head from the command line: its files, its resumption, its refusals."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.conftest import Main, load_main
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = REPOSITORY / "scripts" / "train.py"
+CONFIG = """
+[data]
+row_length = 32
+held_out = 0.2
+
+[optimizer]
+learning_rate = 1e-2
+warmup_steps = 2
+
+[run]
+steps = 12
+batch_size = 8
+log_every = 1
+eval_every = 4
+eval_rows = 8
+eval_prompts = 2
+eval_new_tokens = 8
+
+[tree]
+num_nodes = 5
+depth = 2
+width = 2
+"""
+# The release check kills more often.
+NUM_KILLS = int(os.environ.get("EAGLE_JAX_KILLS", "2"))
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def train() -> Main:
+    return load_main("train")
+
+
+@pytest.fixture(scope="module")
+def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "config.toml").write_text(CONFIG)
+    words = random.Random(0)
+    texts = [
+        " ".join(words.choices(["ten", "hats", "in", "the", "rain"], k=20))
+        for _ in range(60)
+    ]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "texts.jsonl").write_text(lines)
+    return [
+        *("--target", f"{tiny_pair}/target", "--data", f"{folder}/texts.jsonl"),
+        *("--config", f"{folder}/config.toml"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(
+    train: Main, flags: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """An uninterrupted run."""
+    output = tmp_path_factory.mktemp("runs") / "run"
+    assert train([*flags, "--output", str(output)]) == 0
+    return output
+
+
+def head_of(run: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(run / "head" / "model.safetensors")
+
+
+def assert_same_head(one: Path, other: Path) -> None:
+    first, second = head_of(one), head_of(other)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+
+
+def test_a_run_leaves_a_log_a_plot_checkpoints_and_a_head(run: Path) -> None:
+    with open(run / "log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, 13))
+    assert [bool(row["held_out_loss"]) for row in rows] == [
+        step % 4 == 0 for step in range(1, 13)
+    ]
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    assert 0 <= float(rows[-1]["alpha_0"]) <= 1
+    assert float(rows[-1]["tokens_per_round"]) >= 1
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in (run / "head").iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+    }
+    steps = {int(path.name) for path in (run / "checkpoints").iterdir()}
+    assert {8, 12} <= steps
+
+
+def test_the_trained_head_generates(
+    main: Main, run: Path, tiny_pair: Path, tmp_path: Path
+) -> None:
+    flags = ["--target", f"{tiny_pair}/target", "--draft", f"{run}/head"]
+    tree = ["--num-nodes", "5", "--depth", "2", "--width", "2"]
+    out = tmp_path / "out.json"
+    text = ["--prompt", "ten hats", "--max-new-tokens", "12", "--json", str(out)]
+    assert main([*flags, *tree, *text, "--compare"]) == 0
+    assert json.loads(out.read_text())["totals"]["identical"] is True
+
+
+def test_cached_features_train_the_same_head(
+    train: Main, flags: list[str], run: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "cached"
+    assert train([*flags, "--output", str(output), "--cache-features"]) == 0
+    assert (output / "features" / "index.json").is_file()
+    for name, tensor in head_of(run).items():
+        np.testing.assert_allclose(head_of(output)[name], tensor, rtol=0, atol=1e-5)
+
+
+def start(flags: list[str], output: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPT), *flags, "--output", str(output)]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=same_programs()
+    )
+
+
+def same_programs() -> dict[str, str]:
+    """The environment in which a process compiles what this one does."""
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    return os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    }
+
+
+def kill(process: subprocess.Popen[str], output: Path, at: str, step: int) -> None:
+    """Kills a run when it has done a step, or while it writes a checkpoint."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(f"step {step} of"):
+            break
+    while at == "checkpoint" and process.poll() is None:
+        if any((output / "checkpoints").glob("*tmp*")):
+            break
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+@pytest.mark.parametrize("seed", range(NUM_KILLS))
+def test_a_killed_run_resumes_bit_for_bit(
+    flags: list[str], run: Path, tmp_path: Path, train: Main, seed: int
+) -> None:
+    output = tmp_path / "killed"
+    at = "checkpoint" if seed % 2 else "step"
+    # Step 3 and step 7 stand before checkpoints.
+    step = random.Random(seed).choice((3, 7) if seed % 2 else range(1, 12))
+    kill(start(flags, output), output, at, step)
+    assert not (output / "head").exists()
+    assert train([*flags, "--output", str(output), "--resume"]) == 0
+    assert_same_head(run, output)
+    uninterrupted = (run / "log.csv").read_text().splitlines()
+    resumed = (output / "log.csv").read_text().splitlines()
+    assert [line.split(",")[:6] for line in resumed] == [
+        line.split(",")[:6] for line in uninterrupted
+    ]
+
+
+def test_eight_devices_train_what_one_trains(
+    flags: list[str], run: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "eight"
+    subprocess.run(
+        [sys.executable, str(SCRIPT), *flags, "--output", str(output)],
+        check=True,
+        cwd=REPOSITORY,
+        env=same_programs() | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+    )
+    for name, tensor in head_of(run).items():
+        np.testing.assert_allclose(head_of(output)[name], tensor, rtol=0, atol=2e-4)
+
+
+def refused(train: Main, flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert train(flags) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("error: ")
+    return lines[-1]
+
+
+def test_divergence_names_the_step_and_the_last_good_checkpoint(
+    train: Main, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "diverges"
+    wild = ["--learning-rate", "1e18", "--warmup-steps", "0", "--eval-every", "1"]
+    line = refused(train, [*flags, *wild, "--output", str(output)], capsys)
+    assert "the loss of step 2 is" in line
+    assert f"the last good checkpoint is {output}/checkpoints/1" in line
+
+
+def test_an_output_with_a_run_is_refused_and_kept(
+    train: Main, flags: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "log.csv").read_bytes()
+    line = refused(train, [*flags, "--output", str(run)], capsys)
+    assert "--resume" in line and "--overwrite" in line
+    assert (run / "log.csv").read_bytes() == before
+
+
+def test_a_folder_of_something_else_is_never_overwritten(
+    train: Main, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    flags = [*flags, "--output", str(tmp_path), "--overwrite"]
+    assert "thesis.tex" in refused(train, flags, capsys)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (["--seed", "1"], "seed = 0, not 1"),
+        (["--learning-rate", "0.5"], "learning_rate = 0.01, not 0.5"),
+        (["--data", "DATA"], "on other data"),
+        (["--target", "TARGET"], "of another target"),
+    ],
+)
+def test_a_resumed_run_keeps_its_settings_data_and_target(
+    train: Main,
+    flags: list[str],
+    run: Path,
+    tiny_pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: list[str],
+    said: str,
+) -> None:
+    if change[1] == "DATA":
+        (tmp_path / "other.jsonl").write_text(json.dumps({"text": "hats " * 9}) + "\n")
+        change = ["--data", f"{tmp_path}/other.jsonl"]
+    elif change[1] == "TARGET":
+        other = tmp_path / "target"
+        other.mkdir()
+        for path in (tiny_pair / "target").iterdir():
+            (other / path.name).write_bytes(path.read_bytes())
+        config = json.loads((other / "config.json").read_text())
+        (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-6}))
+        change = ["--target", str(other)]
+    line = refused(train, [*flags, *change, "--output", str(run), "--resume"], capsys)
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (["--data", "missing.jsonl"], "missing.jsonl"),
+        (["--row-length", "4096"], "256 positions"),
+        (["--batch-size", "4000"], "batch_size = 4000"),
+        (["--resume"], "holds no run"),
+        (["--resume", "--overwrite"], "exclude each other"),
+        (["--steps", "0"], "steps = 0"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(
+    train: Main,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: list[str],
+    said: str,
+) -> None:
+    output = tmp_path / "out"
+    assert said in refused(train, [*flags, *change, "--output", str(output)], capsys)
+    assert not (output / "head").exists()
+
+
+def test_a_full_disk_ends_in_one_line_and_a_run_to_resume(
+    train: Main,
+    flags: list[str],
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import orbax.checkpoint as ocp
+
+    output = tmp_path / "full"
+    save = ocp.CheckpointManager.save
+
+    def full(self: ocp.CheckpointManager, step: int, **arguments: object) -> object:
+        if step > 4:
+            raise OSError(28, "No space left on device")
+        return save(self, step, **arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "save", full)
+        line = refused(train, [*flags, "--output", str(output)], capsys)
+    assert "No space left on device" in line
+    assert train([*flags, "--output", str(output), "--resume"]) == 0
+    assert_same_head(run, output)

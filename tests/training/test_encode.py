@@ -1,0 +1,384 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_jax.checkpoints import load_tokenizer
+from eagle_jax.cli import text as cli_text
+from eagle_jax.errors import InputError
+from eagle_jax.training.conversations import Example
+from eagle_jax.training.encode import (
+    EncodedExample,
+    RefusedError,
+    check_template,
+    encode_examples,
+    encode_prompt,
+)
+
+SPECIALS = ["<s>", "</s>", "<|start|>", "<|end|>", "<|eot|>"]
+
+LLAMA3 = (
+    "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
+)
+CHATML = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+VICUNA = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} "
+    "{% elif m.role == 'user' %}USER: {{ m.content }} {% else %}ASSISTANT: "
+    "{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+NEXT_ENDS = (  # The answer ends with the token that begins the next turn.
+    "{% for m in messages %}{% if m.role == 'user' %}<|start|>{{ m.content }}<|end|>"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+WITHOUT_PROMPT = (
+    "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|eot|>{% endfor %}"
+)
+
+
+def _marked(inside: str, behind: str) -> str:
+    """CHATML with a generation block around the answer and `inside`."""
+    return (
+        "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}"
+        + inside
+        + "{% endgeneration %}"
+        + behind
+        + "{% else %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    )
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief"},
+    {"role": "user", "content": "Who is Zoë?"},
+    {"role": "assistant", "content": "A poet 漢"},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "She\n\nwrites"},
+]
+
+
+def _tokenizer(template: str | None = None, *, bos: bool = True) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ss", "\u010a\u010a"]
+    merges = [("s", "s"), ("\u010a", "\u010a")]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=merges)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIALS)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", len(symbols))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>" if bos else None,
+        eos_token="</s>",
+        chat_template=template,
+    )
+
+
+def _chat(messages: list[dict[str, str]], where: str = "line 1") -> Example:
+    return Example(where=where, messages=tuple(messages))
+
+
+def _one(tokenizer: Any, example: Example, **settings: Any) -> EncodedExample:
+    settings = {"max_length": 512} | settings
+    encoded = encode_examples([example], tokenizer, **settings)
+    assert len(encoded.samples) == 1
+    return encoded.samples[0]
+
+
+def _predicted(tokenizer: Any, sample: EncodedExample) -> list[str]:
+    """The runs of tokens that are to be predicted, as text."""
+    edges = np.flatnonzero(np.diff(sample.loss_mask, prepend=False, append=False))
+    return [
+        tokenizer.decode(sample.tokens[start:end].tolist())
+        for start, end in edges.reshape(-1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "second"),
+    [
+        (LLAMA3, "A poet 漢<|eot|>", "She\n\nwrites<|eot|>"),
+        (CHATML, "A poet 漢<|end|>", "She\n\nwrites<|end|>"),
+        (VICUNA, " A poet 漢</s>", " She\n\nwrites</s>"),
+        (_marked("", "<|end|>\n"), "A poet 漢<|end|>", "She\n\nwrites<|end|>"),
+        (_marked("<|end|>", "\n"), "A poet 漢<|end|>", "She\n\nwrites<|end|>"),
+        (_marked("<|end|>\n", ""), "A poet 漢<|end|>", "She\n\nwrites<|end|>"),
+        (NEXT_ENDS, "A poet 漢<|start|>", "She\n\nwrites"),
+        (
+            WITHOUT_PROMPT,
+            "<|start|>assistant A poet 漢<|eot|>",
+            "<|start|>assistant She\n\nwrites<|eot|>",
+        ),
+    ],
+)
+def test_the_assistants_text_and_its_end_are_predicted_and_nothing_else(
+    template: str, first: str, second: str
+) -> None:
+    tokenizer = _tokenizer(template)
+    sample = _one(tokenizer, _chat(CHAT))
+    assert _predicted(tokenizer, sample) == [first, second]
+    assert sample.tokens.dtype == np.int32 and sample.loss_mask.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    "template", [LLAMA3, CHATML, VICUNA, _marked("", "<|end|>\n"), WITHOUT_PROMPT]
+)
+def test_what_generation_is_fed_begins_what_is_trained_on(template: str) -> None:
+    tokenizer = _tokenizer(template)
+    whole = _one(tokenizer, _chat(CHAT[1:]))
+    fed = cli_text.encode(tokenizer, CHAT[1]["content"], chat=True)
+    assert whole.tokens[: len(fed)].tolist() == fed
+    assert whole.loss_mask[: len(fed)].sum() == 0
+    for end, runs in ((1, 0), (3, 1)):
+        prompt = encode_prompt(tokenizer, CHAT[1:][:end])
+        assert end > 1 or prompt.tokens.tolist() == fed
+        size = len(prompt.tokens)
+        np.testing.assert_array_equal(whole.tokens[:size], prompt.tokens)
+        np.testing.assert_array_equal(whole.loss_mask[:size], prompt.loss_mask)
+        assert whole.loss_mask[size] and len(_predicted(tokenizer, prompt)) == runs
+
+
+@pytest.mark.parametrize("template", [LLAMA3, VICUNA])
+def test_the_start_token_is_written_once(template: str) -> None:
+    tokenizer = _tokenizer(template)
+    tokens = _one(tokenizer, _chat(CHAT[1:])).tokens.tolist()
+    assert tokens[0] == tokenizer.bos_token_id
+    assert tokens.count(tokenizer.bos_token_id) == 1
+
+
+def test_the_next_turns_start_token_is_nobodys_answer() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<s>[{{ m.content }}]"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    tokenizer = _tokenizer(template)
+    found = _predicted(tokenizer, _one(tokenizer, _chat(CHAT[1:])))
+    assert found == ["A poet 漢", "She\n\nwrites"]
+
+
+def test_answers_that_stand_elsewhere_in_the_conversation_are_not_confused() -> None:
+    turns = [
+        {"role": "user", "content": "Say ok ok"},
+        {"role": "assistant", "content": "ok"},
+        {"role": "user", "content": "ok"},
+        {"role": "assistant", "content": "ok ok"},
+    ]
+    tokenizer = _tokenizer(CHATML)
+    sample = _one(tokenizer, _chat(turns))
+    assert _predicted(tokenizer, sample) == ["ok<|end|>", "ok ok<|end|>"]
+    assert sample.loss_mask[-2] and not sample.loss_mask[-1]  # The line break.
+
+
+def test_a_token_that_joins_prompt_and_answer_is_predicted() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:s{% else %}"
+        "{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    )
+    tokenizer = _tokenizer(template)
+    turns = [CHAT[1], {"role": "assistant", "content": "so"}]
+    sample = _one(tokenizer, _chat(turns))
+    assert _predicted(tokenizer, sample) == ["sso<|end|>"]
+
+
+def test_a_sentencepiece_tokenizer_gets_the_same_masks(shared: Path) -> None:
+    tokenizer = load_tokenizer(shared / "models" / "stories260K", 512)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] "
+        "{{ m.content }} [/INST]{% else %} {{ m.content }} {{ eos_token }}{% endif %}"
+        "{% endfor %}"
+    )
+    sample = _one(tokenizer, _chat(CHAT[1:]))
+    assert _predicted(tokenizer, sample) == ["A poet 漢 </s>", "She\n\nwrites </s>"]
+    fed = cli_text.encode(tokenizer, CHAT[1]["content"], chat=True)
+    assert sample.tokens[: len(fed)].tolist() == fed
+    assert np.flatnonzero(sample.loss_mask)[0] == len(fed)
+
+
+def test_a_plain_text_is_predicted_but_for_its_start_token() -> None:
+    tokenizer = _tokenizer()
+    sample = _one(tokenizer, Example(where="line 1", text="so so"))
+    fed = cli_text.encode(tokenizer, "so so", chat=False)
+    assert sample.tokens.tolist() == [*fed, tokenizer.eos_token_id]
+    assert sample.loss_mask.tolist() == [False] + [True] * len(fed)
+
+
+def test_a_tokenizer_may_know_no_start_token() -> None:
+    tokenizer = _tokenizer(bos=False)
+    sample = _one(tokenizer, Example(where="line 1", text="so"))
+    assert tokenizer.decode(sample.tokens.tolist()) == "so</s>"
+    assert sample.loss_mask.tolist() == [False, True, True]
+
+
+def test_an_end_token_that_the_tokenizer_adds_is_not_added_twice() -> None:
+    from tokenizers import processors
+
+    tokenizer = _tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 258), ("</s>", 259)]
+    )
+    sample = _one(tokenizer, Example(where="line 1", text="so"))
+    assert sample.tokens.tolist().count(259) == 1
+
+
+def test_exact_ids_need_no_tokenizer_and_stay_as_they_are() -> None:
+    ids = np.array([7, 5, 6], np.int32)
+    sample = _one(None, Example(where="line 1", ids=ids))
+    assert sample.tokens.tolist() == [7, 5, 6]
+    assert sample.loss_mask.tolist() == [False, True, True]
+    mask = np.array([True, False, True])
+    sample = _one(None, Example(where="line 1", ids=ids, loss_mask=mask))
+    assert sample.loss_mask.tolist() == [False, False, True]
+    assert mask[0]  # What was given is left alone.
+
+
+def test_ids_of_another_target_are_refused() -> None:
+    example = Example(where="line 9", ids=np.array([1, 512], np.int32))
+    with pytest.raises(InputError, match=r"line 9 has the id 512, .* only 512"):
+        _one(None, example, vocab_size=512)
+    _one(None, example, vocab_size=513)
+    with pytest.raises(InputError, match="the id 512"):
+        _one(_tokenizer(), example)
+
+
+def test_a_long_text_is_cut_into_consecutive_pieces() -> None:
+    tokenizer = _tokenizer()
+    example = Example(where="line 1", text="abcdefghij")
+    whole = _one(tokenizer, example).tokens
+    assert len(whole) == 12
+    encoded = encode_examples([example], tokenizer, max_length=5)
+    assert encoded.num_cut == 1
+    np.testing.assert_array_equal(
+        np.concatenate([s.tokens for s in encoded.samples]), whole
+    )
+    assert [s.loss_mask.tolist() for s in encoded.samples] == [
+        [False, True, True, True, True],
+        [False, True, True, True, True],
+        [False, True],
+    ]
+    assert (
+        "3 samples | 12 tokens, 9 of them predicted | 1 too long" in encoded.summary()
+    )
+    # A last piece of one token, of which nothing is predicted, is left out.
+    pieces = encode_examples([example], tokenizer, max_length=11).samples
+    assert [len(piece.tokens) for piece in pieces] == [11]
+
+
+def test_a_long_conversation_keeps_its_beginning() -> None:
+    tokenizer = _tokenizer(CHATML)
+    whole = _one(tokenizer, _chat(CHAT))
+    size = len(whole.tokens) - 3
+    encoded = encode_examples([_chat(CHAT)], tokenizer, max_length=size)
+    assert encoded.num_cut == 1 and len(encoded.samples) == 1
+    np.testing.assert_array_equal(encoded.samples[0].tokens, whole.tokens[:size])
+    np.testing.assert_array_equal(encoded.samples[0].loss_mask, whole.loss_mask[:size])
+
+
+def test_a_conversation_cut_before_its_answer_is_left_out() -> None:
+    tokenizer = _tokenizer(CHATML)
+    long = [{"role": "user", "content": "a" * 100}, CHAT[2]]
+    short = [{"role": "user", "content": "a"}, CHAT[2]]
+    encoded = encode_examples([_chat(long), _chat(short)], tokenizer, max_length=80)
+    assert len(encoded.samples) == 1 and encoded.num_empty == 1
+    assert "1 left out, with nothing to predict" in encoded.summary()
+
+
+def test_long_samples_are_dropped_or_refused_when_asked_for() -> None:
+    tokenizer = _tokenizer()
+    examples = [
+        Example(where="line 1", text="abcdefghij"),
+        Example(where="line 2", text="ab"),
+    ]
+    encoded = encode_examples(examples, tokenizer, max_length=11, too_long="drop")
+    assert len(encoded.samples) == 1 and encoded.num_dropped == 1
+    assert encoded.num_cut == 0
+    with pytest.raises(InputError, match="line 1 has 12 tokens, but max_length = 11"):
+        encode_examples(examples, tokenizer, max_length=11, too_long="refuse")
+    for too_long in ("drop", "refuse"):
+        encoded = encode_examples(examples, tokenizer, max_length=12, too_long=too_long)
+        assert len(encoded.samples) == 2
+
+
+def test_progress_counts_examples() -> None:
+    seen: list[int] = []
+    examples = [Example(where=f"line {n}", text="ab") for n in range(3)]
+    encode_examples(examples, _tokenizer(), max_length=9, progress=seen.append)
+    assert seen == [1, 2, 3]
+
+
+def test_conversations_that_the_template_refuses_are_left_out_and_counted() -> None:
+    template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}"
+        "{% endif %}" + CHATML
+    )
+    tokenizer = _tokenizer(template)
+    encoded = encode_examples(
+        [_chat(CHAT, "line 4"), _chat(CHAT[1:])], tokenizer, max_length=512
+    )
+    assert len(encoded.samples) == 1
+    assert encoded.refused == ["line 4: the chat template refuses it: No system"]
+    assert "1 left out (line 4: " in encoded.summary()
+    with pytest.raises(InputError, match=r"nothing is left .* No system"):
+        encode_examples([_chat(CHAT)], tokenizer, max_length=512)
+    with pytest.raises(RefusedError, match=r"line 4: .* No system"):
+        encode_prompt(tokenizer, CHAT[:2], "line 4")
+
+
+@pytest.mark.parametrize(
+    ("template", "named"),
+    [
+        (None, "the tokenizer has none; add a chat_template.jinja"),
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}"
+         "{% endfor %}", "leaves out what the assistant says"),
+        ("{% for m in messages %}", "no valid template"),
+        ("{{ raise_exception('never') }}", "refuses it: never; mend the template"),
+        (
+            "{% for m in messages %}{{ m.role }}{% if loop.last and "
+            "not add_generation_prompt %}!{% endif %}{{ m.content }}{% endfor %}",
+            "line 7: the chat template renders turn 3 differently when it is the last",
+        ),
+    ],
+)  # fmt: skip
+def test_a_template_that_shows_no_answer_is_refused(
+    template: str | None, named: str
+) -> None:
+    with pytest.raises(InputError, match=named) as error:
+        _one(_tokenizer(template), _chat(CHAT, "line 7"))
+    assert "\n" not in str(error.value)
+
+
+def test_conversations_need_a_tokenizer_of_the_fast_kind() -> None:
+    with pytest.raises(InputError, match="the tokenizer has none"):
+        check_template(None)
+
+    @dataclasses.dataclass
+    class Slow:
+        chat_template: str = CHATML
+        is_fast: bool = False
+
+    with pytest.raises(InputError, match=r"add a tokenizer\.json"):
+        check_template(Slow())
+
+
+def test_texts_need_a_tokenizer_and_limits_room() -> None:
+    example = Example(where="line 3", text="so")
+    with pytest.raises(InputError, match="line 3 is text, but there is no tokenizer"):
+        _one(None, example)
+    with pytest.raises(InputError, match="max_length = 1 must be at least 2"):
+        _one(_tokenizer(), example, max_length=1)

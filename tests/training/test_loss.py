@@ -1,0 +1,274 @@
+"""The loss against NumPy, written from the paper's formulas."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    output_head,
+    unembed,
+)
+from eagle_jax.training.config import LossConfig
+from eagle_jax.training.encode import EncodedExample
+from eagle_jax.training.loss import (
+    Borrowed,
+    add_noise,
+    head_loss,
+    pair_weights,
+    target_features,
+)
+from eagle_jax.training.packing import PackedRows, pack
+
+LAYER = LayerConfig(
+    hidden_size=16,
+    intermediate_size=24,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(theta=10000.0),
+)
+TARGET = Transformer(
+    config=TransformerConfig(layer=LAYER, num_layers=2, vocab_size=19, max_positions=64)
+)
+HEAD = EagleHeadConfig(layer=LAYER, vocab_size=19, max_positions=64)
+LENGTHS = ((7, 3), (5, 5), (1, 9))  # Of the segments of each row of 12 tokens.
+
+
+@pytest.fixture(scope="module")
+def setting() -> SimpleNamespace:
+    target_params = transformer.init_params(jax.random.key(0), TARGET.config)
+    # Larger than initial weights, so that every term of the loss counts.
+    grow = lambda x: x * 8 if x.ndim == 2 else x  # noqa: E731
+    target_params = jax.tree.map(grow, target_params)
+    params = jax.tree.map(grow, eagle_head.init_params(jax.random.key(1), HEAD))
+    params = dataclasses.replace(params, fc_bias=jnp.linspace(-0.5, 0.5, 16))
+    random = np.random.default_rng(0)
+    samples = [
+        EncodedExample(
+            tokens=random.integers(19, size=n).astype(np.int32),
+            loss_mask=random.random(n) < 0.7,
+        )
+        for lengths in LENGTHS
+        for n in lengths
+    ]
+    rows = pack(samples, 12)
+    features = target_features(TARGET, target_params, rows)
+    borrowed = Borrowed(
+        embedding=target_params.embedding, output_head=output_head(target_params)
+    )
+    return SimpleNamespace(
+        params=params,
+        target_params=target_params,
+        rows=rows,
+        samples=samples,
+        features=features,
+        borrowed=borrowed,
+    )
+
+
+def loss_of(setting: SimpleNamespace, config: LossConfig, key: jax.Array | None = None):
+    return head_loss(
+        setting.params,
+        setting.borrowed,
+        setting.features,
+        setting.rows,
+        key,
+        head=HEAD,
+        config=config,
+        unembed=unembed,
+    )
+
+
+def rotate(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Rotate-half embedding of `[n, heads, 4]`."""
+    angles = positions[:, None] * 10000.0 ** (-np.arange(0, 4, 2) / 4)
+    cos = np.tile(np.cos(angles), 2)[:, None]
+    sin = np.tile(np.sin(angles), 2)[:, None]
+    return x * cos + np.concatenate([-x[..., 2:], x[..., :2]], axis=-1) * sin
+
+
+def numpy_head(
+    weights: dict[str, np.ndarray], embeddings: np.ndarray, features: np.ndarray
+) -> np.ndarray:
+    """One head over one sample: `[n, 16]` and `[n, 16]` to `[n, 16]`, float64."""
+    n = len(features)
+    x = np.concatenate([embeddings, features], axis=1) @ weights["fc"].T
+    x = x + weights["fc_bias"]
+    query = rotate((x @ weights["query"].T).reshape(n, 4, 4), np.arange(n))
+    key = rotate((x @ weights["key"].T).reshape(n, 2, 4), np.arange(n))
+    value = (x @ weights["value"].T).reshape(n, 2, 4)
+    mixed = np.zeros((n, 4, 4))
+    for i in range(n):
+        for head in range(4):
+            scores = key[: i + 1, head // 2] @ query[i, head] / 2.0
+            shares = np.exp(scores - scores.max())
+            mixed[i, head] = shares / shares.sum() @ value[: i + 1, head // 2]
+    x = x + mixed.reshape(n, 16) @ weights["output"].T
+    scale = np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5)
+    normed = x / scale * weights["mlp_norm"]
+    gate = normed @ weights["gate"].T
+    inner = gate / (1 + np.exp(-gate)) * (normed @ weights["up"].T)
+    return x + inner @ weights["down"].T
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def numpy_weights(setting: SimpleNamespace) -> dict[str, np.ndarray]:
+    """The head's weights in `[out, in]`, as the official files hold them."""
+    from eagle_jax.checkpoints import names
+
+    named = names.by_name(setting.params, names.EAGLE_HEAD)
+    return {
+        ours.removeprefix("layer."): np.asarray(named[official], np.float64)
+        for ours, official in names.EAGLE_HEAD.items()
+        if official in named
+    }
+
+
+def numpy_loss(setting: SimpleNamespace, token_weight: float) -> tuple[float, ...]:
+    """Smooth L1 and cross-entropy over every pair that counts, sample by sample."""
+    weights = numpy_weights(setting)
+    table = np.asarray(setting.target_params.embedding, np.float64)
+    where = {}
+    for row in range(len(setting.rows)):
+        for segment in range(1, setting.rows.segments[row].max() + 1):
+            where[row, segment] = np.flatnonzero(setting.rows.segments[row] == segment)
+    feature_sum = token_sum = count = 0.0
+    for (row, _), slots in where.items():
+        tokens = setting.rows.tokens[row, slots]
+        mask = setting.rows.loss_mask[row, slots]
+        features = np.asarray(setting.features, np.float64)[row, slots]
+        predicted = numpy_head(weights, table[tokens[1:]], features[:-1])
+        for i in range(len(tokens) - 1):
+            if not mask[i + 1]:
+                continue
+            gap = np.abs(predicted[i] - features[i + 1])
+            feature_sum += np.where(gap < 1, gap**2 / 2, gap - 0.5).mean()
+            logits = [
+                np.asarray(unembed(setting.borrowed.output_head, jnp.asarray(x)))
+                for x in (features[i + 1], predicted[i])
+            ]
+            wanted = np.exp(log_softmax(logits[0].astype(np.float64)))
+            token_sum -= (wanted * log_softmax(logits[1].astype(np.float64))).sum()
+            count += 1
+    feature_loss, token_loss = feature_sum / count, token_sum / count
+    return feature_loss + token_weight * token_loss, feature_loss, token_loss, count
+
+
+@pytest.mark.parametrize("token_weight", [0.0, 0.1, 1.0])
+def test_the_loss_is_the_papers(setting: SimpleNamespace, token_weight: float) -> None:
+    loss, metrics = loss_of(setting, LossConfig(token_weight=token_weight))
+    wanted = numpy_loss(setting, token_weight)
+    found = (loss, metrics.feature_loss, metrics.token_loss, metrics.pairs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_packing_changes_no_loss(setting: SimpleNamespace) -> None:
+    _, together = loss_of(setting, LossConfig())
+    alone = []
+    for sample in setting.samples:
+        rows = pack([sample], len(sample.tokens))
+        features = target_features(TARGET, setting.target_params, rows)
+        one = SimpleNamespace(**{**vars(setting), "rows": rows, "features": features})
+        alone.append(loss_of(one, LossConfig())[1])
+    for name in ("feature_loss", "token_loss", "agreement"):
+        total = sum(float(getattr(m, name) * m.pairs) for m in alone)
+        count = sum(float(m.pairs) for m in alone)
+        np.testing.assert_allclose(
+            float(getattr(together, name)), total / count, rtol=1e-5
+        )
+
+
+def test_gradients_flow_to_the_head_only(setting: SimpleNamespace) -> None:
+    def loss(params, borrowed, target_params):
+        features = target_features(TARGET, target_params, setting.rows)
+        return head_loss(
+            params,
+            borrowed,
+            features,
+            setting.rows,
+            jax.random.key(0),
+            head=HEAD,
+            config=LossConfig(),
+            unembed=unembed,
+        )[0]
+
+    to_head, *to_others = jax.grad(loss, argnums=(0, 1, 2))(
+        setting.params, setting.borrowed, setting.target_params
+    )
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(to_head))
+    assert all(np.abs(leaf).max() == 0 for leaf in jax.tree.leaves(to_others))
+
+
+def test_pairs_count_by_their_token_and_officially_by_their_feature() -> None:
+    #            one sample of five tokens, then one of two, then padding
+    segments = np.array([[1, 1, 1, 1, 1, 2, 2, 0]], np.int32)
+    mask = np.array([[0, 0, 1, 1, 1, 1, 1, 0]], bool)
+    empty = np.zeros((1, 8), np.int32)
+    rows = PackedRows(tokens=empty, segments=segments, positions=empty, loss_mask=mask)
+    assert pair_weights(rows, "next").tolist() == [[0, 1, 1, 1, 0, 1, 0, 0]]
+    assert pair_weights(rows, "official").tolist() == [[0, 0, 1, 1, 0, 1, 0, 0]]
+
+
+def test_padding_alone_gives_a_loss_of_zero(setting: SimpleNamespace) -> None:
+    rows = jax.tree.map(np.zeros_like, setting.rows)
+    one = SimpleNamespace(**{**vars(setting), "rows": rows})
+    loss, metrics = loss_of(one, LossConfig())
+    assert float(loss) == 0.0 and float(metrics.pairs) == 0.0
+
+
+def test_noise_is_uniform_within_its_bounds() -> None:
+    segments = np.ones((4, 64), np.int32)
+    rows = PackedRows(
+        tokens=segments, segments=segments, positions=segments, loss_mask=segments > 0
+    )
+    zeros = jnp.zeros((4, 64, 32))
+    noise = np.asarray(add_noise(jax.random.key(0), zeros, rows, LossConfig()))
+    assert np.abs(noise).max() <= 0.1
+    histogram = np.histogram(noise, bins=10, range=(-0.1, 0.1))[0] / noise.size
+    np.testing.assert_allclose(histogram, 0.1, atol=0.01)
+    official = LossConfig(noise_scale="official")
+    scaled = np.asarray(add_noise(jax.random.key(0), zeros, rows, official))
+    np.testing.assert_allclose(scaled, noise * (512 / 64), rtol=1e-6)
+
+
+def test_noise_touches_the_inputs_not_the_wanted_features(
+    setting: SimpleNamespace,
+) -> None:
+    def loss(noise: float, weight: float) -> float:
+        config = LossConfig(noise=noise, token_weight=weight)
+        return float(loss_of(setting, config, jax.random.key(3))[0])
+
+    assert loss(0.0, 0.1) == float(loss_of(setting, LossConfig())[0])
+    assert loss(0.5, 0.1) != loss(0.0, 0.1)
+    # A head that ignores features gives the same loss whatever the noise.
+    blind = dataclasses.replace(setting.params, fc=jnp.zeros_like(setting.params.fc))
+    deaf = SimpleNamespace(**{**vars(setting), "params": blind})
+    losses = [
+        float(loss_of(deaf, LossConfig(noise=n), jax.random.key(3))[0])
+        for n in (0.0, 0.5)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_official_normalisation_divides_by_all_positions(
+    setting: SimpleNamespace,
+) -> None:
+    plain, metrics = loss_of(setting, LossConfig())
+    official, _ = loss_of(setting, LossConfig(normalize="official"))
+    share = float(metrics.pairs) / setting.rows.tokens.size
+    np.testing.assert_allclose(float(official), float(plain) * share, rtol=1e-5)

@@ -1,0 +1,489 @@
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_jax.checkpoints import load_tokenizer
+from eagle_jax.errors import InputError
+from eagle_jax.training.conversations import Example, read_examples
+from eagle_jax.training.encode import encode_examples
+from eagle_jax.training.regenerate import (
+    Answer,
+    RegenerationConfig,
+    Task,
+    TextTask,
+    example_tasks,
+    regenerate,
+    sample_tasks,
+    seed_of,
+)
+from eagle_jax.training.resumable import ResumableLines
+
+Main = Callable[[list[str]], int]
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+BOS, EOS = 298, 299
+
+CHATS = [
+    [("system", "Be"), ("user", "Hi"), ("assistant", "?"), ("user", "So"),
+     ("assistant", "?")],
+    [("user", "One"), ("assistant", "?")],
+    [("user", "Two"), ("assistant", "?"), ("user", "Three"), ("assistant", "?"),
+     ("user", "Four")],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run() -> Main:
+    """`main` of `scripts/regenerate.py`, loaded from its path."""
+    path = Path(__file__).parents[2] / "scripts" / "regenerate.py"
+    spec = importlib.util.spec_from_file_location("regenerate_script", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.fixture(scope="module")
+def chat_pair(
+    tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory, quick_compilation: None
+) -> Path:
+    """The tiny pair with a chat template."""
+    folder = tmp_path_factory.mktemp("chat") / "pair"
+    shutil.copytree(tiny_pair, folder)
+    (folder / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(chat_pair: Path) -> Any:
+    return load_tokenizer(chat_pair / "target", 300)
+
+
+def _chats() -> list[Example]:
+    return [
+        Example(
+            where=f"line {number}",
+            messages=tuple({"role": r, "content": c} for r, c in turns),
+        )
+        for number, turns in enumerate(CHATS, 1)
+    ]
+
+
+class Parrot:
+    """Answers with its seed's last digits; keeps what it was asked."""
+
+    def __init__(self, *, cut: str | None = None) -> None:
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+        self.sizes: list[int] = []
+        self._cut = cut
+
+    def __call__(self, prompts: list[list[int]], seeds: list[int]) -> list[Answer]:
+        self.sizes.append(len(prompts))
+        self.asked += [(tuple(p), s) for p, s in zip(prompts, seeds, strict=True)]
+        return [
+            Answer(
+                ids=[65 + seed % 7, EOS],
+                text=f" {seed % 7} ",
+                is_complete=self._cut is None,
+            )
+            for seed in seeds
+        ]
+
+
+def _all(tasks: list[Task], answer: Any, **settings: Any) -> list[Any]:
+    defaults = {"batch_size": 2, "max_length": 200, "seed": 3}
+    return list(regenerate(tasks, answer, **(defaults | settings)))
+
+
+def _chat_tasks(tokenizer: Any, seed: int = 3) -> list[Task]:
+    return list(example_tasks(tokenizer, _chats(), RegenerationConfig(), seed))
+
+
+def test_a_conversation_is_answered_turn_by_turn(tokenizer: Any) -> None:
+    parrot = Parrot()
+    records = [record for _, record in _all(_chat_tasks(tokenizer), parrot)]
+    turns = [[(m["role"], m["content"]) for m in r["messages"]] for r in records]
+    # Users keep their words, and the turn without an answer gets one.
+    assert [[c for r, c in t if r != "assistant"] for t in turns] == [
+        ["Be", "Hi", "So"],
+        ["One"],
+        ["Two", "Three", "Four"],
+    ]
+    assert [[r for r, _ in t if r != "system"] for t in turns] == [
+        ["user", "assistant"] * count for count in (2, 1, 3)
+    ]
+    digits = [str(seed_of(3, index, turn) % 7) for index, turn in ((2, 0), (2, 2))]
+    assert [turns[2][1][1], turns[2][5][1]] == digits
+    first = "<s>[system]Be[user]Hi[assistant]"
+    assert tokenizer.decode(list(parrot.asked[0][0])) == first
+
+
+def test_the_ids_are_those_that_were_read_and_written(tokenizer: Any) -> None:
+    parrot = Parrot()
+    records = [record for _, record in _all(_chat_tasks(tokenizer), parrot)]
+    last = {seed: prompt for prompt, seed in parrot.asked}[seed_of(3, 2, 2)]
+    assert records[2]["ids"] == [*last, 65 + seed_of(3, 2, 2) % 7, EOS]
+    for record in records:
+        ids, mask = np.array(record["ids"]), np.array(record["loss_mask"])
+        ends = np.flatnonzero(np.diff(mask, prepend=0, append=0)).reshape(-1, 2)
+        answers = [m for m in record["messages"] if m["role"] == "assistant"]
+        shown = [tokenizer.decode(ids[a:b].tolist()) for a, b in ends]
+        earlier = [f"{answer['content']}</s>" for answer in answers[:-1]]
+        assert shown[:-1] == earlier and len(shown) == len(answers)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 50])
+def test_no_text_depends_on_what_is_decoded_beside_it(
+    tokenizer: Any, batch_size: int
+) -> None:
+    whole = _all(_chat_tasks(tokenizer), Parrot())
+    parrot = Parrot()
+    assert _all(_chat_tasks(tokenizer), parrot, batch_size=batch_size) == whole
+    assert max(parrot.sizes) <= batch_size
+    assert [index for index, _ in whole] == [0, 1, 2]
+    later = _all(_chat_tasks(tokenizer), Parrot(), batch_size=batch_size, first=1)
+    assert later == whole[1:]
+
+
+def test_seeds_share_nothing_between_texts_turns_and_runs() -> None:
+    seeds = {seed_of(s, i, t) for s in range(4) for i in range(20) for t in range(4)}
+    assert len(seeds) == 4 * 20 * 4
+    assert min(seeds) >= 0 and max(seeds) < 2**32
+
+
+def test_a_conversation_ends_with_an_answer_that_was_cut_off(tokenizer: Any) -> None:
+    records = _all(_chat_tasks(tokenizer), Parrot(cut="off"))
+    assert [len(record["messages"]) for _, record in records] == [3, 2, 2]
+
+
+def test_a_conversation_ends_where_there_is_no_room(tokenizer: Any) -> None:
+    prompts = [len(prompt) for prompt, _ in _asked(tokenizer)]
+    records = _all(_chat_tasks(tokenizer), Parrot(), max_length=max(prompts))
+    assert [len(record["messages"]) for _, record in records] == [5, 2, 4]
+    records = _all(_chat_tasks(tokenizer), Parrot(), max_length=min(prompts))
+    assert [record for _, record in records] == [None, None, None]
+
+
+def _asked(tokenizer: Any) -> list[tuple[tuple[int, ...], int]]:
+    parrot = Parrot()
+    _all(_chat_tasks(tokenizer), parrot)
+    return parrot.asked
+
+
+def test_a_conversation_that_the_template_refuses_is_left_out(tokenizer: Any) -> None:
+    before = tokenizer.chat_template
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No') }}"
+    tokenizer.chat_template = refusing + "{% endif %}" + before
+    try:
+        records = _all(_chat_tasks(tokenizer), Parrot())
+    finally:
+        tokenizer.chat_template = before
+    assert [record is None for _, record in records] == [True, False, False]
+
+
+def test_a_document_is_gone_on_with_behind_a_random_prefix(tokenizer: Any) -> None:
+    text = "there is another one that he likes"
+    examples = [Example(where="", text=text)] * 60
+    settings = RegenerationConfig(min_prefix=3, max_prefix=6)
+    records = [
+        record
+        for _, record in _all(
+            list(example_tasks(tokenizer, examples, settings, 3)), Parrot()
+        )
+    ]
+    ids = tokenizer(text).input_ids
+    sizes = [record["loss_mask"].count(0) - 1 for record in records]
+    assert set(sizes) == {3, 4, 5, 6}  # The start token is not counted.
+    for size, record in zip(sizes, records, strict=True):
+        assert record["ids"][: size + 1] == ids[: size + 1]
+        assert record["loss_mask"] == [0] * (size + 1) + [1, 1]
+        kept = tokenizer.decode(ids[1 : size + 1])
+        assert record["text"].startswith(kept + " ") and text.startswith(kept)
+    again = [
+        r
+        for _, r in _all(
+            list(example_tasks(tokenizer, examples, settings, 3)), Parrot()
+        )
+    ]
+    other = [
+        r
+        for _, r in _all(
+            list(example_tasks(tokenizer, examples, settings, 4)), Parrot()
+        )
+    ]
+    assert again == records and other != records
+
+
+def test_short_documents_keep_what_they_have(tokenizer: Any) -> None:
+    ids = np.array([BOS, 5], np.int32)
+    examples = [Example(where="", text="he"), Example(where="", ids=ids)]
+    settings = RegenerationConfig(min_prefix=40, max_prefix=50)
+    tasks = example_tasks(tokenizer, examples, settings, 0)
+    assert [task.prompt() for task in tasks] == [tokenizer("he").input_ids, [BOS, 5]]
+
+
+def test_samples_begin_with_the_start_token(tokenizer: Any) -> None:
+    records = [r for _, r in _all(list(sample_tasks(tokenizer, 3)), Parrot())]
+    assert [record["ids"][0] for record in records] == [BOS] * 3
+    assert [record["loss_mask"] for record in records] == [[0, 1, 1]] * 3
+
+    class Startless:
+        bos_token_id = None
+
+    with pytest.raises(InputError, match="needs a start token"):
+        sample_tasks(Startless(), 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens = 0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
+        ({"max_length": 1}, "max_length = 1 must be at least 2"),
+        ({"min_prefix": 5, "max_prefix": 4}, "min_prefix = 5 must be 0 to max_prefix"),
+        ({"min_prefix": -1}, "min_prefix = -1"),
+    ],
+)
+def test_impossible_settings_are_refused(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        RegenerationConfig(**values)
+
+
+# The file that is gone on with.
+
+
+def test_lines_are_gone_on_with_behind_the_last_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResumableLines(path, {"a": (1, 2)}) as lines:
+        lines.write({"index": 0, "text": "Zoë\u2028\ud83d"})
+        lines.write({"index": 4})
+        assert lines.next_index == 5
+        with pytest.raises(AssertionError):
+            lines.write({"index": 4})
+    whole = path.read_bytes()
+    assert json.loads(whole.split(b"\n")[0])["text"] == "Zoë\u2028?"
+    path.write_bytes(whole + b'{"index": 5, "te')
+    with ResumableLines(path, {"a": [1, 2]}) as lines:
+        assert lines.next_index == 5
+        assert path.read_bytes() == whole
+    path.write_bytes(whole[:9])
+    with ResumableLines(path, {"a": [1, 2]}) as lines:
+        assert lines.next_index == 0
+    assert path.read_bytes() == b""
+
+
+def test_a_long_last_line_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResumableLines(path, {}) as lines:
+        lines.write({"index": 7, "text": "a" * 3_000_000})
+    with ResumableLines(path, {}) as lines:
+        assert lines.next_index == 8
+
+
+def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResumableLines(path, {"seed": 1}) as lines:
+        lines.write({"index": 0})
+    before = path.read_bytes()
+    for settings in ({"seed": 2}, {}, {"seed": 1, "new": 0}):
+        with pytest.raises(InputError, match="was made with"):
+            ResumableLines(path, settings)
+    (tmp_path / "out.jsonl.settings.json").unlink()
+    with pytest.raises(InputError, match=r"made by something else; .* --overwrite"):
+        ResumableLines(path, {"seed": 1})
+    assert path.read_bytes() == before
+    with ResumableLines(path, {"seed": 2}, overwrite=True) as lines:
+        assert lines.next_index == 0
+    path.write_text("no record\n")
+    with pytest.raises(InputError, match="no record of this command"):
+        ResumableLines(path, {"seed": 2})
+    with pytest.raises(InputError, match="it is no file"):
+        ResumableLines(tmp_path, {})
+    with pytest.raises(InputError, match=r"cannot write .*No such file"):
+        ResumableLines(tmp_path / "nowhere" / "out.jsonl", {})
+
+
+def test_a_full_disk_ends_in_one_line() -> None:
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None: ...
+
+    lines = ResumableLines.__new__(ResumableLines)
+    lines._path, lines._file, lines.next_index = Path("out"), Full(), 0  # type: ignore
+    with pytest.raises(InputError, match=r"No space left .* free some space"), lines:
+        lines.write({"index": 0})
+
+
+# The command.
+
+
+def _command(pair: Path, output: Path, *more: Any) -> list[str]:
+    known = ["--target", pair / "target", "--output", output, "--max-new-tokens", 6]
+    settings = ["--dtype", "float32", "--temperature", 1, "--batch-size", 2]
+    return [str(part) for part in [*known, *settings, *more]]
+
+
+def _data(folder: Path) -> Path:
+    path = folder / "chats.jsonl"
+    records: list[dict[str, Any]] = [
+        {"messages": [{"role": r, "content": c} for r, c in turns]} for turns in CHATS
+    ]
+    records += [{"text": "there is another one"}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    assert run(_command(chat_pair, whole, "--samples", 5)) == 0
+    assert "5 texts | " in capsys.readouterr().out
+    records = _records(whole)
+    assert [record["index"] for record in records] == list(range(5))
+    assert len({tuple(record["ids"]) for record in records}) == 5
+    assert all(record["ids"][0] == BOS for record in records)
+
+    drafted = tmp_path / "drafted.jsonl"
+    head = ["--draft", chat_pair / "head", "--num-nodes", 6, "--depth", 2, "--width", 2]
+    assert run(_command(chat_pair, drafted, *head, "--samples", 5)) == 0
+    assert drafted.read_bytes() == whole.read_bytes()
+
+    stopped = tmp_path / "stopped.jsonl"
+    assert run(_command(chat_pair, stopped, "--samples", 2)) == 0
+    with stopped.open("ab") as file:
+        file.write(whole.read_bytes().splitlines()[2][:20])
+    assert run(_command(chat_pair, stopped, "--samples", 5, "--batch-size", 3)) == 0
+    assert "going on after the first 2 of 5" in capsys.readouterr().err
+    assert stopped.read_bytes() == whole.read_bytes()
+    assert run(_command(chat_pair, stopped, "--samples", 5)) == 0
+    assert "| complete" in capsys.readouterr().out
+
+
+def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
+    run: Main, chat_pair: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    assert run(_command(chat_pair, output, "--data", _data(tmp_path))) == 0
+    records = _records(output)
+    assert [record["index"] for record in records] == [0, 1, 2, 3]
+    assert [m["content"] for m in records[1]["messages"] if m["role"] == "user"] == [
+        "One"
+    ]
+    found = read_examples(output)
+    assert not found.malformed and not found.unusable
+    encoded = encode_examples(found.examples, tokenizer, max_length=200)
+    for record, sample in zip(records, encoded.samples, strict=True):
+        assert sample.tokens.tolist() == record["ids"]
+        assert sample.loss_mask.astype(int).tolist() == record["loss_mask"]
+    limited = tmp_path / "limited.jsonl"
+    more = ["--data", _data(tmp_path), "--limit", 2, "--batch-size", 1]
+    assert run(_command(chat_pair, limited, *more)) == 0
+    assert limited.read_bytes() == b"".join(output.read_bytes().splitlines(True)[:2])
+
+
+def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.jsonl"
+    command = _command(chat_pair, output, "--samples", 2)
+    assert run(command) == 0
+    before = output.read_bytes()
+    for more, named in (
+        (["--temperature", "0.5"], "temperature = 1.0, but now it is 0.5"),
+        (["--seed", "1"], "seed = 0"),
+        (["--max-new-tokens", "7"], "max_new_tokens = 6"),
+        (["--max-length", "50"], "max_length = 256"),
+    ):
+        assert run([*command, *more]) == 2
+        assert named in capsys.readouterr().err
+    data = _command(chat_pair, output, "--data", _data(tmp_path))
+    assert run(data) == 2 and "data = 'samples'" in capsys.readouterr().err
+    assert output.read_bytes() == before
+    assert run([*command, "--seed", "1", "--overwrite"]) == 0
+    assert output.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ([], "give either --data FILE or --samples N"),
+        (
+            ["--samples", 2, "--data", "x.json"],
+            "give either --data FILE or --samples N",
+        ),
+        (["--samples", 0], "--samples 0 must be at least 1"),
+        (["--data", "x.json", "--limit", 0], "--limit 0 must be at least 1"),
+        (["--samples", 2, "--temperature", 0], "one text many times"),
+        (["--data", "nowhere.json"], "cannot read the data nowhere.json"),
+        (["--samples", 2, "--max-length", 5000], "5000"),
+        (["--samples", 2, "--max-prefix", -1], "must be 0 to max_prefix"),
+        (["--samples", 2, "--config", "nowhere.toml"], "cannot read the settings"),
+    ],
+)
+def test_what_cannot_be_done_ends_in_one_line_and_leaves_no_file(
+    run: Main, chat_pair: Path, tmp_path: Path, more: list[Any], named: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    output = tmp_path / "out.jsonl"
+    assert run(_command(chat_pair, output, *more)) == 2
+    shown = capsys.readouterr().err
+    assert named in shown and "Traceback" not in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_texts_that_would_depend_on_the_head_are_refused(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[sampling]\nacceptance = "rejection"\n')
+    more = ["--samples", 2, "--config", settings]
+    assert run(_command(chat_pair, tmp_path / "out.jsonl", *more)) == 2
+    assert "make the texts depend on the head" in capsys.readouterr().err
+
+
+def test_conversations_need_a_template_and_room(
+    run: Main, tiny_pair: Path, chat_pair: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    data = ["--data", _data(tmp_path)]
+    assert run(_command(tiny_pair, tmp_path / "a.jsonl", *data)) == 2
+    assert "conversations need a chat template" in capsys.readouterr().err
+    more = [*data, "--limit", 2, "--max-length", 4]
+    assert run(_command(chat_pair, tmp_path / "b.jsonl", *more)) == 2
+    assert "none of 2 prompts left room" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_written(
+    run: Main, chat_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    real, calls = TextTask.record, []
+
+    def record(self: TextTask) -> Any:
+        calls.append(self)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(TextTask, "record", record)
+    output = tmp_path / "out.jsonl"
+    assert run(_command(chat_pair, output, "--samples", 4)) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert len(_records(output)) == 2
