@@ -3,6 +3,7 @@
     python scripts/benchmark.py
     python scripts/benchmark.py --random llama2-7b --dtype bfloat16
     python scripts/benchmark.py --target FOLDER --draft FOLDER
+    python scripts/benchmark.py --training
 
 All figures of one run are taken in turn, so ratios hold where times do not.
 """
@@ -13,17 +14,21 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from eagle_jax.cli import report
 from eagle_jax.cli.files import check_writable, write_json
-from eagle_jax.cli.pairs import PairSource, open_pair, open_random
+from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair, open_random
 from eagle_jax.cli.session import say
 from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
+from eagle_jax.training.config import LossConfig, OptimizerConfig
+from eagle_jax.training.step import StepConfig
+from eagle_jax.training.throughput import time_training
 
 _MEANINGS = {
     "token": "autoregressive decoding, one token",
@@ -68,6 +73,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add("--iterations", type=int, default=24, help="model calls per measurement")
     add("--repeats", type=int, default=15, help="measurements per figure")
+    add("--training", action="store_true", help="time training steps instead")
+    add("--row-length", type=int, default=256, help="with --training: tokens per row")
     add("--skip-compilation", action="store_true", help="do not time compilation")
     add("--json", type=Path, metavar="FILE", help="write every figure")
     return parser.parse_args(argv)
@@ -104,6 +111,8 @@ def _benchmark(arguments: argparse.Namespace) -> int:
             "and one round"
         )
     loaded = _open(arguments).load()
+    if arguments.training:
+        return _benchmark_training(arguments, loaded)
     drafter = loaded.drafter
     assert drafter is not None, "a benchmark's pair always has a drafter"
     pair = Pair(
@@ -144,6 +153,36 @@ def _benchmark(arguments: argparse.Namespace) -> int:
             "compile_seconds": seconds,
         }
         write_json(arguments.json, result)
+    return 0
+
+
+def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> int:
+    """Prints a head's training speed beside that of the target's bare forward."""
+    assert loaded.drafter is not None, "a benchmark's pair always has a drafter"
+    config = StepConfig(
+        target=loaded.target,
+        head=loaded.drafter.config,
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        steps=1000,
+        dtype=loaded.target.dtype,
+    )
+    speeds = time_training(
+        config,
+        loaded.params.target,
+        batch_size=arguments.batch_size,
+        row_length=arguments.row_length,
+        repeats=arguments.repeats,
+    )
+    table = Table("tokens/s", "median", "low", "high", "forward / this")
+    for name, values in speeds.items():
+        ratio = np.median(np.array(speeds["forward"]) / np.array(values))
+        shown = (f"{x:,.0f}" for x in (np.median(values), min(values), max(values)))
+        table.add_row(name, *shown, f"{ratio:.2f}")
+    Console().print(table)
+    if arguments.json is not None:
+        settings = vars(arguments) | {"json": str(arguments.json)}
+        write_json(arguments.json, {"settings": settings, "tokens_per_second": speeds})
     return 0
 
 

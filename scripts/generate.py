@@ -3,8 +3,8 @@
     python scripts/generate.py --prompt "def main():"
     python scripts/generate.py --target FOLDER --draft FOLDER --prompt "Hello"
 
-Without a target the embedded pair writes Python. Folders may be Hugging Face hub names. Texts and the summary go to standard output,
-everything else to standard error.
+Without a target the embedded pair writes Python. Folders may be Hugging Face hub names.
+Texts and the summary go to standard output, everything else to standard error.
 """
 
 import argparse

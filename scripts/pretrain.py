@@ -28,6 +28,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.training import corpus
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.files import read_json, write_json, write_whole
+from eagle_jax.training.loop import data_parallel
 from eagle_jax.training.pretrain import (
     PretrainConfig,
     PretrainState,
@@ -174,8 +175,14 @@ def _train(
         losses = [measure(state.params, row[None], sizes) for row in held_out]
         return math.exp(float(np.mean(losses)))
 
+    by_row, everywhere = data_parallel()
+    if run.batch_size % jax.device_count():
+        raise InputError(
+            f"batch_size = {run.batch_size} must be a multiple of the "
+            f"{jax.device_count()} devices"
+        )
     saved = Checkpoints(folder, keep=run.keep)
-    state = init_state(config)
+    state = jax.device_put(init_state(config), everywhere)
     first = saved.latest() or 0
     if first:
         state = saved.restore(first, state)
@@ -184,7 +191,7 @@ def _train(
     with progress("pretraining", run.steps, first) as update:
         for number in range(first, run.steps):
             rows = streams["train"].rows(length, run.batch_size, number, run.seed)
-            state, loss = step(state, rows, config=config)
+            state, loss = step(state, jax.device_put(rows, by_row), config=config)
             losses.append(loss)
             done = number + 1
             if done % run.log_every == 0 or done == run.steps:

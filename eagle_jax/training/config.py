@@ -179,4 +179,4 @@ class TrainConfig:
     data: DataConfig = DataConfig()
     head: HeadConfig = HeadConfig()
     run: RunConfig = RunConfig()
-    tree: TreeConfig = TreeConfig()
+    tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
@@ -109,9 +109,7 @@ class Run:
                 "devices"
             )
         rows_at(len(data.rows), 0, batch_size, config.run.seed)  # Are there enough?
-        mesh = jax.make_mesh((num_devices,), ("data",), axis_types=(AxisType.Auto,))
-        self._by_row = NamedSharding(mesh, PartitionSpec("data"))
-        everywhere = _replicated(mesh)
+        self._by_row, everywhere = data_parallel()
         self._target_params = jax.device_put(target_params, everywhere)
         self._checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.run.keep, best="agreement"
@@ -246,5 +244,11 @@ class Run:
         return self._checkpoints.restore(best, self._state).params
 
 
-def _replicated(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
+def data_parallel() -> tuple[NamedSharding, NamedSharding]:
+    """Returns how rows lie on all devices, each its share, and weights, on all."""
+    shape = (jax.device_count(),)
+    mesh = jax.make_mesh(shape, ("data",), axis_types=(AxisType.Auto,))
+    return (
+        NamedSharding(mesh, PartitionSpec("data")),
+        NamedSharding(mesh, PartitionSpec()),
+    )

@@ -91,7 +91,7 @@ class PretrainRunConfig:
         keep: Checkpoints kept.
     """
 
-    steps: int = 800
+    steps: int = 500
     batch_size: int = 8
     row_length: int = 512
     learning_rate: float = 3e-3

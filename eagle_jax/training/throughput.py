@@ -1,0 +1,72 @@
+"""What training a head costs, beside the target's forward that it cannot do without."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.models.transformer import TransformerParams
+from eagle_jax.training.loss import target_features
+from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.step import StepConfig, init_state, train_step
+
+
+def time_training(
+    config: StepConfig,
+    target_params: TransformerParams,
+    *,
+    batch_size: int,
+    row_length: int,
+    repeats: int,
+) -> dict[str, list[float]]:
+    """Times a step with and without cached features, and the target alone, in turn.
+
+    Args:
+        config: Of the step.
+        target_params: Frozen.
+        batch_size: `B`.
+        row_length: `T`.
+        repeats: Measurements of each.
+
+    Returns:
+        Tokens per second by name: "forward", "step" and "step, cached features".
+    """
+    shape = (batch_size, row_length)
+    vocab_size = config.target.config.vocab_size
+    tokens = np.random.default_rng(0).integers(vocab_size, size=shape)
+    rows = PackedRows(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        segments=jnp.ones(shape, jnp.int32),
+        positions=jnp.broadcast_to(jnp.arange(row_length), shape),
+        loss_mask=jnp.ones(shape, bool),
+    )
+    forward = jax.jit(target_features, static_argnums=0)
+    step = jax.jit(train_step, static_argnames=("config",), donate_argnames=("state",))
+    features = forward(config.target, target_params, rows)
+    state = init_state(config, 0)
+
+    def run(name: str) -> None:
+        nonlocal state
+        result: Any
+        if name == "forward":
+            result = forward(config.target, target_params, rows)
+        else:
+            given = features if "cached" in name else None
+            state, result = step(state, target_params, rows, given, config=config)
+        jax.block_until_ready((result, state))
+
+    speeds: dict[str, list[float]] = {
+        "forward": [],
+        "step": [],
+        "step, cached features": [],
+    }
+    for name in speeds:
+        run(name)  # Compiles.
+    for _ in range(repeats):
+        for name, values in speeds.items():
+            started = time.perf_counter()
+            run(name)
+            values.append(batch_size * row_length / (time.perf_counter() - started))
+    return speeds

@@ -1,0 +1,111 @@
+"""Training a small target from scratch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.conftest import Main, load_main
+
+CONFIG = """
+[model]
+vocab_size = 300
+hidden_size = 16
+intermediate_size = 24
+num_layers = 2
+num_heads = 2
+max_positions = 64
+
+[run]
+steps = 4
+batch_size = 8
+row_length = 16
+eval_every = 2
+eval_rows = 2
+"""
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def pretrain() -> Main:
+    return load_main("pretrain")
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("library")
+    body = "".join(f"def function_{i}(x):\n    return x + {i}\n\n\n" for i in range(40))
+    for name in ("heapq", "one", "two", "test_heapq"):
+        (folder / f"{name}.py").write_text(f'"""{name}."""\n\n\n{body}')
+    (folder / "config.toml").write_text(CONFIG)
+    return ["--library", str(folder), "--config", f"{folder}/config.toml"]
+
+
+@pytest.fixture(scope="module")
+def run(
+    pretrain: Main, flags: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    output = tmp_path_factory.mktemp("runs") / "run"
+    assert pretrain([*flags, "--output", str(output)]) == 0
+    return output
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(run / "model" / "model.safetensors")
+
+
+def test_the_model_generates_from_its_folder(
+    main: Main, run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--method", "autoregressive", "--max-new-tokens", "5", "--ignore-eos"]
+    target = ["--target", f"{run}/model", "--prompt", "def f"]
+    assert main([*target, *flags, "--json", str(out)]) == 0
+    (found,) = json.loads(out.read_text())["runs"]
+    assert found["prompt_ids"][0] == 0
+    assert len(found["generated_ids"]) == 5
+
+
+def test_held_out_text_is_kept_apart(run: Path) -> None:
+    def text(name: str) -> str:
+        lines = (run / f"{name}.jsonl").read_text().splitlines()
+        return "".join(json.loads(line)["text"] for line in lines)
+
+    assert '"""heapq."""' in text("held_out") and '"""one."""' in text("train")
+    assert "heapq" not in text("train")
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(
+    pretrain: Main,
+    flags: list[str],
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from eagle_jax.training.checkpoint import Checkpoints
+
+    output = tmp_path / "stopped"
+    save = Checkpoints.save
+
+    def stop_after(self: Checkpoints, step: int, *rest: object) -> None:
+        save(self, step, *rest)  # type: ignore[arg-type]
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", stop_after)
+        assert pretrain([*flags, "--output", str(output)]) == 130
+    assert not (output / "model").exists()
+    assert pretrain([*flags, "--output", str(output), "--resume"]) == 0
+    for name, tensor in weights(run).items():
+        np.testing.assert_array_equal(weights(output)[name], tensor, err_msg=name)
+
+
+def test_a_folder_with_something_in_it_is_refused(
+    pretrain: Main, flags: list[str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pretrain([*flags, "--output", str(run)]) == 2
+    assert "is not empty" in capsys.readouterr().err
