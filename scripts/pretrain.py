@@ -89,6 +89,9 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     for name, part in texts.items():
         streams[name] = corpus.token_stream(tokenizer, part)
         pieces = [p for text in part for p in corpus.pieces(text, _PIECE_LENGTH)]
+        # Mixed, so that the first few are a sample of all.
+        order = np.random.default_rng(config.run.seed).permutation(len(pieces))
+        pieces = [pieces[number] for number in order]
         lines = "".join(json.dumps({"text": piece}) + "\n" for piece in pieces)
         write_whole(output / f"{name}.jsonl", lambda part, x=lines: _write(part, x))
         say(

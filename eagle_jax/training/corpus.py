@@ -68,7 +68,7 @@ def read_texts(paths: Iterable[Path]) -> Iterator[str]:
             continue
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> object:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     """Trains a byte-level BPE tokenizer that puts `END_OF_TEXT` before each text.
 
     Args:

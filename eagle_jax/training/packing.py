@@ -6,7 +6,7 @@ its own, so packing changes no loss: it saves the padding.
 
 import functools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -30,10 +30,10 @@ class PackedRows:
         loss_mask: `[R, T]` bool, tokens that are to be predicted.
     """
 
-    tokens: np.ndarray
-    segments: np.ndarray
-    positions: np.ndarray
-    loss_mask: np.ndarray
+    tokens: Any
+    segments: Any
+    positions: Any
+    loss_mask: Any
 
     def __len__(self) -> int:
         """Returns `R`."""

@@ -1,7 +1,7 @@
 """Training a small target from scratch: next-token loss, Muon, constant then decay."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -138,20 +138,20 @@ class PretrainState:
     opt_state: Any
 
 
-def make_optimizer(config: PretrainRunConfig) -> optax.GradientTransformation:
-    """Returns Muon for the layers' matrices and AdamW for everything else.
+def make_optimizer(config: PretrainRunConfig) -> Any:
+    """Returns an optax optimizer: Muon for the layers' matrices, AdamW for the rest.
 
     Muon needs about half of AdamW's tokens at this size, which counts on a CPU. The
     constant rate between warm-up and decay lets a run be made longer until the decay
     has begun.
     """
 
-    def rate(step: jax.Array) -> jax.Array:
+    def rate(step: Any) -> jax.Array:
         warm = jnp.minimum(1.0, (step + 1) / config.warmup_steps)
         left = (config.steps - step) / (config.steps * config.decay_fraction)
         return config.learning_rate * warm * jnp.clip(left, 0.0, 1.0)
 
-    def matrices(params: TransformerParams) -> Any:
+    def matrices(params: Any) -> Any:
         def kind(path: Any, leaf: jax.Array) -> Any:
             in_layer = jax.tree_util.keystr(path).startswith(".layers")
             is_matrix = in_layer and leaf.ndim == 2
@@ -213,5 +213,10 @@ def pretrain_step(
     updates, opt_state = make_optimizer(config.run).update(
         gradients, state.opt_state, state.params
     )
-    params = optax.apply_updates(state.params, updates)
-    return state.replace(step=state.step + 1, params=params, opt_state=opt_state), loss
+    params: Any = optax.apply_updates(cast(Any, state.params), updates)
+    return (
+        dataclasses.replace(
+            state, step=state.step + 1, params=params, opt_state=opt_state
+        ),
+        loss,
+    )

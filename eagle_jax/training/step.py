@@ -1,7 +1,7 @@
 """One optimizer step of a head, and its held-out measure, as pure functions."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +85,7 @@ def init_state(config: StepConfig, seed: int) -> TrainState:
     """Returns a run's first state, random weights included."""
     key = jax.random.key(seed)
     params = eagle_head.init_params(jax.random.fold_in(key, 0), config.head, "float32")
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer: Any = make_optimizer(config.optimizer, config.steps)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -122,11 +122,13 @@ def train_step(
         return _loss(params, target_params, features, rows, key, config)
 
     gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer: Any = make_optimizer(config.optimizer, config.steps)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params: Any = optax.apply_updates(cast(Any, state.params), updates)
     return (
-        state.replace(step=state.step + 1, params=params, opt_state=opt_state),
+        dataclasses.replace(
+            state, step=state.step + 1, params=params, opt_state=opt_state
+        ),
         metrics,
     )
 

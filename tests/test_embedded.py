@@ -1,0 +1,115 @@
+"""The embedded pair: its sizes, its files, its text."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from eagle_jax import assets
+from eagle_jax.checkpoints import (
+    load_head,
+    load_target,
+    load_tokenizer,
+    stored_dtype,
+    target_config,
+)
+from eagle_jax.config import GenerateConfig, load_config
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.drafting import EagleDrafter
+from eagle_jax.interface import Params
+from eagle_jax.models.transformer import Transformer
+from eagle_jax.testing import assert_same_tokens
+from eagle_jax.training.corpus import HELD_OUT
+from tests.conftest import Main
+from tests.helpers import texts
+
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
+
+
+def count(params: object) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Transformer, EagleDrafter, Params]:
+    config, target_params = load_target(assets.TARGET)
+    head, head_params = load_head(assets.HEAD, config, target_params)
+    assert head_params.embedding is None  # The target's: no second table in memory.
+    tree = load_config(CONFIG, GenerateConfig).tree
+    drafter = EagleDrafter(config=head, tree=tree)
+    params = Params(
+        target=target_params, drafter=drafter.params(head_params, target_params)
+    )
+    return Transformer(config=config), drafter, params
+
+
+def test_the_pair_is_of_the_promised_size(
+    pair: tuple[Transformer, EagleDrafter, Params],
+) -> None:
+    _, _, params = pair
+    size = count(params.target) + count(params.drafter.head)
+    assert 8_000_000 <= size <= 22_000_000
+    assert count(load_target(assets.SMALL)[1]) <= 1_500_000
+    folder = Path(assets.__file__).parent
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 45_000_000
+    for name in (assets.TARGET, assets.HEAD, assets.SMALL):
+        assert stored_dtype(name) == "bfloat16"
+
+
+def test_both_models_share_a_tokenizer() -> None:
+    tokenizers = [
+        (folder / "tokenizer.json").read_bytes()
+        for folder in (assets.TARGET, assets.SMALL)
+    ]
+    assert tokenizers[0] == tokenizers[1]
+    vocabulary = target_config(assets.TARGET).vocab_size
+    tokenizer = load_tokenizer(assets.TARGET, vocabulary)
+    text = 'def f(x):\n    return "é€🙂"\n'
+    ids = tokenizer(text).input_ids
+    assert ids[0] == tokenizer.bos_token_id == 0
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_plain_decodings(
+    pair: tuple[Transformer, EagleDrafter, Params], temperature: float
+) -> None:
+    target, drafter, params = pair
+    prompts = json.loads((assets.TARGET.parent / "prompts.json").read_text())
+    tokenizer = load_tokenizer(assets.TARGET, target.config.vocab_size)
+    requests = make_requests(
+        [tokenizer(prompt).input_ids for prompt in prompts[::14]],
+        max_new_tokens=48,
+        temperature=temperature,
+        seeds=list(range(len(prompts[::14]))),
+        stop_tokens=(0,),
+    )
+    rule = "greedy" if temperature == 0 else "coupled"
+    plain = autoregressive.generate(
+        target, params.target, requests, greedy=temperature == 0
+    )
+    ours = speculative.generate(target, drafter, params, requests, acceptance=rule)
+    assert_same_tokens(texts(requests, ours), texts(requests, plain))
+    rounds = np.asarray(ours.num_rounds)
+    accepted = np.asarray(ours.accept_lengths).sum(axis=1)
+    assert (accepted / rounds).mean() > 0.5  # A head that knows nothing reaches 0.05.
+
+
+def test_prompts_come_from_held_out_modules() -> None:
+    prompts = json.loads((assets.TARGET.parent / "prompts.json").read_text())
+    assert len(prompts) >= 40 and len(set(prompts)) == len(prompts)
+    assert len(HELD_OUT) >= 15
+
+
+def test_generate_needs_no_arguments(main: Main, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert main(["--max-new-tokens", "8", "--json", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert result["settings"]["target"] == str(assets.TARGET)
+    tree = load_config(CONFIG, GenerateConfig).tree
+    assert result["settings"]["tree"]["num_nodes"] == tree.num_nodes
+    assert result["runs"][0]["prompt"] == "def main():"
