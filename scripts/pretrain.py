@@ -1,10 +1,11 @@
 """Train a small target from scratch on the source of Python's standard library.
 
-    python scripts/pretrain.py --output RUN --config configs/pretrain.toml
+    python scripts/pretrain.py --output RUN
 
 The run's folder gets `model/`, a Hugging Face folder, and `train.jsonl` and
 `held_out.jsonl`, the texts in pieces, for `scripts/regenerate.py` and
-`scripts/train.py`. The same command with `--resume` goes on where it was stopped.
+`scripts/train.py` (`--data`, `--held-out-data`). The same command with `--resume` goes
+on where it was stopped.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from eagle_jax.training.pretrain import (
 
 _EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
 _PIECE_LENGTH = 1500
+_MAY_CHANGE = ("steps", "log_every", "eval_every", "eval_rows", "keep")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         return _pretrain(arguments, config)
     except InputError as error:
         say(f"error: {error}")
+        return _EXIT_INPUT
+    except OSError as error:
+        say(f"error: {error}; a run that has begun goes on with --resume")
         return _EXIT_INPUT
     except KeyboardInterrupt:
         say("interrupted; --resume goes on from the last checkpoint")
@@ -78,16 +83,17 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     output: Path = arguments.output
-    _prepare_output(output, dataclasses.asdict(config), resume=arguments.resume)
+    _check_output(output, resume=arguments.resume)
     train_files, held_files = corpus.library_files(arguments.library)
     texts = {
         "train": list(corpus.read_texts(train_files)),
         "held_out": list(corpus.read_texts(held_files)),
     }
     tokenizer = _tokenizer(arguments.tokenizer, texts["train"], config, output)
-    streams = {}
+    streams = {name: corpus.token_stream(tokenizer, x) for name, x in texts.items()}
+    _check_sizes(streams, config)
+    _check_same_run(output, config, streams, resume=arguments.resume)
     for name, part in texts.items():
-        streams[name] = corpus.token_stream(tokenizer, part)
         pieces = [p for text in part for p in corpus.pieces(text, _PIECE_LENGTH)]
         # Mixed, so that the first few are a sample of all.
         order = np.random.default_rng(config.run.seed).permutation(len(pieces))
@@ -114,22 +120,63 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     return 0
 
 
-def _prepare_output(output: Path, settings: dict[str, Any], *, resume: bool) -> None:
-    """Refuses a folder that holds something else, or a run of another model."""
-    record = output / "run.json"
-    if resume:
-        before = read_json(record)
-        if before is None:
-            raise InputError(f"--resume: {output} holds no run; leave out --resume")
-        if before.get("model") != settings["model"]:
-            raise InputError(f"{output} holds a run of a model of other sizes")
-    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+def _check_output(output: Path, *, resume: bool) -> None:
+    """Refuses a folder that holds something else, before any long work starts."""
+    if resume and read_json(output / "run.json") is None:
+        raise InputError(f"--resume: {output} holds no run; leave out --resume")
+    is_taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
+    if is_taken and not resume:
         raise InputError(
             f"{output} is not empty; give --resume to go on with its run, or another "
             "folder"
         )
+
+
+def _check_sizes(
+    streams: dict[str, corpus.TokenStream], config: PretrainConfig
+) -> None:
+    """Refuses texts too short for one batch."""
+    run = config.run
+    if run.batch_size % jax.device_count():
+        raise InputError(
+            f"batch_size = {run.batch_size} must be a multiple of the "
+            f"{jax.device_count()} devices"
+        )
+    for name, rows in (("train", run.batch_size), ("held_out", 1)):
+        stream = streams[name]
+        if stream.num_rows(run.row_length) < rows:
+            raise InputError(
+                f"the {name} texts have {len(stream.tokens)} tokens, too few for "
+                f"{rows} rows of row_length = {run.row_length}; give more text, or "
+                "lower row_length or batch_size"
+            )
+
+
+def _check_same_run(
+    output: Path,
+    config: PretrainConfig,
+    streams: dict[str, corpus.TokenStream],
+    *,
+    resume: bool,
+) -> None:
+    """Records what makes a run, and refuses to go on with another; steps may grow."""
+    settings = dataclasses.asdict(config)
+    tokens = {name: stream.fingerprint() for name, stream in streams.items()}
+    before = read_json(output / "run.json") if resume else None
+    if before is not None:
+        for table in ("model", "run"):
+            for name, value in settings[table].items():
+                earlier = before.get(table, {}).get(name)
+                if earlier != value and name not in _MAY_CHANGE:
+                    raise InputError(
+                        f"{output} holds a run with {name} = {earlier}, not {value}"
+                    )
+        if before.get("tokens") != tokens:
+            raise InputError(
+                f"{output} holds a run on other texts; take the Python that began it"
+            )
     output.mkdir(parents=True, exist_ok=True)
-    write_json(record, settings)
+    write_json(output / "run.json", settings | {"tokens": tokens})
 
 
 def _tokenizer(
@@ -146,6 +193,7 @@ def _tokenizer(
     else:
         say("training the tokenizer")
         tokenizer = corpus.train_tokenizer(texts, config.model.vocab_size)
+    output.mkdir(parents=True, exist_ok=True)
     write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
     if tokenizer.get_vocab_size() > config.model.vocab_size:
         raise InputError(
@@ -176,14 +224,9 @@ def _train(
     def perplexity(state: PretrainState) -> float:
         sizes = config.model.transformer()
         losses = [measure(state.params, row[None], sizes) for row in held_out]
-        return math.exp(float(np.mean(losses)))
+        return float(np.exp(np.mean(losses)))
 
     by_row, everywhere = data_parallel()
-    if run.batch_size % jax.device_count():
-        raise InputError(
-            f"batch_size = {run.batch_size} must be a multiple of the "
-            f"{jax.device_count()} devices"
-        )
     saved = Checkpoints(folder, keep=run.keep)
     state = jax.device_put(init_state(config), everywhere)
     first = saved.latest() or 0
@@ -199,17 +242,14 @@ def _train(
             done = number + 1
             if done % run.log_every == 0 or done == run.steps:
                 mean = float(np.mean(jax.device_get(losses)))
-                if not math.isfinite(mean):
-                    raise InputError(
-                        f"the loss before step {done} is {mean}: training has "
-                        f"diverged; the last checkpoint is {folder}/{saved.latest()}"
-                    )
+                _check_finite(mean, done, folder, saved.latest())
                 speed = len(losses) * run.batch_size * length
                 speed /= time.perf_counter() - started
                 say(f"step {done} | loss {mean:.4f} | {speed:,.0f} tokens/s")
                 losses, started = [], time.perf_counter()
             if done % run.eval_every == 0 or done == run.steps:
                 result = perplexity(state)
+                _check_finite(result, done, folder, saved.latest())
                 say(f"  held out | step {done} | perplexity {result:.2f}")
                 saved.save(done, state, {})
                 started = time.perf_counter()
@@ -218,6 +258,16 @@ def _train(
         result = perplexity(state)
     saved.close()
     return state, result
+
+
+def _check_finite(value: float, step: int, folder: Path, latest: int | None) -> None:
+    """Stops a run that has diverged, before anything of it is kept."""
+    if not math.isfinite(value):
+        kept = "there is none" if latest is None else f"{folder}/{latest}"
+        raise InputError(
+            f"at step {step} the loss is {value}: training has diverged; the last good "
+            f"checkpoint: {kept}; try a lower learning_rate"
+        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -24,7 +24,7 @@ from eagle_jax.cli.session import keep_compiled_programs, say
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.training_progress import TrainingProgress
 from eagle_jax.errors import InputError
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import cache_features, read_data
@@ -35,7 +35,7 @@ from eagle_jax.training.files import (
     write_json,
 )
 from eagle_jax.training.log import plot_log
-from eagle_jax.training.loop import LogRow, Run
+from eagle_jax.training.loop import DivergedError, LogRow, Run, check_batch
 from eagle_jax.training.step import StepConfig
 
 _EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         say(f"error: {error}")
         return _EXIT_INPUT
     except OSError as error:
-        say(f"error: cannot write to the run: {error}; --resume goes on from there")
+        say(f"error: {error}; a run that has begun goes on with --resume")
         return _EXIT_INPUT
     except KeyboardInterrupt:
         say("interrupted; --resume goes on from the last checkpoint")
@@ -71,6 +71,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         required=True,
         nargs="+",
         help="ShareGPT .json, messages or text .jsonl, plain .txt",
+    )
+    add(
+        "--held-out-data",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="evaluate on these files instead of a share of the data",
     )
     add("--output", type=Path, required=True, help="folder of the run")
     add("--resume", action="store_true", help="go on with the run in --output")
@@ -90,7 +97,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--eval-every", type=int, help="steps between evaluations and checkpoints")
     add("--keep", type=int, help="newest checkpoints kept, beside the best")
     add("--seed", type=int)
-    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    add("--dtype", choices=("auto", "float32", "bfloat16"))
     return parser.parse_args(argv)
 
 
@@ -98,7 +105,10 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     output: Path = arguments.output
     _check_output(output, resume=arguments.resume, overwrite=arguments.overwrite)
     folder = checkpoints.resolve(arguments.target)
-    source = open_pair(arguments.target, None, tree=config.tree, dtype=config.run.dtype)
+    dtype = config.run.dtype
+    if dtype == "auto":
+        dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+    source = open_pair(arguments.target, None, tree=config.tree, dtype=dtype)
     if config.data.row_length > source.config.max_positions:
         raise InputError(
             f"row_length = {config.data.row_length} is more than the target's "
@@ -109,7 +119,16 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     if arguments.resume:
         _check_same_run(output, identity)
     say("reading the data")
-    data = read_data(arguments.data, source.tokenizer, source.config, config, say)
+    data = read_data(
+        arguments.data,
+        arguments.held_out_data,
+        source.tokenizer,
+        source.config,
+        config,
+        stop_tokens=checkpoints.stop_tokens(folder),
+        report=say,
+    )
+    check_batch(data.rows, config.run.batch_size)
     say(f"loading {arguments.target}")
     pair = source.load()
     step_config = StepConfig(
@@ -145,24 +164,40 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
                 plot_log(output / "log.csv", output / "curve.png", title=title)
 
         run = Run(
-            config, step_config, pair.params.target, data, output, observe=observe
+            config=config,
+            step_config=step_config,
+            target_params=pair.params.target,
+            data=data,
+            folder=output,
+            observe=observe,
         )
         if run.first_step:
             say(f"going on after step {run.first_step}")
         shown.start(run.first_step)
+        embedding = pair.params.target.embedding
+
+        def export(params: EagleHeadParams) -> None:
+            checkpoints.export_head(
+                output / "head",
+                head,
+                jax.device_put(params, jax.devices()[0]),
+                embedding=embedding if config.head.include_embedding else None,
+                dtype="float32",
+                overwrite=True,
+            )
+
         try:
-            best = run.train()
+            export(run.train())
+        except DivergedError as error:
+            best = run.best()
+            if best is None:
+                raise
+            export(best)
+            raise InputError(
+                f"{error}; the best head so far is in {output}/head"
+            ) from error
         finally:
             run.close()
-    embedding = pair.params.target.embedding
-    checkpoints.export_head(
-        output / "head",
-        head,
-        jax.device_put(best, jax.devices()[0]),
-        embedding=embedding if config.head.include_embedding else None,
-        dtype="float32",
-        overwrite=True,
-    )
     print(f"{output / 'head'} | {shown.summary()}")
     return 0
 
@@ -170,7 +205,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
 def _head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:
     """Returns the sizes of the new head: the target's but for what is set."""
     sizes, layer = config.head, target.layer
-    num_heads = sizes.num_heads or layer.num_heads
+    num_heads = sizes.num_heads or layer.num_heads  # None, as sizes are never 0.
     if layer.hidden_size % (2 * num_heads):
         raise InputError(
             f"num_heads = {num_heads} must divide the target's hidden_size = "
@@ -200,12 +235,13 @@ def _identity(
     arguments: argparse.Namespace, config: TrainConfig, folder: Path
 ) -> dict[str, Any]:
     """Returns what a resumed run must have in common with the run it resumes."""
-    for path in arguments.data:
+    paths = [*arguments.data, *arguments.held_out_data]
+    for path in paths:
         if not path.is_file():
-            raise InputError(f"cannot read the data {path}: there is no such file")
+            raise InputError(f"cannot read the data {path}: it is no file")
     return {
         "target": fingerprint_folder(folder),
-        "data": [fingerprint_file(path) for path in arguments.data],
+        "data": [fingerprint_file(path) for path in paths],
         "devices": jax.device_count(),
         "settings": dataclasses.asdict(config),
     }
@@ -218,6 +254,8 @@ def _check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
     if output.exists() and not output.is_dir():
         raise InputError(f"--output {output} is no folder; give another name")
     names = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    # What a kill left half-written has a hidden name.
+    names = {name for name in names if not _is_unfinished(name)}
     if resume:
         if "run.json" not in names:
             raise InputError(f"--resume: {output} holds no run; leave out --resume")
@@ -258,13 +296,20 @@ def _check_same_run(output: Path, identity: dict[str, Any]) -> None:
         )
 
 
+def _is_unfinished(name: str) -> bool:
+    return name.startswith(tuple(f".{ours}." for ours in _OURS))
+
+
 def _remove_run(output: Path) -> None:
-    for name in _OURS:
-        path = output / name
+    """Removes a run, its mark last: a kill leaves what can be overwritten again."""
+    if not output.is_dir():
+        return
+    ours = [p for p in output.iterdir() if p.name in _OURS or _is_unfinished(p.name)]
+    for path in sorted(ours, key=lambda path: path.name == "run.json"):
         if path.is_dir():
             shutil.rmtree(path)
         else:
-            path.unlink(missing_ok=True)
+            path.unlink()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
@@ -39,6 +38,7 @@ class Checkpoints:
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
                 best_fn=(lambda metrics: metrics[best]) if best else None,
                 enable_async_checkpointing=False,
+                cleanup_tmp_directories=True,
             ),
         )
 
@@ -81,8 +81,7 @@ class Checkpoints:
             InputError: If it cannot be read or is of other shapes.
         """
         try:
-            shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-            return self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
+            return self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"cannot read the checkpoint of step {step} in "

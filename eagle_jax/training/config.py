@@ -52,7 +52,7 @@ class OptimizerConfig:
         b2: Decay of Adam's second moment.
         weight_decay: Decoupled, on matrices and vectors alike.
         warmup_steps: From 0 to `learning_rate`.
-        final_fraction: Of the learning rate, left at the last step.
+        final_fraction: Of the learning rate, reached when all steps are done.
         clip: Bound of the gradient.
         clip_by: "norm" bounds the global norm, "value" each entry (official code).
     """
@@ -126,6 +126,12 @@ class HeadConfig:
     fc_bias: bool = True
     include_embedding: bool = True
 
+    def __post_init__(self) -> None:
+        """Refuses sizes below one."""
+        for name in ("intermediate_size", "num_heads", "num_kv_heads"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -136,7 +142,8 @@ class RunConfig:
         batch_size: `B`, rows per step, over all devices.
         seed: Of initial weights, order and noise.
         dtype: Of target and arithmetic; the head's own weights stay float32. "auto"
-            for float32 on CPUs and the target's own elsewhere.
+            for float32 on CPUs and bfloat16 elsewhere: in float16 the gradients of
+            the loss would vanish.
         log_every: Steps between lines of the log.
         eval_every: Steps between held-out evaluations and checkpoints.
         eval_rows: Held-out rows, at most.
@@ -150,7 +157,7 @@ class RunConfig:
     steps: int = 10_000
     batch_size: int = 8
     seed: int = 0
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     log_every: int = 20
     eval_every: int = 1000
     eval_rows: int = 64

@@ -1,5 +1,6 @@
 """The source of the Python standard library: text that every Python machine has."""
 
+import hashlib
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from eagle_jax.errors import InputError
 
 END_OF_TEXT = "<|endoftext|>"
-"""Stands before and after each file."""
+"""Stands before each file, and so behind the one before."""
 
 HELD_OUT = (
     *("bisect", "calendar", "colorsys", "csv", "fractions", "graphlib", "heapq"),
@@ -50,7 +51,8 @@ def library_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
         if not 64 <= path.stat().st_size <= _MAX_BYTES:
             continue
         module = name.removesuffix(".py")
-        if module in HELD_OUT:
+        # A module may have become a package, or be both.
+        if module.removesuffix("/__init__") in HELD_OUT:
             held_out.append(path)
         elif not _is_test_of_held_out(module):
             kept.append(path)
@@ -119,6 +121,10 @@ class TokenStream:
         ends = np.flatnonzero(is_line_end[tokens])
         self.starts = np.concatenate([[0], ends[ends + 1 < len(tokens)] + 1])
 
+    def fingerprint(self) -> str:
+        """Returns 16 hexadecimal digits that tell streams apart."""
+        return hashlib.sha256(self.tokens.astype(np.int32).tobytes()).hexdigest()[:16]
+
     def spread(self, count: int, row_length: int) -> np.ndarray:
         """Returns rows `[count, T + 1]` evenly spread over the stream."""
         last = len(self.tokens) - row_length
@@ -164,9 +170,6 @@ def token_stream(tokenizer: Any, texts: Sequence[str]) -> TokenStream:
     Args:
         tokenizer: From `train_tokenizer`.
         texts: Each gets `END_OF_TEXT` before it.
-
-    Raises:
-        InputError: If they hold fewer tokens than training needs.
     """
     encoded = tokenizer.encode_batch(list(texts))
     tokens = np.concatenate([np.array(one.ids, np.int32) for one in encoded])

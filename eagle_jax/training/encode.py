@@ -133,8 +133,9 @@ def encode_examples(
             length = len(whole.tokens)
             if length > max_length and too_long == "refuse":
                 raise InputError(
-                    f"{example.where} has {length} tokens, but max_length = "
-                    f"{max_length}; raise it, or choose to cut or drop such samples"
+                    f"{example.where} has {length} tokens, but the limit "
+                    f"(row_length) is {max_length}; raise it, or choose to cut or drop "
+                    "such samples (too_long)"
                 )
             num_cut += length > max_length and too_long == "cut"
             num_dropped += length > max_length and too_long == "drop"
@@ -153,8 +154,8 @@ def encode_examples(
     )
     if not samples:
         raise InputError(
-            f"nothing is left to train on: {encoded.summary()}; raise max_length = "
-            f"{max_length}, or give other data or another tokenizer"
+            f"nothing is left to train on: {encoded.summary()}; raise the limit "
+            f"(row_length) of {max_length}, or give other data or another tokenizer"
         )
     return encoded
 

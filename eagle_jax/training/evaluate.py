@@ -1,6 +1,7 @@
 """What a head is worth: its agreement on held-out rows, and real tokens per round."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
-from eagle_jax.decoding.requests import make_requests
+from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import EagleDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
@@ -34,7 +35,8 @@ class Evaluation:
         alphas: n-alpha for n = 0..4: of the chains whose first n drafts the target
             accepted, the share whose next draft it accepts too; NaN where there was
             no such chain (EAGLE-1, section 4).
-        tokens_per_round: With the run's tree, greedy, bonus token included.
+        tokens_per_round: With the run's tree, greedy, bonus token included; NaN where
+            no round was needed.
     """
 
     loss: float
@@ -44,7 +46,11 @@ class Evaluation:
 
 
 def prompts_of(
-    examples: Sequence[EncodedExample], *, count: int, plain_tokens: int
+    examples: Sequence[EncodedExample],
+    *,
+    count: int,
+    plain_tokens: int,
+    max_tokens: int,
 ) -> list[list[int]]:
     """Returns prompts to decode: what stands before the first token to predict.
 
@@ -53,13 +59,14 @@ def prompts_of(
         count: Prompts, at most.
         plain_tokens: Of a text that is to be predicted from its start, this many
             tokens, at most half of it.
+        max_tokens: Longer prompts are passed over.
     """
     prompts = []
     for example in examples:
         length = len(example.tokens)
         first = int(np.argmax(example.loss_mask)) if example.loss_mask.any() else length
         size = max(first, min(plain_tokens, length // 2), 1)
-        if size < length:
+        if size < length and size <= max_tokens:
             prompts.append(example.tokens[:size].tolist())
     return prompts[:count]
 
@@ -74,6 +81,7 @@ def evaluate(
     tree: TreeConfig,
     batch_size: int,
     max_new_tokens: int,
+    stop_tokens: Sequence[int] = (),
 ) -> Evaluation:
     """Measures a head.
 
@@ -86,6 +94,7 @@ def evaluate(
         tree: For `tokens_per_round`.
         batch_size: Rows per call.
         max_new_tokens: Decoded per prompt.
+        stop_tokens: Ids that end a text.
     """
     metrics = _mean(
         [
@@ -93,13 +102,19 @@ def evaluate(
             for batch in _batches(rows, batch_size)
         ]
     )
-    chain = _accepted(params, target_params, prompts, config, _CHAIN, max_new_tokens)
-    accepted = _accepted(params, target_params, prompts, config, tree, max_new_tokens)
+    requests = make_requests(
+        prompts,
+        max_new_tokens=max_new_tokens,
+        max_length=config.target.config.max_positions,
+        stop_tokens=stop_tokens,
+    )
+    chain = _accepted(params, target_params, requests, config, _CHAIN)
+    accepted = _accepted(params, target_params, requests, config, tree)
     return Evaluation(
         loss=float(metrics.loss),
         agreement=float(metrics.agreement),
         alphas=alphas(chain),
-        tokens_per_round=float(accepted.mean()) + 1 if len(accepted) else 1.0,
+        tokens_per_round=float(accepted.mean()) + 1 if len(accepted) else math.nan,
     )
 
 
@@ -141,22 +156,13 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
 def _accepted(
     params: EagleHeadParams,
     target_params: TransformerParams,
-    prompts: Sequence[Sequence[int]],
+    requests: Requests,
     config: StepConfig,
     tree: TreeConfig,
-    max_new_tokens: int,
 ) -> np.ndarray:
-    """Decodes greedily; returns the accepted drafts of every round of every row.
-
-    Rounds that end a text are left out: limits cut them.
-    """
+    """Decodes greedily; returns the accepted drafts of every round of every row."""
     drafter = EagleDrafter(config=config.head, tree=tree, dtype=config.dtype)
     cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    requests = make_requests(
-        prompts,
-        max_new_tokens=max_new_tokens,
-        max_length=config.target.config.max_positions,
-    )
     state = jax.device_get(
         speculative.generate(
             config.target,
@@ -168,7 +174,7 @@ def _accepted(
     )
     return np.concatenate(
         [
-            lengths[: rounds - 1]
+            lengths[:rounds]
             for lengths, rounds in zip(
                 state.accept_lengths, state.num_rounds, strict=True
             )

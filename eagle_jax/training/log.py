@@ -17,7 +17,11 @@ COLUMNS = (
 
 
 class CsvLog:
-    """Appends lines, each flushed as it is written."""
+    """Appends lines, each flushed as it is written.
+
+    Attributes:
+        losses: Of the lines that were kept.
+    """
 
     def __init__(self, path: Path, *, after: int) -> None:
         """Opens a log and drops what a resumed run will write again.
@@ -27,6 +31,7 @@ class CsvLog:
             after: Keep lines up to this step.
         """
         kept = [row for row in read_log(path) if int(row["step"]) <= after]
+        self.losses = [float(row["loss"]) for row in kept]
         lines = [",".join(COLUMNS)]
         lines += [",".join(row[name] for name in COLUMNS) for row in kept]
         text = "\n".join(lines) + "\n"
@@ -56,7 +61,11 @@ def read_log(path: Path) -> list[dict[str, str]]:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise InputError(f"{path} is no log of a training run")
         # A line that a kill cut short lacks columns.
-        return [row for row in reader if None not in row.values() and row["step"]]
+        return [
+            row
+            for row in reader
+            if None not in row.values() and row["step"].isdigit() and row["loss"]
+        ]
 
 
 def plot_log(log: Path, picture: Path, *, title: str) -> None:

@@ -34,12 +34,14 @@ class TrainingData:
         prompts: Held out, to decode.
         features: The target's features of `rows`, or `None` to compute them in the
             step.
+        stop_tokens: Ids that end a text.
     """
 
     rows: PackedRows
     held_out: PackedRows
     prompts: Sequence[Sequence[int]]
     features: FeatureStore | None = None
+    stop_tokens: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,11 +75,16 @@ class LogRow:
         return columns
 
 
+class DivergedError(InputError):
+    """The loss is no number any more, or far above what it was."""
+
+
 class Run:
     """One run: its state, its folder and what is static in it."""
 
     def __init__(
         self,
+        *,
         config: TrainConfig,
         step_config: StepConfig,
         target_params: TransformerParams,
@@ -96,41 +103,40 @@ class Run:
             observe: Called with every row of the log.
 
         Raises:
-            InputError: If the batch does not divide among the devices, or there is
-                no whole batch of rows.
+            InputError: As `check_batch`, or if the checkpoint cannot be read.
         """
+        check_batch(data.rows, config.run.batch_size)
         self._config, self._step_config, self._data = config, step_config, data
         self._observe, self._folder = observe, folder
-        num_devices = jax.device_count()
-        batch_size = config.run.batch_size
-        if batch_size % num_devices:
-            raise InputError(
-                f"batch_size = {batch_size} must be a multiple of the {num_devices} "
-                "devices"
-            )
-        rows_at(len(data.rows), 0, batch_size, config.run.seed)  # Are there enough?
         self._by_row, everywhere = data_parallel()
         self._target_params = jax.device_put(target_params, everywhere)
         self._checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.run.keep, best="agreement"
         )
         state = jax.device_put(init_state(step_config, config.run.seed), everywhere)
-        latest = self._checkpoints.latest()
-        self._state = (
-            state if latest is None else self._checkpoints.restore(latest, state)
+        self._shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
         )
+        latest = self._checkpoints.latest()
+        self._state = state if latest is None else self._restore(latest)
         self.first_step = latest or 0
         self._log = CsvLog(folder / "log.csv", after=self.first_step)
         self._step = jax.jit(
-            train_step, static_argnames=("config",), donate_argnames=("state",)
+            train_step,
+            static_argnames=("config",),
+            donate_argnames=("state",),
+            out_shardings=everywhere,
         )
         self._usual_loss: float | None = None
+        for loss in self._log.losses:
+            self._remember(loss)
 
     def train(self) -> EagleHeadParams:
         """Trains to the last step; returns the best head, float32.
 
         Raises:
-            InputError: If the loss is no number any more or explodes.
+            DivergedError: If the loss is no number any more or explodes; nothing of
+                that is kept.
         """
         run = self._config.run
         tokens = self._tokens_before(self.first_step)
@@ -147,6 +153,8 @@ class Run:
             means = self._checked_means(pending, done)
             seconds = time.perf_counter() - started
             evaluation = self._evaluate() if evaluates else None
+            if evaluation is not None and self._is_wrong(evaluation.loss):
+                raise DivergedError(self._went_wrong(done, evaluation.loss))
             row = LogRow(
                 step=done,
                 tokens=tokens,
@@ -161,7 +169,17 @@ class Run:
             self._observe(row)
             logged_tokens, pending = tokens, []
             started = time.perf_counter()
-        return self._best()
+        best = self.best()
+        assert best is not None, "the last step always writes a checkpoint"
+        return best
+
+    def best(self) -> EagleHeadParams | None:
+        """Returns the best head of the checkpoints, `None` without any."""
+        best = self._checkpoints.best()
+        return None if best is None else self._restore(best).params
+
+    def _restore(self, step: int) -> TrainState:
+        return self._checkpoints.restore(step, self._shapes)
 
     def close(self) -> None:
         """Lets go of the checkpoints."""
@@ -193,22 +211,29 @@ class Run:
         """Averages metrics, and stops a run that has gone wrong.
 
         Raises:
-            InputError: Naming the step and the last good checkpoint.
+            DivergedError: Naming the step and the last good checkpoint.
         """
         fetched = jax.device_get(pending)
         losses = [float(metrics.loss) for metrics in fetched]
-        usual = self._usual_loss
+        if self._usual_loss is None:
+            self._remember(float(np.median(losses)))
         for number, loss in enumerate(losses, done - len(losses) + 1):
-            exploded = usual is not None and loss > self._config.run.explode * usual
-            if not math.isfinite(loss) or exploded:
-                raise InputError(self._went_wrong(number, loss))
-        mean = float(np.mean(losses))
-        self._usual_loss = mean if usual is None else 0.9 * usual + 0.1 * mean
+            if self._is_wrong(loss):
+                raise DivergedError(self._went_wrong(number, loss))
+        self._remember(float(np.mean(losses)))
         names = ("loss", "feature_loss", "token_loss", "agreement")
         return {
             name: float(np.mean([getattr(metrics, name) for metrics in fetched]))
             for name in names
         }
+
+    def _remember(self, loss: float) -> None:
+        usual = self._usual_loss
+        self._usual_loss = loss if usual is None else 0.9 * usual + 0.1 * loss
+
+    def _is_wrong(self, loss: float) -> bool:
+        limit = self._config.run.explode * (self._usual_loss or math.inf)
+        return not math.isfinite(loss) or loss > limit
 
     def _went_wrong(self, step: int, loss: float) -> str:
         latest = self._checkpoints.latest()
@@ -233,15 +258,25 @@ class Run:
             self._data.prompts,
             config=self._step_config,
             tree=self._config.tree,
-            batch_size=run.batch_size,
+            # A device never holds more rows than in a step.
+            batch_size=run.batch_size // jax.device_count(),
             max_new_tokens=run.eval_new_tokens,
+            stop_tokens=self._data.stop_tokens,
         )
 
-    def _best(self) -> EagleHeadParams:
-        best = self._checkpoints.best()
-        if best is None or best == self._config.run.steps:
-            return self._state.params
-        return self._checkpoints.restore(best, self._state).params
+
+def check_batch(rows: PackedRows, batch_size: int) -> None:
+    """Refuses a batch that cannot be made, before any long work starts.
+
+    Raises:
+        InputError: If it does not divide among the devices, or the rows are fewer.
+    """
+    num_devices = jax.device_count()
+    if batch_size % num_devices:
+        raise InputError(
+            f"batch_size = {batch_size} must be a multiple of the {num_devices} devices"
+        )
+    rows_at(len(rows), 0, batch_size, seed=0)
 
 
 def data_parallel() -> tuple[NamedSharding, NamedSharding]:

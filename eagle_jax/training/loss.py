@@ -22,7 +22,7 @@ class Borrowed:
 
     Attributes:
         embedding: `[V, E]`.
-        output_head: `[V, E]` or, transposed, whatever `unembed` takes.
+        output_head: `[E, V]`.
     """
 
     embedding: jax.Array
@@ -137,8 +137,8 @@ def head_loss(
     Returns:
         The loss, and its parts.
     """
-    embedding = params.fc.dtype
-    features = features.astype(embedding)
+    dtype = params.fc.dtype
+    features = features.astype(dtype)
     inputs = features if key is None else add_noise(key, features, rows, config)
     tokens = jnp.roll(rows.tokens, -1, axis=1)
     batch = rows.tokens.shape[0]
@@ -148,13 +148,13 @@ def head_loss(
         num_kv_heads=head.layer.num_kv_heads,
         capacity=0,
         head_dim=head.layer.head_dim,
-        dtype=embedding,
+        dtype=dtype,
     )
     table = jax.lax.stop_gradient(borrowed.embedding)
     predicted, _ = eagle_head.forward(
         params,
         head,
-        table[tokens].astype(embedding),
+        table[tokens].astype(dtype),
         inputs,
         rows.positions,
         segment_mask(rows.segments),

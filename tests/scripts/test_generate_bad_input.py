@@ -109,7 +109,7 @@ def test_a_missing_head_is_refused(refused: Refused, pair: Path) -> None:
 
 
 def test_a_missing_target_is_refused(refused: Refused) -> None:
-    refused([], "--target", "--random tiny")
+    refused(["--draft", "head"], "--target", "--random tiny", "embedded")
 
 
 def test_an_unknown_architecture_is_refused(refused: Refused, pair: Path) -> None:

@@ -1,22 +1,32 @@
 """One optimizer step: rates, clipping, dtypes, donation, compilation."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from eagle_jax.models import transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.evaluate import alphas, prompts_of
+from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import PackedRows, pack
-from eagle_jax.training.step import StepConfig, init_state, make_optimizer, train_step
+from eagle_jax.training.step import (
+    StepConfig,
+    eval_step,
+    init_state,
+    make_optimizer,
+    train_step,
+)
 from tests.helpers import SMALL_LAYER
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -83,6 +93,71 @@ def test_bfloat16_computes_but_float32_remembers(
     assert float(metrics.loss) != float(exact.loss)
 
 
+def test_every_step_draws_other_noise(
+    rows: PackedRows, target_params: transformer.TransformerParams
+) -> None:
+    state = init_state(CONFIG, 0)  # The first step of the warm-up has rate 0.
+    state, first = step_of(CONFIG)(state, target_params, rows)
+    again = init_state(CONFIG, 0)
+    _, second = step_of(CONFIG)(state, target_params, rows)
+    _, repeated = step_of(CONFIG)(again, target_params, rows)
+    assert float(first.loss) == float(repeated.loss) != float(second.loss)
+
+
+def test_given_features_are_used(
+    rows: PackedRows, target_params: transformer.TransformerParams
+) -> None:
+    features = target_features(CONFIG.target, target_params, rows)
+    step = jax.jit(train_step, static_argnames=("config",))
+    losses = [
+        float(
+            step(init_state(CONFIG, 0), target_params, rows, x, config=CONFIG)[1].loss
+        )
+        for x in (None, features, features * 2)
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    assert abs(losses[2] - losses[1]) > 1e-3
+
+
+def test_evaluation_is_the_loss_without_noise(
+    rows: PackedRows, target_params: transformer.TransformerParams
+) -> None:
+    quiet = dataclasses.replace(CONFIG, loss=LossConfig(noise=0.0))
+    _, wanted = step_of(quiet)(init_state(CONFIG, 0), target_params, rows)
+    params = init_state(CONFIG, 0).params
+    found = jax.jit(eval_step, static_argnames=("config",))(
+        params, target_params, rows, config=CONFIG
+    )
+    np.testing.assert_allclose(float(found.loss), float(wanted.loss), rtol=1e-6)
+
+
+def test_the_optimizer_is_adamw() -> None:
+    config = OptimizerConfig(
+        learning_rate=0.1, warmup_steps=0, final_fraction=1.0, clip=1e9
+    )
+    ours: Any = make_optimizer(config, 10)
+    theirs: Any = optax.adamw(0.1, b1=0.9, b2=0.95, weight_decay=0.01)
+    params: Any = {"w": jnp.array([1.0, -2.0])}
+    states = [ours.init(params), theirs.init(params)]
+    for number in range(3):
+        gradient = {"w": jnp.array([0.3, -0.1]) * (number + 1)}
+        updates, states[0] = ours.update(gradient, states[0], params)
+        wanted, states[1] = theirs.update(gradient, states[1], params)
+        np.testing.assert_allclose(updates["w"], wanted["w"], rtol=1e-6)
+        params = optax.apply_updates(params, updates)
+
+
+def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path, keep=1, best="agreement")
+    for step, agreement in ((1, 0.2), (2, 0.9), (3, 0.5), (4, 0.4)):
+        saved.save(step, {"x": jnp.full(2, step)}, {"agreement": agreement})
+    assert (saved.best(), saved.latest()) == (2, 4)
+    restored = saved.restore(2, {"x": jax.ShapeDtypeStruct((2,), jnp.int32)})
+    assert restored["x"].tolist() == [2, 2]
+    assert not (tmp_path / "3").exists()
+    saved.close()
+
+
 @pytest.mark.parametrize("clip_by", ["norm", "value"])
 def test_gradients_are_clipped(clip_by: str) -> None:
     config = OptimizerConfig(clip=0.5, clip_by=clip_by)  # type: ignore[arg-type]
@@ -131,6 +206,14 @@ def test_prompts_end_where_the_answer_begins() -> None:
         )
 
     chat, plain = sample(0, 0, 0, 0, 1, 1), sample(0, 1, 1, 1, 1, 1, 1, 1)
-    found = prompts_of([chat, plain, sample(0, 1)], count=3, plain_tokens=3)
+    found = prompts_of(
+        [chat, plain, sample(0, 1)], count=3, plain_tokens=3, max_tokens=9
+    )
     assert found == [[0, 1, 2, 3], [0, 1, 2], [0]]
-    assert prompts_of([chat] * 5, count=2, plain_tokens=3) == [[0, 1, 2, 3]] * 2
+    assert (
+        prompts_of([chat] * 5, count=2, plain_tokens=3, max_tokens=4)
+        == [[0, 1, 2, 3]] * 2
+    )
+    assert prompts_of([chat, plain], count=2, plain_tokens=3, max_tokens=3) == [
+        [0, 1, 2]
+    ]
