@@ -2,10 +2,9 @@
 
     python scripts/pretrain.py --output RUN
 
-The run's folder gets `model/`, a Hugging Face folder, and `train.jsonl` and
-`held_out.jsonl`, the texts in pieces, for `scripts/regenerate.py` and
-`scripts/train.py` (`--data`, `--held-out-data`). The same command with `--resume` goes
-on where it was stopped.
+The run's folder gets `model/`, a Hugging Face folder, `prompts.json`, held-out passages,
+and `train.jsonl` and `held_out.jsonl`, the texts in pieces, for `scripts/regenerate.py`
+and `scripts/train.py`. The same command with `--resume` goes on where it was stopped.
 """
 
 import argparse
@@ -104,6 +103,7 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
             f"{name}: {len(part)} files, {len(streams[name].tokens)} tokens, "
             f"{len(pieces)} pieces"
         )
+    write_json(output / "prompts.json", corpus.prompts(texts["held_out"]))
     state, perplexity = _train(config, streams, output / "checkpoints")
     model_folder = output / "model"
     checkpoints.export_target(

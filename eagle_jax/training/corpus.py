@@ -1,6 +1,7 @@
 """The source of the Python standard library: text that every Python machine has."""
 
 import hashlib
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ _LEFT_OUT = (
     *("test/encoded_modules/", "idlelib/idle_test/", "ensurepip/_bundled/"),
 )
 _MAX_BYTES = 200_000
+_CONTEXT = 350  # Characters before a prompt's function, about.
+_DEFINITION = re.compile(r"^( {0,4})def \w+\(.*\):\n", re.MULTILINE)
 _NEWLINE = "\u010a"  # As byte-level BPE writes it.
 
 
@@ -199,3 +202,23 @@ def pieces(text: str, length: int) -> list[str]:
         lines.append(line)
         size += len(line)
     return [*cut, "".join(lines)] if lines else cut
+
+
+def prompts(texts: Iterable[str]) -> list[str]:
+    """Returns passages to continue: up to three per text, each ending with a `def` line.
+
+    Args:
+        texts: Sources of modules.
+
+    Returns:
+        100 to 900 characters each, what stands before the function included.
+    """
+    found: list[str] = []
+    for text in texts:
+        starts = [m for m in _DEFINITION.finditer(text) if m.start() > _CONTEXT]
+        count = min(3, len(starts))
+        for number in range(count):
+            match = starts[(2 * number + 1) * len(starts) // (2 * count)]
+            first = text.rfind("\n\n", 0, max(0, match.start() - _CONTEXT)) + 2
+            found.append(text[first : match.end()].lstrip("\n"))
+    return [passage for passage in found if 100 < len(passage) < 900]

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Trains the embedded pair from nothing, into the folder given; run again, it goes on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+runs=${1:?give a folder for the runs}
+python=${PYTHON:-python}
+mkdir -p "$runs"
+
+# Goes on with a run that has begun.
+resume() { if [ -f "$1/run.json" ]; then echo --resume; fi; }
+
+pretrain() {
+  # Two cores are two devices.
+  XLA_FLAGS=--xla_force_host_platform_device_count=2 \
+    "$python" scripts/pretrain.py --output "$@" $(resume "$1")
+}
+pretrain "$runs/target"
+pretrain "$runs/small" --config configs/pretrain-small.toml --tokenizer "$runs/target"
+
+for temperature in 0 1; do
+  "$python" scripts/regenerate.py --target "$runs/target/model" \
+    --data "$runs/target/train.jsonl" --config configs/embedded-answers.toml \
+    --limit 1000 --temperature "$temperature" --output "$runs/answers-$temperature.jsonl"
+done
+head -n 600 "$runs/target/train.jsonl" > "$runs/source.jsonl"
+"$python" scripts/train.py --target "$runs/target/model" --output "$runs/head" \
+  --config configs/train-embedded.toml $(resume "$runs/head") \
+  --data "$runs/source.jsonl" "$runs/answers-0.jsonl" "$runs/answers-1.jsonl"
+
+# What eagle_jax/assets holds.
+mkdir -p "$runs/assets"
+cp -r "$runs/target/model" "$runs/assets/target"
+cp -r "$runs/small/model" "$runs/assets/small"
+cp "$runs/target/prompts.json" "$runs/assets/prompts.json"
+"$python" scripts/export.py --head "$runs/head/head" --dtype bfloat16 --embedding omit \
+  --output "$runs/assets/head"
+rm -f "$runs/assets/head/pytorch_model.bin"
