@@ -2,9 +2,10 @@
 
     python scripts/pretrain.py --output RUN
 
-The run's folder gets `model/`, a Hugging Face folder, `prompts.json`, held-out passages,
-and `train.jsonl` and `held_out.jsonl`, the texts in pieces, for `scripts/regenerate.py`
-and `scripts/train.py`. The same command with `--resume` goes on where it was stopped.
+The run's folder gets `model/`, a Hugging Face folder, `prompts.json`, held-out
+passages to continue, and `train.jsonl` and `held_out.jsonl`, the texts in pieces, for
+`scripts/regenerate.py` and `scripts/train.py`. The same command with `--resume` goes on
+where it was stopped.
 """
 
 import argparse

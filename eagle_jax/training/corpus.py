@@ -205,7 +205,7 @@ def pieces(text: str, length: int) -> list[str]:
 
 
 def prompts(texts: Iterable[str]) -> list[str]:
-    """Returns passages to continue: up to three per text, each ending with a `def` line.
+    """Returns passages to continue, up to three per text, each ending with a `def`.
 
     Args:
         texts: Sources of modules.
