@@ -97,7 +97,8 @@ def test_the_text_is_plain_decodings(
     assert_same_tokens(texts(requests, ours), texts(requests, plain))
     rounds = np.asarray(ours.num_rounds)
     accepted = np.asarray(ours.accept_lengths).sum(axis=1)
-    assert (accepted / rounds).mean() > 0.5  # A head that knows nothing reaches 0.05.
+    # A head that knows nothing reaches 0.05 at either temperature.
+    assert (accepted / rounds).mean() > (0.5 if temperature == 0 else 0.15)
 
 
 @pytest.mark.skipif(
