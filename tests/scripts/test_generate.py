@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 from eagle_jax.config import GenerateConfig, load_config
+from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.pretrain import PretrainConfig
+from eagle_jax.training.regenerate import RegenerateConfig
 from tests.conftest import Main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -182,6 +186,21 @@ def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(
     assert 0 < len(run["generated_ids"]) < 400
 
 
+OTHER_CONFIGS = {
+    "embedded-answers": RegenerateConfig,
+    "pretrain-small": PretrainConfig,
+    "stories260k": TrainConfig,
+    "train-embedded": TrainConfig,
+}
+
+
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.toml")))
-def test_every_config_loads(path: Path) -> None:
-    assert load_config(path, GenerateConfig) is not None
+def test_every_config_loads_and_states_only_what_differs(path: Path) -> None:
+    kind = OTHER_CONFIGS.get(path.stem, GenerateConfig)
+    config, default = load_config(path, kind), kind()
+    for table, values in tomllib.loads(path.read_text()).items():
+        for name in values:
+            if (path.stem, name) == ("7b", "num_nodes"):
+                continue  # The default, spelled out beside the other sizes.
+            given, usual = getattr(config, table), getattr(default, table)
+            assert getattr(given, name) != getattr(usual, name), name
