@@ -25,7 +25,11 @@ from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.training_progress import TrainingProgress
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    TransformerParams,
+)
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import cache_features, read_data
 from eagle_jax.training.files import (
@@ -35,7 +39,13 @@ from eagle_jax.training.files import (
     write_json,
 )
 from eagle_jax.training.log import plot_log
-from eagle_jax.training.loop import DivergedError, LogRow, Run, check_batch
+from eagle_jax.training.loop import (
+    DivergedError,
+    LogRow,
+    Run,
+    TrainingData,
+    check_batch,
+)
 from eagle_jax.training.step import StepConfig
 
 _EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
@@ -155,18 +165,44 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
                 progress=update,
             )
         data = dataclasses.replace(data, features=features)
+    title = f"{output.name}: a head for {folder.name}"
+    summary = _run(config, step_config, pair.params.target, data, output, title)
+    print(f"{output / 'head'} | {summary}")
+    return 0
+
+
+def _run(
+    config: TrainConfig,
+    step_config: StepConfig,
+    target_params: TransformerParams,
+    data: TrainingData,
+    output: Path,
+    title: str,
+) -> str:
+    """Trains, exports the best head, and returns the last evaluation in one line."""
+    table = target_params.embedding if config.head.include_embedding else None
+
+    def export(params: EagleHeadParams) -> None:
+        checkpoints.export_head(
+            output / "head",
+            step_config.head,
+            jax.device_put(params, jax.devices()[0]),
+            embedding=table,
+            dtype="float32",
+            overwrite=True,
+        )
+
     with TrainingProgress(config.run.steps) as shown:
 
         def observe(row: LogRow) -> None:
             shown.update(row)
             if row.evaluation is not None:
-                title = f"{output.name}: a head for {folder.name}"
                 plot_log(output / "log.csv", output / "curve.png", title=title)
 
         run = Run(
             config=config,
             step_config=step_config,
-            target_params=pair.params.target,
+            target_params=target_params,
             data=data,
             folder=output,
             observe=observe,
@@ -174,18 +210,6 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
         if run.first_step:
             say(f"going on after step {run.first_step}")
         shown.start(run.first_step)
-        embedding = pair.params.target.embedding
-
-        def export(params: EagleHeadParams) -> None:
-            checkpoints.export_head(
-                output / "head",
-                head,
-                jax.device_put(params, jax.devices()[0]),
-                embedding=embedding if config.head.include_embedding else None,
-                dtype="float32",
-                overwrite=True,
-            )
-
         try:
             export(run.train())
         except DivergedError as error:
@@ -198,8 +222,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
             ) from error
         finally:
             run.close()
-    print(f"{output / 'head'} | {shown.summary()}")
-    return 0
+    return shown.summary()
 
 
 def _head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -122,7 +122,7 @@ def cache_features(
         A `FeatureStore`.
     """
     compute = jax.jit(functools.partial(target_features, step_config.target))
-    dtype: FeatureDtype = step_config.dtype  # type: ignore[assignment]
+    dtype = cast(FeatureDtype, step_config.dtype)
     return write_features(
         folder,
         rows,

@@ -53,7 +53,10 @@ LENGTHS = ((7, 3), (5, 5), (2, 9))  # Of the segments of each row of 12 tokens.
 def setting() -> SimpleNamespace:
     target_params = transformer.init_params(jax.random.key(0), TARGET.config)
     # Larger than initial weights, so that every term of the loss counts.
-    grow = lambda x: x * 8 if x.ndim == 2 else x  # noqa: E731
+
+    def grow(x: jax.Array) -> jax.Array:
+        return x * 8 if x.ndim == 2 else x
+
     target_params = jax.tree.map(grow, target_params)
     params = jax.tree.map(grow, eagle_head.init_params(jax.random.key(1), HEAD))
     params = dataclasses.replace(params, fc_bias=jnp.linspace(-0.5, 0.5, 16))
