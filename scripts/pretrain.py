@@ -5,7 +5,7 @@
 The run's folder gets `model/`, a Hugging Face folder, `prompts.json`, held-out
 passages to continue, and `train.jsonl` and `held_out.jsonl`, the texts in pieces, for
 `scripts/regenerate.py` and `scripts/train.py`. The same command with `--resume` goes on
-where it was stopped.
+where it was stopped. `--deepen RUN` begins with the model of a finished, shallower run.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.session import keep_compiled_programs, say
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.errors import InputError
+from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.training import corpus
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.files import read_json, write_json, write_whole
@@ -33,6 +34,7 @@ from eagle_jax.training.loop import data_parallel
 from eagle_jax.training.pretrain import (
     PretrainConfig,
     PretrainState,
+    deepen,
     init_state,
     next_token_loss,
     pretrain_step,
@@ -70,6 +72,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, help="folder of the run")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--tokenizer", type=Path, help="folder of a model whose tokenizer to use")
+    add("--deepen", type=Path, help="finished run of a shallower model to begin with")
     add("--library", type=Path, help="another folder of Python sources")
     # What follows are settings: their defaults are in eagle_jax/training/pretrain.py.
     add("--steps", type=int)
@@ -84,12 +87,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     output: Path = arguments.output
     _check_output(output, resume=arguments.resume)
+    start = None if arguments.deepen is None else _deepened(arguments.deepen, config)
     train_files, held_files = corpus.library_files(arguments.library)
     texts = {
         "train": list(corpus.read_texts(train_files)),
         "held_out": list(corpus.read_texts(held_files)),
     }
-    tokenizer = _tokenizer(arguments.tokenizer, texts["train"], config, output)
+    tokenizer = _tokenizer(
+        arguments.tokenizer or arguments.deepen, texts["train"], config, output
+    )
     streams = {name: corpus.token_stream(tokenizer, x) for name, x in texts.items()}
     _check_sizes(streams, config)
     _check_same_run(output, config, streams, resume=arguments.resume)
@@ -105,7 +111,7 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
             f"{len(pieces)} pieces"
         )
     write_json(output / "prompts.json", corpus.prompts(texts["held_out"]))
-    state, perplexity = _train(config, streams, output / "checkpoints")
+    state, perplexity = _train(config, start, streams, output / "checkpoints")
     model_folder = output / "model"
     checkpoints.export_target(
         model_folder,
@@ -131,6 +137,24 @@ def _check_output(output: Path, *, resume: bool) -> None:
             f"{output} is not empty; give --resume to go on with its run, or another "
             "folder"
         )
+
+
+def _deepened(run: Path, config: PretrainConfig) -> TransformerParams:
+    """Returns the model of a finished run, made as deep as `config` says."""
+    if not (run / "model").is_dir():
+        raise InputError(f"--deepen: {run} holds no model/; give a finished run")
+    sizes, params = checkpoints.load_target(run / "model")
+    wanted = dataclasses.replace(
+        config.model.transformer(), num_layers=sizes.num_layers
+    )
+    for field in dataclasses.fields(sizes):
+        before, after = (getattr(x, field.name) for x in (sizes, wanted))
+        if before != after:
+            raise InputError(
+                f"--deepen: the model of {run} has {field.name} = {before}, not "
+                f"{after}; only num_layers may differ"
+            )
+    return deepen(params, config.model.num_layers)
 
 
 def _check_sizes(
@@ -213,7 +237,10 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def _train(
-    config: PretrainConfig, streams: dict[str, corpus.TokenStream], folder: Path
+    config: PretrainConfig,
+    start: TransformerParams | None,
+    streams: dict[str, corpus.TokenStream],
+    folder: Path,
 ) -> tuple[PretrainState, float]:
     run, length = config.run, config.run.row_length
     step = jax.jit(
@@ -229,7 +256,7 @@ def _train(
 
     by_row, everywhere = data_parallel()
     saved = Checkpoints(folder, keep=run.keep)
-    state = jax.device_put(init_state(config), everywhere)
+    state = jax.device_put(init_state(config, start), everywhere)
     first = saved.latest() or 0
     if first:
         state = saved.restore(first, state)

@@ -10,7 +10,7 @@ from flax import struct
 
 from eagle_jax.config import require
 from eagle_jax.models import transformer
-from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.layers import LayerConfig, LayerParams
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import (
     Transformer,
@@ -169,15 +169,53 @@ def make_optimizer(config: PretrainRunConfig) -> Any:
     return optax.chain(optax.clip_by_global_norm(1.0), muon)
 
 
-def init_state(config: PretrainConfig) -> PretrainState:
-    """Returns a run's first state."""
-    key = jax.random.key(config.run.seed)
-    params = transformer.init_params(key, config.model.transformer(), "float32")
+def init_state(
+    config: PretrainConfig, params: TransformerParams | None = None
+) -> PretrainState:
+    """Returns a run's first state, from random weights unless `params` are given."""
+    if params is None:
+        key = jax.random.key(config.run.seed)
+        params = transformer.init_params(key, config.model.transformer(), "float32")
     return PretrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=make_optimizer(config.run).init(params),
     )
+
+
+def deepen(params: TransformerParams, num_layers: int) -> TransformerParams:
+    """Returns a deeper model that computes the same, to be trained further.
+
+    Every layer is followed by copies of itself that add nothing yet: what they write
+    to the residual stream is multiplied by 0 (block expansion: LLaMA Pro, Wu et al.
+    2024, section 3.2). The early, shallow steps are the cheap ones.
+
+    Args:
+        params: Of `L` layers.
+        num_layers: A multiple of `L`.
+
+    Raises:
+        InputError: If it is no multiple.
+    """
+    before = len(params.layers)
+    multiple = num_layers >= before and num_layers % before == 0
+    require(multiple, "num_layers", num_layers, f"a multiple of {before}")
+
+    def silent(layer: LayerParams) -> LayerParams:
+        # Copies in memory too: what a step is given is donated.
+        return dataclasses.replace(
+            jax.tree.map(jnp.copy, layer),
+            output=jnp.zeros_like(layer.output),
+            down=jnp.zeros_like(layer.down),
+        )
+
+    copies = num_layers // before - 1
+    layers = [
+        block
+        for layer in params.layers
+        for block in (layer, *(silent(layer) for _ in range(copies)))
+    ]
+    return dataclasses.replace(params, layers=tuple(layers))
 
 
 def next_token_loss(

@@ -1,12 +1,22 @@
 """Training a small target from scratch."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from eagle_jax import checkpoints
+from eagle_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    TransformerParams,
+)
+from eagle_jax.training.pretrain import deepen
 from tests.conftest import Main, load_main
 
 CONFIG = """
@@ -67,6 +77,59 @@ def test_the_model_generates_from_its_folder(
     (found,) = json.loads(out.read_text())["runs"]
     assert found["prompt_ids"][0] == 0
     assert len(found["generated_ids"]) == 5
+
+
+def test_a_deeper_model_computes_the_same_before_it_is_trained(run: Path) -> None:
+    config, params = checkpoints.load_target(run / "model")
+    deeper = dataclasses.replace(config, num_layers=6)
+
+    def hidden(config: TransformerConfig, params: TransformerParams) -> jax.Array:
+        model = Transformer(config=config)
+        tokens = jnp.arange(8)[None]
+        cache = model.init_cache(1, 0)
+        return model.forward(params, tokens, tokens, None, cache).hidden
+
+    found = hidden(deeper, deepen(params, 6))
+    np.testing.assert_array_equal(found, hidden(config, params))
+
+
+def test_a_run_can_begin_with_a_shallower_one(
+    pretrain: Main, flags: list[str], run: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "deep.toml"
+    config.write_text(CONFIG.replace("num_layers = 2", "num_layers = 4"))
+    start = ["--deepen", str(run), "--output", f"{tmp_path}/deep"]
+    assert pretrain([*flags, "--config", str(config), *start]) == 0
+    assert checkpoints.load_target(tmp_path / "deep" / "model")[0].num_layers == 4
+    # Had it begun with random weights, its own would be unlike the first run's.
+    found, before = weights(tmp_path / "deep"), weights(run)
+    name = "model.embed_tokens.weight"
+    difference = np.abs(found[name].astype(float) - before[name].astype(float))
+    assert difference.mean() < 0.1 * np.abs(before[name].astype(float)).mean()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("num_layers = 2", "num_layers = 3", "a multiple of 2"),
+        ("hidden_size = 16", "hidden_size = 8", "only num_layers may differ"),
+    ],
+)
+def test_a_model_that_cannot_be_deepened_is_refused(
+    pretrain: Main,
+    flags: list[str],
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    after: str,
+    told: str,
+) -> None:
+    config = tmp_path / "deep.toml"
+    config.write_text(CONFIG.replace(before, after))
+    start = ["--deepen", str(run), "--output", f"{tmp_path}/deep"]
+    assert pretrain([*flags, "--config", str(config), *start]) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_held_out_text_is_kept_apart(run: Path) -> None:
