@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ _PAIRS = (
 )
 _MERGES = [_PAIRS[start : start + 2] for start in range(0, len(_PAIRS), 2)]
 _VOCABULARY = 256 + len(_MERGES) + 2
+_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -109,6 +115,15 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     head_config = config | {"num_hidden_layers": 1, "bias": True}
     _write(folder / "head", head_config, head)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_pair(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair with a chat template; copy before changing."""
+    folder = tmp_path_factory.mktemp("chat") / "pair"
+    shutil.copytree(tiny_pair, folder)
+    (folder / "target" / "chat_template.jinja").write_text(_TEMPLATE)
     return folder
 
 

@@ -1,10 +1,15 @@
 """What several tests share."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
+from eagle_jax.errors import InputError
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.tree import DraftTree
@@ -39,3 +44,20 @@ def as_tree(paths: list[tuple[int, ...]], num_nodes: int) -> DraftTree:
         log_values=jnp.where(jnp.arange(num_nodes) < len(paths), 0.0, -jnp.inf),
         is_node=jnp.arange(num_nodes) < len(paths),
     )
+
+
+def refused(act: Callable[[], object], *named: str) -> str:
+    """Returns the one line of the refusal, which names all of these."""
+    with pytest.raises(InputError) as error:
+        act()
+    message = str(error.value)
+    assert "\n" not in message, message
+    for name in named:
+        assert name in message, message
+    return message
+
+
+def file_names(folder: Path) -> list[str]:
+    """The names of all files in a folder and in those below, sorted."""
+    paths = sorted(folder.rglob("*"))
+    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]

@@ -1,8 +1,6 @@
-import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,9 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import (
-    atomic,
     check_weights,
-    convert,
     convert_pair,
     load_head,
     load_target,
@@ -30,16 +26,9 @@ from eagle_jax.checkpoints import (
     stored_dtype,
 )
 from eagle_jax.errors import InputError
+from tests.helpers import file_names, refused
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def converted(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny pair, converted; copy before changing."""
-    output = tmp_path_factory.mktemp("converted") / "pair"
-    convert_pair(output, tiny_pair / "target", tiny_pair / "head")
-    return output
 
 
 @pytest.fixture
@@ -57,21 +46,6 @@ def _change(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> Non
 
 def _change_json(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def _refusal(act: Callable[[], object], *named: str) -> None:
-    """Checks that this is refused in one line that names all of these."""
-    with pytest.raises(InputError) as error:
-        act()
-    message = str(error.value)
-    assert "\n" not in message
-    for name in named:
-        assert name in message
-
-
-def _files(folder: Path) -> list[str]:
-    paths = sorted(folder.rglob("*"))
-    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -126,7 +100,7 @@ def test_a_dtype_that_jax_would_narrow_is_refused(
 ) -> None:
     source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
     _change(source, "model.norm.weight", lambda x: x.astype(np.float64))
-    _refusal(
+    refused(
         lambda: convert_pair(tmp_path / "pair", source),
         str(source),
         "float64",
@@ -140,7 +114,7 @@ def test_values_that_the_dtype_cannot_hold_are_refused(
 ) -> None:
     source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
     _change(source, "model.norm.weight", lambda x: x + np.float32(1e6))
-    _refusal(
+    refused(
         lambda: convert_pair(tmp_path / "pair", source, dtype="float16"),
         "model.norm.weight",
         "float16 cannot hold",
@@ -200,7 +174,7 @@ def test_tokenizer_and_stop_tokens_come_along(tiny_pair: Path, tmp_path: Path) -
     (source / "README.md").write_text("not needed")
     convert_pair(tmp_path / "pair", source)
     folder = tmp_path / "pair" / "target"
-    assert [name for name in _files(folder) if "/" not in name] == [
+    assert [name for name in file_names(folder) if "/" not in name] == [
         *("chat_template.jinja", "config.json", "generation_config.json"),
         *("store.json", "tokenizer.json", "tokenizer_config.json"),
     ]
@@ -219,7 +193,7 @@ def test_settings_are_kept(tiny_pair: Path, converted: Path) -> None:
 
 
 def test_no_missing_or_cut_file_goes_unseen(target: Path, tmp_path: Path) -> None:
-    names = [name for name in _files(target) if name.startswith("params/")]
+    names = [name for name in file_names(target) if name.startswith("params/")]
     assert {"params/_METADATA", "params/_CHECKPOINT_METADATA"} <= set(names)
     for name in [*names, "store.json"]:
         broken = tmp_path / "broken"
@@ -229,15 +203,15 @@ def test_no_missing_or_cut_file_goes_unseen(target: Path, tmp_path: Path) -> Non
                 os.truncate(broken / name, (broken / name).stat().st_size // 2)
             else:
                 (broken / name).unlink()
-            _refusal(lambda folder=broken: check_weights(folder), str(broken))
-            _refusal(lambda folder=broken: load_target(folder), str(broken))
+            refused(lambda folder=broken: check_weights(folder), str(broken))
+            refused(lambda folder=broken: load_target(folder), str(broken))
             shutil.rmtree(broken)
 
 
 def test_no_changed_bit_of_a_weight_goes_unseen(target: Path, tmp_path: Path) -> None:
     expected = load_target(target)[1]
-    refused = 0
-    for name in _files(target / "params"):
+    num_refused = 0
+    for name in file_names(target / "params"):
         broken = Path(shutil.copytree(target, tmp_path / "broken"))
         path = broken / "params" / name
         data = bytearray(path.read_bytes())
@@ -248,16 +222,16 @@ def test_no_changed_bit_of_a_weight_goes_unseen(target: Path, tmp_path: Path) ->
         except InputError as error:
             assert str(broken) in str(error)
             assert "\n" not in str(error)
-            refused += 1
+            num_refused += 1
         else:  # Orbax does not need every file.
             chex.assert_trees_all_equal(params, expected)
         shutil.rmtree(broken)
-    assert refused
+    assert num_refused
 
 
 def test_a_store_without_its_orbax_folder_is_refused(target: Path) -> None:
     shutil.rmtree(target / "params")
-    _refusal(lambda: check_weights(target), str(target), "is missing")
+    refused(lambda: check_weights(target), str(target), "is missing")
 
 
 @pytest.mark.parametrize(
@@ -273,189 +247,19 @@ def test_a_store_without_its_orbax_folder_is_refused(target: Path) -> None:
 )
 def test_a_list_that_is_none_is_refused(target: Path, fields: dict[str, Any]) -> None:
     _change_json(target / "store.json", **fields)
-    _refusal(lambda: check_weights(target), str(target / "store.json"), "convert")
+    refused(lambda: check_weights(target), str(target / "store.json"), "convert")
 
 
 def test_weights_that_do_not_fit_the_settings_are_named(target: Path) -> None:
     _change_json(target / "config.json", num_hidden_layers=1)
-    _refusal(lambda: load_target(target), "unexpected", "model.layers.1.")
+    refused(lambda: load_target(target), "unexpected", "model.layers.1.")
     _change_json(target / "config.json", num_hidden_layers=2, intermediate_size=47)
-    _refusal(lambda: load_target(target), "mlp.gate_proj", "(48, 32)", "(47, 32)")
+    refused(lambda: load_target(target), "mlp.gate_proj", "(48, 32)", "(47, 32)")
 
 
 def test_settings_may_be_edited(target: Path) -> None:
     _change_json(target / "config.json", max_position_embeddings=64)
     assert load_target(target)[0].max_positions == 64
-
-
-class _Killed(BaseException):
-    """Stands for a signal that nothing can catch."""
-
-
-def _count_calls(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, *, die_at: int
-) -> list[int]:
-    """Makes a function die on its n-th call, and returns a list with the count."""
-    calls = [0]
-    function = getattr(place, name)
-
-    def counted(*args: Any, **fields: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == die_at:
-            raise _Killed
-        return function(*args, **fields)
-
-    monkeypatch.setattr(place, name, counted)
-    return calls
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "die_at", "unfinished"),
-    [
-        (convert, "load_target", 1, None),
-        (ocp.PyTreeCheckpointer, "save", 1, "target"),
-        (store, "_copy_text", 1, "target"),
-        (store, "_write_json", 1, "target"),
-        (store, "_write_json", 2, "target"),
-        (convert, "load_head", 1, None),
-        (ocp.PyTreeCheckpointer, "save", 2, "head"),
-        (store, "_write_json", 3, "head"),
-        (store, "_write_json", 4, "head"),
-        (atomic, "_settle", 1, None),
-        (atomic, "_replace", 1, None),
-    ],
-)
-def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
-    tiny_pair: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: Any,
-    name: str,
-    die_at: int,
-    unfinished: str | None,
-) -> None:
-    output = tmp_path / "pair"
-    shutil.copytree(tiny_pair, tmp_path / "source")
-    # Nothing cleans up behind a process that is killed.
-    monkeypatch.setattr(atomic.shutil, "rmtree", lambda *_, **__: None)
-    calls = _count_calls(monkeypatch, place, name, die_at=die_at)
-    with pytest.raises(_Killed):
-        convert_pair(output, tmp_path / "source/target", tmp_path / "source/head")
-    assert calls == [die_at]
-    assert not output.exists()
-    (left,) = (path for path in tmp_path.iterdir() if path.name != "source")
-    assert left.name.startswith(".pair.")
-    if unfinished is not None:
-        _refusal(lambda: check_weights(left / unfinished), str(left / unfinished))
-
-
-def test_a_killed_process_leaves_the_old_pair(converted: Path, tmp_path: Path) -> None:
-    output = Path(shutil.copytree(converted, tmp_path / "pair"))
-    before = {name: (output / name).read_bytes() for name in _files(output)}
-    code = f"""
-import os, signal
-from pathlib import Path
-from eagle_jax.checkpoints import convert_pair, store
-
-store._copy_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-source = Path({str(converted)!r})
-convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=_REPOSITORY, capture_output=True, check=False
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
-    assert {name: (output / name).read_bytes() for name in _files(output)} == before
-    (left,) = (path for path in tmp_path.iterdir() if path != output)
-    assert left.name.startswith(".pair.")
-    assert (left / "target" / "params").is_dir()
-    _refusal(lambda: check_weights(left / "target"), str(left), "not whole")
-
-
-def test_what_the_disk_cannot_take_is_not_begun(
-    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Orbax prints tracebacks of its own where it fills a disk.
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    calls = _count_calls(monkeypatch, ocp.PyTreeCheckpointer, "save", die_at=0)
-    _refusal(
-        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
-        "No space left on device",
-        "1,000 are free",
-    )
-    assert calls == [0]
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_orbax_cannot_write_is_told_in_one_line(
-    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise ValueError("RESOURCE_EXHAUSTED: no space left\nand more lines")
-
-    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", full)
-    _refusal(
-        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
-        str(tmp_path / "pair"),
-        "no space left); is the disk full?",
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_reads_back_differently_never_gets_its_name(
-    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = ocp.PyTreeCheckpointer.save
-
-    def save_wrong(self: Any, path: Path, args: Any) -> None:
-        tensors = args.item | {"model.norm.weight": -args.item["model.norm.weight"]}
-        save(self, path, args=dataclasses.replace(args, item=tensors))
-
-    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", save_wrong)
-    _refusal(
-        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
-        "model.norm.weight is not what was stored",
-    )
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("place", ["", "target", "head/params"])
-def test_a_folder_with_anything_else_is_never_replaced(
-    tiny_pair: Path, converted: Path, tmp_path: Path, place: str
-) -> None:
-    output = Path(shutil.copytree(converted, tmp_path / "pair"))
-    (output / place / "notes.txt").write_text("do not lose me")
-    _refusal(
-        lambda: convert_pair(output, tiny_pair / "target", overwrite=True),
-        str(output),
-        "holds something else",
-    )
-    assert (output / place / "notes.txt").read_text() == "do not lose me"
-
-
-def test_a_pair_is_not_replaced_by_itself(converted: Path, tmp_path: Path) -> None:
-    output = Path(shutil.copytree(converted, tmp_path / "pair"))
-    for half in (None, output / "head"):
-        source = converted if half else output
-        _refusal(
-            lambda source=source, half=half: convert_pair(
-                output, source / "target", half, dtype="bfloat16", overwrite=True
-            ),
-            str(output),
-            "is read from it",
-        )
-    assert stored_dtype(output / "target") == "float32"
-
-
-def test_an_earlier_conversion_is_replaced_when_asked(
-    tiny_pair: Path, converted: Path, tmp_path: Path
-) -> None:
-    output = Path(shutil.copytree(converted, tmp_path / "pair"))
-    convert_pair(output, tiny_pair / "target", dtype="bfloat16", overwrite=True)
-    assert stored_dtype(output / "target") == "bfloat16"
-    assert not (output / "head").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["pair"]
 
 
 _SHARDED = """

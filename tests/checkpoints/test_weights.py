@@ -19,9 +19,9 @@ from safetensors.numpy import load_file, save_file
 from eagle_jax.checkpoints import head_config, load_head, load_target, names
 from eagle_jax.checkpoints import target_config as read_target_config
 from eagle_jax.checkpoints.weights import TensorFiles
-from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.transformer import TransformerParams
+from tests.helpers import refused
 
 Tensors = dict[str, np.ndarray]
 
@@ -85,17 +85,6 @@ def _write_shards(
 def _save_bin(tensors: Tensors, path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, path)
-
-
-def _refusal(load: Callable[[], object], *named: str) -> str:
-    """Returns the one line of the refusal, which names all of these."""
-    with pytest.raises(InputError) as error:
-        load()
-    message = str(error.value)
-    assert "\n" not in message
-    for name in named:
-        assert name in message
-    return message
 
 
 def test_sharded_safetensors_give_the_same_weights(
@@ -168,7 +157,7 @@ def test_tied_weights_have_no_output_head(
 
 def test_an_untied_target_without_output_head_is_refused(target: Path) -> None:
     _rewrite(target, lambda tensors: tensors.pop("lm_head.weight"))
-    _refusal(lambda: load_target(target), str(target), "lacks", "lm_head.weight")
+    refused(lambda: load_target(target), str(target), "lacks", "lm_head.weight")
 
 
 def test_derived_buffers_are_read_over(
@@ -181,25 +170,25 @@ def test_derived_buffers_are_read_over(
 
 def test_missing_tensors_are_named(target: Path) -> None:
     _rewrite(target, lambda tensors: tensors.pop(_QUERY))
-    _refusal(lambda: load_target(target), str(target), "lacks", _QUERY)
+    refused(lambda: load_target(target), str(target), "lacks", _QUERY)
 
 
 def test_unexpected_tensors_are_named(target: Path) -> None:
     _change_config(target, num_hidden_layers=1)
-    message = _refusal(lambda: load_target(target), "unexpected", "model.layers.1.")
+    message = refused(lambda: load_target(target), "unexpected", "model.layers.1.")
     assert "model.layers.0." not in message
 
 
 def test_a_wrong_shape_is_named(target: Path) -> None:
     _rewrite(target, lambda tensors: tensors.update({_QUERY: tensors[_QUERY][:16]}))
-    _refusal(lambda: load_target(target), _QUERY, "(16, 32)", "(32, 32)")
+    refused(lambda: load_target(target), _QUERY, "(16, 32)", "(32, 32)")
 
 
 def test_a_transposed_tensor_is_refused(target: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     flip = {name: np.zeros((32, 48), np.float32)}
     _rewrite(target, lambda tensors: tensors.update(flip))
-    _refusal(lambda: load_target(target), name, "(32, 48)", "(48, 32)")
+    refused(lambda: load_target(target), name, "(32, 48)", "(48, 32)")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -209,12 +198,12 @@ def test_values_that_are_not_finite_are_refused(target: Path, value: float) -> N
         tensors[_QUERY][3, 5] = value
 
     _rewrite(target, poison)
-    _refusal(lambda: load_target(target), _QUERY, "NaN or infinite")
+    refused(lambda: load_target(target), _QUERY, "NaN or infinite")
 
 
 def test_quantized_weights_are_refused(target: Path) -> None:
     _rewrite(target, lambda t: t.update({_QUERY: t[_QUERY].astype(np.int8)}))
-    _refusal(lambda: load_target(target), _QUERY, "int8")
+    refused(lambda: load_target(target), _QUERY, "int8")
 
 
 @pytest.mark.parametrize("size", [0, 5, 400, -100])
@@ -222,26 +211,26 @@ def test_a_truncated_safetensors_file_is_refused(target: Path, size: int) -> Non
     path = target / _SINGLE
     whole = path.read_bytes()
     path.write_bytes(whole[:size])
-    _refusal(lambda: load_target(target), str(path))
+    refused(lambda: load_target(target), str(path))
 
 
 def test_a_truncated_torch_file_is_refused(target: Path) -> None:
     path = target / "pytorch_model.bin"
     _save_bin(_take_weights(target), path)
     path.write_bytes(path.read_bytes()[:-5000])
-    _refusal(lambda: load_target(target), str(path))
+    refused(lambda: load_target(target), str(path))
 
 
 def test_a_folder_without_weights_is_refused(target: Path) -> None:
     (target / _SINGLE).unlink()
-    _refusal(lambda: load_target(target), str(target), "no weights", _SINGLE)
+    refused(lambda: load_target(target), str(target), "no weights", _SINGLE)
 
 
 def test_a_missing_shard_is_named(target: Path) -> None:
     _write_shards(target, _take_weights(target), save_file, "safetensors")
     shard = target / "model-00002-of-00002.safetensors"
     shard.unlink()
-    _refusal(lambda: load_target(target), str(shard), "index")
+    refused(lambda: load_target(target), str(shard), "index")
 
 
 def test_an_index_that_names_too_much_is_refused(target: Path) -> None:
@@ -250,7 +239,7 @@ def test_an_index_that_names_too_much_is_refused(target: Path) -> None:
     shard = listed["weight_map"][_QUERY]
     listed["weight_map"]["model.ghost.weight"] = shard
     index.write_text(json.dumps(listed))
-    _refusal(lambda: load_target(target), shard, "model.ghost.weight")
+    refused(lambda: load_target(target), shard, "model.ghost.weight")
 
 
 def test_a_tensor_in_two_shards_is_refused(target: Path) -> None:
@@ -260,7 +249,7 @@ def test_a_tensor_in_two_shards_is_refused(target: Path) -> None:
     others.remove(json.loads(index.read_text())["weight_map"][_QUERY])
     path = target / others.pop()
     save_file(load_file(path) | {_QUERY: tensors[_QUERY]}, path)
-    _refusal(lambda: load_target(target), _QUERY, "another shard")
+    refused(lambda: load_target(target), _QUERY, "another shard")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +259,7 @@ def test_a_broken_index_is_refused(target: Path, text: str) -> None:
     (target / _SINGLE).unlink()
     index = target / "model.safetensors.index.json"
     index.write_text(text)
-    _refusal(lambda: load_target(target), str(index))
+    refused(lambda: load_target(target), str(index))
 
 
 class _Trap:
@@ -295,7 +284,7 @@ def test_a_pickle_with_code_is_refused_and_not_executed(
         torch.save(payload, path)
     else:
         path.write_bytes(pickle.dumps(payload))
-    _refusal(lambda: load_target(target), str(path))
+    refused(lambda: load_target(target), str(path))
     assert not sprung.exists()
     pickle.loads(pickle.dumps(payload))
     assert sprung.exists(), "the trap itself works"
@@ -306,7 +295,7 @@ def test_a_torch_file_of_something_else_is_refused(target: Path, content: Any) -
     torch = pytest.importorskip("torch")
     (target / _SINGLE).unlink()
     torch.save(content, target / "pytorch_model.bin")
-    _refusal(lambda: load_target(target), "pytorch_model.bin")
+    refused(lambda: load_target(target), "pytorch_model.bin")
 
 
 def test_a_target_survives_the_round_trip_through_its_names(target: Path) -> None:
@@ -376,21 +365,21 @@ def test_a_head_without_embedding_table_borrows_one(head: Path, target: Path) ->
 
 def test_a_head_that_misses_its_bias_is_refused(head: Path, target: Path) -> None:
     _rewrite(head, lambda tensors: tensors.pop("fc.bias"))
-    _refusal(lambda: load_head(head, *load_target(target)), "lacks", "fc.bias")
+    refused(lambda: load_head(head, *load_target(target)), "lacks", "fc.bias")
 
 
 def test_a_head_whose_config_denies_its_bias_is_refused(
     head: Path, target: Path
 ) -> None:
     _change_config(head, bias=False)
-    _refusal(lambda: load_head(head, *load_target(target)), "unexpected", "fc.bias")
+    refused(lambda: load_head(head, *load_target(target)), "unexpected", "fc.bias")
 
 
 def test_a_head_with_an_input_norm_is_refused(head: Path, target: Path) -> None:
     name = "layers.0.input_layernorm.weight"
     norm = {name: np.ones(32, np.float32)}
     _rewrite(head, lambda tensors: tensors.update(norm))
-    _refusal(lambda: load_head(head, *load_target(target)), "unexpected", name)
+    refused(lambda: load_head(head, *load_target(target)), "unexpected", name)
 
 
 def test_loading_holds_one_tensor_at_a_time(

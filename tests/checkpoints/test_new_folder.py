@@ -1,0 +1,276 @@
+"""How a written folder appears, is replaced, and stays whole."""
+
+import dataclasses
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import safetensors.numpy
+
+from eagle_jax.checkpoints import (
+    atomic,
+    export,
+    export_head,
+    export_target,
+    read_head,
+    stored_dtype,
+)
+from tests.checkpoints.random_weights import (
+    HEAD,
+    TARGET,
+    file_bytes,
+    random_head,
+    random_target,
+)
+from tests.helpers import refused
+
+_FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _fail(error: BaseException) -> Callable[..., None]:
+    """A function that raises, whatever it is called with."""
+
+    def raise_it(*_: object, **__: object) -> None:
+        raise error
+
+    return raise_it
+
+
+def test_an_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    export_head(folder, HEAD, random_head())
+    before = file_bytes(folder)
+    refused(
+        lambda: export_head(folder, HEAD, random_head(), dtype="float16"),
+        str(folder),
+        "exists already",
+    )
+    assert file_bytes(folder) == before
+    export_head(folder, HEAD, random_head(), dtype="float16", overwrite=True)
+    assert stored_dtype(folder) == "float16"
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "head"
+    folder.mkdir()
+    refused(lambda: export_head(folder, HEAD, random_head()), "exists already")
+    export_head(folder, HEAD, random_head(), overwrite=True)
+    assert read_head(folder)[0] == HEAD
+
+
+def test_a_link_to_an_export_stays_a_link(tmp_path: Path) -> None:
+    export_head(tmp_path / "real", HEAD, random_head())
+    (tmp_path / "link").symlink_to("real")
+    export_head(
+        tmp_path / "link", HEAD, random_head(), dtype="bfloat16", overwrite=True
+    )
+    assert (tmp_path / "link").is_symlink()
+    assert stored_dtype(tmp_path / "real") == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["notes", "a folder", "someone else's", "no JSON"])
+def test_a_folder_that_is_not_ours_is_never_replaced(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "head"
+    export_head(folder, HEAD, random_head())
+    settings = folder / "config.json"
+    if kind == "notes":
+        (folder / "notes.txt").write_text("do not lose me")
+    elif kind == "a folder":
+        (folder / "tokenizer.json").mkdir()
+    elif kind == "someone else's":
+        settings.write_text(settings.read_text().replace("eagle_jax", "somebody"))
+    else:
+        settings.write_text("{")
+    before = sorted(path.name for path in folder.iterdir())
+    refused(
+        lambda: export_head(folder, HEAD, random_head(), overwrite=True),
+        str(folder),
+        "holds something else",
+    )
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_place_that_no_folder_can_take_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    for name, why in [
+        ("file", "it is no folder"),
+        ("nowhere/head", "nowhere is no folder"),
+        ("file/head", "file is no folder"),
+    ]:
+        refused(
+            lambda name=name: export_head(
+                tmp_path / name, HEAD, random_head(), overwrite=True
+            ),
+            str(tmp_path / name),
+            why,
+        )
+    assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("writer", "error", "named"),
+    [
+        ("pathlib.Path.write_text", _FULL, "No space left on device"),
+        ("pathlib.Path.mkdir", _FULL, "No space left on device"),
+        (
+            "safetensors.numpy.save_file",
+            safetensors.SafetensorError("I/O error: No space left on device (28)"),
+            ": No space left on device;",
+        ),
+        (
+            "torch.save",
+            RuntimeError("unexpected pos 576 vs 534"),
+            "pytorch_model.bin failed (unexpected pos 576 vs 534); is the disk full?",
+        ),
+        ("os.fsync", _FULL, "No space left on device"),
+    ],
+)
+def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writer: str,
+    error: Exception,
+    named: str,
+) -> None:
+    pytest.importorskip("torch")
+    folder = tmp_path / "head"
+    export_head(folder, HEAD, random_head())
+    before = file_bytes(folder)
+    monkeypatch.setattr(writer, _fail(error))
+    for path in (folder, tmp_path / "other"):
+        refused(
+            lambda path=path: export_head(
+                path, HEAD, random_head(), dtype="float16", overwrite=True
+            ),
+            f"cannot write {path}: ",
+            named,
+            "nothing was written",
+        )
+    assert file_bytes(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+def test_what_the_disk_cannot_take_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(random_head()))
+    usage = shutil.disk_usage(tmp_path)._replace(free=2 * num_bytes - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(export, "_write", _fail(AssertionError("it was begun")))
+    refused(
+        lambda: export_head(tmp_path / "head", HEAD, random_head(), with_bin=True),
+        f"{2 * num_bytes:,} bytes are needed",
+        f"{usage.free:,} are free",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_export_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_check", _fail(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        export_head(tmp_path / "head", HEAD, random_head())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_reads_back_differently_never_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    save_torch, save_numpy = torch.save, safetensors.numpy.save_file
+
+    def negate(tensors: dict[str, Any], *names: str) -> dict[str, Any]:
+        return tensors | {name: -tensors[name] for name in names}
+
+    def save_wrong_bin(tensors: dict[str, Any], path: Path) -> None:
+        save_torch(negate(tensors, "fc.bias"), path)
+
+    def save_wrong(tensors: dict[str, Any], path: Path, **fields: Any) -> None:
+        save_numpy(negate(tensors, "fc.bias"), path, **fields)
+
+    folder = tmp_path / "head"
+    # Negative zero equals zero, but not in its bits.
+    params = dataclasses.replace(random_head(), fc_bias=jnp.zeros(32))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", save_wrong_bin)
+        refused(lambda: export_head(folder, HEAD, params), "pytorch_model.bin reads")
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.numpy, "save_file", save_wrong)
+        refused(lambda: export_head(folder, HEAD, params), "model.safetensors reads")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_old_folder_comes_back_where_the_new_one_cannot_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "head"
+    export_head(folder, HEAD, random_head())
+    before = file_bytes(folder)
+    rename = Path.rename
+
+    def refuse_new(path: Path, name: Path) -> Path:
+        if path.suffix == ".unfinished":
+            raise _FULL
+        return rename(path, name)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    refused(
+        lambda: export_head(
+            folder, HEAD, random_head(), dtype="float16", overwrite=True
+        ),
+        "No space left",
+    )
+    assert file_bytes(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+def test_the_old_folder_is_whole_until_the_new_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "head"
+    export_head(folder, HEAD, random_head())
+    deleted = []
+    remove = shutil.rmtree
+
+    def check_and_remove(path: Path, **fields: Any) -> None:
+        if path.exists():
+            deleted.append(path.suffix)
+            assert stored_dtype(folder) == "float16"
+            assert read_head(path)[0] == read_head(folder)[0]
+        remove(path, **fields)
+
+    monkeypatch.setattr(atomic.shutil, "rmtree", check_and_remove)
+    export_head(folder, HEAD, random_head(), dtype="float16", overwrite=True)
+    assert deleted == [".replaced"]
+
+
+def test_files_that_appear_meanwhile_are_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+    export_target(folder, TARGET, random_target())
+
+    def somebody_writes(_: Path) -> None:
+        (folder / "notes.txt").write_text("do not lose me")
+
+    refused(
+        lambda: export_target(
+            folder, TARGET, random_target(), also=somebody_writes, overwrite=True
+        ),
+        "holds something else",
+    )
+    assert (folder / "notes.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_exported_files_have_the_permissions_of_ordinary_ones(tmp_path: Path) -> None:
+    export_head(tmp_path / "head", HEAD, random_head())
+    (tmp_path / "ordinary").write_text("")
+    ordinary = (tmp_path / "ordinary").stat().st_mode
+    assert {path.stat().st_mode for path in (tmp_path / "head").iterdir()} == {ordinary}

@@ -1,0 +1,187 @@
+"""Regenerating texts from the command line: its files, its resumption, its refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax.checkpoints import load_tokenizer
+from eagle_jax.training.conversations import read_examples
+from eagle_jax.training.encode import encode_examples
+from eagle_jax.training.regenerate import TextTask
+from tests.chats import BOS, CHATS
+from tests.conftest import Main, load_main
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def run() -> Main:
+    """`main` of `scripts/regenerate.py`."""
+    return load_main("regenerate")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(chat_pair: Path) -> Any:
+    return load_tokenizer(chat_pair / "target", 300)
+
+
+def _command(pair: Path, output: Path, *more: Any) -> list[str]:
+    known = ["--target", pair / "target", "--output", output, "--max-new-tokens", 6]
+    settings = ["--dtype", "float32", "--temperature", 1, "--batch-size", 2]
+    return [str(part) for part in [*known, *settings, *more]]
+
+
+def _data(folder: Path) -> Path:
+    path = folder / "chats.jsonl"
+    records: list[dict[str, Any]] = [
+        {"messages": [{"role": r, "content": c} for r, c in turns]} for turns in CHATS
+    ]
+    records += [{"text": "there is another one"}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    assert run(_command(chat_pair, whole, "--samples", 5)) == 0
+    assert "5 texts | " in capsys.readouterr().out
+    records = _records(whole)
+    assert [record["index"] for record in records] == list(range(5))
+    assert len({tuple(record["ids"]) for record in records}) == 5
+    assert all(record["ids"][0] == BOS for record in records)
+
+    drafted = tmp_path / "drafted.jsonl"
+    head = ["--draft", chat_pair / "head", "--num-nodes", 6, "--depth", 2, "--width", 2]
+    assert run(_command(chat_pair, drafted, *head, "--samples", 5)) == 0
+    assert drafted.read_bytes() == whole.read_bytes()
+
+    stopped = tmp_path / "stopped.jsonl"
+    assert run(_command(chat_pair, stopped, "--samples", 2)) == 0
+    with stopped.open("ab") as file:
+        file.write(whole.read_bytes().splitlines()[2][:20])
+    assert run(_command(chat_pair, stopped, "--samples", 5, "--batch-size", 3)) == 0
+    assert "going on after the first 2 of 5" in capsys.readouterr().err
+    assert stopped.read_bytes() == whole.read_bytes()
+    assert run(_command(chat_pair, stopped, "--samples", 5)) == 0
+    assert "| complete" in capsys.readouterr().out
+
+
+def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
+    run: Main, chat_pair: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    assert run(_command(chat_pair, output, "--data", _data(tmp_path))) == 0
+    records = _records(output)
+    assert [record["index"] for record in records] == [0, 1, 2, 3]
+    assert [m["content"] for m in records[1]["messages"] if m["role"] == "user"] == [
+        "One"
+    ]
+    found = read_examples(output)
+    assert not found.malformed and not found.unusable
+    encoded = encode_examples(found.examples, tokenizer, max_length=200)
+    for record, sample in zip(records, encoded.samples, strict=True):
+        assert sample.tokens.tolist() == record["ids"]
+        assert sample.loss_mask.astype(int).tolist() == record["loss_mask"]
+    limited = tmp_path / "limited.jsonl"
+    more = ["--data", _data(tmp_path), "--limit", 2, "--batch-size", 1]
+    assert run(_command(chat_pair, limited, *more)) == 0
+    assert limited.read_bytes() == b"".join(output.read_bytes().splitlines(True)[:2])
+
+
+def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out.jsonl"
+    command = _command(chat_pair, output, "--samples", 2)
+    assert run(command) == 0
+    before = output.read_bytes()
+    for more, named in (
+        (["--temperature", "0.5"], "temperature = 1.0, but now it is 0.5"),
+        (["--seed", "1"], "seed = 0"),
+        (["--max-new-tokens", "7"], "max_new_tokens = 6"),
+        (["--max-length", "50"], "max_length = 256"),
+    ):
+        assert run([*command, *more]) == 2
+        assert named in capsys.readouterr().err
+    data = _command(chat_pair, output, "--data", _data(tmp_path))
+    assert run(data) == 2 and "data = 'samples'" in capsys.readouterr().err
+    assert output.read_bytes() == before
+    assert run([*command, "--seed", "1", "--overwrite"]) == 0
+    assert output.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ([], "give either --data FILE or --samples N"),
+        (
+            ["--samples", 2, "--data", "x.json"],
+            "give either --data FILE or --samples N",
+        ),
+        (["--samples", 0], "--samples 0 must be at least 1"),
+        (["--data", "x.json", "--limit", 0], "--limit 0 must be at least 1"),
+        (["--samples", 2, "--temperature", 0], "one text many times"),
+        (["--data", "nowhere.json"], "cannot read the data nowhere.json"),
+        (["--samples", 2, "--max-length", 5000], "5000"),
+        (["--samples", 2, "--max-prefix", -1], "must be 0 to max_prefix"),
+        (["--samples", 2, "--config", "nowhere.toml"], "cannot read the settings"),
+    ],
+)
+def test_what_cannot_be_done_ends_in_one_line_and_leaves_no_file(
+    run: Main, chat_pair: Path, tmp_path: Path, more: list[Any], named: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    output = tmp_path / "out.jsonl"
+    assert run(_command(chat_pair, output, *more)) == 2
+    shown = capsys.readouterr().err
+    assert named in shown and "Traceback" not in shown
+    assert not list(tmp_path.iterdir())
+
+
+def test_texts_that_would_depend_on_the_head_are_refused(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[sampling]\nacceptance = "rejection"\n')
+    more = ["--samples", 2, "--config", settings]
+    assert run(_command(chat_pair, tmp_path / "out.jsonl", *more)) == 2
+    assert "make the texts depend on the head" in capsys.readouterr().err
+
+
+def test_conversations_need_a_template_and_room(
+    run: Main, tiny_pair: Path, chat_pair: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    data = ["--data", _data(tmp_path)]
+    assert run(_command(tiny_pair, tmp_path / "a.jsonl", *data)) == 2
+    assert "conversations need a chat template" in capsys.readouterr().err
+    more = [*data, "--limit", 2, "--max-length", 4]
+    assert run(_command(chat_pair, tmp_path / "b.jsonl", *more)) == 2
+    assert "none of 2 prompts left room" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_written(
+    run: Main, chat_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    real, calls = TextTask.record, []
+
+    def record(self: TextTask) -> Any:
+        calls.append(self)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(TextTask, "record", record)
+    output = tmp_path / "out.jsonl"
+    assert run(_command(chat_pair, output, "--samples", 4)) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert len(_records(output)) == 2
