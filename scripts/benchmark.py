@@ -20,9 +20,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from eagle_jax.cli import report
+from eagle_jax.cli.command import run_command, say
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair, open_random
-from eagle_jax.cli.session import say
 from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
@@ -48,14 +48,7 @@ _RATIOS = ("overhead", "token / floor", "round / token")
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    try:
-        return _benchmark(_parse(argv))
-    except InputError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+    return run_command(lambda: _benchmark(_parse(argv)))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

@@ -9,25 +9,15 @@ Face hub names.
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 
 from eagle_jax.checkpoints import convert_pair, resolve
-from eagle_jax.cli.session import say
-from eagle_jax.errors import InputError
+from eagle_jax.cli.command import run_command, say
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-    try:
-        return _convert(_parse(argv))
-    except InputError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+    return run_command(lambda: _convert(_parse(argv)))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

@@ -10,7 +10,6 @@ pytorch_model.bin, and reads them back. Folders may be Hugging Face hub names.
 import argparse
 import dataclasses
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +28,14 @@ from eagle_jax.checkpoints import (
     resolve,
     target_config,
 )
-from eagle_jax.cli.session import say
+from eagle_jax.cli.command import run_command, say
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-    try:
-        return _export(_parse(argv))
-    except InputError as error:
-        say(f"error: {error}")
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+    return run_command(lambda: _export(_parse(argv)))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

@@ -9,9 +9,7 @@ Texts and the summary go to standard output, everything else to standard error.
 
 import argparse
 import dataclasses
-import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,15 @@ import jax
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.cli import report, runner, text
+from eagle_jax.cli.command import (
+    EXIT_INTERRUPTED,
+    keep_compiled_programs,
+    run_command,
+    say,
+)
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
 from eagle_jax.cli.pairs import PairSource, open_pair, open_random
-from eagle_jax.cli.session import Session, View, keep_compiled_programs, say
+from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt
@@ -31,28 +35,17 @@ from eagle_jax.models.transformer import TransformerConfig
 
 _EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
-_EXIT_INPUT, _EXIT_INTERRUPTED, _EXIT_BROKEN_PIPE = 2, 130, 141
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-    try:
+
+    def run() -> int:
         arguments = _parse(argv)
         config = join_settings(GenerateConfig, arguments.config, arguments)
         return _generate(arguments, config)
-    except InputError as error:
-        say(f"error: {error}")
-        return _EXIT_INPUT
-    except BrokenPipeError:  # As with `| head`: nobody reads on.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _EXIT_BROKEN_PIPE
-    except OSError as error:
-        say(f"error: cannot write the results: {error}")
-        return _EXIT_INPUT
-    except KeyboardInterrupt:
-        say("interrupted")
-        return _EXIT_INTERRUPTED
+
+    return run_command(run, unwritable="cannot write the results: {error}")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -203,7 +196,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         }
         write_json(arguments.json, result)
     print(report.summary(sums))
-    return 0 if finished else _EXIT_INTERRUPTED
+    return 0 if finished else EXIT_INTERRUPTED
 
 
 def _max_length(

@@ -14,7 +14,8 @@ pretrain() {
   XLA_FLAGS=--xla_force_host_platform_device_count=2 \
     "$python" scripts/pretrain.py --output "$@" $(resume "$1")
 }
-pretrain "$runs/target"
+pretrain "$runs/shallow"
+pretrain "$runs/target" --config configs/pretrain-deep.toml --deepen "$runs/shallow"
 pretrain "$runs/small" --config configs/pretrain-small.toml --tokenizer "$runs/target"
 
 for temperature in 0 1; do

@@ -14,7 +14,6 @@ import json
 import math
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ import jax
 import numpy as np
 
 from eagle_jax import checkpoints
+from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.session import keep_compiled_programs, say
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerParams
@@ -40,27 +39,23 @@ from eagle_jax.training.pretrain import (
     pretrain_step,
 )
 
-_EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
 _PIECE_LENGTH = 1500
 _MAY_CHANGE = ("steps", "log_every", "eval_every", "eval_rows", "keep")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-    try:
+
+    def run() -> int:
         arguments = _parse(argv)
         config = join_settings(PretrainConfig, arguments.config, arguments)
         return _pretrain(arguments, config)
-    except InputError as error:
-        say(f"error: {error}")
-        return _EXIT_INPUT
-    except OSError as error:
-        say(f"error: {error}; a run that has begun goes on with --resume")
-        return _EXIT_INPUT
-    except KeyboardInterrupt:
-        say("interrupted; --resume goes on from the last checkpoint")
-        return _EXIT_INTERRUPTED
+
+    return run_command(
+        run,
+        unwritable="{error}; a run that has begun goes on with --resume",
+        interrupted="interrupted; --resume goes on from the last checkpoint",
+    )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

@@ -12,7 +12,6 @@ sooner. The same command, run again, goes on where it was stopped.
 import argparse
 import dataclasses
 import sys
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ import jax
 
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.cli import text
+from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.pairs import LoadedPair, open_pair
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.runner import Runner
-from eagle_jax.cli.session import keep_compiled_programs, say
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt
@@ -43,23 +42,18 @@ from eagle_jax.training.regenerate import (
 )
 from eagle_jax.training.resumable import ResumableLines
 
-_EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-    try:
+
+    def run() -> int:
         arguments = _parse(argv)
-        return _run(
-            arguments, join_settings(RegenerateConfig, arguments.config, arguments)
-        )
-    except InputError as error:
-        say(f"error: {error}")
-        return _EXIT_INPUT
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
-        return _EXIT_INTERRUPTED
+        config = join_settings(RegenerateConfig, arguments.config, arguments)
+        return _run(arguments, config)
+
+    return run_command(
+        run, interrupted="interrupted; the same command goes on from here"
+    )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

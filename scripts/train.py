@@ -11,16 +11,15 @@ import argparse
 import dataclasses
 import shutil
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from eagle_jax import checkpoints
+from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.pairs import open_pair
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.session import keep_compiled_programs, say
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.training_progress import TrainingProgress
 from eagle_jax.errors import InputError
@@ -48,26 +47,22 @@ from eagle_jax.training.loop import (
 )
 from eagle_jax.training.step import StepConfig
 
-_EXIT_INPUT, _EXIT_INTERRUPTED = 2, 130
 _OURS = {"run.json", "log.csv", "curve.png", "checkpoints", "features", "head"}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
-    try:
+
+    def run() -> int:
         arguments = _parse(argv)
         config = join_settings(TrainConfig, arguments.config, arguments)
         return _train(arguments, config)
-    except InputError as error:
-        say(f"error: {error}")
-        return _EXIT_INPUT
-    except OSError as error:
-        say(f"error: {error}; a run that has begun goes on with --resume")
-        return _EXIT_INPUT
-    except KeyboardInterrupt:
-        say("interrupted; --resume goes on from the last checkpoint")
-        return _EXIT_INTERRUPTED
+
+    return run_command(
+        run,
+        unwritable="{error}; a run that has begun goes on with --resume",
+        interrupted="interrupted; --resume goes on from the last checkpoint",
+    )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

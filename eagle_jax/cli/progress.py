@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from eagle_jax.cli.session import say
+from eagle_jax.cli.command import say
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -1,9 +1,7 @@
 """All prompts of a command through one runner, shown as they are decided."""
 
 import dataclasses
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +9,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from eagle_jax.cli import report, text
+from eagle_jax.cli.command import say
 from eagle_jax.cli.runner import Observer, Runner, Snapshot
 from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.speculative import Round
@@ -160,19 +159,3 @@ class Session:
         """Tells several texts apart."""
         if len(self._prompts) > 1 and not self._view.is_silent:
             print(f"--- {number}: {self._prompts[number]!r}")
-
-
-def keep_compiled_programs() -> None:
-    """Keeps compiled programs on disk between runs.
-
-    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder.
-    """
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "eagle_jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-
-
-def say(message: str) -> None:
-    """Prints to standard error, where it mixes with no text."""
-    print(message, file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from eagle_jax.cli.session import say
+from eagle_jax.cli.command import say
 from eagle_jax.training.loop import LogRow
 
 

@@ -6,6 +6,7 @@ thirds of what they take with `[out, in]`.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +168,7 @@ def _batched_dot(rows: jax.Array, segment: jax.Array, *, contract: int) -> jax.A
     )
 
 
+@functools.partial(jax.jit, static_argnames=("config",))
 def decoder_layer(
     params: LayerParams,
     config: LayerConfig,
@@ -178,6 +180,9 @@ def decoder_layer(
     earlier: KeyValues | None = None,
 ) -> tuple[jax.Array, KeyValues]:
     """Runs one layer over new tokens beside the cache.
+
+    Jitted so that layers of equal shapes are traced and lowered once, not one by one;
+    the compiler puts them back into the program that calls it.
 
     Args:
         params: Weights.

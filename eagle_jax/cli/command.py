@@ -1,0 +1,64 @@
+"""What every command does with messages, bad input and Ctrl-C."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from eagle_jax.errors import InputError
+
+EXIT_INPUT = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def run_command(
+    action: Callable[[], int],
+    *,
+    unwritable: str = "{error}",
+    interrupted: str = "interrupted",
+) -> int:
+    """Runs a command; what its user can mend ends in one line, not in a traceback.
+
+    Args:
+        action: The command; returns its exit code.
+        unwritable: The line for an `OSError`, which `{error}` stands for.
+        interrupted: The line for Ctrl-C.
+
+    Returns:
+        The exit code.
+    """
+    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    try:
+        return action()
+    except InputError as error:
+        say(f"error: {error}")
+        return EXIT_INPUT
+    except BrokenPipeError:  # As with `| head`: nobody reads on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        say("error: " + unwritable.format(error=error))
+        return EXIT_INPUT
+    except KeyboardInterrupt:
+        say(interrupted)
+        return EXIT_INTERRUPTED
+
+
+def keep_compiled_programs() -> None:
+    """Keeps compiled programs on disk between runs.
+
+    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "eagle_jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def say(message: str) -> None:
+    """Prints to standard error, where it mixes with no text."""
+    print(message, file=sys.stderr, flush=True)
