@@ -18,12 +18,13 @@ pretrain "$runs/shallow"
 pretrain "$runs/target" --config configs/pretrain-deep.toml --deepen "$runs/shallow"
 pretrain "$runs/small" --config configs/pretrain-small.toml --tokenizer "$runs/target"
 
-for temperature in 0 1; do
+for samples in 0:1000 1:500; do  # Temperature and number.
+  temperature=${samples%:*}
   "$python" scripts/regenerate.py --target "$runs/target/model" \
     --data "$runs/target/train.jsonl" --config configs/embedded-answers.toml \
-    --limit 1000 --temperature "$temperature" --output "$runs/answers-$temperature.jsonl"
+    --limit "${samples#*:}" --temperature "$temperature" --output "$runs/answers-$temperature.jsonl"
 done
-head -n 600 "$runs/target/train.jsonl" > "$runs/source.jsonl"
+head -n 400 "$runs/target/train.jsonl" > "$runs/source.jsonl"
 "$python" scripts/train.py --target "$runs/target/model" --output "$runs/head" \
   --config configs/train-embedded.toml $(resume "$runs/head") \
   --data "$runs/source.jsonl" "$runs/answers-0.jsonl" "$runs/answers-1.jsonl"
