@@ -9,7 +9,7 @@ import jax
 
 from eagle_jax import checkpoints
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
@@ -45,7 +45,7 @@ class LoadedPair:
     """
 
     target: Transformer
-    drafter: EagleDrafter | None
+    drafter: TreeDrafter | None
     params: Params
     tokenizer: Any
     stop_tokens: tuple[int, ...]
@@ -102,8 +102,8 @@ def open_pair(
             head, head_params = checkpoints.load_head(
                 head_folder, config, target_params, dtype
             )
-            drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
-            drafter_params = drafter.params(head_params, target_params)
+            drafter = TreeDrafter(model=EagleHead(config=head, dtype=dtype), tree=tree)
+            drafter_params = EagleHead.params(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,
@@ -151,8 +151,8 @@ def open_random(
         head_params = jax.jit(eagle_head.init_params, static_argnums=(1, 2))(
             jax.random.key(1), head, dtype
         )
-        drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
-        drafter_params = drafter.params(head_params, target_params)
+        drafter = TreeDrafter(model=EagleHead(config=head, dtype=dtype), tree=tree)
+        drafter_params = EagleHead.params(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,
