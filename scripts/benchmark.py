@@ -24,7 +24,7 @@ from eagle_jax.cli.command import run_command, say
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair, open_random
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import EagleHead
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
 from eagle_jax.training.config import LossConfig, OptimizerConfig
@@ -82,8 +82,8 @@ def _tree_config(arguments: argparse.Namespace) -> TreeConfig:
 
 def _head(pair: LoadedPair) -> EagleHead:
     drafter = pair.drafter
-    assert drafter is not None, "a benchmark's pair always has a drafter"
-    assert isinstance(drafter.model, EagleHead), "and that drafter a head"
+    assert isinstance(drafter, TreeDrafter), "a benchmark's pair drafts trees"
+    assert isinstance(drafter.model, EagleHead), "with a head"
     return drafter.model
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -146,7 +147,7 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
     )
     model = Transformer(config=SMALLER)
     for _ in range(4):
-        before = state.lengths.tolist(), np.asarray(state.tokens)
+        before = state.lengths.tolist(), jnp.array(state.tokens)
         state, done = speculative.decode_round(
             TARGET, drafter, params, requests, state, acceptance="greedy"
         )
@@ -155,7 +156,7 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
             output = model.forward(
                 params.drafter,
                 text,
-                np.arange(length)[None],
+                jnp.arange(length)[None],
                 None,
                 model.init_cache(1, 0),
             )

@@ -1,6 +1,7 @@
 """Prompt lookup beside a plain-Python search."""
 
 import hypothesis
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -42,11 +43,11 @@ def propose(text: list[int], drafter: LookupDrafter) -> DraftTree:
         jnp.array([len(text) - 1]),
     )
     tree, _ = drafter.propose((), state, jnp.array(text[-1:]), jnp.zeros(1))
-    return DraftTree(**{name: np.asarray(x[0]) for name, x in vars(tree).items()})
+    return jax.tree.map(lambda x: np.asarray(x[0]), tree)
 
 
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
-    found = {0: ()}
+    found: dict[int, tuple[int, ...]] = {0: ()}
     for node in range(1, len(tree.tokens)):
         if tree.is_node[node]:
             above = found[int(tree.parents[node])]

@@ -1,6 +1,7 @@
 """Static shapes: rank paths, parents, who sees whom."""
 
 import hypothesis
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -38,7 +39,7 @@ def test_a_topology_is_a_tree_in_level_order(shape: Topology) -> None:
 def test_nodes_see_their_ancestors_and_themselves(shape: Topology) -> None:
     nodes = np.arange(shape.num_nodes)
     seen = shape.visible(nodes, among=nodes)
-    np.testing.assert_array_equal(seen, ancestor_mask(shape.parents))
+    np.testing.assert_array_equal(seen, ancestor_mask(jnp.asarray(shape.parents)))
 
 
 @hypothesis.given(topologies())
