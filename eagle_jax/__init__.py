@@ -9,7 +9,7 @@ from eagle_jax.config import SamplingConfig, TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target, TargetOutput
 from eagle_jax.models.transformer import Transformer
@@ -17,7 +17,7 @@ from eagle_jax.models.transformer import Transformer
 __all__ = [
     "DecodeState",
     "Drafter",
-    "EagleDrafter",
+    "EagleHead",
     "InputError",
     "Params",
     "Requests",
@@ -27,6 +27,7 @@ __all__ = [
     "TargetOutput",
     "Transformer",
     "TreeConfig",
+    "TreeDrafter",
     "autoregressive",
     "make_requests",
     "speculative",

@@ -20,6 +20,9 @@ from eagle_jax.errors import InputError
 
 Settings = TypeVar("Settings")
 
+Method = Literal["eagle2", "eagle1", "chain", "small-model", "lookup", "autoregressive"]
+"""How text is generated; all give the target's own."""
+
 
 def require(holds: bool, name: str, value: object, wanted: str) -> None:
     """Raises an error that names the setting, what was given and what is wanted."""
@@ -96,7 +99,10 @@ class DecodingConfig:
     """What is decoded and how much of it.
 
     Attributes:
-        method: "eagle2", or "autoregressive" for plain decoding.
+        method: What drafts: "eagle2" dynamic trees and "eagle1" static trees of an
+            EAGLE head, "chain" its `depth` likeliest tokens, "small-model" the tree
+            of a smaller model (a chain at width 1), "lookup" earlier text; or
+            "autoregressive" for plain decoding.
         max_new_tokens: Tokens to generate per prompt, at most.
         max_length: Prompt plus output in tokens, at most; `None` for the smaller of
             the model's positions and what the request needs.
@@ -106,7 +112,7 @@ class DecodingConfig:
         ignore_eos: Go on after stop tokens.
     """
 
-    method: Literal["eagle2", "autoregressive"] = "eagle2"
+    method: Method = "eagle2"
     max_new_tokens: int = 128
     max_length: int | None = None
     batch_size: int = 1

@@ -24,6 +24,7 @@ from eagle_jax.cli.command import run_command, say
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair, open_random
 from eagle_jax.config import TreeConfig
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
 from eagle_jax.training.config import LossConfig, OptimizerConfig
@@ -73,10 +74,21 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _open(arguments: argparse.Namespace) -> PairSource:
-    tree = TreeConfig(
+def _tree_config(arguments: argparse.Namespace) -> TreeConfig:
+    return TreeConfig(
         num_nodes=arguments.num_nodes, depth=arguments.depth, width=arguments.width
     )
+
+
+def _head(pair: LoadedPair) -> EagleHead:
+    drafter = pair.drafter
+    assert isinstance(drafter, TreeDrafter), "a benchmark's pair drafts trees"
+    assert isinstance(drafter.model, EagleHead), "with a head"
+    return drafter.model
+
+
+def _open(arguments: argparse.Namespace) -> PairSource:
+    tree = _tree_config(arguments)
     if tree.levels < 1:
         raise InputError("the benchmark drafts: give num_nodes >= 2 and depth >= 1")
     if arguments.target is None:
@@ -106,11 +118,10 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     loaded = _open(arguments).load()
     if arguments.training:
         return _benchmark_training(arguments, loaded)
-    drafter = loaded.drafter
-    assert drafter is not None, "a benchmark's pair always has a drafter"
     pair = Pair(
         target=loaded.target,
-        drafter=drafter,
+        model=_head(loaded),
+        tree=_tree_config(arguments),
         params=loaded.params,
         batch=arguments.batch_size,
         num_slots=arguments.slots,
@@ -151,10 +162,9 @@ def _benchmark(arguments: argparse.Namespace) -> int:
 
 def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> int:
     """Prints a head's training speed beside that of the target's bare forward."""
-    assert loaded.drafter is not None, "a benchmark's pair always has a drafter"
     config = StepConfig(
         target=loaded.target,
-        head=loaded.drafter.config,
+        head=_head(loaded).config,
         loss=LossConfig(),
         optimizer=OptimizerConfig(),
         steps=1000,

@@ -10,6 +10,7 @@ Texts and the summary go to standard output, everything else to standard error.
 import argparse
 import dataclasses
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from eagle_jax.cli.command import (
     say,
 )
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
+from eagle_jax.cli.methods import check_draft
 from eagle_jax.cli.pairs import PairSource, open_pair, open_random
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import join_settings
-from eagle_jax.config import DecodingConfig, GenerateConfig
+from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerConfig
@@ -59,7 +61,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="target: a Hugging Face folder or hub name; without one the embedded "
         "pair, with the settings of configs/embedded.toml",
     )
-    add("--draft", help="EAGLE-1/2 head: a folder or hub name")
+    add("--draft", help="EAGLE-1/2 head, or a smaller model: a folder or hub name")
     add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
     add(
         "--prompt",
@@ -75,7 +77,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
     # What follows are settings: their defaults are in eagle_jax/config.py.
-    add("--method", choices=("eagle2", "autoregressive"))
+    add("--method", choices=typing.get_args(Method))
     add("--max-new-tokens", type=int)
     add("--max-length", type=int, help="prompt plus output")
     add("--batch-size", type=int)
@@ -92,7 +94,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None
     if is_embedded and arguments.draft is None:
-        arguments.target, arguments.draft = str(assets.TARGET), str(assets.HEAD)
+        arguments.target = str(assets.TARGET)
+        is_small = arguments.method == "small-model"
+        arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
         arguments.config = arguments.config or _EMBEDDED_CONFIG
     default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
     arguments.prompt = arguments.prompt or ([] if arguments.prompts else [default])
@@ -117,12 +121,8 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
             "give --target FOLDER (with --draft FOLDER) or --random tiny, or neither "
             "for the embedded pair"
         )
-    is_plain = config.decoding.method == "autoregressive"
-    if arguments.target and not arguments.draft and not is_plain:
-        raise InputError(
-            "--method eagle2 needs --draft FOLDER, the EAGLE head of this target; or "
-            "choose --method autoregressive"
-        )
+    if arguments.target:
+        check_draft(config.decoding.method, arguments.draft)
 
 
 def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
@@ -134,10 +134,18 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
             tree=config.tree,
             dtype=decoding.dtype,
             with_tokenizer=True,
+            method=decoding.method,
         )
-    draft = None if decoding.method == "autoregressive" else arguments.draft
+    needs_draft = decoding.method not in ("autoregressive", "lookup")
+    draft = arguments.draft if needs_draft else None
     say(f"loading {arguments.target}")
-    return open_pair(arguments.target, draft, tree=config.tree, dtype=decoding.dtype)
+    return open_pair(
+        arguments.target,
+        draft,
+        tree=config.tree,
+        dtype=decoding.dtype,
+        method=decoding.method,
+    )
 
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:

@@ -19,7 +19,7 @@ from eagle_jax.checkpoints import (
 from eagle_jax.config import GenerateConfig, load_config
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens
@@ -35,20 +35,20 @@ def count(params: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[Transformer, EagleDrafter, Params]:
+def pair() -> tuple[Transformer, TreeDrafter, Params]:
     config, target_params = load_target(assets.TARGET)
     head, head_params = load_head(assets.HEAD, config, target_params)
     assert head_params.embedding is None  # The target's: no second table in memory.
     tree = load_config(CONFIG, GenerateConfig).tree
-    drafter = EagleDrafter(config=head, tree=tree)
+    drafter = TreeDrafter(model=EagleHead(config=head), tree=tree)
     params = Params(
-        target=target_params, drafter=drafter.params(head_params, target_params)
+        target=target_params, drafter=EagleHead.params(head_params, target_params)
     )
     return Transformer(config=config), drafter, params
 
 
 def test_the_pair_is_of_the_promised_size(
-    pair: tuple[Transformer, EagleDrafter, Params],
+    pair: tuple[Transformer, TreeDrafter, Params],
 ) -> None:
     _, _, params = pair
     size = count(params.target) + count(params.drafter.head)
@@ -77,7 +77,7 @@ def test_both_models_share_a_tokenizer() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_text_is_plain_decodings(
-    pair: tuple[Transformer, EagleDrafter, Params], temperature: float
+    pair: tuple[Transformer, TreeDrafter, Params], temperature: float
 ) -> None:
     target, drafter, params = pair
     prompts = json.loads((assets.TARGET.parent / "prompts.json").read_text())

@@ -14,7 +14,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
@@ -35,11 +35,11 @@ class Stories:
     tokenizer: Any
     openings: list[list[int]]
 
-    def drafter(self, **tree: Any) -> EagleDrafter:
-        return EagleDrafter(config=self.head, tree=TreeConfig(**tree))
+    def drafter(self, **tree: Any) -> TreeDrafter:
+        return TreeDrafter(model=EagleHead(config=self.head), tree=TreeConfig(**tree))
 
     def params(self, head: EagleHeadParams) -> Params:
-        drafter_params = EagleDrafter.params(head, self.target_params)
+        drafter_params = EagleHead.params(head, self.target_params)
         return Params(target=self.target_params, drafter=drafter_params)
 
 

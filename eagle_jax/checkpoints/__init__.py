@@ -11,6 +11,7 @@ from eagle_jax.checkpoints.export import (
 from eagle_jax.checkpoints.model_config import (
     check_max_length,
     check_pair,
+    check_small_model,
     head_config,
     stop_tokens,
     stored_dtype,
@@ -31,6 +32,7 @@ __all__ = [
     "check_max_length",
     "check_new_folder",
     "check_pair",
+    "check_small_model",
     "check_weights",
     "convert_pair",
     "export_head",

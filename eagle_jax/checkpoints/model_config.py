@@ -200,6 +200,19 @@ def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
             )
 
 
+def check_small_model(target: TransformerConfig, small: TransformerConfig) -> None:
+    """Refuses a small model that cannot draft for this target.
+
+    Raises:
+        InputError: If the vocabularies differ.
+    """
+    if small.vocab_size != target.vocab_size:
+        raise InputError(
+            f"the small model has {small.vocab_size} tokens, the target "
+            f"{target.vocab_size}; give a model with the target's tokenizer"
+        )
+
+
 def check_max_length(target: TransformerConfig, max_length: int) -> None:
     """Refuses lengths that the target cannot attend over.
 

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.cli.methods import lookup_drafter, tree_drafter
+from eagle_jax.config import Method, TreeConfig
+from eagle_jax.drafting import EagleHead, SmallModel
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Params
+from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
@@ -45,7 +46,7 @@ class LoadedPair:
     """
 
     target: Transformer
-    drafter: EagleDrafter | None
+    drafter: Drafter | None
     params: Params
     tokenizer: Any
     stop_tokens: tuple[int, ...]
@@ -70,16 +71,23 @@ class PairSource:
 
 
 def open_pair(
-    target_name: str, draft_name: str | None, *, tree: TreeConfig, dtype: str
+    target_name: str,
+    draft_name: str | None,
+    *,
+    tree: TreeConfig,
+    dtype: str,
+    method: Method = "eagle2",
 ) -> PairSource:
-    """Opens a target and, if one is named, its head.
+    """Opens a target and what drafts for it.
 
     Args:
         target_name: Folder or hub name.
-        draft_name: Likewise, or `None`.
+        draft_name: Likewise, of an EAGLE head or, for the method "small-model", of a
+            smaller target; `None` for plain decoding and prompt lookup.
         tree: Shape of the tree.
         dtype: Of weights and caches; "auto" for float32 on CPUs and the target's own
             elsewhere.
+        method: What the draft is, and how it drafts.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -87,10 +95,14 @@ def open_pair(
     folder = checkpoints.resolve(target_name)
     config = checkpoints.target_config(folder)
     checkpoints.check_weights(folder)  # Says what is broken before anything is read.
-    head_folder = None if draft_name is None else checkpoints.resolve(draft_name)
-    if head_folder is not None:
-        checkpoints.check_pair(config, checkpoints.head_config(head_folder))
-        checkpoints.check_weights(head_folder)
+    draft_folder = None if draft_name is None else checkpoints.resolve(draft_name)
+    if draft_folder is not None:
+        if method == "small-model":
+            small = checkpoints.target_config(draft_folder)
+            checkpoints.check_small_model(config, small)
+        else:
+            checkpoints.check_pair(config, checkpoints.head_config(draft_folder))
+        checkpoints.check_weights(draft_folder)
     if dtype == "auto":
         dtype = "float32" if _on_cpu() else checkpoints.stored_dtype(folder)
     tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
@@ -98,12 +110,19 @@ def open_pair(
     def load() -> LoadedPair:
         _, target_params = checkpoints.load_target(folder, dtype)
         drafter, drafter_params = None, ()
-        if head_folder is not None:
+        if method == "lookup":
+            drafter = lookup_drafter(tree)
+        elif draft_folder is not None and method == "small-model":
+            small, drafter_params = checkpoints.load_target(draft_folder, dtype)
+            model = SmallModel(config=small, dtype=dtype)
+            drafter = tree_drafter(method, model, tree)
+        elif draft_folder is not None:
             head, head_params = checkpoints.load_head(
-                head_folder, config, target_params, dtype
+                draft_folder, config, target_params, dtype
             )
-            drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
-            drafter_params = drafter.params(head_params, target_params)
+            model = EagleHead(config=head, dtype=dtype)
+            drafter = tree_drafter(method, model, tree)
+            drafter_params = EagleHead.params(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,
@@ -116,7 +135,12 @@ def open_pair(
 
 
 def open_random(
-    sizes: str, *, tree: TreeConfig, dtype: str, with_tokenizer: bool
+    sizes: str,
+    *,
+    tree: TreeConfig,
+    dtype: str,
+    with_tokenizer: bool,
+    method: Method = "eagle2",
 ) -> PairSource:
     """Prepares a pair with random weights: for timing, and for a first look.
 
@@ -125,10 +149,13 @@ def open_random(
         tree: Shape of the tree.
         dtype: Of weights and caches; "auto" for float32 on CPUs, bfloat16 elsewhere.
         with_tokenizer: Add a tokenizer of bytes; needs a vocabulary of at least 258.
+        method: What drafts; there is no random small model.
 
     Raises:
         InputError: If a size is missing, unknown or impossible.
     """
+    if method == "small-model":
+        raise InputError("--random makes an EAGLE head, no small model; give --draft")
     config = _random_config(sizes)
     if with_tokenizer and config.vocab_size < _NUM_BYTES + 2:
         raise InputError(
@@ -151,8 +178,11 @@ def open_random(
         head_params = jax.jit(eagle_head.init_params, static_argnums=(1, 2))(
             jax.random.key(1), head, dtype
         )
-        drafter = EagleDrafter(config=head, tree=tree, dtype=dtype)
-        drafter_params = drafter.params(head_params, target_params)
+        drafter, drafter_params = lookup_drafter(tree), ()
+        if method != "lookup":
+            model = EagleHead(config=head, dtype=dtype)
+            drafter = tree_drafter(method, model, tree)
+            drafter_params = EagleHead.params(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,

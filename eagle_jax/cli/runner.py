@@ -13,7 +13,7 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.decoding.speculative import AcceptanceRule, Round
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.interface import Drafter
 
 Observer = Callable[["Snapshot"], None]
 """Called after the prefill and after each round of a batch."""
@@ -78,7 +78,7 @@ class Runner:
     """
 
     pair: LoadedPair
-    drafter: EagleDrafter | None
+    drafter: Drafter | None
     config: GenerateConfig
     max_length: int
     prompt_bucket: int

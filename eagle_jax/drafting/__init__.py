@@ -1,5 +1,19 @@
 """Whatever proposes a tree, each behind the `Drafter` protocol."""
 
-from eagle_jax.drafting.eagle import EagleDrafter, EagleDrafterParams, EagleState
+from eagle_jax.drafting.eagle_head import EagleHead, EagleHeadTables, EagleState
+from eagle_jax.drafting.lookup import LookupDrafter, LookupState
+from eagle_jax.drafting.model import DraftModel
+from eagle_jax.drafting.small_model import SmallModel, SmallModelState
+from eagle_jax.drafting.trees import TreeDrafter
 
-__all__ = ["EagleDrafter", "EagleDrafterParams", "EagleState"]
+__all__ = [
+    "DraftModel",
+    "EagleHead",
+    "EagleHeadTables",
+    "EagleState",
+    "LookupDrafter",
+    "LookupState",
+    "SmallModel",
+    "SmallModelState",
+    "TreeDrafter",
+]

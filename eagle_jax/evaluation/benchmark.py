@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params, Target, TargetOutput
 from eagle_jax.models import eagle_head
 from eagle_jax.models.transformer import (
@@ -59,7 +60,8 @@ class Pair:
 
     Attributes:
         target: The target.
-        drafter: Its drafter, at least one level deep.
+        model: Its head.
+        tree: What the head drafts, at least one level deep.
         params: Of both.
         batch: `B`.
         num_slots: `S`.
@@ -67,11 +69,17 @@ class Pair:
     """
 
     target: Transformer
-    drafter: EagleDrafter
+    model: EagleHead
+    tree: TreeConfig
     params: Params
     batch: int
     num_slots: int
     prompt_length: int
+
+    @property
+    def drafter(self) -> TreeDrafter:
+        """The head and its tree."""
+        return TreeDrafter(model=self.model, tree=self.tree)
 
     def requests(self, new_tokens: int) -> Requests:
         """Returns the same arbitrary prompt in every row."""
@@ -332,7 +340,7 @@ def _verify(
     pair: Pair, params: Params, state: DecodeState, root: jax.Array
 ) -> jax.Array:
     """The target's call of a round, with the flattening of the tree."""
-    num_nodes = pair.drafter.tree.num_nodes
+    num_nodes = pair.tree.num_nodes
     tree = jax.vmap(lambda token: _bushy_tree(token, num_nodes))(root)
     flat = jax.vmap(flatten)(tree, state.lengths - 1)
     return _witness_forward(pair.target, params, flat, state)
@@ -342,7 +350,7 @@ def _bare_verify(
     pair: Pair, params: Params, state: DecodeState, root: jax.Array
 ) -> jax.Array:
     """The target's forward and unembed over `N` rows, and nothing else."""
-    num_nodes = pair.drafter.tree.num_nodes
+    num_nodes = pair.tree.num_nodes
     tree = _bushy_tree(jnp.zeros((), jnp.int32), num_nodes)
     flat = jax.vmap(flatten, in_axes=(None, 0))(tree, state.lengths - 1)
     tokens = jnp.broadcast_to(root[:, None], flat.tokens.shape)
@@ -386,7 +394,7 @@ def _bare_drafts(
     each later call runs over `K` rows and unembeds them all.
     """
     drafter, drafted = pair.drafter, state.drafter_state
-    width, depth = drafter.tree.width, drafter.depth
+    width, depth = pair.tree.width, drafter.depth
     weights = params.drafter
     features, earlier = drafted.features, None
     result = jnp.zeros(())
@@ -398,7 +406,7 @@ def _bare_drafts(
         mask = jnp.tri(rows, rows + seen, seen, dtype=bool)
         outputs, entries = eagle_head.forward(
             weights.head,
-            drafter.config,
+            pair.model.config,
             weights.embedding[tokens],
             features,
             jnp.broadcast_to(drafted.cache.length[:, None] + level, tokens.shape),

@@ -66,29 +66,33 @@ def forward(
     positions: jax.Array,
     mask: jax.Array | None,
     cache: kv.KVCache,
+    earlier: tuple[kv.KeyValues, ...] | None = None,
 ) -> TargetOutput:
-    """Runs the decoder; prefill, decoding and tree verification alike.
+    """Runs the decoder; prefill, decoding, drafting and verification alike.
 
     Args:
         params: Weights.
         config: Sizes. Static.
         tokens: `[B, T]` int32.
         positions: `[B, T]` int32.
-        mask: `[B, T, T]` bool, or `None` for causal.
+        mask: `[B, T, U]` bool over `earlier` and then the `T` tokens, or `None` for
+            causal.
         cache: Read, never written.
+        earlier: `L` pairs of `[B, G, U - T, A]`, unconfirmed tokens of earlier calls.
 
     Returns:
         Hidden states after the final norm, which are the features of EAGLE-1/2,
-        and `L` pairs of new keys and values `[B, G, T, A]`.
+        and `L` pairs of keys and values `[B, G, U, A]` of all unconfirmed tokens.
     """
     if mask is None:
         mask = causal_mask(*tokens.shape)
     rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
     x = params.embedding[tokens]
     entries: list[kv.KeyValues] = []
-    for layer, cached in zip(params.layers, cache.layers, strict=True):
+    before = earlier or (None,) * config.num_layers
+    for layer, cached, old in zip(params.layers, cache.layers, before, strict=True):
         x, new = decoder_layer(
-            layer, config.layer, x, rotary, cached, cache.length, mask
+            layer, config.layer, x, rotary, cached, cache.length, mask, old
         )
         entries.append(new)
     hidden = rms_norm(x, params.norm, config.layer.rms_norm_eps)

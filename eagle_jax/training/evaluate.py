@@ -10,7 +10,7 @@ import numpy as np
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.models.transformer import TransformerParams
@@ -161,13 +161,14 @@ def _accepted(
     tree: TreeConfig,
 ) -> np.ndarray:
     """Decodes greedily; returns the accepted drafts of every round of every row."""
-    drafter = EagleDrafter(config=config.head, tree=tree, dtype=config.dtype)
+    head = EagleHead(config=config.head, dtype=config.dtype)
+    drafter = TreeDrafter(model=head, tree=tree)
     cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
     state = jax.device_get(
         speculative.generate(
             config.target,
             drafter,
-            Params(target=target_params, drafter=drafter.params(cast, target_params)),
+            Params(target=target_params, drafter=head.params(cast, target_params)),
             requests,
             acceptance="greedy",
         )

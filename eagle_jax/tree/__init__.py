@@ -27,6 +27,7 @@ from eagle_jax.tree.structure import (
     node_depths,
     root_only,
 )
+from eagle_jax.tree.topology import EAGLE1_TREE, Topology, chain, from_paths
 from eagle_jax.tree.verify import (
     Acceptance,
     Step,
@@ -38,6 +39,7 @@ from eagle_jax.tree.verify import (
 )
 
 __all__ = [
+    "EAGLE1_TREE",
     "NO_PARENT",
     "ROOT",
     "Acceptance",
@@ -46,11 +48,14 @@ __all__ = [
     "FlatTree",
     "Frontier",
     "Step",
+    "Topology",
     "ancestor_mask",
+    "chain",
     "empty_candidates",
     "expand",
     "first_level",
     "flatten",
+    "from_paths",
     "match_child",
     "node_depths",
     "reject_siblings",

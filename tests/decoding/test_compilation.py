@@ -12,7 +12,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
@@ -24,7 +24,9 @@ CONFIG = TransformerConfig(
 )
 HEAD = EagleHeadConfig(layer=SMALL_LAYER, vocab_size=320, max_positions=512)
 TARGET = Transformer(config=CONFIG)
-DRAFTER = EagleDrafter(config=HEAD, tree=TreeConfig(num_nodes=12, depth=3, width=4))
+DRAFTER = TreeDrafter(
+    model=EagleHead(config=HEAD), tree=TreeConfig(num_nodes=12, depth=3, width=4)
+)
 NUM_SLOTS = 192  # A size that no weight has.
 BATCH = 2
 CACHE_SHAPE = (
@@ -36,7 +38,7 @@ CACHE_SHAPE = (
 def params() -> Params:
     target = transformer.init_params(jax.random.key(0), CONFIG)
     head = eagle_head.init_params(jax.random.key(1), HEAD)
-    return Params(target=target, drafter=DRAFTER.params(head, target))
+    return Params(target=target, drafter=EagleHead.params(head, target))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.drafting import EagleDrafter
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
@@ -44,11 +44,12 @@ def make_pair(dtype: str = "float32", **tree: Any) -> tuple[Any, Any, Params]:
         transformer.init_params(jax.random.key(0), CONFIG, dtype),
     )
     head_params = eagle_head.init_params(jax.random.key(1), HEAD, dtype)
-    drafter = EagleDrafter(
-        config=HEAD, tree=dataclasses.replace(TREE, **tree), dtype=dtype
+    drafter = TreeDrafter(
+        model=EagleHead(config=HEAD, dtype=dtype),
+        tree=dataclasses.replace(TREE, **tree),
     )
     params = Params(
-        target=target_params, drafter=drafter.params(head_params, target_params)
+        target=target_params, drafter=EagleHead.params(head_params, target_params)
     )
     return Transformer(config=CONFIG, dtype=dtype), drafter, params
 

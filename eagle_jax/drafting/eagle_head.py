@@ -1,15 +1,12 @@
-"""Drafting dynamic trees with an EAGLE-1/2 head (EAGLE-2, section 4)."""
+"""An EAGLE-1/2 head as a draft model: it continues the target's own features."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import tree as trees
-from eagle_jax.config import TreeConfig
 from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
@@ -22,7 +19,7 @@ from eagle_jax.models.transformer import (
 
 
 @struct.dataclass(kw_only=True)
-class EagleDrafterParams:
+class EagleHeadTables:
     """The head, and the two tables that it borrows from the target.
 
     Attributes:
@@ -57,63 +54,52 @@ class EagleState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EagleDrafter:
-    """The EAGLE-2 drafter behind the `Drafter` protocol.
+class EagleHead:
+    """The head behind the `DraftModel` protocol; its outputs are features, `X = E`.
 
     Attributes:
-        config: Sizes of the head.
-        tree: Shape of the tree.
-        dtype: Of the head's cache and features.
+        config: Sizes.
+        dtype: Of its cache and features.
     """
 
     config: EagleHeadConfig
-    tree: TreeConfig
     dtype: str = "float32"
 
-    @property
-    def depth(self) -> int:
-        """See `Drafter.depth`; at 0 the head is never called."""
-        return self.tree.levels
-
     @staticmethod
-    def params(head: EagleHeadParams, target: TransformerParams) -> EagleDrafterParams:
+    def params(head: EagleHeadParams, target: TransformerParams) -> EagleHeadTables:
         """Joins a head with the tables of its target.
 
         Nothing is copied, unless the head has a table of its own and the target's
         output head is the target's table.
         """
         shares_table = head.embedding is None
-        return EagleDrafterParams(
+        return EagleHeadTables(
             head=dataclasses.replace(head, embedding=None),
             embedding=target.embedding if head.embedding is None else head.embedding,
             output_head=target.output_head if shares_table else output_head(target),
         )
 
-    def init_state(self, batch: int, capacity: int) -> EagleState | tuple[()]:
-        """See `Drafter.init_state`."""
-        if self.depth == 0:
-            return ()
-        path_length = self.depth + 1
+    def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
+        """See `DraftModel.init_state`."""
         width = self.config.layer.hidden_size
         return EagleState(
             cache=self._cache(batch, capacity),
-            tokens=jnp.zeros((batch, path_length), jnp.int32),
-            features=jnp.zeros((batch, path_length, width), self.dtype),
+            tokens=jnp.zeros((batch, depth + 1), jnp.int32),
+            features=jnp.zeros((batch, depth + 1, width), self.dtype),
             count=jnp.zeros(batch, jnp.int32),
         )
 
     def prefill(
         self,
-        params: EagleDrafterParams,
-        state: Any,
+        params: EagleHeadTables,
+        state: EagleState,
         tokens: jax.Array,
         features: jax.Array,
         lengths: jax.Array,
-    ) -> Any:
+    ) -> EagleState:
         """See `Drafter.prefill`; the last feature waits for the root's token."""
-        if self.depth == 0:
-            return state
         batch, num_tokens = tokens.shape
+        path_length = state.tokens.shape[1]
         path = jnp.broadcast_to(jnp.arange(num_tokens), tokens.shape)
         _, entries = eagle_head.forward(
             params.head,
@@ -129,79 +115,27 @@ class EagleDrafter:
         last = (lengths - 1)[:, None]
         waiting = jnp.take_along_axis(features, last[..., None], axis=1)
         return self.advance(
-            params,
             dataclasses.replace(state, cache=cache),
-            _pad_rows(jnp.take_along_axis(tokens, last, axis=1), self.depth + 1),
-            _pad_rows(waiting, self.depth + 1),
+            _pad_rows(jnp.take_along_axis(tokens, last, axis=1), path_length),
+            _pad_rows(waiting, path_length),
             jnp.ones(batch, jnp.int32),
         )
 
-    def propose(
-        self, params: EagleDrafterParams, state: Any, root: jax.Array, keys: jax.Array
-    ) -> tuple[trees.DraftTree, Any]:
-        """See `Drafter.propose`: expand level by level, then rerank."""
-        del keys  # Drafts are the likeliest children: nothing is sampled.
-        config = self.tree
-        if self.depth == 0:
-            grow = functools.partial(trees.root_only, num_nodes=config.num_nodes)
-            return jax.vmap(grow)(root), state
-
-        root_output, state = self._read_confirmed(params, state, root)
-        logits = unembed(_output_head(params), root_output)
-        tokens, log_probs = trees.top_children(logits, config.width)
-        first_level = functools.partial(trees.first_level, depth=self.depth)
-        candidates, frontier = jax.vmap(first_level)(tokens, log_probs)
-
-        outputs, earlier = root_output[:, None], None
-        for level in range(2, self.depth + 1):
-            # A node's feature is its parent's output: true features end at the root.
-            features = jnp.take_along_axis(outputs, frontier.parents[..., None], axis=1)
-            depth_offset = jnp.full_like(frontier.tokens, level - 2)
-            outputs, earlier = eagle_head.forward(
-                params.head,
-                self.config,
-                params.embedding[frontier.tokens],
-                features,
-                state.cache.length[:, None] + depth_offset,
-                frontier.visible,
-                state.cache,
-                earlier,
-            )
-            logits = unembed(_output_head(params), outputs)
-            tokens, log_probs = trees.top_children(logits, config.width)
-            expand = functools.partial(
-                trees.expand, level=level, rank_by=config.rank_by
-            )
-            candidates, frontier = jax.vmap(expand)(
-                candidates, frontier, tokens, log_probs
-            )
-        rerank = functools.partial(
-            trees.rerank,
-            num_nodes=config.num_nodes,
-            rank_by=config.rank_by,
-            use_rerank=config.rerank,
-        )
-        return jax.vmap(rerank)(candidates, root), state
-
     def advance(
         self,
-        params: EagleDrafterParams,
-        state: Any,
+        state: EagleState,
         tokens: jax.Array,
         features: jax.Array,
         count: jax.Array,
-    ) -> Any:
-        """See `Drafter.advance`; the head runs in the next `propose`."""
-        del params
-        if self.depth == 0:
-            return state
+    ) -> EagleState:
+        """See `Drafter.advance`."""
         features = features.astype(state.features.dtype)
         return dataclasses.replace(state, tokens=tokens, features=features, count=count)
 
-    def _read_confirmed(
-        self, params: EagleDrafterParams, state: EagleState, root: jax.Array
+    def read(
+        self, params: EagleHeadTables, state: EagleState, root: jax.Array
     ) -> tuple[jax.Array, EagleState]:
-        """Caches the waiting pairs; returns the output `[B, E]` of the last one."""
+        """See `DraftModel.read`: caches the waiting pairs."""
         batch, path_length = state.tokens.shape
         rows = jnp.broadcast_to(jnp.arange(path_length), state.tokens.shape)
         # Row `count - 1` is the last real one; a finished row has none.
@@ -223,6 +157,35 @@ class EagleDrafter:
         nothing = jnp.zeros_like(state.count)
         return root_output, dataclasses.replace(state, cache=cache, count=nothing)
 
+    def step(
+        self,
+        params: EagleHeadTables,
+        state: EagleState,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        """See `DraftModel.step`: a node's feature is its parent's output."""
+        offsets = jnp.full_like(tokens, level - 1)
+        return eagle_head.forward(
+            params.head,
+            self.config,
+            params.embedding[tokens],
+            above,
+            state.cache.length[:, None] + offsets,
+            visible,
+            state.cache,
+            earlier,
+        )
+
+    def logits(self, params: EagleHeadTables, outputs: jax.Array) -> jax.Array:
+        """See `DraftModel.logits`."""
+        table = params.output_head
+        return unembed(params.embedding.T if table is None else table, outputs)
+
     def _cache(self, batch: int, capacity: int) -> kv.KVCache:
         return kv.init_cache(
             num_layers=1,
@@ -237,7 +200,3 @@ class EagleDrafter:
 def _pad_rows(x: jax.Array, num_rows: int) -> jax.Array:
     """Pads `[B, 1, ...]` to `[B, num_rows, ...]` with zeros."""
     return jnp.pad(x, [(0, 0), (0, num_rows - 1)] + [(0, 0)] * (x.ndim - 2))
-
-
-def _output_head(params: EagleDrafterParams) -> jax.Array:
-    return params.embedding.T if params.output_head is None else params.output_head

@@ -1,0 +1,179 @@
+"""Prompt lookup: what followed the last words before may follow them again.
+
+Prompt lookup decoding (Saxena 2023) in fixed shapes: the longest earlier match of the
+text's end is searched in the whole text so far, prompt and output, and what stood
+behind it is drafted. Several matches make a tree.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.config import require
+from eagle_jax.tree import NO_PARENT, ROOT, DraftTree
+
+
+@struct.dataclass(kw_only=True)
+class LookupState:
+    """The text of each row, root excluded.
+
+    Attributes:
+        tokens: `[B, S]` int32.
+        length: `[B]` int32.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookupDrafter:
+    """Prompt lookup behind the `Drafter` protocol; it has no parameters.
+
+    Attributes:
+        depth: `D`, tokens drafted behind a match.
+        num_matches: Matches that are followed, `N = 1 + D * num_matches`; 1 is a
+            chain.
+        max_ngram: Tokens that a match has in common with the text's end, at most; a
+            longer match comes first, then an earlier one.
+    """
+
+    depth: int = 10
+    num_matches: int = 1
+    max_ngram: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuses sizes below their range."""
+        require(self.depth >= 0, "depth", self.depth, "0 or more")
+        for name in ("num_matches", "max_ngram"):
+            value = getattr(self, name)
+            require(value >= 1, name, value, "at least 1")
+
+    @property
+    def num_nodes(self) -> int:
+        """`N`."""
+        return 1 + self.depth * self.num_matches
+
+    def init_state(self, batch: int, capacity: int) -> LookupState:
+        """See `Drafter.init_state`."""
+        return LookupState(
+            tokens=jnp.zeros((batch, capacity), jnp.int32),
+            length=jnp.zeros(batch, jnp.int32),
+        )
+
+    def prefill(
+        self,
+        params: Any,
+        state: LookupState,
+        tokens: jax.Array,
+        features: jax.Array,
+        lengths: jax.Array,
+    ) -> LookupState:
+        """See `Drafter.prefill`."""
+        del params, features
+        text = state.tokens.at[:, : tokens.shape[1]].set(tokens)
+        return LookupState(tokens=text, length=lengths)
+
+    def propose(
+        self, params: Any, state: LookupState, root: jax.Array, keys: jax.Array
+    ) -> tuple[DraftTree, LookupState]:
+        """See `Drafter.propose`."""
+        del params, keys
+        batch = root.shape[0]
+        text = state.tokens.at[jnp.arange(batch), state.length].set(root)
+        return jax.vmap(self._draft)(text, state.length + 1), state
+
+    def advance(
+        self,
+        params: Any,
+        state: LookupState,
+        tokens: jax.Array,
+        features: jax.Array,
+        count: jax.Array,
+    ) -> LookupState:
+        """See `Drafter.advance`: writes the path, of which `count` tokens count."""
+        del params, features
+
+        def write(text: jax.Array, path: jax.Array, start: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice(text, path, (start,))
+
+        text = jax.vmap(write)(state.tokens, tokens, state.length)
+        return LookupState(tokens=text, length=state.length + count)
+
+    def _draft(self, text: jax.Array, length: jax.Array) -> DraftTree:
+        """Returns the tree of one row; `text` `[S]` ends with the root."""
+        starts, found = find_matches(
+            text, length, max_ngram=self.max_ngram, num_matches=self.num_matches
+        )
+        steps = jnp.arange(self.depth)
+        places = starts[:, None] + steps
+        exists = found[:, None] & (places < length)
+        drafts = text[jnp.minimum(places, text.shape[0] - 1)]
+        return _join(text[length - 1], drafts, exists)
+
+
+def find_matches(
+    text: jax.Array, length: jax.Array, *, max_ngram: int, num_matches: int
+) -> tuple[jax.Array, jax.Array]:
+    """Finds where the end of a text stood before, longest match first.
+
+    >>> text = jnp.array([5, 6, 7, 5, 6, 8, 5, 6, 0, 0])
+    >>> find_matches(text, jnp.array(8), max_ngram=3, num_matches=2)
+    (Array([2, 5], dtype=int32), Array([ True,  True], dtype=bool))
+
+    Args:
+        text: `[S]` int32.
+        length: `[]` int32, tokens of the text, at least 1.
+        max_ngram: Tokens that are compared. Static.
+        num_matches: Matches wanted. Static.
+
+    Returns:
+        `[num_matches]` int32, the places behind the matches, and `[num_matches]` bool,
+        which of them are matches. Equal lengths: the earlier place first.
+    """
+    capacity = text.shape[0]
+    places = jnp.arange(capacity)
+    is_same = (places >= 1) & (places < length)
+    matched = jnp.zeros(capacity, jnp.int32)
+    for back in range(1, max_ngram + 1):
+        before = text[jnp.maximum(places - back, 0)]
+        wanted = text[jnp.maximum(length - back, 0)]
+        is_same &= (places >= back) & (length >= back) & (before == wanted)
+        matched += is_same
+    scores = jnp.where(matched > 0, matched * capacity + (capacity - places), 0)
+    count = min(num_matches, capacity)
+    best, found = jax.lax.top_k(scores, count)
+    missing = (0, num_matches - count)
+    return (
+        jnp.pad(found.astype(jnp.int32), missing),
+        jnp.pad(best > 0, missing),
+    )
+
+
+def _join(root: jax.Array, drafts: jax.Array, exists: jax.Array) -> DraftTree:
+    """Joins continuations `[M, D]` to a tree, common beginnings merged.
+
+    A path that repeats an earlier one has no nodes of its own: siblings differ.
+    """
+    num_paths, depth = drafts.shape
+    same = (drafts[:, None] == drafts[None, :]) & exists[:, None] & exists[None, :]
+    shares = jnp.cumprod(same, axis=-1).astype(bool)
+    # `[M, D]`: the first path that begins as this one does up to here.
+    owner = jnp.argmax(shares, axis=1).astype(jnp.int32)
+    is_node = exists & (owner == jnp.arange(num_paths)[:, None])
+    node = 1 + jnp.arange(depth) * num_paths + owner
+    above = jnp.pad(node, ((0, 0), (1, 0)), constant_values=ROOT)[:, :-1]
+
+    def in_levels(values: jax.Array, first: Any, other: Any) -> jax.Array:
+        kept = jnp.where(is_node, values, other).T.reshape(-1)
+        return jnp.concatenate([jnp.full(1, first, kept.dtype), kept])
+
+    return DraftTree(
+        tokens=in_levels(drafts, root, 0),
+        parents=in_levels(above, NO_PARENT, NO_PARENT).astype(jnp.int32),
+        log_values=in_levels(jnp.zeros(drafts.shape), 0.0, -jnp.inf),
+        is_node=in_levels(exists, True, False),
+    )

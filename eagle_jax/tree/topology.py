@@ -1,0 +1,124 @@
+"""Static trees: the same shape in every round, whatever the draft thinks (EAGLE-1).
+
+A topology is a list of *rank paths*: `(0, 2)` is the third child of the root's first
+child. Ranks count a node's children in the order in which they are drafted, from the
+likeliest on, or in the order in which they were sampled.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from eagle_jax.config import require
+from eagle_jax.tree.structure import NO_PARENT
+
+RankPath = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The shape of a static tree; everything here is static.
+
+    Attributes:
+        paths: The drafted nodes' rank paths, level by level and, inside a level, in
+            the order of their ranks; every node's siblings of lower rank and all its
+            ancestors are among them. The root's path is empty and left out.
+
+    Raises:
+        InputError: If paths are missing, repeated or out of order; `from_paths` takes
+            them in any order.
+    """
+
+    paths: tuple[RankPath, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses what is no tree."""
+        known = {(), *self.paths}
+        require(len(known) == len(self.paths) + 1, "paths", self.paths, "unique")
+        in_order = tuple(sorted(self.paths, key=_level_order)) == self.paths
+        require(in_order, "paths", self.paths, "in level order")
+        for path in self.paths:
+            require(min(path) >= 0, "path", path, "ranks of 0 and more")
+            require(path[:-1] in known, "path", path, f"preceded by {path[:-1]}")
+            older = (*path[:-1], path[-1] - 1)
+            is_next = path[-1] == 0 or older in known
+            require(is_next, "path", path, f"preceded by its sibling {older}")
+
+    @property
+    def num_nodes(self) -> int:
+        """`N`, root included."""
+        return len(self.paths) + 1
+
+    @property
+    def depth(self) -> int:
+        """`D`; 0 for the root alone."""
+        return max(map(len, self.paths), default=0)
+
+    @property
+    def parents(self) -> np.ndarray:
+        """`[N]` int32, as in `DraftTree`."""
+        node_of = {path: node for node, path in enumerate(((), *self.paths))}
+        above = [node_of[path[:-1]] for path in self.paths]
+        return np.array([NO_PARENT, *above], np.int32)
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """`[N]` int32, each node's place among its siblings; 0 for the root."""
+        return np.array([0, *(path[-1] for path in self.paths)], np.int32)
+
+    @property
+    def depths(self) -> np.ndarray:
+        """`[N]` int32."""
+        return np.array([0, *map(len, self.paths)], np.int32)
+
+    def inner_nodes(self, level: int) -> np.ndarray:
+        """Returns the nodes of depth `level` that have children, ascending."""
+        parents = self.parents[1:]
+        inner = np.unique(parents[self.depths[1:] == level + 1])
+        return inner.astype(np.int32)
+
+    def visible(self, nodes: np.ndarray, among: np.ndarray) -> np.ndarray:
+        """Returns `[len(nodes), len(among)]` bool: ancestors and self."""
+        parents = self.parents
+        seen = np.zeros((len(nodes), self.num_nodes), bool)
+        for row, node in enumerate(nodes):
+            while node != NO_PARENT:
+                seen[row, node] = True
+                node = parents[node]
+        return seen[:, among]
+
+
+def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
+    """Returns the topology of these rank paths, given in any order.
+
+    >>> from_paths([(0, 0), (1,), (0,)]).parents
+    array([-1,  0,  0,  1], dtype=int32)
+
+    Raises:
+        InputError: If an ancestor or a sibling of lower rank is missing, or a path
+            stands twice.
+    """
+    return Topology(tuple(sorted((tuple(path) for path in paths), key=_level_order)))
+
+
+def chain(length: int) -> Topology:
+    """Returns a chain of `length` drafted tokens."""
+    return Topology(tuple((0,) * depth for depth in range(1, length + 1)))
+
+
+def _level_order(path: RankPath) -> tuple[int, RankPath]:
+    return len(path), path
+
+
+EAGLE1_TREE = from_paths(
+    tuple(map(int, path))
+    for path in (
+        *["0", "1", "2", "3"],
+        *["00", "01", "02", "10", "11", "20", "21", "30"],
+        *["000", "001", "002", "010", "011", "020", "021", "100"],
+        *["0000", "0001", "0002"],
+        *["00000", "00001"],
+    )
+)
+"""The 25 drafted nodes of EAGLE-1 (Figure 9), five levels deep."""

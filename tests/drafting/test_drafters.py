@@ -1,0 +1,167 @@
+"""Every drafter in the loop: the text stays plain decoding's."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.drafting import EagleHead, LookupDrafter, SmallModel, TreeDrafter
+from eagle_jax.interface import Drafter, Params
+from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
+from tests.helpers import SMALL_LAYER, texts
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCABULARY = 24
+CONFIG = TransformerConfig(
+    layer=SMALL_LAYER, num_layers=2, vocab_size=VOCABULARY, max_positions=512
+)
+SMALLER = dataclasses.replace(CONFIG, num_layers=1)
+HEAD = EagleHeadConfig(layer=SMALL_LAYER, vocab_size=VOCABULARY, max_positions=512)
+TARGET = Transformer(config=CONFIG)
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 5, 6], [2, 2]]
+
+HEAD_TREES = {
+    "eagle1": EAGLE1_TREE,
+    "bush": from_paths([(0,), (1,), (2,), (1, 0), (2, 0), (2, 1), (2, 1, 0)]),
+    "chain": chain(4),
+    "chain of 1": chain(1),
+    "nothing": chain(0),
+    "more ranks than tokens": from_paths([(rank,) for rank in range(VOCABULARY + 3)]),
+}
+MODEL_TREES = {
+    "small chain": chain(4),
+    "small bush": HEAD_TREES["bush"],
+    "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
+}
+LOOKUPS = {
+    "lookup": LookupDrafter(depth=4),
+    "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),
+    "lookup of 1": LookupDrafter(depth=1, max_ngram=1),
+    "lookup of nothing": LookupDrafter(depth=0),
+}
+METHODS = [*HEAD_TREES, *MODEL_TREES, *LOOKUPS]
+
+
+def _random(config: TransformerConfig, seed: int) -> Any:
+    # Ten times the usual deviation: sharp laws, so that drafts differ and are tried.
+    return jax.tree.map(
+        lambda x: x * 10 if x.ndim > 1 else x,
+        transformer.init_params(jax.random.key(seed), config),
+    )
+
+
+@pytest.fixture(scope="module")
+def target_params() -> Any:
+    return _random(CONFIG, 0)
+
+
+def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
+    if name in LOOKUPS:
+        return LOOKUPS[name], Params(target=target_params)
+    if name in MODEL_TREES:
+        drafter = TreeDrafter(model=SmallModel(config=SMALLER), tree=MODEL_TREES[name])
+        # The target's own first layer: a model that is right now and then.
+        layers = target_params.layers[:1]
+        smaller = dataclasses.replace(target_params, layers=layers)
+        return drafter, Params(target=target_params, drafter=smaller)
+    head = eagle_head.init_params(jax.random.key(1), HEAD)
+    drafter = TreeDrafter(model=EagleHead(config=HEAD), tree=HEAD_TREES[name])
+    params = EagleHead.params(head, target_params)
+    return drafter, Params(target=target_params, drafter=params)
+
+
+def requests_of(prompts: list[list[int]], **settings: Any) -> Requests:
+    return make_requests(prompts, prompt_bucket=16, **settings)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_plain_decodings(
+    target_params: Any, name: str, batch: int, temperature: float
+) -> None:
+    drafter, params = make(name, target_params)
+    rule = "coupled" if temperature else "greedy"
+    for start in range(0, 4, batch) if batch > 1 else [2]:
+        requests = requests_of(
+            PROMPTS[start : start + batch],
+            max_new_tokens=[30, 1, 17, 29][start : start + batch],
+            temperature=temperature,
+            seeds=range(start, start + batch),
+        )
+        found = speculative.generate(TARGET, drafter, params, requests, acceptance=rule)
+        plain = autoregressive.generate(
+            TARGET, target_params, requests, greedy=not temperature
+        )
+        assert_same_tokens(texts(requests, found), texts(requests, plain))
+        np.testing.assert_array_equal(found.stop_reason, plain.stop_reason)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_tree_of_a_generation_is_valid(target_params: Any, name: str) -> None:
+    drafter, params = make(name, target_params)
+    requests = requests_of(PROMPTS, max_new_tokens=12)
+    state = speculative.prefill(
+        TARGET, drafter, params, requests, num_slots=64, acceptance="greedy"
+    )
+    for _ in range(3):
+        state, done = speculative.decode_round(
+            TARGET, drafter, params, requests, state, acceptance="greedy"
+        )
+        for row in range(4):
+            assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], done.tree))
+
+
+@pytest.mark.parametrize("tree", [chain(3), TreeConfig(num_nodes=9, depth=3, width=2)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_target_as_its_own_small_model_is_always_accepted(
+    target_params: Any, tree: Any, batch: int
+) -> None:
+    drafter = TreeDrafter(model=SmallModel(config=CONFIG), tree=tree)
+    params = Params(target=target_params, drafter=target_params)
+    requests = requests_of(PROMPTS[-batch:], max_new_tokens=25)
+    state = speculative.generate(
+        TARGET, drafter, params, requests, acceptance="greedy", num_slots=64
+    )
+    # The first token is the prefill's; every round adds 4, the last one up to 4.
+    np.testing.assert_array_equal(state.num_rounds, [6] * batch)
+
+
+def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None:
+    """Its laws behind a root are those of a fresh model over the whole text."""
+    drafter, params = make("small bush", target_params)
+    requests = requests_of(PROMPTS, max_new_tokens=20)
+    state = speculative.prefill(
+        TARGET, drafter, params, requests, num_slots=64, acceptance="greedy"
+    )
+    model = Transformer(config=SMALLER)
+    for _ in range(4):
+        before = state.lengths.tolist(), jnp.array(state.tokens)
+        state, done = speculative.decode_round(
+            TARGET, drafter, params, requests, state, acceptance="greedy"
+        )
+        for row, length in enumerate(before[0]):
+            text = before[1][row : row + 1, :length]
+            output = model.forward(
+                params.drafter,
+                text,
+                jnp.arange(length)[None],
+                None,
+                model.init_cache(1, 0),
+            )
+            logits = model.unembed(params.drafter, output.hidden)[0, -1]
+            expected = np.argsort(-np.asarray(logits), kind="stable")[:3]
+            found = np.asarray(done.tree.tokens[row, 1:4])
+            if bool(done.was_running[row]):
+                np.testing.assert_array_equal(found, expected)

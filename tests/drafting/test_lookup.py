@@ -1,0 +1,97 @@
+"""Prompt lookup beside a plain-Python search."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from eagle_jax.drafting import LookupDrafter
+from eagle_jax.errors import InputError
+from eagle_jax.testing import assert_valid_tree
+from eagle_jax.tree import DraftTree
+
+CAPACITY = 24
+
+
+def judge(text: list[int], depth: int, matches: int, ngram: int) -> list[list[int]]:
+    """The continuations that prompt lookup follows, the best first."""
+    found = []
+    for place in range(1, len(text)):
+        common = 0
+        while (
+            common < min(ngram, place) and text[place - 1 - common] == text[-1 - common]
+        ):
+            common += 1
+        if common:
+            found.append((-common, place))
+    return [text[place : place + depth] for _, place in sorted(found)[:matches]]
+
+
+def propose(text: list[int], drafter: LookupDrafter) -> DraftTree:
+    padded = (
+        jnp.full((1, CAPACITY), 99)
+        .at[0, : len(text) - 1]
+        .set(jnp.array(text[:-1], jnp.int32))
+    )
+    state = drafter.prefill(
+        (),
+        drafter.init_state(1, CAPACITY),
+        padded,
+        jnp.zeros(0),
+        jnp.array([len(text) - 1]),
+    )
+    tree, _ = drafter.propose((), state, jnp.array(text[-1:]), jnp.zeros(1))
+    return jax.tree.map(lambda x: np.asarray(x[0]), tree)
+
+
+def paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(1, len(tree.tokens)):
+        if tree.is_node[node]:
+            above = found[int(tree.parents[node])]
+            found[node] = (*above, int(tree.tokens[node]))
+    return set(found.values())
+
+
+@hypothesis.given(
+    text=st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY - 1),
+    matches=st.sampled_from([1, 2, 4]),
+    depth=st.sampled_from([1, 3]),
+    ngram=st.sampled_from([1, 2, 3]),
+)
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_the_tree_holds_what_followed_the_longest_matches(
+    text: list[int], matches: int, depth: int, ngram: int
+) -> None:
+    drafter = LookupDrafter(depth=depth, num_matches=matches, max_ngram=ngram)
+    tree = propose(text, drafter)
+    assert_valid_tree(tree)
+    assert tree.tokens[0] == text[-1]
+    wanted = {
+        tuple(drafts[:count])
+        for drafts in judge(text, depth, matches, ngram)
+        for count in range(len(drafts) + 1)
+    }
+    assert paths(tree) == wanted | {()}
+
+
+def test_siblings_differ() -> None:
+    # "1 2" is followed by 3 4, by 3 5 and by 6.
+    text = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 6, 1, 2]
+    tree = propose(text, LookupDrafter(depth=2, num_matches=3))
+    assert paths(tree) == {(), (3,), (3, 4), (3, 5), (6,), (6, 1)}
+    assert int(tree.is_node.sum()) == 6
+
+
+@pytest.mark.parametrize("text", [[7], [7, 8], [1, 2, 3, 4]])
+def test_a_text_that_repeats_nothing_drafts_nothing(text: list[int]) -> None:
+    tree = propose(text, LookupDrafter(depth=3, num_matches=2))
+    assert tree.is_node.tolist() == [True] + [False] * 6
+
+
+@pytest.mark.parametrize("name", ["depth", "num_matches", "max_ngram"])
+def test_sizes_below_their_range_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} = -1"):
+        LookupDrafter(**{name: -1})
