@@ -20,6 +20,7 @@ from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import Transformer, TransformerParams
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from eagle_jax.tree import EAGLE1_TREE
 from tests.helpers import texts
 
 NEW_TOKENS = 32
@@ -204,6 +205,41 @@ def test_every_round_drafts_and_accepts_like_the_official_code(
         assert accepted[:count] == run["accept_lengths"][:count]
         (generated,) = texts(requests, state)
         assert generated == run["generated_ids"][: len(generated)]
+
+
+def test_every_static_round_is_the_official_codes(
+    stories: Stories, shared: Path
+) -> None:
+    recorded = json.loads((shared / "parity" / "eagle1-static-26.json").read_text())
+    assert EAGLE1_TREE.parents.tolist() == recorded["config"]["parents"]
+    assert EAGLE1_TREE.depths.tolist() == recorded["config"]["depths"]
+    drafter = TreeDrafter(model=EagleHead(config=stories.head), tree=EAGLE1_TREE)
+    params = stories.params(stories.trained)
+    for run in recorded["runs"]:
+        requests = make_requests(
+            [run["prompt_ids"]],
+            max_new_tokens=recorded["config"]["max_new_tokens"],
+            stop_tokens=[2],
+            prompt_bucket=64,
+        )
+        state = speculative.prefill(
+            stories.target,
+            drafter,
+            params,
+            requests,
+            num_slots=256,
+            acceptance="greedy",
+        )
+        accepted: list[int] = []
+        while bool(state.is_running.any()):
+            state, done = speculative.decode_round(
+                stories.target, drafter, params, requests, state, acceptance="greedy"
+            )
+            assert done.tree.tokens[0].tolist() == run["tree_tokens"][len(accepted)]
+            accepted.append(int(done.acceptance.num_accepted[0]))
+        # Our last round may be cut by the limit, where the official code overshoots.
+        count = len(accepted) - 1
+        assert accepted[:count] == run["accept_lengths"][:count]
 
 
 GREEDY_TREES = [

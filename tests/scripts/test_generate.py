@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eagle_jax import assets
 from eagle_jax.config import GenerateConfig, load_config
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.pretrain import PretrainConfig
@@ -159,6 +160,37 @@ def test_the_stories_are_printed_as_an_independent_program_prints_them(
     for method in ("eagle2", "autoregressive"):
         assert main([*flags, "--method", method]) == 0
         assert capsys.readouterr().out.startswith(golden)
+
+
+@pytest.mark.parametrize("method", ["eagle1", "chain", "lookup", "small-model"])
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_every_method_keeps_the_targets_text(
+    generate: Generate, tiny_pair: Path, tmp_path: Path, method: str, temperature: str
+) -> None:
+    draft = "target" if method == "small-model" else "head"
+    flags = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/{draft}"]
+    if method == "lookup":
+        flags = flags[:2]  # Nothing is asked for that is not needed.
+    flags += ["--num-nodes", "7", "--depth", "3", "--width", "2", "--prompt", "a b a"]
+    flags += ["--method", method, "--temperature", temperature, "--compare"]
+    result = generate([*flags, "--max-new-tokens", "12"], tmp_path / "out.json")
+    assert result["totals"]["identical"] is True
+
+
+@pytest.mark.parametrize("method", ["eagle1", "chain", "small-model"])
+def test_a_method_without_its_weights_is_refused(
+    main: Main, tiny_pair: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    assert main(["--target", f"{tiny_pair}/target", "--method", method]) == 2
+    assert f"--method {method} needs --draft FOLDER" in capsys.readouterr().err
+
+
+def test_a_small_model_with_other_tokens_is_refused(
+    main: Main, tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--target", f"{tiny_pair}/target", "--method", "small-model"]
+    assert main([*flags, "--draft", str(assets.SMALL)]) == 2
+    assert "the small model has 2048 tokens" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(
