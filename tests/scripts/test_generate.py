@@ -220,6 +220,7 @@ def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(
 
 OTHER_CONFIGS = {
     "embedded-answers": RegenerateConfig,
+    "pretrain-deep": PretrainConfig,
     "pretrain-small": PretrainConfig,
     "stories260k": TrainConfig,
     "train-embedded": TrainConfig,
