@@ -43,6 +43,17 @@ def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Frees a module's compiled programs.
+
+    Each holds a few memory maps; those of the whole suite are more than Linux lets a
+    process have, and it aborts.
+    """
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
     """For small models that run in no time: their tests wait for the compiler."""
