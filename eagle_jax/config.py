@@ -46,6 +46,8 @@ class TreeConfig:
             paper's Table 3, "w/o value").
         rerank: If false, keep the expansion's own nodes, level by level (Table 3,
             "w/o reranking").
+        calibration: A file of `scripts/calibrate.py`, whose exponents make the draft's
+            confidences honest before they rank anything; `None` for none.
     """
 
     num_nodes: int = 60
@@ -53,6 +55,7 @@ class TreeConfig:
     width: int = 10
     rank_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
@@ -76,7 +79,8 @@ class SamplingConfig:
         top_k: Keep this many of the likeliest tokens; 0 keeps all.
         seed: Request `i` draws with seed `seed + i`.
         acceptance: "coupled" gives the very tokens of plain decoding with the same
-            seed; "rejection" gives the same law with other tokens.
+            seed; "rejection" gives the same law with other tokens, and static trees
+            and chains then draw their nodes from the draft's law, as published.
     """
 
     temperature: float = 0.0
@@ -92,6 +96,11 @@ class SamplingConfig:
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
+
+    @property
+    def rule(self) -> Literal["greedy", "coupled", "rejection"]:
+        """The acceptance rule that follows: "greedy" at temperature 0."""
+        return "greedy" if self.temperature == 0 else self.acceptance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

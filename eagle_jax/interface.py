@@ -50,6 +50,23 @@ class Params:
     drafter: Any = ()
 
 
+@struct.dataclass(kw_only=True)
+class Sampling:
+    """How the tokens of a batch are drawn, for drafters that draw too.
+
+    Attributes:
+        keys: `[B]` typed PRNG keys, of this round and of drafting alone.
+        temperature: `[B]` float32; 0 takes the likeliest token.
+        top_p: `[B]` float32 in (0, 1].
+        top_k: `[B]` int32; 0 is off.
+    """
+
+    keys: jax.Array
+    temperature: jax.Array
+    top_p: jax.Array
+    top_k: jax.Array
+
+
 class Target(Protocol):
     """The model whose text is generated."""
 
@@ -135,15 +152,18 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, params: Any, state: Any, root: jax.Array, keys: jax.Array
+        self, params: Any, state: Any, root: jax.Array, sampling: Sampling
     ) -> tuple[DraftTree, Any]:
         """Returns a batched tree (`[B, N]` fields) and the new state.
+
+        A drafter that draws children must say from which law, in
+        `DraftTree.draft_logits`, and must not let the tree's shape depend on them.
 
         Args:
             params: The drafter's parameters.
             state: Knows the text up to, not including, the root.
             root: `[B]` int32, the last emitted token.
-            keys: `[B]` typed PRNG keys, for drafters that sample.
+            sampling: For drafters that draw; others do not read it.
         """
         ...
 

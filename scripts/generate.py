@@ -45,6 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     def run() -> int:
         arguments = _parse(argv)
         config = join_settings(GenerateConfig, arguments.config, arguments)
+        if arguments.target == str(assets.TARGET) and arguments.draft is None:
+            is_small = config.decoding.method == "small-model"
+            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
         return _generate(arguments, config)
 
     return run_command(run, unwritable="cannot write the results: {error}")
@@ -91,12 +94,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--num-nodes", type=int, help="nodes of the tree, root included")
     add("--depth", type=int, help="drafted levels")
     add("--width", type=int, help="nodes expanded per level")
+    add("--calibration", metavar="FILE", help="of scripts/calibrate.py")
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None
     if is_embedded and arguments.draft is None:
         arguments.target = str(assets.TARGET)
-        is_small = arguments.method == "small-model"
-        arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
         arguments.config = arguments.config or _EMBEDDED_CONFIG
     default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
     arguments.prompt = arguments.prompt or ([] if arguments.prompts else [default])
@@ -126,7 +128,7 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
 
 
 def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
-    decoding = config.decoding
+    decoding, sampled = config.decoding, config.sampling.rule == "rejection"
     if arguments.random is not None:
         say("random weights: the text is noise; give --target and --draft for text")
         return open_random(
@@ -135,6 +137,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
             dtype=decoding.dtype,
             with_tokenizer=True,
             method=decoding.method,
+            sampled=sampled,
         )
     needs_draft = decoding.method not in ("autoregressive", "lookup")
     draft = arguments.draft if needs_draft else None
@@ -145,6 +148,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
         tree=config.tree,
         dtype=decoding.dtype,
         method=decoding.method,
+        sampled=sampled,
     )
 
 

@@ -171,6 +171,32 @@ def rejection_step(probs: list[float], siblings: list[int]) -> Step:
     return Step(accepted, [arrives * prob for prob in rest])
 
 
+def drawn_step(probs: list[float], draft: list[float], siblings: list[int]) -> Step:
+    """EAGLE-1, algorithm 1, for siblings drawn one after the other, none twice.
+
+    Try each with the ratio of the two laws, take the draft's law off the target's, go
+    on with what is left of both, draw from what is left of the target's at the end.
+    """
+    total, draft_total = math.fsum(probs), math.fsum(draft)
+    rest = [prob / total for prob in probs]
+    law = [prob / draft_total for prob in draft]
+    arrives = 1.0
+    accepted = []
+    for token in siblings:
+        accepts = min(1.0, rest[token] / law[token])
+        accepted.append(arrives * accepts)
+        arrives *= 1.0 - accepts
+        left = [max(p - q, 0.0) for p, q in zip(rest, law, strict=True)]
+        mass = math.fsum(left)
+        if mass > 0.0:
+            rest = [prob / mass for prob in left]
+        law[token] = 0.0
+        left_of_draft = math.fsum(law)
+        if left_of_draft > 0.0:
+            law = [prob / left_of_draft for prob in law]
+    return Step(accepted, [arrives * prob for prob in rest])
+
+
 def rejection_law(
     tree: list[Path], next_probs: Callable[[Path], list[float]], path: Path = ()
 ) -> dict[tuple[Path, int], float]:

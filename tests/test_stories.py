@@ -20,7 +20,7 @@ from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import Transformer, TransformerParams
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
-from eagle_jax.tree import EAGLE1_TREE
+from eagle_jax.tree import EAGLE1_TREE, DraftTree
 from tests.helpers import texts
 
 NEW_TOKENS = 32
@@ -152,6 +152,32 @@ def test_the_text_is_what_an_independent_program_prints(
         assert text.startswith(golden)
 
 
+def decoded_rounds(
+    stories: Stories, drafter: TreeDrafter, prompt: list[int], max_new_tokens: int
+) -> tuple[list[DraftTree], list[int], list[int]]:
+    """The trees of all rounds, what was accepted in all but the last, and the text.
+
+    Our last round may be cut by the limit, where the official code overshoots.
+    """
+    params = stories.params(stories.trained)
+    requests = make_requests(
+        [prompt], max_new_tokens=max_new_tokens, stop_tokens=[2], prompt_bucket=64
+    )
+    state = speculative.prefill(
+        stories.target, drafter, params, requests, num_slots=256, acceptance="greedy"
+    )
+    trees: list[DraftTree] = []
+    accepted: list[int] = []
+    while bool(state.is_running.any()):
+        state, done = speculative.decode_round(
+            stories.target, drafter, params, requests, state, acceptance="greedy"
+        )
+        trees.append(jax.tree.map(lambda x: np.asarray(x[0]), done.tree))
+        accepted.append(int(done.acceptance.num_accepted[0]))
+    (generated,) = texts(requests, state)
+    return trees, accepted[:-1], generated
+
+
 @pytest.mark.parametrize(
     "trace",
     [
@@ -169,29 +195,11 @@ def test_every_round_drafts_and_accepts_like_the_official_code(
     drafter = stories.drafter(
         num_nodes=config["num_nodes"], depth=config["levels"], width=config["width"]
     )
-    params = stories.params(stories.trained)
     for run in recorded["runs"]:
-        requests = make_requests(
-            [run["prompt_ids"]],
-            max_new_tokens=config["max_new_tokens"],
-            stop_tokens=[2],
-            prompt_bucket=64,
+        trees, accepted, generated = decoded_rounds(
+            stories, drafter, run["prompt_ids"], config["max_new_tokens"]
         )
-        state = speculative.prefill(
-            stories.target,
-            drafter,
-            params,
-            requests,
-            num_slots=256,
-            acceptance="greedy",
-        )
-        accepted: list[int] = []
-        while bool(state.is_running.any()):
-            state, done = speculative.decode_round(
-                stories.target, drafter, params, requests, state, acceptance="greedy"
-            )
-            official = run["trees"][len(accepted)]
-            tree = jax.tree.map(lambda x: np.asarray(x[0]), done.tree)
+        for tree, official in zip(trees, run["trees"], strict=False):
             assert_valid_tree(tree)
             assert tree.is_node.all()
             assert tree.tokens.tolist() == official["tokens"]
@@ -199,11 +207,7 @@ def test_every_round_drafts_and_accepts_like_the_official_code(
             np.testing.assert_allclose(
                 tree.log_values, official["log_values"], atol=1e-4, rtol=0
             )
-            accepted.append(int(done.acceptance.num_accepted[0]))
-        # Our last round may be cut by the limit, where the official code overshoots.
-        count = len(accepted) - 1
-        assert accepted[:count] == run["accept_lengths"][:count]
-        (generated,) = texts(requests, state)
+        assert accepted == run["accept_lengths"][: len(accepted)]
         assert generated == run["generated_ids"][: len(generated)]
 
 
@@ -214,32 +218,13 @@ def test_every_static_round_is_the_official_codes(
     assert EAGLE1_TREE.parents.tolist() == recorded["config"]["parents"]
     assert EAGLE1_TREE.depths.tolist() == recorded["config"]["depths"]
     drafter = TreeDrafter(model=EagleHead(config=stories.head), tree=EAGLE1_TREE)
-    params = stories.params(stories.trained)
     for run in recorded["runs"]:
-        requests = make_requests(
-            [run["prompt_ids"]],
-            max_new_tokens=recorded["config"]["max_new_tokens"],
-            stop_tokens=[2],
-            prompt_bucket=64,
+        trees, accepted, _ = decoded_rounds(
+            stories, drafter, run["prompt_ids"], recorded["config"]["max_new_tokens"]
         )
-        state = speculative.prefill(
-            stories.target,
-            drafter,
-            params,
-            requests,
-            num_slots=256,
-            acceptance="greedy",
-        )
-        accepted: list[int] = []
-        while bool(state.is_running.any()):
-            state, done = speculative.decode_round(
-                stories.target, drafter, params, requests, state, acceptance="greedy"
-            )
-            assert done.tree.tokens[0].tolist() == run["tree_tokens"][len(accepted)]
-            accepted.append(int(done.acceptance.num_accepted[0]))
-        # Our last round may be cut by the limit, where the official code overshoots.
-        count = len(accepted) - 1
-        assert accepted[:count] == run["accept_lengths"][:count]
+        official = run["tree_tokens"]
+        assert [t.tokens.tolist() for t in trees] == official[: len(trees)]
+        assert accepted == run["accept_lengths"][: len(accepted)]
 
 
 GREEDY_TREES = [

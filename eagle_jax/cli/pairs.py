@@ -17,7 +17,11 @@ from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    TransformerParams,
+)
 
 RANDOM_SIZES = {
     "tiny": "hidden=64,layers=2,heads=4,intermediate=172,vocabulary=258",
@@ -77,6 +81,7 @@ def open_pair(
     tree: TreeConfig,
     dtype: str,
     method: Method = "eagle2",
+    sampled: bool = False,
 ) -> PairSource:
     """Opens a target and what drafts for it.
 
@@ -88,6 +93,7 @@ def open_pair(
         dtype: Of weights and caches; "auto" for float32 on CPUs and the target's own
             elsewhere.
         method: What the draft is, and how it drafts.
+        sampled: See `methods.tree_drafter`.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -95,34 +101,16 @@ def open_pair(
     folder = checkpoints.resolve(target_name)
     config = checkpoints.target_config(folder)
     checkpoints.check_weights(folder)  # Says what is broken before anything is read.
-    draft_folder = None if draft_name is None else checkpoints.resolve(draft_name)
-    if draft_folder is not None:
-        if method == "small-model":
-            small = checkpoints.target_config(draft_folder)
-            checkpoints.check_small_model(config, small)
-        else:
-            checkpoints.check_pair(config, checkpoints.head_config(draft_folder))
-        checkpoints.check_weights(draft_folder)
     if dtype == "auto":
         dtype = "float32" if _on_cpu() else checkpoints.stored_dtype(folder)
+    load_drafter = open_drafter(
+        draft_name, config, tree=tree, dtype=dtype, method=method, sampled=sampled
+    )
     tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
 
     def load() -> LoadedPair:
         _, target_params = checkpoints.load_target(folder, dtype)
-        drafter, drafter_params = None, ()
-        if method == "lookup":
-            drafter = lookup_drafter(tree)
-        elif draft_folder is not None and method == "small-model":
-            small, drafter_params = checkpoints.load_target(draft_folder, dtype)
-            model = SmallModel(config=small, dtype=dtype)
-            drafter = tree_drafter(method, model, tree)
-        elif draft_folder is not None:
-            head, head_params = checkpoints.load_head(
-                draft_folder, config, target_params, dtype
-            )
-            model = EagleHead(config=head, dtype=dtype)
-            drafter = tree_drafter(method, model, tree)
-            drafter_params = EagleHead.params(head_params, target_params)
+        drafter, drafter_params = load_drafter(target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,
@@ -134,6 +122,50 @@ def open_pair(
     return PairSource(config=config, tokenizer=tokenizer, load=load)
 
 
+def open_drafter(
+    draft_name: str | None,
+    target: TransformerConfig,
+    *,
+    tree: TreeConfig,
+    dtype: str,
+    method: Method,
+    sampled: bool = False,
+) -> Callable[[TransformerParams], tuple[Drafter | None, Any]]:
+    """Opens what drafts for a target that is opened already.
+
+    Arguments are those of `open_pair`, but `dtype` is not "auto" here.
+
+    Returns:
+        What reads the weights: from the target's parameters to the drafter and its
+        own parameters.
+
+    Raises:
+        InputError: If something is missing or does not fit.
+    """
+    if method == "lookup":
+        return lambda _: (lookup_drafter(tree), ())
+    if draft_name is None or method == "autoregressive":
+        return lambda _: (None, ())
+    folder = checkpoints.resolve(draft_name)
+    if method == "small-model":
+        checkpoints.check_small_model(target, checkpoints.target_config(folder))
+    else:
+        checkpoints.check_pair(target, checkpoints.head_config(folder))
+    checkpoints.check_weights(folder)
+
+    def load(target_params: TransformerParams) -> tuple[Drafter, Any]:
+        if method == "small-model":
+            small, params = checkpoints.load_target(folder, dtype)
+            model = SmallModel(decoder=Transformer(config=small, dtype=dtype))
+            return tree_drafter(method, model, tree, sampled=sampled), params
+        head, params = checkpoints.load_head(folder, target, target_params, dtype)
+        model = EagleHead(config=head, dtype=dtype)
+        drafter = tree_drafter(method, model, tree, sampled=sampled)
+        return drafter, EagleHead.params(params, target_params)
+
+    return load
+
+
 def open_random(
     sizes: str,
     *,
@@ -141,6 +173,7 @@ def open_random(
     dtype: str,
     with_tokenizer: bool,
     method: Method = "eagle2",
+    sampled: bool = False,
 ) -> PairSource:
     """Prepares a pair with random weights: for timing, and for a first look.
 
@@ -150,12 +183,16 @@ def open_random(
         dtype: Of weights and caches; "auto" for float32 on CPUs, bfloat16 elsewhere.
         with_tokenizer: Add a tokenizer of bytes; needs a vocabulary of at least 258.
         method: What drafts; there is no random small model.
+        sampled: See `methods.tree_drafter`.
 
     Raises:
         InputError: If a size is missing, unknown or impossible.
     """
     if method == "small-model":
-        raise InputError("--random makes an EAGLE head, no small model; give --draft")
+        raise InputError(
+            "--random makes an EAGLE head, no small model; give --target FOLDER and "
+            "--draft FOLDER"
+        )
     config = _random_config(sizes)
     if with_tokenizer and config.vocab_size < _NUM_BYTES + 2:
         raise InputError(
@@ -181,7 +218,7 @@ def open_random(
         drafter, drafter_params = lookup_drafter(tree), ()
         if method != "lookup":
             model = EagleHead(config=head, dtype=dtype)
-            drafter = tree_drafter(method, model, tree)
+            drafter = tree_drafter(method, model, tree, sampled=sampled)
             drafter_params = EagleHead.params(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),

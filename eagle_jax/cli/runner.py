@@ -55,11 +55,13 @@ class BatchResult:
 
     Attributes:
         rows: One per request.
+        prefill_seconds: Reading the prompts, the first tokens included.
         decode_seconds: Without the prefill, and without the observer.
         was_interrupted: Whether Ctrl-C ended it.
     """
 
     rows: list[Row]
+    prefill_seconds: float
     decode_seconds: float
     was_interrupted: bool = False
 
@@ -122,21 +124,26 @@ class Runner:
             new_tokens + [1] * missing,
             seeds=seeds + [0] * missing,
         )
+        jax.block_until_ready(requests)
+        started = time.perf_counter()
         state = jax.block_until_ready(self._prefill(requests))
+        prefill_seconds = time.perf_counter() - started
         if observer is not None:
-            result = self._observe(requests, state, observer)
+            result = self._observe(requests, state, observer, prefill_seconds)
             return dataclasses.replace(result, rows=result.rows[: len(prompts)])
         started = time.perf_counter()
         state = jax.block_until_ready(self._decode(requests, state))
-        seconds = time.perf_counter() - started
-        rows = read_rows(requests, state)[: len(prompts)]
-        return BatchResult(rows=rows, decode_seconds=seconds)
+        decode_seconds = time.perf_counter() - started
+        return BatchResult(
+            rows=read_rows(requests, state)[: len(prompts)],
+            prefill_seconds=prefill_seconds,
+            decode_seconds=decode_seconds,
+        )
 
     @property
     def acceptance(self) -> AcceptanceRule:
         """How drafts are accepted."""
-        sampling = self.config.sampling
-        return "greedy" if sampling.temperature == 0 else sampling.acceptance
+        return self.config.sampling.rule
 
     @property
     def _greedy(self) -> bool:
@@ -213,7 +220,11 @@ class Runner:
         )
 
     def _observe(
-        self, requests: Requests, state: DecodeState, observer: Observer
+        self,
+        requests: Requests,
+        state: DecodeState,
+        observer: Observer,
+        prefill_seconds: float,
     ) -> BatchResult:
         """Decodes round by round; Ctrl-C ends it with what there is."""
         rows = read_rows(requests, state)
@@ -237,6 +248,7 @@ class Runner:
             was_interrupted = True
         return BatchResult(
             rows=rows,
+            prefill_seconds=prefill_seconds,
             decode_seconds=time.perf_counter() - started - watched,
             was_interrupted=was_interrupted,
         )

@@ -10,20 +10,21 @@ from flax import struct
 
 from eagle_jax.decoding.requests import Requests, cache_slots, check_slots
 from eagle_jax.decoding.sampling import (
-    drafting_keys,
+    draft_sampling,
     draw_token,
-    is_filtered,
     rejection_noise,
     target_law,
 )
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
 from eagle_jax.interface import Drafter, Params, Target, TargetOutput
+from eagle_jax.logits import is_filtered
 from eagle_jax.tree import (
     Acceptance,
     DraftTree,
     Step,
     flatten,
     match_child,
+    reject_drawn_siblings,
     reject_siblings,
     verify,
 )
@@ -194,7 +195,7 @@ def _round(
         params.drafter,
         state.drafter_state,
         state.root,
-        drafting_keys(requests, root_positions),
+        draft_sampling(requests, root_positions),
     )
 
     # Verify: one call of the target over all nodes, beside its cache.
@@ -238,7 +239,7 @@ def accept(
     Returns:
         `[B, P]` paths, `[B]` counts and next tokens.
     """
-    filtered = is_filtered(requests)
+    filtered = is_filtered(requests.top_p, requests.top_k)
 
     def accept_row(
         row: Requests, tree: DraftTree, logits: jax.Array, root_position: jax.Array
@@ -266,7 +267,9 @@ def accept(
         def try_children(node: jax.Array, level: jax.Array) -> Step:
             del level
             law = target_law(logits[node], *sampling)
-            return reject_siblings(tree, node, law, coins, noise)
+            if tree.draft_logits is None:
+                return reject_siblings(tree, node, law, coins, noise)
+            return reject_drawn_siblings(tree, node, law, coins, noise)
 
         return verify(tree, try_children, depth=depth)
 

@@ -1,15 +1,17 @@
 """Whatever proposes a tree, each behind the `Drafter` protocol."""
 
-from eagle_jax.drafting.eagle_head import EagleHead, EagleHeadTables, EagleState
+from eagle_jax.drafting.calibration import Calibration
+from eagle_jax.drafting.eagle_head import EagleDrafterParams, EagleHead, EagleState
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.small_model import SmallModel, SmallModelState
 from eagle_jax.drafting.trees import TreeDrafter
 
 __all__ = [
+    "Calibration",
     "DraftModel",
+    "EagleDrafterParams",
     "EagleHead",
-    "EagleHeadTables",
     "EagleState",
     "LookupDrafter",
     "LookupState",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.drafting.model import Waiting
 from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
@@ -19,8 +20,8 @@ from eagle_jax.models.transformer import (
 
 
 @struct.dataclass(kw_only=True)
-class EagleHeadTables:
-    """The head, and the two tables that it borrows from the target.
+class EagleDrafterParams:
+    """The head, and the two tables that it may borrow from the target.
 
     Attributes:
         head: Weights of the head.
@@ -66,14 +67,14 @@ class EagleHead:
     dtype: str = "float32"
 
     @staticmethod
-    def params(head: EagleHeadParams, target: TransformerParams) -> EagleHeadTables:
+    def params(head: EagleHeadParams, target: TransformerParams) -> EagleDrafterParams:
         """Joins a head with the tables of its target.
 
         Nothing is copied, unless the head has a table of its own and the target's
         output head is the target's table.
         """
         shares_table = head.embedding is None
-        return EagleHeadTables(
+        return EagleDrafterParams(
             head=dataclasses.replace(head, embedding=None),
             embedding=target.embedding if head.embedding is None else head.embedding,
             output_head=target.output_head if shares_table else output_head(target),
@@ -91,7 +92,7 @@ class EagleHead:
 
     def prefill(
         self,
-        params: EagleHeadTables,
+        params: EagleDrafterParams,
         state: EagleState,
         tokens: jax.Array,
         features: jax.Array,
@@ -133,33 +134,26 @@ class EagleHead:
         return dataclasses.replace(state, tokens=tokens, features=features, count=count)
 
     def read(
-        self, params: EagleHeadTables, state: EagleState, root: jax.Array
+        self, params: EagleDrafterParams, state: EagleState, root: jax.Array
     ) -> tuple[jax.Array, EagleState]:
         """See `DraftModel.read`: caches the waiting pairs."""
-        batch, path_length = state.tokens.shape
-        rows = jnp.broadcast_to(jnp.arange(path_length), state.tokens.shape)
-        # Row `count - 1` is the last real one; a finished row has none.
-        last = jnp.maximum(state.count - 1, 0)[:, None]
-        paired = jnp.where(rows == last, root[:, None], jnp.roll(state.tokens, -1, 1))
+        waiting = Waiting.before(root, state.tokens, state.count)
         outputs, entries = eagle_head.forward(
             params.head,
             self.config,
-            params.embedding[paired],
+            params.embedding[waiting.following],
             state.features,
-            state.cache.length[:, None] + rows,
-            causal_mask(batch, path_length),
+            state.cache.length[:, None] + waiting.rows,
+            causal_mask(*state.tokens.shape),
             state.cache,
         )
-        root_output = jnp.take_along_axis(outputs, last[..., None], axis=1)[:, 0]
-        # The call must have read the cache before it is written; see `kv.commit`.
-        count = jnp.where(jnp.isnan(root_output[:, 0]), 0, state.count)
-        cache = kv.commit(state.cache, (entries,), rows, count)
+        root_output, cache = waiting.commit(state.cache, (entries,), outputs)
         nothing = jnp.zeros_like(state.count)
         return root_output, dataclasses.replace(state, cache=cache, count=nothing)
 
     def step(
         self,
-        params: EagleHeadTables,
+        params: EagleDrafterParams,
         state: EagleState,
         tokens: jax.Array,
         above: jax.Array,
@@ -181,7 +175,7 @@ class EagleHead:
             earlier,
         )
 
-    def logits(self, params: EagleHeadTables, outputs: jax.Array) -> jax.Array:
+    def logits(self, params: EagleDrafterParams, outputs: jax.Array) -> jax.Array:
         """See `DraftModel.logits`."""
         table = params.output_head
         return unembed(params.embedding.T if table is None else table, outputs)

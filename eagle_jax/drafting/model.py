@@ -3,6 +3,10 @@
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.models import cache as kv
 
 
 class DraftModel(Protocol):
@@ -79,3 +83,46 @@ class DraftModel(Protocol):
     def logits(self, params: Any, outputs: jax.Array) -> jax.Array:
         """Returns float32 logits `[..., V]` of outputs `[..., X]`."""
         ...
+
+
+@struct.dataclass(kw_only=True)
+class Waiting:
+    """Confirmed tokens that a model reads once the next root is known.
+
+    Attributes:
+        following: `[B, P]` int32, the token behind each, the root behind the last.
+        rows: `[B, P]` int32, `0 .. P - 1`.
+        last: `[B, 1]` int32, the last real row; 0 in a row that has none.
+        count: `[B]` int32, real rows.
+    """
+
+    following: jax.Array
+    rows: jax.Array
+    last: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def before(cls, root: jax.Array, tokens: jax.Array, count: jax.Array) -> "Waiting":
+        """Puts the root `[B]` behind the first `count` of the tokens `[B, P]`."""
+        rows = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        last = jnp.maximum(count - 1, 0)[:, None]
+        following = jnp.where(rows == last, root[:, None], jnp.roll(tokens, -1, 1))
+        return cls(following=following, rows=rows, last=last, count=count)
+
+    def commit(
+        self, cache: kv.KVCache, entries: tuple[kv.KeyValues, ...], outputs: jax.Array
+    ) -> tuple[jax.Array, kv.KVCache]:
+        """Caches what was read.
+
+        Args:
+            cache: Of before the call.
+            entries: Of the call over the `P` rows.
+            outputs: `[B, P, X]`, its outputs.
+
+        Returns:
+            The last real row's output `[B, X]`, and the cache.
+        """
+        output = jnp.take_along_axis(outputs, self.last[..., None], axis=1)[:, 0]
+        # The call must have read the cache before it is written; see `kv.commit`.
+        count = jnp.where(jnp.isnan(output[:, 0]), 0, self.count)
+        return output, kv.commit(cache, entries, self.rows, count)

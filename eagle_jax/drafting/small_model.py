@@ -7,15 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.drafting.model import Waiting
 from eagle_jax.models import cache as kv
 from eagle_jax.models import transformer
-from eagle_jax.models.transformer import (
-    TransformerConfig,
-    TransformerParams,
-    causal_mask,
-    output_head,
-    unembed,
-)
+from eagle_jax.models.transformer import Transformer, TransformerParams
 
 
 @struct.dataclass(kw_only=True)
@@ -41,17 +36,15 @@ class SmallModel:
     Its outputs are hidden states, `X = E`; its parameters are `TransformerParams`.
 
     Attributes:
-        config: Sizes.
-        dtype: Of its cache.
+        decoder: The model.
     """
 
-    config: TransformerConfig
-    dtype: str = "float32"
+    decoder: Transformer
 
     def init_state(self, batch: int, capacity: int, depth: int) -> SmallModelState:
         """See `DraftModel.init_state`."""
         return SmallModelState(
-            cache=self._cache(batch, capacity),
+            cache=self.decoder.init_cache(batch, capacity),
             tokens=jnp.zeros((batch, depth + 1), jnp.int32),
             count=jnp.zeros(batch, jnp.int32),
         )
@@ -68,9 +61,9 @@ class SmallModel:
         del features
         path = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         # Nothing is cached yet: an empty cache costs no attention.
-        empty = self._cache(tokens.shape[0], 0)
-        output = transformer.forward(params, self.config, tokens, path, None, empty)
-        cache = kv.commit(state.cache, output.entries, path, lengths)
+        empty = self.decoder.init_cache(tokens.shape[0], 0)
+        output = self.decoder.forward(params, tokens, path, None, empty)
+        cache = self.decoder.commit(state.cache, output.entries, path, lengths)
         return dataclasses.replace(state, cache=cache, count=jnp.ones_like(lengths))
 
     def advance(
@@ -88,23 +81,15 @@ class SmallModel:
         self, params: TransformerParams, state: SmallModelState, root: jax.Array
     ) -> tuple[jax.Array, SmallModelState]:
         """See `DraftModel.read`: what was accepted behind the old root, and the new."""
-        batch, path_length = state.tokens.shape
-        rows = jnp.broadcast_to(jnp.arange(path_length), state.tokens.shape)
-        # Row `count - 1` is the last real one; a finished row has none.
-        last = jnp.maximum(state.count - 1, 0)[:, None]
-        tokens = jnp.where(rows == last, root[:, None], jnp.roll(state.tokens, -1, 1))
-        output = transformer.forward(
+        waiting = Waiting.before(root, state.tokens, state.count)
+        output = self.decoder.forward(
             params,
-            self.config,
-            tokens,
-            state.cache.length[:, None] + rows,
-            causal_mask(batch, path_length),
+            waiting.following,
+            state.cache.length[:, None] + waiting.rows,
+            None,
             state.cache,
         )
-        hidden = jnp.take_along_axis(output.hidden, last[..., None], axis=1)[:, 0]
-        # The call must have read the cache before it is written; see `kv.commit`.
-        count = jnp.where(jnp.isnan(hidden[:, 0]), 0, state.count)
-        cache = kv.commit(state.cache, output.entries, rows, count)
+        hidden, cache = waiting.commit(state.cache, output.entries, output.hidden)
         nothing = jnp.zeros_like(state.count)
         return hidden, dataclasses.replace(state, cache=cache, count=nothing)
 
@@ -123,7 +108,7 @@ class SmallModel:
         del above
         output = transformer.forward(
             params,
-            self.config,
+            self.decoder.config,
             tokens,
             state.cache.length[:, None] + jnp.full_like(tokens, level - 1),
             visible,
@@ -134,14 +119,4 @@ class SmallModel:
 
     def logits(self, params: TransformerParams, outputs: jax.Array) -> jax.Array:
         """See `DraftModel.logits`."""
-        return unembed(output_head(params), outputs)
-
-    def _cache(self, batch: int, capacity: int) -> kv.KVCache:
-        return kv.init_cache(
-            num_layers=self.config.num_layers,
-            batch=batch,
-            num_kv_heads=self.config.layer.num_kv_heads,
-            capacity=capacity,
-            head_dim=self.config.layer.head_dim,
-            dtype=jnp.dtype(self.dtype),
-        )
+        return self.decoder.unembed(params, outputs)

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax import tree as trees
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import TreeConfig, require
+from eagle_jax.drafting.calibration import Calibration
 from eagle_jax.drafting.model import DraftModel
+from eagle_jax.interface import Sampling
+from eagle_jax.logits import is_filtered, process_logits
 from eagle_jax.tree import DraftTree, Topology
 
 
@@ -24,10 +27,27 @@ class TreeDrafter:
     Attributes:
         model: What drafts.
         tree: A `TreeConfig` for a dynamic tree, a `Topology` for a static one.
+        calibration: Makes a dynamic tree's confidences honest before they rank
+            anything; `None` takes them as they are, as the paper does.
+        sampled: Draw a static tree's children from the model's law, as the published
+            EAGLE-1 and speculative sampling do at temperatures above 0, instead of
+            taking the likeliest. For the acceptance rule "rejection"; with any other
+            the text is the same and fewer drafts are accepted.
+
+    Raises:
+        InputError: If a dynamic tree is to be sampled: its shape would depend on what
+            was drawn, and the text would no longer be the target's.
     """
 
     model: DraftModel
     tree: TreeConfig | Topology
+    calibration: Calibration | None = None
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses a dynamic tree of draws."""
+        is_legal = isinstance(self.tree, Topology) or not self.sampled
+        require(is_legal, "sampled", self.sampled, "false for a dynamic tree")
 
     @property
     def depth(self) -> int:
@@ -61,17 +81,21 @@ class TreeDrafter:
         return self.model.prefill(params, state, tokens, features, lengths)
 
     def propose(
-        self, params: Any, state: Any, root: jax.Array, keys: jax.Array
+        self, params: Any, state: Any, root: jax.Array, sampling: Sampling
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`."""
-        del keys  # Drafts are the likeliest children: nothing is sampled.
         if self.depth == 0:
             grow = functools.partial(trees.root_only, num_nodes=self.num_nodes)
             return jax.vmap(grow)(root), state
         output, state = self.model.read(params, state, root)
         if isinstance(self.tree, TreeConfig):
-            return _grow_dynamic(self.model, params, state, root, output, self.tree)
-        return _grow_static(self.model, params, state, root, output, self.tree)
+            grown = _grow_dynamic(
+                self.model, params, state, root, output, self.tree, self.calibration
+            )
+            return grown, state
+        draws = sampling if self.sampled else None
+        grown = _grow_static(self.model, params, state, root, output, self.tree, draws)
+        return grown, state
 
     def advance(
         self,
@@ -95,11 +119,22 @@ def _grow_dynamic(
     root: jax.Array,
     root_output: jax.Array,
     config: TreeConfig,
-) -> tuple[DraftTree, Any]:
+    calibration: Calibration | None,
+) -> DraftTree:
     """Expands level by level, then reranks (EAGLE-2, section 4)."""
-    tokens, log_probs = trees.top_children(
-        model.logits(params, root_output), config.width
-    )
+
+    def children(outputs: jax.Array, *, level: int) -> tuple[jax.Array, jax.Array]:
+        tokens, log_probs = trees.top_children(
+            model.logits(params, outputs), config.width
+        )
+        if calibration is None:
+            return tokens, log_probs
+        # Ranks may have exponents of their own: the likeliest goes first again.
+        honest = calibration.apply(log_probs, level=level)
+        log_probs, order = jax.lax.top_k(honest, config.width)
+        return jnp.take_along_axis(tokens, order, axis=-1), log_probs
+
+    tokens, log_probs = children(root_output, level=1)
     first_level = functools.partial(trees.first_level, depth=config.levels)
     candidates, frontier = jax.vmap(first_level)(tokens, log_probs)
 
@@ -115,9 +150,7 @@ def _grow_dynamic(
             earlier,
             level=level - 1,
         )
-        tokens, log_probs = trees.top_children(
-            model.logits(params, outputs), config.width
-        )
+        tokens, log_probs = children(outputs, level=level)
         expand = functools.partial(trees.expand, level=level, rank_by=config.rank_by)
         candidates, frontier = jax.vmap(expand)(candidates, frontier, tokens, log_probs)
     rerank = functools.partial(
@@ -126,7 +159,7 @@ def _grow_dynamic(
         rank_by=config.rank_by,
         use_rerank=config.rerank,
     )
-    return jax.vmap(rerank)(candidates, root), state
+    return jax.vmap(rerank)(candidates, root)
 
 
 def _grow_static(
@@ -136,20 +169,26 @@ def _grow_static(
     root: jax.Array,
     root_output: jax.Array,
     shape: Topology,
-) -> tuple[DraftTree, Any]:
-    """Fills a fixed shape: the child of rank `r` is the `r`-th likeliest (EAGLE-1)."""
-    batch = root.shape[0]
-    tokens = jnp.zeros((batch, shape.num_nodes), jnp.int32).at[:, 0].set(root)
-    log_values = jnp.zeros((batch, shape.num_nodes), jnp.float32)
+    draws: Sampling | None,
+) -> DraftTree:
+    """Fills a fixed shape: the child of rank `r` is the `r`-th likeliest or drawn."""
+    batch, num_nodes = root.shape[0], shape.num_nodes
+    tokens = jnp.zeros((batch, num_nodes), jnp.int32).at[:, 0].set(root)
+    log_values = jnp.zeros((batch, num_nodes), jnp.float32)
+    draft_logits: list[jax.Array] = []
     outputs, earlier = root_output[:, None], None
     inner, run = np.zeros(1, np.int32), np.zeros(0, np.int32)
     for level in range(1, shape.depth + 1):
         children = np.flatnonzero(shape.depths == level)
         ranks, parents = shape.ranks[children], shape.parents[children]
-        rows = np.searchsorted(inner, parents)
-        best, log_probs = trees.top_children(
-            model.logits(params, outputs), int(ranks.max()) + 1
-        )
+        rows, width = np.searchsorted(inner, parents), int(ranks.max()) + 1
+        logits = model.logits(params, outputs)
+        if draws is None:
+            best, log_probs = trees.top_children(logits, width)
+        else:
+            logits, noise = _law_and_noise(logits, inner, draws)
+            draft_logits.append(logits)
+            best, log_probs = trees.draw_children(logits, noise, width)
         tokens = tokens.at[:, children].set(best[:, rows, ranks])
         values = log_values[:, parents] + log_probs[:, rows, ranks]
         log_values = log_values.at[:, children].set(values)
@@ -169,10 +208,36 @@ def _grow_static(
         )
     # A vocabulary smaller than a rank has no such child.
     is_node = log_values > -jnp.inf
-    tree = DraftTree(
+    return DraftTree(
         tokens=jnp.where(is_node, tokens, 0),
         parents=jnp.where(is_node, jnp.asarray(shape.parents), trees.NO_PARENT),
         log_values=log_values,
         is_node=is_node,
+        draft_logits=_by_node(draft_logits, shape) if draft_logits else None,
     )
-    return tree, state
+
+
+def _law_and_noise(
+    logits: jax.Array, nodes: np.ndarray, draws: Sampling
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the logits `[B, M, V]` of what nodes draw from, and Gumbel noise."""
+    filtered = is_filtered(draws.top_p, draws.top_k)
+    process = jax.vmap(process_logits, in_axes=(0, None, None, None, None))
+    over_rows = jax.vmap(process, in_axes=(0, 0, 0, 0, None))
+    logits = over_rows(logits, draws.temperature, draws.top_p, draws.top_k, filtered)
+
+    def noise_of(key: jax.Array, temperature: jax.Array) -> jax.Array:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, nodes)
+        draw = functools.partial(jax.random.gumbel, shape=logits.shape[-1:])
+        return jnp.where(temperature > 0, jax.vmap(draw)(keys), 0.0)
+
+    return logits, jax.vmap(noise_of)(draws.keys, draws.temperature)
+
+
+def _by_node(levels: list[jax.Array], shape: Topology) -> jax.Array:
+    """Joins the inner nodes' logits `[B, M, V]` per level to `[B, N, V]`."""
+    inner = [shape.inner_nodes(level) for level in range(len(levels))]
+    nodes = np.concatenate(inner)
+    joined = jnp.concatenate(levels, axis=1)
+    laws = jnp.zeros((joined.shape[0], shape.num_nodes, joined.shape[2]), jnp.float32)
+    return laws.at[:, nodes].set(joined)

@@ -19,6 +19,7 @@ import numpy as np
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.sampling import draft_sampling
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params, Target, TargetOutput
@@ -278,8 +279,10 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
 
     @jax.jit
     def verify(params: Params, state: DecodeState) -> tuple[DraftTree, TargetOutput]:
-        keys = jax.vmap(jax.random.key)(state.root)
-        tree, _ = drafter.propose(params.drafter, state.drafter_state, state.root, keys)
+        sampling = draft_sampling(requests, state.lengths)
+        tree, _ = drafter.propose(
+            params.drafter, state.drafter_state, state.root, sampling
+        )
         flat = jax.vmap(flatten)(tree, state.lengths - 1)
         return tree, _forward(target, params, flat, state)
 
@@ -331,8 +334,8 @@ def _propose(
     pair: Pair, params: Params, state: DecodeState, root: jax.Array
 ) -> jax.Array:
     """The drafting of a round, with its cache update."""
-    keys = jax.vmap(jax.random.key)(root)
-    drafted = pair.drafter.propose(params.drafter, state.drafter_state, root, keys)
+    sampling = draft_sampling(pair.requests(1), state.lengths)
+    drafted = pair.drafter.propose(params.drafter, state.drafter_state, root, sampling)
     return _witness(drafted)
 
 

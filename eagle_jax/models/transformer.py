@@ -75,8 +75,8 @@ def forward(
         config: Sizes. Static.
         tokens: `[B, T]` int32.
         positions: `[B, T]` int32.
-        mask: `[B, T, U]` bool over `earlier` and then the `T` tokens, or `None` for
-            causal.
+        mask: `[B, T, U]` bool over `earlier` and then the `T` tokens; `None` for
+            causal, which needs that nothing is `earlier`.
         cache: Read, never written.
         earlier: `L` pairs of `[B, G, U - T, A]`, unconfirmed tokens of earlier calls.
 

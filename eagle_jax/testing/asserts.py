@@ -21,7 +21,8 @@ _CONTEXT = 3
 def assert_valid_tree(tree: DraftTree) -> None:
     """Checks everything that the package takes for granted about a tree.
 
-    Padding may stand anywhere behind the root, between real nodes too.
+    Padding may stand anywhere behind the root, between real nodes too. Siblings stand
+    in the order of their values, unless they were drawn (`draft_logits` is given).
 
     >>> import jax.numpy as jnp
     >>> from eagle_jax.tree import root_only
@@ -43,6 +44,7 @@ def assert_valid_tree(tree: DraftTree) -> None:
         f"0), but has is_node {is_node[ROOT]}, parent {parents[ROOT]}, log_value "
         f"{log_values[ROOT]}",
     )
+    is_drawn = tree.draft_logits is not None
     depths = np.zeros(len(tokens), int)
     deepest = ROOT
     last_child: dict[int, int] = {}
@@ -87,7 +89,7 @@ def assert_valid_tree(tree: DraftTree) -> None:
         )
         sibling = last_child.get(parent, parent)
         _check(
-            bool(value <= log_values[sibling]),
+            is_drawn or bool(value <= log_values[sibling]),
             f"node {node} has log_value {value}, above the {log_values[sibling]} of "
             f"node {sibling}, an earlier child of node {parent}",
         )

@@ -14,7 +14,7 @@ from flax import struct
 
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig
-from eagle_jax.interface import TargetOutput
+from eagle_jax.interface import Sampling, TargetOutput
 
 
 def path_code(tokens: jax.Array, positions: jax.Array) -> jax.Array:
@@ -191,10 +191,10 @@ class ToyDrafter:
         return self.advance(params, state, tokens, features, lengths)
 
     def propose(
-        self, params: Any, state: ToyDraftState, root: jax.Array, keys: jax.Array
+        self, params: Any, state: ToyDraftState, root: jax.Array, sampling: Sampling
     ) -> tuple[trees.DraftTree, ToyDraftState]:
         """See `Drafter.propose`."""
-        del keys
+        del sampling
         propose = functools.partial(self._propose_row, params)
         return jax.vmap(propose)(root, state.state, state.length), state
 

@@ -14,7 +14,13 @@ Axes, used by the whole package:
 | `L` | layers | `P` | accepted path: `D + 1` nodes, root first |
 """
 
-from eagle_jax.tree.expand import Frontier, expand, first_level, top_children
+from eagle_jax.tree.expand import (
+    Frontier,
+    draw_children,
+    expand,
+    first_level,
+    top_children,
+)
 from eagle_jax.tree.flatten import FlatTree, flatten
 from eagle_jax.tree.rerank import rerank
 from eagle_jax.tree.structure import (
@@ -27,11 +33,13 @@ from eagle_jax.tree.structure import (
     node_depths,
     root_only,
 )
-from eagle_jax.tree.topology import EAGLE1_TREE, Topology, chain, from_paths
+from eagle_jax.tree.topology import EAGLE1_TREE, Topology, chain, from_paths, likeliest
 from eagle_jax.tree.verify import (
     Acceptance,
     Step,
     match_child,
+    reject_drawn,
+    reject_drawn_siblings,
     reject_siblings,
     verify,
     verify_greedy,
@@ -51,13 +59,17 @@ __all__ = [
     "Topology",
     "ancestor_mask",
     "chain",
+    "draw_children",
     "empty_candidates",
     "expand",
     "first_level",
     "flatten",
     "from_paths",
+    "likeliest",
     "match_child",
     "node_depths",
+    "reject_drawn",
+    "reject_drawn_siblings",
     "reject_siblings",
     "rerank",
     "root_only",

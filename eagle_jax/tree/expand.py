@@ -62,6 +62,29 @@ def top_children(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
     return tokens, jnp.pad(log_probs, missing, constant_values=-jnp.inf)
 
 
+def draw_children(
+    logits: jax.Array, noise: jax.Array, width: int
+) -> tuple[jax.Array, jax.Array]:
+    """Draws `K` different next tokens, as if one after the other.
+
+    With standard Gumbel noise the largest sums are draws without replacement, in
+    their order (Kool et al. 2019).
+
+    Args:
+        logits: `[..., V]` float32; `-inf` is never drawn.
+        noise: `[..., V]` float32; zeros take the likeliest tokens.
+        width: `K`. Static.
+
+    Returns:
+        `[..., K]` int32 tokens and `[..., K]` float32 log probabilities, `-inf` where
+        the law has no further token.
+    """
+    tokens, _ = top_children(logits + noise, width)
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens, axis=-1)
+    exists = jnp.arange(width) < (logits > -jnp.inf).sum(axis=-1, keepdims=True)
+    return tokens, jnp.where(exists, log_probs, -jnp.inf)
+
+
 def first_level(
     tokens: jax.Array, log_probs: jax.Array, *, depth: int
 ) -> tuple[Candidates, Frontier]:

@@ -50,12 +50,16 @@ class DraftTree:
         log_values: `[N]` float32, log of the path's probability under the draft;
             0 for the root, `-inf` in padding.
         is_node: `[N]` bool, false in padding.
+        draft_logits: `None` where children are chosen; where they are drawn, one after
+            the other and never twice, `[N, V]` float32: the logits of the law that
+            each node's children were drawn from.
     """
 
     tokens: jax.Array
     parents: jax.Array
     log_values: jax.Array
     is_node: jax.Array
+    draft_logits: jax.Array | None = None
 
 
 def empty_candidates(depth: int, width: int) -> Candidates:

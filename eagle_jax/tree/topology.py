@@ -6,6 +6,7 @@ likeliest on, or in the order in which they were sampled.
 """
 
 import dataclasses
+import heapq
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -105,6 +106,37 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
 def chain(length: int) -> Topology:
     """Returns a chain of `length` drafted tokens."""
     return Topology(tuple((0,) * depth for depth in range(1, length + 1)))
+
+
+def likeliest(rates: Sequence[Sequence[float]], num_nodes: int) -> Topology:
+    """Returns the static tree whose drafts are most often accepted (Cai et al. 2024).
+
+    A node is worth the product of the rates along its path; the tree takes the most
+    worthy nodes. This is what a tree can gain that does not look at its context.
+
+    >>> likeliest([[0.6, 0.3], [0.5, 0.1]], num_nodes=4).paths
+    ((0,), (1,), (0, 0))
+
+    Args:
+        rates: By depth (1 first) and rank (0 first), how often a drafted token is
+            accepted whose parent is.
+        num_nodes: `N`, root included; fewer where the rates describe fewer.
+    """
+    # No node without its elder sibling: ranks are worth what the ranks before are.
+    worth = [np.minimum.accumulate(np.asarray(row, float)) for row in rates]
+    heap: list[tuple[float, RankPath]] = [(-worth[0][0], (0,))] if worth else []
+    paths: list[RankPath] = []
+    while heap and len(paths) < num_nodes - 1:
+        value, path = heapq.heappop(heap)
+        paths.append(path)
+        depth, rank = len(path), path[-1]
+        row = worth[depth - 1]
+        if rank + 1 < len(row) and row[rank] > 0:
+            sibling = (*path[:-1], rank + 1)
+            heapq.heappush(heap, (value / row[rank] * row[rank + 1], sibling))
+        if depth < len(worth):
+            heapq.heappush(heap, (value * worth[depth][0], (*path, 0)))
+    return from_paths(paths)
 
 
 def _level_order(path: RankPath) -> tuple[int, RankPath]:

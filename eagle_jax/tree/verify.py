@@ -159,6 +159,93 @@ def reject_siblings(
     )
 
 
+def reject_drawn(
+    probs: jax.Array, draft_logits: jax.Array, token: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tries one token that was drawn from the draft's law (Leviathan et al. 2022).
+
+    >>> probs, draft = jnp.array([0.5, 0.5]), jnp.log(jnp.array([0.8, 0.2]))
+    >>> chance, rest, _ = reject_drawn(probs, draft, jnp.array(0))
+    >>> chance, rest
+    (Array(0.625, dtype=float32), Array([0., 1.], dtype=float32))
+
+    Args:
+        probs: `[V]` float32, the target's law, or what earlier siblings left of it.
+        draft_logits: `[V]` float32, of the law that the token was drawn from.
+        token: `[]` int32.
+
+    Returns:
+        The chance that the token is accepted, `[]` float32; what its rejection leaves
+        of the target's law, `[V]`; and the logits of the next sibling's law, `[V]`.
+    """
+    law = jax.nn.softmax(draft_logits)
+    chance = jnp.minimum(probs[token] / law[token], 1.0)
+    rest = jnp.maximum(probs - law, 0.0)
+    total = rest.sum()
+    # Equal laws never reject; rounding may leave nothing all the same.
+    rest = jnp.where(total > 0, rest / jnp.where(total > 0, total, 1.0), probs)
+    return chance, rest, draft_logits.at[token].set(-jnp.inf)
+
+
+_Walk = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+"""Untried siblings, what is left of both laws, the last decision and its child."""
+
+
+def reject_drawn_siblings(
+    tree: DraftTree,
+    node: jax.Array,
+    probs: jax.Array,
+    coins: jax.Array,
+    noise: jax.Array,
+) -> Step:
+    """Tries drawn children of `node` in turn, then samples what remains.
+
+    Multi-round speculative sampling (EAGLE-1, algorithm 1) where siblings are drawn
+    without replacement: each is tried against the law without its elder siblings.
+
+    Args:
+        tree: `N` nodes with `draft_logits`; siblings are tried in node order.
+        node: `[]` int32.
+        probs: `[V]` float32, the target's law behind `node`.
+        coins: `[N]` float32, uniform in `[0, 1)`, one per node.
+        noise: `[V]` float32, standard Gumbel, for the remaining law.
+
+    Returns:
+        The step; its token is the accepted child's, or the drawn one.
+
+    Raises:
+        ValueError: If the tree does not say what its children were drawn from.
+    """
+    if tree.draft_logits is None:
+        raise ValueError("this tree's children were chosen: use reject_siblings")
+
+    def goes_on(walk: _Walk) -> jax.Array:
+        untried, _, _, is_accepted, _ = walk
+        return untried.any() & ~is_accepted
+
+    def try_next(walk: _Walk) -> _Walk:
+        untried, probs, draft_logits, _, _ = walk
+        child = jnp.argmax(untried).astype(jnp.int32)
+        chance, rest, draft_logits = reject_drawn(
+            probs, draft_logits, tree.tokens[child]
+        )
+        is_accepted = coins[child] < chance  # `<`: a coin of 0 accepts no zero.
+        return untried.at[child].set(False), rest, draft_logits, is_accepted, child
+
+    children = tree.is_node & (tree.parents == node)
+    start = (
+        *(children, probs / probs.sum(), tree.draft_logits[node]),
+        *(jnp.array(False), jnp.zeros((), jnp.int32)),
+    )
+    _, rest, _, is_accepted, child = jax.lax.while_loop(goes_on, try_next, start)
+    drawn = jnp.argmax(jnp.log(rest) + noise).astype(jnp.int32)
+    return Step(
+        is_accepted=is_accepted,
+        child=child,
+        token=jnp.where(is_accepted, tree.tokens[child], drawn),
+    )
+
+
 def verify_greedy(
     tree: DraftTree, target_tokens: jax.Array, *, depth: int
 ) -> Acceptance:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -153,8 +154,8 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     output = tmp_path / "stopped"
     save = Checkpoints.save
 
-    def stop_after(self: Checkpoints, step: int, *rest: object) -> None:
-        save(self, step, *rest)  # type: ignore[arg-type]
+    def stop_after(self: Checkpoints, step: int, *rest: Any) -> None:
+        save(self, step, *rest)
         if step == 2:
             raise KeyboardInterrupt
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -153,7 +154,7 @@ def start(flags: list[str], output: Path) -> subprocess.Popen[str]:
 
 def same_programs() -> dict[str, str]:
     """The environment in which a process compiles what this one does."""
-    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    folder = jax.config.values["jax_compilation_cache_dir"]
     return os.environ | {
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
@@ -353,10 +354,10 @@ def test_a_full_disk_ends_in_one_line_and_a_run_to_resume(
     output = tmp_path / "full"
     save = ocp.CheckpointManager.save
 
-    def full(self: ocp.CheckpointManager, step: int, **arguments: object) -> object:
+    def full(self: ocp.CheckpointManager, step: int, **arguments: Any) -> object:
         if step > 4:
             raise OSError(28, "No space left on device")
-        return save(self, step, **arguments)  # type: ignore[arg-type]
+        return save(self, step, **arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(ocp.CheckpointManager, "save", full)

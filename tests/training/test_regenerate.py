@@ -270,14 +270,16 @@ def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
         ResumableLines(tmp_path / "nowhere" / "out.jsonl", {})
 
 
-def test_a_full_disk_ends_in_one_line() -> None:
+def test_a_full_disk_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Full:
         def write(self, data: bytes) -> None:
             raise OSError(28, "No space left on device")
 
         def close(self) -> None: ...
 
-    lines = ResumableLines.__new__(ResumableLines)
-    lines._path, lines._file, lines.next_index = Path("out"), Full(), 0  # type: ignore
+    lines = ResumableLines(tmp_path / "out.jsonl", {})
+    monkeypatch.setattr(lines, "_file", Full())
     with pytest.raises(InputError, match=r"No space left .* free some space"), lines:
         lines.write({"index": 0})

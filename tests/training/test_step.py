@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import chex
 import jax
@@ -159,8 +159,8 @@ def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clip_by", ["norm", "value"])
-def test_gradients_are_clipped(clip_by: str) -> None:
-    config = OptimizerConfig(clip=0.5, clip_by=clip_by)  # type: ignore[arg-type]
+def test_gradients_are_clipped(clip_by: Literal["norm", "value"]) -> None:
+    config = OptimizerConfig(clip=0.5, clip_by=clip_by)
     params = {"w": jnp.zeros(4)}
     optimizer: Any = make_optimizer(config, 10)
     gradient = {"w": jnp.array([3.0, 0.0, 0.0, 4.0])}

@@ -1,5 +1,8 @@
 """Static shapes: rank paths, parents, who sees whom."""
 
+import itertools
+import math
+
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,14 @@ import pytest
 from hypothesis import strategies as st
 
 from eagle_jax.errors import InputError
-from eagle_jax.tree import EAGLE1_TREE, Topology, ancestor_mask, chain, from_paths
+from eagle_jax.tree import (
+    EAGLE1_TREE,
+    Topology,
+    ancestor_mask,
+    chain,
+    from_paths,
+    likeliest,
+)
 
 
 @st.composite
@@ -78,3 +88,25 @@ def test_what_is_no_tree_is_refused(paths: list[tuple[int, ...]], told: str) -> 
 def test_paths_out_of_order_are_refused_by_the_class_itself() -> None:
     with pytest.raises(InputError, match="level order"):
         Topology(((0, 0), (0,)))
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 4, 6, 9])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_likeliest_tree_is_worth_most(num_nodes: int, seed: int) -> None:
+    source = np.random.default_rng(seed)
+    rates = np.sort(source.random((3, 2)), axis=1)[:, ::-1]
+    worth = {
+        path: math.prod(rates[depth, rank] for depth, rank in enumerate(path))
+        for depth in (1, 2, 3)
+        for path in itertools.product(range(2), repeat=depth)
+    }
+    # Nodes of the most worth are a tree of their own accord.
+    best = sorted(worth.values(), reverse=True)[: num_nodes - 1]
+    found = likeliest(rates.tolist(), num_nodes)
+    assert found.num_nodes == num_nodes
+    assert sum(worth[path] for path in found.paths) == pytest.approx(sum(best))
+
+
+def test_the_likeliest_tree_ends_where_the_rates_do() -> None:
+    assert likeliest([[0.5, 0.7], [0.2, 0.1]], 99).num_nodes == 7
+    assert likeliest([], 99).num_nodes == 1

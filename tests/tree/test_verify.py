@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from eagle_jax import tree as trees
 from tests import reference
 from tests.helpers import as_tree
+from tests.observed import FOREST, REFUSE, VOCAB_SIZE, forest, observed_step
 
 match_child = jax.jit(trees.match_child)
 reject_siblings = jax.jit(trees.reject_siblings)
@@ -28,7 +29,6 @@ many_rejections = jax.jit(
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
-REFUSE = 1.0  # No coin is that high, so it accepts nothing, not even certainty.
 HIGHEST_COIN = np.nextafter(np.float32(1), np.float32(0))
 
 
@@ -133,78 +133,6 @@ def test_match_child_ignores_what_is_not_a_node():
     assert not step.is_accepted
 
 
-# Node 6 is padding; nodes 0, 1 and 2 have 3, 2 and 1 children, the others none.
-FOREST = [-1, 0, 0, 0, 1, 1, -1, 2]
-VOCAB_SIZE = 6
-
-
-def forest(tokens: list[int]) -> trees.DraftTree:
-    parents = jnp.array(FOREST, jnp.int32)
-    is_node = (jnp.arange(8) == 0) | (parents >= 0)
-    return trees.DraftTree(
-        tokens=jnp.where(is_node, jnp.array(tokens, jnp.int32), 0),
-        parents=parents,
-        log_values=jnp.where(is_node, 0.0, -jnp.inf),
-        is_node=is_node,
-    )
-
-
-def observed_step(tree: trees.DraftTree, node: int, probs: jax.Array) -> reference.Step:
-    """Reads the exact law of a step off the points where its decisions flip.
-
-    Coins are uniform, so a sibling's flip point is its acceptance probability.
-    With Gumbel noise the gap between two flip points is a ratio of weights.
-    """
-    siblings = np.flatnonzero(np.array(FOREST) == node)
-    where = jnp.array(node, jnp.int32)
-    num_nodes = len(FOREST)
-
-    def steps(coins: np.ndarray, noise: np.ndarray) -> trees.Step:
-        return many_steps(
-            tree,
-            where,
-            probs,
-            jnp.array(coins, jnp.float32),
-            jnp.array(noise, jnp.float32),
-        )
-
-    def accepts(coin: np.ndarray) -> np.ndarray:
-        coins = np.full((num_nodes, num_nodes), REFUSE)
-        np.fill_diagonal(coins, coin)
-        return np.asarray(steps(coins, np.zeros((num_nodes, VOCAB_SIZE))).is_accepted)
-
-    refused = np.full((VOCAB_SIZE, num_nodes), REFUSE)
-    likeliest = int(steps(refused, np.zeros((VOCAB_SIZE, VOCAB_SIZE))).token[0])
-
-    def loses(handicap: np.ndarray) -> np.ndarray:
-        noise = np.full((VOCAB_SIZE, VOCAB_SIZE), -np.inf)
-        np.fill_diagonal(noise, handicap)
-        noise[:, likeliest] = 0.0
-        drawn = np.asarray(steps(refused, noise).token)
-        return drawn != np.arange(VOCAB_SIZE)
-
-    chances = flip(accepts, np.zeros(num_nodes), np.full(num_nodes, REFUSE))
-    gaps = flip(loses, np.zeros(VOCAB_SIZE), np.full(VOCAB_SIZE, 60.0))
-    weights = np.where(loses(np.full(VOCAB_SIZE, 60.0)), 0.0, np.exp(-gaps))
-    weights[likeliest] = 1.0
-
-    arrives = 1.0
-    accepted_law = []
-    for sibling in siblings:
-        accepted_law.append(arrives * chances[sibling])
-        arrives *= 1.0 - chances[sibling]
-    return reference.Step(accepted_law, list(arrives * weights / weights.sum()))
-
-
-def flip(holds, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Where `holds` stops holding, by bisection; `low` where it never does."""
-    for _ in range(32):
-        middle = (low + high) / 2
-        is_low = holds(middle)
-        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
-    return low
-
-
 @st.composite
 def laws(draw: st.DrawFn) -> list[float]:
     """Weights of the target: impossible tokens, and not normalised."""
@@ -218,7 +146,7 @@ def laws(draw: st.DrawFn) -> list[float]:
 
 def check_step(tokens: list[int], node: int, probs: list[float]) -> None:
     siblings = [t for t, p in zip(tokens, FOREST, strict=True) if p == node]
-    law = observed_step(forest(tokens), node, jnp.array(probs, jnp.float32))
+    law = observed_step(many_steps, forest(tokens), node, jnp.array(probs, jnp.float32))
     expected = reference.rejection_step(probs, siblings)
     np.testing.assert_allclose(law.accepted, expected.accepted, atol=1e-6)
     np.testing.assert_allclose(law.drawn, expected.drawn, atol=1e-6)

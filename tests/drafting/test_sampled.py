@@ -1,0 +1,183 @@
+"""Drafts that are drawn: the tokens are others, their law is the target's."""
+
+import collections
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Params, Sampling
+from eagle_jax.testing import ToyTarget, assert_same_tokens, assert_valid_tree
+from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
+from tests.drafting.toy_model import ToyModel
+from tests.helpers import texts
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
+OTHER = ToyModel(vocab_size=4, sharpness=1.0, seed=7)
+TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=TARGET.seed)
+BUSH = from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
+PARAMS = Params(target=())
+NUM_DRAWS = 30_000
+
+
+def sampled(model: ToyModel, tree: Topology) -> TreeDrafter:
+    return TreeDrafter(model=model, tree=tree, sampled=True)
+
+
+def exact_law(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
+    """The joint law of the next three tokens, from the toy's logits alone."""
+
+    def next_law(path: list[int]) -> np.ndarray:
+        output = TARGET.forward(
+            (),
+            jnp.array([path]),
+            jnp.arange(len(path))[None],
+            None,
+            TARGET.init_cache(1, 0),
+        )
+        logits = np.asarray(TARGET.unembed((), output.hidden))[0, -1] / temperature
+        if top_k:
+            logits[logits < np.sort(logits)[-top_k]] = -np.inf
+        law = np.exp(logits - logits.max(), dtype=np.float64)
+        return law / law.sum()
+
+    law = np.zeros((4, 4, 4))
+    for first, p_first in enumerate(next_law(prompt)):
+        for second, p_second in enumerate(next_law([*prompt, first])):
+            law[first, second] = p_first * p_second * next_law([*prompt, first, second])
+    return law
+
+
+@pytest.mark.parametrize("tree", [BUSH, chain(2)], ids=["bush", "chain"])
+@pytest.mark.parametrize("temperature, top_k", [(1.0, 0), (0.6, 3)])
+def test_three_tokens_have_the_targets_joint_law(
+    tree: Topology, temperature: float, top_k: int
+) -> None:
+    prompt = [1, 2, 3]
+    requests = make_requests(
+        [prompt] * NUM_DRAWS,
+        max_new_tokens=3,
+        temperature=temperature,
+        top_k=top_k,
+        seeds=range(NUM_DRAWS),
+    )
+    state = speculative.generate(
+        TARGET, sampled(OTHER, tree), PARAMS, requests, acceptance="rejection"
+    )
+    counts = np.zeros((4, 4, 4))
+    np.add.at(counts, tuple(np.array(texts(requests, state)).T), 1)
+    law = exact_law(prompt, temperature, top_k)
+    assert counts[law == 0].sum() == 0
+    distance = 0.5 * np.abs(counts / NUM_DRAWS - law).sum()
+    # Mean of the distance for draws from the law itself; its spread is far smaller.
+    expected = 0.5 * np.sqrt(2 / np.pi * law * (1 - law) / NUM_DRAWS).sum()
+    assert distance < 1.5 * expected
+    assert state.accept_lengths.sum() > NUM_DRAWS / 4  # Drafts did take part.
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_targets_own_law_is_always_accepted(top_k: int, batch: int) -> None:
+    requests = make_requests(
+        [[1, 2]] * batch,
+        max_new_tokens=26,
+        temperature=0.8,
+        top_k=top_k,
+        seeds=range(batch),
+    )
+    state = speculative.generate(
+        TARGET, sampled(TWIN, chain(4)), PARAMS, requests, acceptance="rejection"
+    )
+    # The first token is the prefill's, each round adds five.
+    np.testing.assert_array_equal(state.num_rounds, [5] * batch)
+
+
+def test_a_cold_row_beside_sampled_ones_takes_the_likeliest_tokens() -> None:
+    requests = make_requests(
+        [[1, 2]] * 4, max_new_tokens=20, temperature=[0.0, 1.0, 0.0, 2.0], seeds=0
+    )
+    state = speculative.generate(
+        TARGET, sampled(OTHER, BUSH), PARAMS, requests, acceptance="rejection"
+    )
+    plain = autoregressive.generate(TARGET, (), requests, greedy=True)
+    found, expected = texts(requests, state), texts(requests, plain)
+    assert found[0] == found[2] == expected[0]
+    assert found[1] != expected[1]
+
+
+@pytest.mark.parametrize("tree", [EAGLE1_TREE, BUSH, chain(3)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_coupled_text_is_plain_decodings_whatever_is_drawn(
+    tree: Topology, temperature: float, batch: int
+) -> None:
+    requests = make_requests(
+        [[1, 2], [3], [0, 0, 1], [2]][:batch],
+        max_new_tokens=[30, 1, 17, 29][:batch],
+        temperature=temperature,
+        seeds=range(batch),
+    )
+    rule = "coupled" if temperature else "greedy"
+    state = speculative.generate(
+        TARGET, sampled(OTHER, tree), PARAMS, requests, acceptance=rule
+    )
+    plain = autoregressive.generate(TARGET, (), requests, greedy=not temperature)
+    assert_same_tokens(texts(requests, state), texts(requests, plain))
+
+
+def proposed(tree: Topology, rows: int, **sampling: Any) -> Any:
+    """Trees behind one text, each row with a key of its own."""
+    drafter = sampled(OTHER, tree)
+    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0} | sampling
+    draws = Sampling(
+        keys=jax.random.split(jax.random.key(0), rows),
+        temperature=jnp.full(rows, settings["temperature"]),
+        top_p=jnp.full(rows, settings["top_p"]),
+        top_k=jnp.full(rows, settings["top_k"], jnp.int32),
+    )
+    state = drafter.init_state(rows, 64)
+    trees, _ = jax.jit(drafter.propose)((), state, jnp.zeros(rows, jnp.int32), draws)
+    return jax.device_get(trees)
+
+
+def test_siblings_are_drawn_without_replacement_from_the_stated_law() -> None:
+    rows = 20_000
+    trees = proposed(from_paths([(0,), (1,)]), rows)
+    logits = trees.draft_logits[0, 0]
+    law = np.exp(logits) / np.exp(logits).sum()
+    pairs = collections.Counter(map(tuple, trees.tokens[:, 1:].tolist()))
+    for first in range(4):
+        assert pairs[first, first] == 0
+        for second in set(range(4)) - {first}:
+            chance = law[first] * law[second] / (1 - law[first])
+            spread = np.sqrt(chance * (1 - chance) / rows)
+            assert abs(pairs[first, second] / rows - chance) < 4.5 * spread
+
+
+def test_a_law_with_fewer_tokens_than_ranks_has_fewer_children() -> None:
+    trees = proposed(EAGLE1_TREE, 8, top_k=2)
+    for row in range(8):
+        tree = jax.tree.map(lambda x, row=row: x[row], trees)
+        assert_valid_tree(tree)
+        expected = [max(path, default=0) < 2 for path in ((), *EAGLE1_TREE.paths)]
+        assert tree.is_node.tolist() == expected
+
+
+def test_nodes_of_one_level_draw_apart() -> None:
+    # Five children of one parent law would be equal if they shared their noise.
+    trees = proposed(from_paths([(0,), (1,), (0, 0), (1, 0)]), 64)
+    assert (trees.tokens[:, 3] != trees.tokens[:, 4]).mean() > 0.3
+
+
+def test_a_dynamic_tree_of_draws_is_refused() -> None:
+    with pytest.raises(InputError, match="dynamic tree"):
+        TreeDrafter(model=OTHER, tree=TreeConfig(), sampled=True)
