@@ -18,12 +18,13 @@ from eagle_jax.drafting import (
     SmallModel,
     TreeDrafter,
 )
-from eagle_jax.interface import Drafter, Params
+from eagle_jax.interface import Drafter, Params, Sampling
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
+from tests.drafting.toy_model import ToyModel
 from tests.helpers import SMALL_LAYER, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -60,6 +61,7 @@ LOOKUPS = {
 }
 # The order of ranks turns round: the third child's value falls least.
 CALIBRATED = Calibration(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
+SAMPLING = ("keys", "temperature", "top_p", "top_k")
 METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *LOOKUPS]
 
 
@@ -181,3 +183,47 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
             found = np.asarray(done.tree.tokens[row, 1:4])
             if bool(done.was_running[row]):
                 np.testing.assert_array_equal(found, expected)
+
+
+def test_lookup_searches_the_text_so_far(target_params: Any) -> None:
+    drafter, params = make("lookup", target_params)
+    requests = requests_of(PROMPTS, max_new_tokens=20)
+    state = speculative.prefill(
+        TARGET, drafter, params, requests, num_slots=64, acceptance="greedy"
+    )
+    for _ in range(5):
+        state, _ = speculative.decode_round(
+            TARGET, drafter, params, requests, state, acceptance="greedy"
+        )
+        for row, length in enumerate(state.lengths.tolist()):
+            searched = state.drafter_state
+            assert searched.length[row] == length - 1
+            found = searched.tokens[row, : length - 1].tolist()
+            assert found == state.tokens[row, : length - 1].tolist()
+
+
+def test_calibrated_values_are_those_of_their_tokens() -> None:
+    model = ToyModel(vocab_size=5, sharpness=1.0, seed=3)
+    exponents = CALIBRATED.exponents[0]
+    drafter = TreeDrafter(
+        model=model,
+        tree=TreeConfig(num_nodes=4, depth=1, width=3),
+        calibration=CALIBRATED,
+    )
+    root, unused = jnp.zeros(1, jnp.int32), jnp.zeros(1)
+    state = drafter.init_state(1, 64)
+    tree, _ = drafter.propose(
+        (), state, root, Sampling(**dict.fromkeys(SAMPLING, unused))
+    )
+    output, _ = model.read((), state, root)
+    log_probs = np.asarray(jax.nn.log_softmax(model.logits((), output)))[0]
+    by_rank = np.argsort(-log_probs)
+    expected = {
+        int(token): exponents[rank] * log_probs[token]
+        for rank, token in enumerate(by_rank[:3])
+    }
+    found = dict(
+        zip(tree.tokens[0, 1:].tolist(), tree.log_values[0, 1:].tolist(), strict=True)
+    )
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert list(found) != by_rank[:3].tolist()  # These exponents turn the order round.

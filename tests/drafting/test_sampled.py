@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
 OTHER = ToyModel(vocab_size=4, sharpness=1.0, seed=7)
 TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=TARGET.seed)
-BUSH = from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
+# A childless node stands between the inner ones.
+BUSH = from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0)])
 PARAMS = Params(target=())
 NUM_DRAWS = 30_000
 
@@ -134,9 +135,11 @@ def test_coupled_text_is_plain_decodings_whatever_is_drawn(
     assert_same_tokens(texts(requests, state), texts(requests, plain))
 
 
-def proposed(tree: Topology, rows: int, **sampling: Any) -> Any:
+def proposed(
+    tree: Topology, rows: int, model: ToyModel = OTHER, **sampling: Any
+) -> Any:
     """Trees behind one text, each row with a key of its own."""
-    drafter = sampled(OTHER, tree)
+    drafter = sampled(model, tree)
     settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0} | sampling
     draws = Sampling(
         keys=jax.random.split(jax.random.key(0), rows),
@@ -172,10 +175,25 @@ def test_a_law_with_fewer_tokens_than_ranks_has_fewer_children() -> None:
         assert tree.is_node.tolist() == expected
 
 
-def test_nodes_of_one_level_draw_apart() -> None:
-    # Five children of one parent law would be equal if they shared their noise.
-    trees = proposed(from_paths([(0,), (1,), (0, 0), (1, 0)]), 64)
-    assert (trees.tokens[:, 3] != trees.tokens[:, 4]).mean() > 0.3
+def test_nodes_draw_apart() -> None:
+    # One law everywhere: with one noise, every node would have the same child.
+    flat = ToyModel(vocab_size=4, sharpness=0.0, seed=0)
+    trees = proposed(from_paths([(0,), (1,), (0, 0), (1, 0)]), 400, flat)
+    for node, other in [(3, 4), (1, 3)]:
+        differ = (trees.tokens[:, node] != trees.tokens[:, other]).mean()
+        assert abs(differ - 0.75) < 0.1
+
+
+@pytest.mark.parametrize("tree", [EAGLE1_TREE, BUSH])
+def test_at_temperature_0_the_likeliest_are_drafted(tree: Topology) -> None:
+    drawn = proposed(tree, 2, temperature=0.0)
+    drafter = TreeDrafter(model=OTHER, tree=tree)
+    state, root = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)
+    nothing = jnp.zeros(2)
+    unused = Sampling(keys=nothing, temperature=nothing, top_p=nothing, top_k=nothing)
+    chosen, _ = drafter.propose((), state, root, unused)
+    np.testing.assert_array_equal(drawn.tokens, chosen.tokens)
+    np.testing.assert_allclose(drawn.log_values, chosen.log_values, atol=1e-5)
 
 
 def test_a_dynamic_tree_of_draws_is_refused() -> None:
