@@ -145,8 +145,8 @@ def read_trials(
 def fit(trials: Trials, *, by: Literal["depth", "rank"]) -> Fit:
     """Fits a calibration and judges it on questions that it did not see.
 
-    Every fifth question, in the order of category and id, is held out of the fit that is
-    judged; the calibration returned is fitted to all questions.
+    Every fifth question, in the order of category and id, is held out of the fit that
+    is judged; the calibration returned is fitted to all questions.
 
     Args:
         trials: Of at least two questions.

@@ -1,0 +1,262 @@
+"""The runs of an evaluation: methods and their settings, temperatures, batch sizes."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eagle_jax.cli.methods import HEAD_METHODS, lookup_drafter, tree_drafter
+from eagle_jax.cli.pairs import open_drafter
+from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table
+from eagle_jax.decoding.speculative import AcceptanceRule
+from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Drafter
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+
+Models = dict[Method, tuple[DraftModel, Any]]
+"""Draft models and their parameters: "eagle2" for a head, "small-model"."""
+
+_TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
+_SETTINGS: dict[Method, tuple[str, ...]] = {
+    "eagle2": (*_TREE_FIELDS, "acceptance"),
+    "eagle1": ("acceptance",),
+    "chain": ("depth", "acceptance"),
+    "small-model": (*_TREE_FIELDS, "acceptance"),
+    "lookup": ("num_nodes", "depth", "width", "acceptance"),
+    "autoregressive": (),
+}
+"""What each method reads; a setting that changes nothing would mislead."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One way of decoding all questions.
+
+    Attributes:
+        label: What was given for the method.
+        method: What drafts.
+        config: All settings; the method reads what concerns it.
+    """
+
+    label: str
+    method: Method
+    config: GenerateConfig
+
+    @property
+    def acceptance(self) -> AcceptanceRule:
+        """How drafts are accepted; plain decoding draws what "coupled" accepts."""
+        return self.config.sampling.rule
+
+    @property
+    def model_id(self) -> str:
+        """Names the run and its file: what differs between the runs of a folder."""
+        tree, parts = self.config.tree, [str(self.method)]
+        if "num_nodes" in _SETTINGS[self.method]:
+            parts += [f"{tree.num_nodes}-{tree.depth}-{tree.width}"]
+        elif "depth" in _SETTINGS[self.method]:
+            parts += [str(tree.depth)]
+        if "rank_by" in _SETTINGS[self.method]:
+            parts += ["confidence"] if tree.rank_by == "confidence" else []
+            parts += [] if tree.rerank else ["norerank"]
+            parts += [] if tree.calibration is None else ["calibrated"]
+        parts += ["rejection"] if self.acceptance == "rejection" else []
+        parts += [f"t{self.config.sampling.temperature:g}"]
+        return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
+
+
+def parse_method(text: str, config: GenerateConfig) -> Run:
+    """Reads a method with its settings.
+
+    Args:
+        text: `name` or `name:key=value,key=value`, where keys are fields of
+            `TreeConfig` and `acceptance`.
+        config: Settings that the text does not name.
+
+    Raises:
+        InputError: If the method or a key is unknown, or a value cannot be used.
+    """
+    name, _, given = text.partition(":")
+    methods: dict[str, Method] = {known: known for known in _SETTINGS}
+    method = methods.get(name)
+    if method is None:
+        raise InputError(
+            f"--methods {text}: {name!r} is no method; known are {', '.join(_SETTINGS)}"
+        )
+    values: dict[str, Any] = {}
+    for part in filter(None, given.split(",")):
+        key, equals, value = part.partition("=")
+        known = _SETTINGS[method]
+        if not equals or key not in known:
+            wanted = f"key=value with {', '.join(known)}" if known else "no settings"
+            raise InputError(f"--methods {text}: {part!r} is not known; give {wanted}")
+        if key in values:
+            raise InputError(f"--methods {text}: {key} is given twice")
+        values[key] = _read_value(value)
+    acceptance = values.pop("acceptance", config.sampling.acceptance)
+    where = f"--methods {text}"
+    # Only the types are checked here; the sizes must fit with those not given, too.
+    typed = from_table(TreeConfig, values, where)
+    chosen = {key: getattr(typed, key) for key in values}
+    if method == "autoregressive":
+        acceptance = "coupled"
+    sampling = from_table(type(config.sampling), {"acceptance": acceptance}, where)
+    return Run(
+        label=text,
+        method=method,
+        config=dataclasses.replace(
+            config,
+            tree=dataclasses.replace(config.tree, **chosen),
+            sampling=dataclasses.replace(
+                config.sampling, acceptance=sampling.acceptance
+            ),
+        ),
+    )
+
+
+def make_runs(
+    methods: Sequence[Run], temperatures: Sequence[float], batch_sizes: Sequence[int]
+) -> list[Run]:
+    """Returns every method at every temperature and batch size.
+
+    Runs that come to the same are kept once: at temperature 0 there is but one rule
+    of acceptance.
+
+    Raises:
+        InputError: If a value lies outside its range, or two runs with different
+            settings have one name.
+    """
+    runs: dict[str, Run] = {}
+    every = itertools.product(temperatures, batch_sizes, methods)
+    for temperature, batch_size, method in every:
+        config = method.config
+        run = dataclasses.replace(
+            method,
+            config=dataclasses.replace(
+                config,
+                sampling=dataclasses.replace(config.sampling, temperature=temperature),
+                decoding=dataclasses.replace(
+                    config.decoding, method=method.method, batch_size=batch_size
+                ),
+            ),
+        )
+        same = runs.setdefault(run.model_id, run)
+        if _tree(same) != _tree(run):
+            raise InputError(
+                f"--methods {same.label} and {run.label} would both be written to "
+                f"{run.model_id}.jsonl; evaluate them into two folders"
+            )
+    return list(runs.values())
+
+
+def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
+    """Returns what a record says about a run's method, as JSON can hold it.
+
+    Args:
+        run: The run.
+        drafter: What drafts in it. Nodes and depth are its own; what a method has
+            none of is `None`.
+    """
+    config = run.config
+    names = ("num_nodes", "depth", "width", "rank_by", "rerank", "calibration")
+    shape: dict[str, Any] = dict.fromkeys(names)
+    shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
+    if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
+        shape |= dataclasses.asdict(drafter.tree)
+    elif isinstance(drafter, TreeDrafter):
+        shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
+        shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None
+    elif isinstance(drafter, LookupDrafter):
+        shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
+        shape |= {"width": drafter.num_matches}
+    return {
+        "method": run.method,
+        "label": run.label,
+        "temperature": config.sampling.temperature,
+        "top_p": config.sampling.top_p,
+        "top_k": config.sampling.top_k,
+        "seed": config.sampling.seed,
+        "acceptance": run.acceptance,
+        "batch_size": config.decoding.batch_size,
+        **shape,
+        "max_new_tokens": config.decoding.max_new_tokens,
+        "ignore_eos": config.decoding.ignore_eos,
+    }
+
+
+def open_models(
+    runs: Sequence[Run],
+    target: TransformerConfig,
+    *,
+    head: str | None,
+    small_model: str | None,
+    dtype: str,
+) -> Callable[[TransformerParams], Models]:
+    """Opens the draft models that some runs need, each once.
+
+    Args:
+        runs: The runs.
+        target: Sizes of the target.
+        head: Folder or hub name of its EAGLE head, or `None`.
+        small_model: Likewise of a smaller model.
+        dtype: Of the weights; not "auto".
+
+    Returns:
+        What reads the weights, given those of the target.
+
+    Raises:
+        InputError: If something is missing or does not fit.
+    """
+    loaders = {}
+    for run in runs:
+        name = head if run.method in HEAD_METHODS else small_model
+        kind: Method = "eagle2" if run.method in HEAD_METHODS else run.method
+        if run.method in (*HEAD_METHODS, "small-model") and kind not in loaders:
+            loaders[kind] = open_drafter(
+                name, target, tree=TreeConfig(), dtype=dtype, method=kind
+            )
+
+    def load(target_params: TransformerParams) -> Models:
+        models: Models = {}
+        for kind, load_drafter in loaders.items():
+            drafter, params = load_drafter(target_params)
+            assert isinstance(drafter, TreeDrafter), "a method with a model"
+            models[kind] = drafter.model, params
+        return models
+
+    return load
+
+
+def make_drafter(run: Run, models: Models) -> tuple[Drafter | None, Any]:
+    """Returns a run's drafter and its parameters.
+
+    Args:
+        run: The run.
+        models: From `open_models`.
+
+    Raises:
+        InputError: If the tree names a calibration that cannot be read.
+    """
+    if run.method == "autoregressive":
+        return None, ()
+    if run.method == "lookup":
+        return lookup_drafter(run.config.tree), ()
+    model, params = models["eagle2" if run.method in HEAD_METHODS else run.method]
+    is_sampled = run.acceptance == "rejection"
+    drafter = tree_drafter(run.method, model, run.config.tree, sampled=is_sampled)
+    return drafter, params
+
+
+def _read_value(text: str) -> Any:
+    """Returns a number or a truth value if the text is one, the text itself if not."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _tree(run: Run) -> dict[str, Any]:
+    """Returns those fields of the tree that a method reads."""
+    names = [name for name in _SETTINGS[run.method] if name != "acceptance"]
+    return {name: getattr(run.config.tree, name) for name in names}

@@ -1,0 +1,253 @@
+"""Records of an evaluation: a line per question, in the layout of Spec-Bench.
+
+A file holds one run and is only ever appended to, line by line, each brought to the
+disk: a process may be killed at any time, and the next one goes on behind the last
+whole line.
+"""
+
+import dataclasses
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.questions import Question, QuestionId
+
+try:
+    import fcntl
+except ImportError:  # Not on Windows; there nothing keeps two processes apart.
+    fcntl = None
+
+Record = dict[str, Any]
+
+_START = b'{"question_id": '
+_FIELDS = {"question_id", "question", "choices", "run", "nodes"}
+_NO_SETTINGS = ("label", "device", "versions")
+"""Of `run`: where and with what it was made, and what it was called."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A model's answer to one turn.
+
+    Attributes:
+        text: The answer.
+        token_ids: Its tokens, the prefill's and the stop token included.
+        prompt_tokens: Length of the prompt.
+        wall_time: Seconds, the prefill included.
+        decode_time: Seconds without the prefill.
+        accept_lengths: Tokens that each step emitted, bonus included, uncut.
+        stop_reason: Why it ended.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    wall_time: float
+    decode_time: float
+    accept_lengths: list[int]
+    stop_reason: str
+
+
+def make_record(
+    question: Question,
+    turns: Sequence[Turn],
+    *,
+    model_id: str,
+    run: Mapping[str, Any],
+    step_seconds: Mapping[str, float | None] | None,
+    nodes: Mapping[str, Any] | None,
+) -> Record:
+    """Returns the record of an answered question.
+
+    Args:
+        question: What was asked.
+        turns: The answers, one per turn.
+        model_id: Names the run.
+        run: Its settings.
+        step_seconds: What its steps cost.
+        nodes: See `nodes.nodes_record`.
+    """
+    choice = {
+        "index": 0,
+        "turns": [turn.text for turn in turns],
+        "new_tokens": [len(turn.token_ids) for turn in turns],
+        "wall_time": [turn.wall_time for turn in turns],
+        "decode_time": [turn.decode_time for turn in turns],
+        "decoding_steps": [len(turn.accept_lengths) for turn in turns],
+        "accept_lengths": [n for turn in turns for n in turn.accept_lengths],
+        "prompt_tokens": [turn.prompt_tokens for turn in turns],
+        "token_ids": [turn.token_ids for turn in turns],
+        "stop_reasons": [turn.stop_reason for turn in turns],
+    }
+    return {
+        "question_id": question.question_id,  # First: `_START` knows our lines by it.
+        "category": question.category,
+        "model_id": model_id,
+        "answer_id": secrets.token_urlsafe(16),
+        "tstamp": time.time(),
+        "question": question.fingerprint,
+        "choices": [choice],
+        "run": dict(run),
+        "step_seconds": None if step_seconds is None else dict(step_seconds),
+        "nodes": None if nodes is None else dict(nodes),
+    }
+
+
+def check_records(
+    path: Path, run: Mapping[str, Any], questions: Iterable[Question]
+) -> None:
+    """Refuses a file that `RecordFile` would refuse, before any long work starts.
+
+    Arguments are those of `RecordFile`; the file need not exist.
+
+    Raises:
+        InputError: Likewise.
+    """
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    _check(path, content, run, questions)
+
+
+class RecordFile:
+    """A file of records that is gone on with.
+
+    Attributes:
+        records: Those that are there.
+    """
+
+    def __init__(
+        self, path: Path, run: Mapping[str, Any], questions: Iterable[Question]
+    ) -> None:
+        """Opens a file, new or old, and cuts off a torn last line.
+
+        Args:
+            path: In a folder that exists.
+            run: The settings of its records.
+            questions: Those that are asked; the file may hold others, too.
+
+        Raises:
+            InputError: If it holds something else than records, records of other
+                settings, one question twice, or an answer to another question of the
+                same id; the file stays as it is. Or if it cannot be written, or
+                another process writes it.
+        """
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            _lock(self._file.fileno(), path)
+            self._file.seek(0)
+            content = self._file.read()
+            self.records = _check(path, content, run, questions)
+            self._file.truncate(content.rfind(b"\n") + 1)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, record: Record) -> None:
+        """Writes a record, which is on the disk when this returns.
+
+        Raises:
+            OSError: If the disk is full.
+        """
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        # A tokenizer may split a character: half of one is no Unicode text.
+        left = line.encode(errors="replace")
+        while left:
+            left = left[self._file.write(left) :]
+        os.fsync(self._file.fileno())
+        self.records.append(record)
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _lock(handle: int, path: Path) -> None:
+    """Keeps other processes out for as long as the file is open."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise InputError(
+            f"{path} is being written by another process; wait for it, or give "
+            "another --output"
+        ) from error
+
+
+def _check(
+    path: Path, content: bytes, run: Mapping[str, Any], questions: Iterable[Question]
+) -> list[Record]:
+    """Returns the records of a file's whole lines."""
+    *whole, torn = content.split(b"\n")
+    if not torn.startswith(_START[: len(torn)]):
+        raise _foreign(path, len(whole) + 1)
+    wanted = json.loads(json.dumps(run))  # Tuples become lists.
+    asked = {question.question_id: question.fingerprint for question in questions}
+    lines: dict[QuestionId, int] = {}
+    records = []
+    for number, line in enumerate(whole, 1):
+        record = _parse(path, number, line)
+        question_id = record["question_id"]
+        _check_run(path, record["run"], wanted)
+        before = lines.setdefault(question_id, number)
+        if before != number:
+            raise InputError(
+                f"{path}:{number}: question {question_id!r} stands in line {before} "
+                "already; remove one of them"
+            )
+        if asked.get(question_id, record["question"]) != record["question"]:
+            raise InputError(
+                f"{path}:{number}: question {question_id!r} was another one then; give "
+                "the same question file to go on with it, or another --output"
+            )
+        records.append(record)
+    return records
+
+
+def _parse(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise _foreign(path, number) from error
+    is_record = isinstance(record, dict) and set(record) >= _FIELDS
+    if not is_record or not isinstance(record["run"], dict):
+        raise _foreign(path, number)
+    return record
+
+
+def _foreign(path: Path, number: int) -> InputError:
+    return InputError(
+        f"{path}:{number} is no record of an evaluation; remove the file, or give "
+        "another --output"
+    )
+
+
+def _check_run(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuses to mix records of two settings in one file."""
+    for name in dict.fromkeys([*new, *old]):
+        if name not in _NO_SETTINGS and old.get(name) != new.get(name):
+            raise InputError(
+                f"{path} was written with {name} = {old.get(name)!r}, but now it is "
+                f"{new.get(name)!r}; use the same settings to go on with it, or give "
+                "another --output"
+            )

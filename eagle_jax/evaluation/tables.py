@@ -1,0 +1,395 @@
+"""The papers' tables from runs, as markdown that also reads well as plain text."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+
+from eagle_jax.evaluation import metrics
+from eagle_jax.evaluation.metrics import Quartiles, Rates
+from eagle_jax.evaluation.runs import (
+    SETUP,
+    TREE,
+    Answer,
+    Group,
+    QuestionKey,
+    Run,
+    find_baseline,
+    groups,
+    in_order,
+    throughput,
+    unique_names,
+    varying,
+)
+
+NOTHING = "-"
+_MOST_DIFFERENCES = 10
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table with padded columns, the first one to the left."""
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    cells = [
+        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
+
+
+def number(value: float | None) -> str:
+    """Returns about three digits, all of those before the point."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0"
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def ratio(value: float | None) -> str:
+    """Returns a speedup."""
+    return NOTHING if value is None else f"{value:.2f}x"
+
+
+def tau(value: float | None) -> str:
+    """Returns tokens per step."""
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def speedups(
+    run: Run, baseline: Run | None, *, task: str | None, with_prefill: bool
+) -> list[float]:
+    """Returns the speedup of each question that both runs hold and have a speed for."""
+    result = []
+    for ours, theirs in _pairs(run, baseline, task).values():
+        speed = ours.speed(with_prefill=with_prefill)
+        plain = theirs.speed(with_prefill=with_prefill)
+        if speed is not None and plain is not None:
+            result.append(speed / plain)
+    return result
+
+
+def lossless(run: Run, baseline: Run | None) -> str:
+    """Returns how many questions have plain decoding's tokens, of how many compared.
+
+    Rejection gives other draws of one law, which nothing can be compared with.
+    """
+    pairs = _pairs(run, baseline, None)
+    is_other_draw = run.settings.get("acceptance") == "rejection"
+    if not pairs or run.is_baseline or is_other_draw:
+        return NOTHING
+    same = sum(_difference(*pair) is None for pair in pairs.values())
+    return f"{same}/{len(pairs)}"
+
+
+def runs_table(runs: list[Run]) -> str:
+    """Returns what was read; settings that all runs share are not in it."""
+    columns = [name for name in (*TREE, *SETUP) if len(_given(runs, name)) > 1]
+    header = ["file", "method", "temperature", "batch size", *columns]
+    header += ["questions", "turns", "tokens"]
+    rows = []
+    for run in runs:
+        answers = run.answers.values()
+        rows.append(
+            [
+                ", ".join(f"{path.parent.name}/{path.name}" for path in run.paths),
+                run.settings["label"],
+                f"{run.temperature:g}",
+                str(run.batch_size),
+                *(_setting(run.settings.get(column)) for column in columns),
+                str(len(answers)),
+                str(sum(len(answer.new_tokens) for answer in answers)),
+                str(sum(sum(answer.new_tokens) for answer in answers)),
+            ]
+        )
+    return markdown(header, rows)
+
+
+def shared_settings(runs: list[Run]) -> list[str]:
+    """Returns a line for each setting that is the same wherever it is given."""
+    shared = [(name, _given(runs, name)) for name in (*SETUP, *TREE)]
+    lines = [f"{n}: {_setting(v[0])}" for n, v in shared if len(v) == 1]
+    versions = [found for run in runs for found in run.versions]
+    named = [", ".join(f"{n} {v}" for n, v in found.items()) for found in versions]
+    return lines + [f"versions: {text}" for text in dict.fromkeys(named)]
+
+
+def speedup_table(group: Group, *, with_prefill: bool) -> str | None:
+    """Returns Table 1: methods by tasks, speedup and tau, their mean, losslessness.
+
+    Args:
+        group: Runs to compare; ablated ones are left to Table 3.
+        with_prefill: Whether times hold the prefill.
+
+    Returns:
+        The table, `None` if the group has no run that belongs in it.
+    """
+    runs = [run for run in group.runs if not run.is_ablated]
+    if not runs:
+        return None
+    return _methods_by_tasks(
+        runs, unique_names(runs), group.everything, with_prefill=with_prefill
+    )
+
+
+def spread_table(group: Group) -> str:
+    """Returns medians and quartiles over questions, by method and task."""
+    header = ["method", "task", "questions", "tokens/s", "tokens/s, no prefill"]
+    header += ["speedup", "speedup, no prefill", "tau of a question"]
+    rows = []
+    for name, run in zip(group.names, group.runs, strict=True):
+        baseline = find_baseline(run, group.everything)
+        for task in run.tasks:
+            answers = list(run.of_task(task).values())
+            taus = [metrics.mean_accept_length([a.accept_lengths]) for a in answers]
+            speeds = [
+                _spread(
+                    (answer.speed(with_prefill=with_prefill) for answer in answers),
+                    number,
+                )
+                for with_prefill in (True, False)
+            ]
+            gains = [
+                _spread(speedups(run, baseline, task=task, with_prefill=p), ratio)
+                for p in (True, False)
+            ]
+            row = [name, task, str(len(answers)), *speeds, *gains]
+            rows.append([*row, _spread(taus, tau)])
+    return markdown(header, rows)
+
+
+def ablation_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]:
+    """Returns Table 3 for each family of EAGLE-2 runs of which one is ablated.
+
+    A family has everything in common but `rank_by` and `rerank`.
+
+    Returns:
+        Tables by title.
+    """
+    names = {
+        ("confidence", False): "w/o both",
+        ("confidence", True): "w/o value",
+        ("value", False): "w/o reranking",
+        ("value", True): "eagle2",
+    }
+    result = {}
+    for group in groups(runs, one_batch_size=False):
+        eagle2 = [run for run in group.runs if run.method == "eagle2"]
+        named = ["num_nodes", "depth", "width"]
+        named += varying(eagle2, ("draft", "calibration", "acceptance"))
+        for family in _families(eagle2, "rank_by", "rerank", "label"):
+            if not any(run.is_ablated for run in family):
+                continue
+
+            def parts(run: Run) -> tuple[str, bool]:
+                by_value = run.settings.get("rank_by") != "confidence"
+                kind = "value" if by_value else "confidence"
+                return kind, run.settings.get("rerank") is not False
+
+            family = sorted(family, key=lambda run: list(names).index(parts(run)))
+            batch = f"batch size {family[0].batch_size}"
+            sizes = [f"{n} {_setting(family[0].settings.get(n))}" for n in named]
+            title = ", ".join([group.title, batch, *sizes])
+            result[title] = _methods_by_tasks(
+                family,
+                [names[parts(run)] for run in family],
+                runs,
+                with_prefill=with_prefill,
+            )
+    return result
+
+
+def batch_tables(runs: list[Run]) -> dict[str, str]:
+    """Returns Table 7 where a method ran at several batch sizes.
+
+    Returns:
+        Tables by title: throughput and its ratio to plain decoding at the same batch
+        size, and the ratio of the best throughputs over batch sizes.
+    """
+    result = {}
+    for group in groups(runs, one_batch_size=False):
+        members = [run for run in group.runs if not run.is_ablated]
+        sizes = sorted({run.batch_size for run in members})
+        if len(sizes) < 2:
+            continue
+        header = ["method"]
+        for size in sizes:
+            header += [f"b={size} tokens/s", f"b={size} speedup"]
+        families = _families(members, "batch_size")
+        names = unique_names([family[0] for family in families])
+        rows = [
+            [name, *_batch_cells(family, sizes, runs)]
+            for name, family in zip(names, families, strict=True)
+        ]
+        result[group.title] = markdown([*header, "best / best plain"], rows)
+    return result
+
+
+def calibration_table(group: Group) -> str | None:
+    """Returns how far confidences can be trusted, and what the trees waste.
+
+    Returns:
+        The table, `None` without nodes.
+    """
+    header = ["method", "tried nodes", "ECE of confidence", "ECE of value"]
+    header += ["accepted below 0.05", "accepted above 0.95"]
+    header += ["drafted per round", "accepted", "wasted"]
+    rows = []
+    for name, run in zip(group.names, group.runs, strict=True):
+        nodes = run.nodes()
+        if nodes is None:
+            continue
+        bins = metrics.Reliability.of(nodes.confidence, nodes.is_accepted)
+        errors = (bins.expected_error, nodes.values.expected_error)
+        ends = (_or_none(bins.rates[0]), _or_none(bins.rates[-1]))
+        accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
+        row = [name, f"{len(nodes.depth):,}", *(_rate(error) for error in errors)]
+        row += [_rate(end) for end in ends]
+        rows.append([*row, *map(number, (accepted + wasted, accepted, wasted))])
+    return markdown(header, rows) if rows else None
+
+
+def n_alpha_table(group: Group) -> str | None:
+    """Returns n-alpha of the chains with how often it was tried, `None` without any."""
+    chains: list[tuple[str, Rates]] = [
+        (name, run.n_alpha())
+        for name, run in zip(group.names, group.runs, strict=True)
+        if run.method == "chain"
+    ]
+    if not chains:
+        return None
+    longest = max(len(rates.tried) for _, rates in chains)
+    rows = []
+    for name, found in chains:
+        pairs = zip(found.rates, found.tried, strict=True)
+        cells = [f"{_rate(_or_none(rate))} ({tried:,})" for rate, tried in pairs]
+        rows.append([name, *cells, *[NOTHING] * (longest - len(cells))])
+    return markdown(["method", *(f"{n}-alpha" for n in range(longest))], rows)
+
+
+def differences_table(group: Group) -> str | None:
+    """Returns where texts first leave plain decoding's, `None` if none does."""
+    rows = []
+    for name, run in zip(group.names, group.runs, strict=True):
+        baseline = find_baseline(run, group.everything)
+        if lossless(run, baseline) == NOTHING:
+            continue
+        for (category, number), pair in _pairs(run, baseline, None).items():
+            place = _difference(*pair)
+            if place is not None:
+                rows.append([name, category, number, *(str(n + 1) for n in place)])
+    if not rows:
+        return None
+    more = len(rows) - _MOST_DIFFERENCES
+    header = ["method", "category", "question", "turn", "token"]
+    table = markdown(header, rows[:_MOST_DIFFERENCES])
+    return table + (f"\n\nand {more} more" if more > 0 else "")
+
+
+def _methods_by_tasks(
+    runs: list[Run], names: list[str], everything: list[Run], *, with_prefill: bool
+) -> str:
+    tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
+    header = ["method"]
+    for task in (*tasks, "mean"):
+        header += [f"{task} speedup", f"{task} tau"]
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        baseline = find_baseline(run, everything)
+        gains, taus = [], []
+        for task in tasks:
+            found = speedups(run, baseline, task=task, with_prefill=with_prefill)
+            spread = Quartiles.of(found)
+            gains.append(None if spread is None else spread.median)
+            taus.append(run.tau(task))
+        row = [name]
+        for gain, length in zip(
+            [*gains, _mean(gains)], [*taus, _mean(taus)], strict=True
+        ):
+            row += [ratio(gain), tau(length)]
+        rows.append([*row, lossless(run, baseline)])
+    return markdown([*header, "lossless"], rows)
+
+
+def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[str]:
+    """Returns one method's row of Table 7."""
+    cells, ours, theirs = [], [], []
+    for size in sizes:
+        run = next((run for run in family if run.batch_size == size), None)
+        if run is None:
+            cells += [NOTHING, NOTHING]
+            continue
+        baseline = find_baseline(run, runs)
+        pairs = _pairs(run, baseline, None).values()
+        speed = throughput(ours for ours, _ in pairs)
+        plain = throughput(theirs for _, theirs in pairs)
+        cells += [number(run.throughput), ratio(_quotient(speed, plain))]
+        ours += [speed] if speed else []
+        theirs += [plain] if plain else []
+    # A best of fewer batch sizes than the other's would be no comparison.
+    is_whole = len(ours) == len(theirs) == len(sizes)
+    best = _quotient(max(ours), max(theirs)) if is_whole else None
+    return [*cells, ratio(best)]
+
+
+def _pairs(
+    run: Run, baseline: Run | None, task: str | None
+) -> dict[QuestionKey, tuple[Answer, Answer]]:
+    """Returns the questions of a task that both runs hold."""
+    if baseline is None:
+        return {}
+    theirs = baseline.answers
+    mine = run.of_task(task).items()
+    return {key: (ours, theirs[key]) for key, ours in mine if key in theirs}
+
+
+def _families(runs: list[Run], *but: str) -> list[list[Run]]:
+    """Returns the runs that have all settings in common but some."""
+    found: dict[str, list[Run]] = {}
+    for run in in_order(runs):
+        found.setdefault(run.key(*but), []).append(run)
+    return list(found.values())
+
+
+def _difference(ours: Answer, theirs: Answer) -> tuple[int, int] | None:
+    return metrics.first_difference(ours.token_ids, theirs.token_ids)
+
+
+def _spread(
+    values: Iterable[float | None], shown: Callable[[float | None], str]
+) -> str:
+    found = Quartiles.of(values)
+    if found is None:
+        return NOTHING
+    return f"{shown(found.median)} ({shown(found.low)} to {shown(found.high)})"
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """Returns the mean over tasks, if none is missing: rows are compared."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _quotient(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _rate(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def _or_none(value: float) -> float | None:
+    return None if value != value else float(value)
+
+
+def _given(runs: list[Run], name: str) -> list[object]:
+    """Returns the values of a setting among the runs that have it, each once."""
+    values = [run.settings.get(name) for run in runs]
+    return list({json.dumps(v): v for v in values if v is not None}.values())
+
+
+def _setting(value: object) -> str:
+    """Returns a setting's value as the settings files write it."""
+    if value is None:
+        return NOTHING
+    return json.dumps(value) if isinstance(value, bool) else f"{value}"

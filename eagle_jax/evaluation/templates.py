@@ -1,0 +1,149 @@
+"""Conversations as prompts, in the form that a chat model was trained with.
+
+The texts of "vicuna" and "llama-2-chat" are FastChat's, character for character
+(templates `vicuna_v1.1` and `llama-2`).
+"""
+
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from eagle_jax.errors import InputError
+
+Template = Literal["tokenizer", "vicuna", "llama-2-chat", "none"]
+"""How turns become a prompt.
+
+`tokenizer` is the chat template that the tokenizer carries; `none` writes turns and
+answers one after the other, for models that are no chat models.
+"""
+
+TEMPLATES: tuple[Template, ...] = typing.get_args(Template)
+
+VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+
+def check_template(tokenizer: Any, template: Template) -> None:
+    """Refuses a template that the tokenizer does not have.
+
+    Raises:
+        InputError: For "tokenizer" without a chat template.
+    """
+    if template == "tokenizer" and not tokenizer.chat_template:
+        others = ", ".join(name for name in TEMPLATES if name != "tokenizer")
+        raise InputError(
+            "--template tokenizer needs a chat template, but the tokenizer has none; "
+            f"give a chat model, or another template: {others}"
+        )
+
+
+def encode(
+    tokenizer: Any,
+    template: Template,
+    turns: Sequence[str],
+    answers: Sequence[str],
+    *,
+    system: str | None = None,
+) -> list[int]:
+    """Returns the ids of a conversation up to where the model goes on.
+
+    Args:
+        tokenizer: A `transformers` tokenizer; it puts its own special tokens around
+            all but its own template, which writes them itself.
+        template: The form.
+        turns: The user's, the one to be answered last.
+        answers: The model's, to all turns but the last.
+        system: See `render`.
+
+    Raises:
+        InputError: If the tokenizer's template refuses the conversation, or nothing
+            is left of it.
+    """
+    if template == "tokenizer":
+        text = _render_by_tokenizer(tokenizer, turns, answers, system)
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+    else:
+        text = render(template, turns, answers, system=system)
+        ids = list(tokenizer(text, verbose=False).input_ids)
+        start = tokenizer.bos_token_id
+        if start is not None and ids[:2] == [start, start]:
+            ids = ids[1:]  # The text begins with the token that was put in front.
+    if not ids:
+        raise InputError(
+            f"the prompt {text!r} has no token and this tokenizer adds none; give a "
+            "question with text"
+        )
+    return ids
+
+
+def render(
+    template: Template,
+    turns: Sequence[str],
+    answers: Sequence[str],
+    *,
+    system: str | None = None,
+) -> str:
+    r"""Returns a conversation as text, without the tokenizer's special tokens.
+
+    >>> render("llama-2-chat", ["Hi", "Why?"], ["Yes"])
+    '[INST] Hi [/INST] Yes </s><s>[INST] Why? [/INST]'
+    >>> render("none", ["Hi", "Why?"], ["Yes"])
+    'Hi\n\nYes\n\nWhy?'
+
+    Args:
+        template: Any but "tokenizer".
+        turns: The user's, the one to be answered last.
+        answers: The model's, to all turns but the last; white space around them is
+            left out, only line breaks for "none".
+        system: What the model is told first; `None` for the template's own text,
+            which only "vicuna" has.
+    """
+    assert len(turns) == len(answers) + 1, "every turn but the last is answered"
+    if template == "vicuna":
+        return _vicuna(turns, answers, VICUNA_SYSTEM if system is None else system)
+    if template == "llama-2-chat":
+        return _llama2(turns, answers, system)
+    parts = [] if system is None else [system]
+    for turn, answer in zip(turns, answers, strict=False):
+        parts += [turn, answer.strip("\n")]
+    return "\n\n".join([*parts, turns[-1]])
+
+
+def _vicuna(turns: Sequence[str], answers: Sequence[str], system: str) -> str:
+    text = f"{system} "
+    for turn, answer in zip(turns, answers, strict=False):
+        answer = answer.strip()
+        # FastChat writes no separator behind an empty answer.
+        text += f"USER: {turn} ASSISTANT:" + (f" {answer}</s>" if answer else "")
+    return f"{text}USER: {turns[-1]} ASSISTANT:"
+
+
+def _llama2(turns: Sequence[str], answers: Sequence[str], system: str | None) -> str:
+    text = f"[INST] <<SYS>>\n{system}\n<</SYS>>\n\n" if system else "[INST] "
+    for turn, answer in zip(turns, answers, strict=False):
+        answer = answer.strip()
+        text += f"{turn} [/INST]" + (f" {answer} </s><s>" if answer else "")
+        text += "[INST] "
+    return f"{text}{turns[-1]} [/INST]"
+
+
+def _render_by_tokenizer(
+    tokenizer: Any, turns: Sequence[str], answers: Sequence[str], system: str | None
+) -> str:
+    check_template(tokenizer, "tokenizer")
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for turn, answer in zip(turns, answers, strict=False):
+        messages.append({"role": "user", "content": turn})
+        messages.append({"role": "assistant", "content": answer.strip()})
+    messages.append({"role": "user", "content": turns[-1]})
+    try:
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+    except Exception as error:  # Templates are programs and raise what they like.
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(
+            f"the tokenizer's chat template refuses the conversation: {reason}"
+        ) from error

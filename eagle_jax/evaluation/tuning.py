@@ -1,0 +1,157 @@
+"""Which tree pays on a machine: expected tokens per round over expected seconds."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.recording import Recording
+from eagle_jax.evaluation.step_costs import StepCosts
+
+NODES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+"""Numbers of nodes, root included, whose verification is timed."""
+
+WIDTHS = (1, 2, 4, 8, 10)
+"""Widths that are tried."""
+
+DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10)
+"""Depths that are tried."""
+
+_MOST_OF_A_WIDTH = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a tree is expected to give.
+
+    Attributes:
+        tree: Its settings.
+        tokens_per_round: Emitted tokens per round.
+        speedup: Over plain decoding, tokens per second.
+        certainty: Share of the text's tokens at which its tree is known exactly.
+    """
+
+    tree: TreeConfig
+    tokens_per_round: float
+    speedup: float
+    certainty: float = 1.0
+
+
+def grid(max_nodes: int, max_depth: int) -> list[TreeConfig]:
+    """Returns the trees that are compared, no two of which are the same.
+
+    Args:
+        max_nodes: Largest number of nodes.
+        max_depth: Largest depth.
+    """
+    trees = []
+    for width in WIDTHS:
+        for depth in (d for d in DEPTHS if d <= max_depth):
+            # More nodes than candidates are padding; fewer than levels are no tree.
+            most = 1 + width + (depth - 1) * width**2
+            sizes = NODES if width > 1 else (depth + 1,)
+            trees += [
+                TreeConfig(num_nodes=nodes, depth=depth, width=width)
+                for nodes in sizes
+                if depth < nodes <= min(most, max_nodes)
+            ]
+    return trees
+
+
+def parse_grid(text: str) -> list[TreeConfig]:
+    """Reads trees written as `num_nodes/depth/width`, separated by blanks.
+
+    >>> [show(tree) for tree in parse_grid("8/7/1 60/6/10")]
+    ['8/7/1', '60/6/10']
+
+    Raises:
+        InputError: If there is none, or one is written otherwise or drafts nothing.
+    """
+    trees: list[TreeConfig] = []
+    for part in text.split():
+        sizes = re.fullmatch(r"(\d+)/(\d+)/(\d+)", part)
+        if sizes is None:
+            raise InputError(
+                f"--grid {part!r} must be num_nodes/depth/width, such as 8/7/1"
+            )
+        nodes, depth, width = map(int, sizes.groups())
+        tree = TreeConfig(num_nodes=nodes, depth=depth, width=width)
+        if tree.levels < 1:
+            raise InputError(
+                f"--grid {part} drafts nothing: give num_nodes >= 2 and depth >= 1"
+            )
+        if tree not in trees:
+            trees.append(tree)
+    if not trees:
+        raise InputError('--grid is empty; give settings such as "8/7/1 10/9/1"')
+    return trees
+
+
+def show(tree: TreeConfig) -> str:
+    """Returns a tree's settings as `parse_grid` reads them."""
+    return f"{tree.num_nodes}/{tree.depth}/{tree.width}"
+
+
+def predict(
+    trees: Sequence[TreeConfig],
+    recorded: Sequence[dict[int, Recording]],
+    costs: StepCosts,
+    *,
+    batch_size: int,
+) -> list[Prediction]:
+    """Returns what every tree is expected to give, the quickest first.
+
+    A batch runs until its longest row ends, so its rounds are those of that row.
+
+    Args:
+        trees: Any settings of a recorded width, not deeper than recorded.
+        recorded: By width, of every text.
+        costs: For this batch size.
+        batch_size: Texts are decoded together in their order.
+    """
+    predictions = []
+    for tree in trees:
+        texts = [text[tree.width] for text in recorded]
+        steps = [len(text.places) for text in texts]
+        rounds = [len(text.accept_lengths(tree)) for text in texts]
+        certain = [text.is_certain(tree) for text in texts]
+        plain = costs.token * _batch_steps(steps, batch_size)
+        ours = costs.round_seconds(tree) * _batch_steps(rounds, batch_size)
+        predictions.append(
+            Prediction(
+                tree=tree,
+                tokens_per_round=sum(steps) / sum(rounds),
+                speedup=plain / ours,
+                certainty=float(np.concatenate(certain).mean()),
+            )
+        )
+    return sorted(predictions, key=lambda prediction: -prediction.speedup)
+
+
+def finalists(predictions: Sequence[Prediction], count: int) -> list[Prediction]:
+    """Returns the best, at most two of one width while there are others.
+
+    Predictions err alike for trees that are alike: a few widths are worth more than
+    five neighbours.
+
+    Args:
+        predictions: The quickest first.
+        count: How many to choose.
+    """
+    chosen, rest = [], []
+    for prediction in predictions:
+        width = prediction.tree.width
+        of_width = sum(other.tree.width == width for other in chosen)
+        full = len(chosen) == count or of_width == _MOST_OF_A_WIDTH
+        (rest if full else chosen).append(prediction)
+    chosen += rest[: count - len(chosen)]
+    return sorted(chosen, key=lambda prediction: -prediction.speedup)
+
+
+def _batch_steps(steps: Sequence[int], batch_size: int) -> int:
+    """Returns the steps of all batches, each as long as its longest row."""
+    starts = range(0, len(steps), batch_size)
+    return sum(max(steps[start : start + batch_size]) for start in starts)

@@ -1,0 +1,315 @@
+"""Methods, temperatures and batch sizes against question files, on record.
+
+    python scripts/evaluate.py --questions question.jsonl --per-category 2 \
+        --methods eagle2 chain lookup autoregressive --output results
+    python scripts/evaluate.py --target FOLDER --draft FOLDER --template vicuna \
+        --questions mt_bench/question.jsonl --methods eagle2 eagle2:rerank=false \
+        autoregressive --temperatures 0 1 --output results
+
+Without a target the embedded pair and its small model answer. The folder gets a file
+of JSON lines per run, in Spec-Bench's layout; the same command, run again, goes on
+where it was stopped.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from eagle_jax import assets
+from eagle_jax.checkpoints import check_max_length, resolve, stored_dtype
+from eagle_jax.cli import report
+from eagle_jax.cli.command import keep_compiled_programs, run_command, say
+from eagle_jax.cli.evaluate import Job, evaluate
+from eagle_jax.cli.files import read_prompts
+from eagle_jax.cli.methods import HEAD_METHODS, check_draft
+from eagle_jax.cli.pairs import PairSource, open_pair
+from eagle_jax.cli.runs import (
+    Run,
+    make_drafter,
+    make_runs,
+    open_models,
+    parse_method,
+    run_settings,
+)
+from eagle_jax.cli.settings import join_settings
+from eagle_jax.config import GenerateConfig
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation import metrics
+from eagle_jax.evaluation.questions import (
+    Question,
+    choose,
+    join_files,
+    plain_questions,
+    read_questions,
+)
+from eagle_jax.evaluation.records import Record, check_records
+from eagle_jax.evaluation.templates import TEMPLATES, check_template
+from eagle_jax.interface import Params
+
+_EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
+_EMBEDDED = {
+    str(assets.TARGET): "embedded target",
+    str(assets.HEAD): "embedded head",
+    str(assets.SMALL): "embedded small model",
+}
+"""What records call the embedded models, wherever the package lies."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+
+    def run() -> int:
+        arguments = _parse(argv)
+        config = join_settings(GenerateConfig, arguments.config, arguments)
+        return _evaluate(arguments, config)
+
+    return run_command(
+        run,
+        unwritable="cannot write the records: {error}",
+        interrupted="interrupted; the same command goes on from here",
+    )
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Let methods answer questions, and keep what they did on record."
+    )
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
+    add(
+        "--target",
+        help="target: a Hugging Face folder or hub name; without one the embedded "
+        "pair, with the settings of configs/embedded.toml",
+    )
+    add("--draft", help="EAGLE-1/2 head of the target")
+    add("--small-model", help="smaller model with the target's tokenizer")
+    add(
+        "--questions",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="Spec-Bench's .jsonl, or prompts: .txt (a line each), .json list",
+    )
+    add("--output", type=Path, required=True, metavar="FOLDER", help="of the records")
+    add(
+        "--methods",
+        nargs="+",
+        required=True,
+        metavar="METHOD",
+        help="names as in scripts/generate.py, with settings of their own behind a "
+        "colon, such as eagle2:num_nodes=48,rerank=false or chain:acceptance=rejection",
+    )
+    add("--temperatures", type=float, nargs="+", metavar="T")
+    add("--batch-sizes", type=int, nargs="+", metavar="B")
+    add(
+        "--template",
+        choices=TEMPLATES,
+        default="none",
+        help="how turns become prompts; tokenizer is the chat template that the "
+        "target carries",
+    )
+    add("--system-prompt", metavar="TEXT", help="instead of the template's own")
+    add("--categories", metavar="A,B", help="ask only questions of these")
+    add("--per-category", type=int, metavar="N", help="ask N of each, always the same")
+    add("--nodes", action="store_true", help="record what became of drafted nodes")
+    # What follows are settings: their defaults are in eagle_jax/config.py.
+    add("--max-new-tokens", type=int, help="per turn")
+    add("--max-length", type=int, help="prompt plus output")
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    add("--ignore-eos", action="store_true", default=None)
+    add("--top-p", type=float)
+    add("--top-k", type=int)
+    add("--seed", type=int, help="question i draws with seed + i")
+    arguments = parser.parse_args(argv)
+    if arguments.target is None:
+        arguments.target = str(assets.TARGET)
+        arguments.draft = arguments.draft or str(assets.HEAD)
+        arguments.small_model = arguments.small_model or str(assets.SMALL)
+        arguments.config = arguments.config or _EMBEDDED_CONFIG
+    return arguments
+
+
+def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+    runs = make_runs(
+        [parse_method(text, config) for text in arguments.methods],
+        arguments.temperatures or [config.sampling.temperature],
+        arguments.batch_sizes or [config.decoding.batch_size],
+    )
+    for run in runs:
+        _check_weights(run, arguments)
+    questions = _read_questions(arguments)
+    say(f"loading {arguments.target}")
+    dtype = _dtype(config.decoding.dtype, arguments.target)
+    source = open_pair(
+        arguments.target, None, tree=config.tree, dtype=dtype, method="autoregressive"
+    )
+    check_template(source.tokenizer, arguments.template)
+    max_length = config.decoding.max_length or source.config.max_positions
+    check_max_length(source.config, max_length)
+    if config.decoding.max_new_tokens >= max_length:
+        raise InputError(
+            f"max_new_tokens = {config.decoding.max_new_tokens} leaves no room for a "
+            f"prompt in max_length = {max_length}; give fewer"
+        )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    jobs = _open_jobs(arguments, runs, source, dtype, max_length)
+    for job in jobs:
+        check_records(job.path, job.settings, questions)
+    records = {}
+    for job in jobs:
+        records[job.run.model_id] = evaluate(job, questions)
+    _print_table(jobs, records)
+    return 0
+
+
+def _check_weights(run: Run, arguments: argparse.Namespace) -> None:
+    """Refuses a method that lacks its weights, before anything is loaded."""
+    if run.method == "small-model" and arguments.small_model is None:
+        raise InputError(
+            "--methods small-model needs --small-model FOLDER, a smaller model with "
+            "the target's tokenizer"
+        )
+    if run.method in HEAD_METHODS:
+        check_draft(run.method, arguments.draft)
+
+
+def _read_questions(arguments: argparse.Namespace) -> list[Question]:
+    files = []
+    for path in arguments.questions:
+        is_plain = path.suffix in (".txt", ".json")
+        read = plain_questions(path, read_prompts(path)) if is_plain else None
+        files.append((path, read or read_questions(path)))
+    categories = arguments.categories
+    return choose(
+        join_files(files),
+        categories=None if categories is None else categories.split(","),
+        per_category=arguments.per_category,
+    )
+
+
+def _dtype(choice: str, target: str) -> str:
+    """Returns the type of weights and caches that "auto" stands for."""
+    if choice != "auto":
+        return choice
+    on_cpu = jax.devices()[0].platform == "cpu"
+    return "float32" if on_cpu else stored_dtype(resolve(target))
+
+
+def _open_jobs(
+    arguments: argparse.Namespace,
+    runs: Sequence[Run],
+    source: PairSource,
+    dtype: str,
+    max_length: int,
+) -> list[Job]:
+    """Loads the target and every draft model once, for all runs."""
+    load_models = open_models(
+        runs,
+        source.config,
+        head=arguments.draft,
+        small_model=arguments.small_model,
+        dtype=dtype,
+    )
+    pair = source.load()
+    models = load_models(pair.params.target)
+    jobs = []
+    for run in runs:
+        drafter, drafter_params = make_drafter(run, models)
+        draft = None
+        if run.method in (*HEAD_METHODS, "small-model"):
+            is_small = run.method == "small-model"
+            draft = arguments.small_model if is_small else arguments.draft
+        settings = run_settings(run, drafter) | {
+            "max_length": max_length,
+            "template": arguments.template,
+            "system_prompt": arguments.system_prompt,
+            "target": _EMBEDDED.get(arguments.target, arguments.target),
+            "draft": None if draft is None else _EMBEDDED.get(draft, draft),
+            "dtype": dtype,
+            "device": jax.devices()[0].device_kind,
+            "versions": report.versions(),
+        }
+        job = Job(
+            run=run,
+            pair=dataclasses.replace(
+                pair,
+                drafter=drafter,
+                params=Params(target=pair.params.target, drafter=drafter_params),
+            ),
+            settings=settings,
+            path=arguments.output / f"{run.model_id}.jsonl",
+            template=arguments.template,
+            system=arguments.system_prompt,
+            max_length=max_length,
+            with_nodes=arguments.nodes,
+        )
+        jobs.append(job)
+    return jobs
+
+
+def _print_table(jobs: Sequence[Job], records: dict[str, list[Record]]) -> None:
+    """Prints what the runs came to, and where texts differ from plain decoding's."""
+    table = Table()
+    table.add_column("run")
+    for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
+        table.add_column(name, justify="right")
+    baselines = {
+        (job.settings["temperature"], job.settings["batch_size"]): job.run.model_id
+        for job in jobs
+        if job.run.method == "autoregressive"
+    }
+    for job in jobs:
+        key = (job.settings["temperature"], job.settings["batch_size"])
+        own = records[job.run.model_id]
+        plain = records.get(baselines.get(key, ""))
+        choices = [record["choices"][0] for record in own]
+        tokens = [n for choice in choices for n in choice["new_tokens"]]
+        speeds = [
+            metrics.tokens_per_second(
+                tokens,
+                [seconds for choice in choices for seconds in choice[name]],
+                with_prefill=name == "wall_time",
+            )
+            for name in ("wall_time", "decode_time")
+        ]
+        tau = metrics.mean_accept_length(choice["accept_lengths"] for choice in choices)
+        table.add_row(
+            job.run.model_id,
+            str(len(own)),
+            _number(tau, ".2f"),
+            *(_number(speed, ".1f") for speed in speeds),
+            _differing(job, own, plain),
+        )
+    # Where nobody looks, no column is cut.
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _differing(job: Job, own: list[Record], plain: list[Record] | None) -> str:
+    """Returns how many questions have another text than plain decoding gives."""
+    is_lossless = job.run.acceptance != "rejection"
+    if plain is None or job.run.method == "autoregressive" or not is_lossless:
+        return "-"
+    texts = {r["question_id"]: r["choices"][0]["token_ids"] for r in plain}
+    shared = [record for record in own if record["question_id"] in texts]
+    differing = 0
+    for record in shared:
+        ours, theirs = record["choices"][0]["token_ids"], texts[record["question_id"]]
+        differing += ours != theirs
+    return f"{differing} of {len(shared)}"
+
+
+def _number(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+if __name__ == "__main__":
+    keep_compiled_programs()
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Made-up records of evaluations, in the layout that scripts/evaluate.py writes."""
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RUN = {
+    **{"method": "eagle2", "label": "eagle2", "temperature": 0.0, "top_p": 1.0},
+    **{"top_k": 0, "seed": 0, "acceptance": "greedy", "batch_size": 1},
+    **{"num_nodes": 60, "depth": 6, "width": 10, "rank_by": "value", "rerank": True},
+    **{"calibration": None, "max_new_tokens": 64, "max_length": 512},
+    **{"template": "none", "target": "toy", "draft": "toy-head", "dtype": "float32"},
+    **{"device": "cpu", "versions": {"jax": "0.10.0"}},
+}
+
+
+def record(
+    question_id: int,
+    *,
+    category: str = "writing",
+    seconds: Sequence[float] = (2.0,),
+    decode_seconds: Sequence[float] = (1.0,),
+    new_tokens: Sequence[int] = (5,),
+    accept_lengths: Sequence[int] = (1, 1, 1, 1),
+    token_ids: Sequence[Sequence[int]] | None = None,
+    nodes: dict[str, Any] | None = None,
+    step_seconds: dict[str, float] | None = None,
+    **run: Any,
+) -> dict[str, Any]:
+    """One question's line; what is not given is plain and small."""
+    ids = token_ids or [list(range(number)) for number in new_tokens]
+    choice = {
+        "index": 0,
+        "turns": ["text"] * len(new_tokens),
+        "new_tokens": list(new_tokens),
+        "wall_time": list(seconds),
+        "decode_time": list(decode_seconds),
+        "decoding_steps": [len(accept_lengths)],
+        "accept_lengths": list(accept_lengths),
+        "prompt_tokens": [3] * len(new_tokens),
+        "token_ids": [list(turn) for turn in ids],
+        "stop_reasons": ["max_tokens"] * len(new_tokens),
+    }
+    return {
+        **{"question_id": question_id, "category": category, "model_id": "toy"},
+        **{"answer_id": "a" * 22, "tstamp": 1763700000.0, "choices": [choice]},
+        **{"run": RUN | run, "step_seconds": step_seconds, "nodes": nodes},
+    }
+
+
+def plain(question_id: int, **fields: Any) -> dict[str, Any]:
+    """One question's line of plain decoding."""
+    names = ("num_nodes", "depth", "width", "rank_by", "rerank", "draft")
+    tree: dict[str, Any] = dict.fromkeys(names)
+    name: dict[str, Any] = {"method": "autoregressive", "label": "autoregressive"}
+    return record(question_id, **(name | tree | fields))
+
+
+def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    """Writes a run's file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in records))
+    return path
+
+
+def write_evaluation(folder: Path, *, questions: int = 6) -> Path:
+    """Writes a folder of every method at two batch sizes, ablations and rejection."""
+    rng = random.Random(0)
+    methods: dict[str, dict[str, Any]] = {
+        "autoregressive": {},
+        "lookup": {},
+        "chain": {"depth": 4, "width": 1, "num_nodes": 5},
+        "eagle1": {"num_nodes": 4, "depth": 2},
+        "eagle2": {},
+        "eagle2:rerank=false": {"rerank": False},
+        "eagle2:rank_by=confidence": {"rank_by": "confidence"},
+    }
+    cases = [
+        (label, settings, 0.0, size)
+        for label, settings in methods.items()
+        for size in (1, 4)
+    ]
+    cases.append(("autoregressive", {}, 1.0, 1))
+    cases.append(("chain:acceptance=rejection", {"acceptance": "rejection"}, 1.0, 1))
+    for label, changes, temperature, size in cases:
+        settings = {"label": label, "method": label.partition(":")[0], **changes}
+        settings |= {"temperature": temperature, "batch_size": size}
+        lines = [_random(rng, number, settings) for number in range(questions)]
+        write(folder / f"{label}-t{temperature:g}-b{size}.jsonl", lines)
+    return folder
+
+
+def _random(rng: random.Random, number: int, run: dict[str, Any]) -> dict[str, Any]:
+    """A random answer in two turns, with the same text in every run."""
+    category = ("writing", "math", "summarization")[number % 3]
+    new_tokens = (40 + number, 64)
+    common = {"category": category, "new_tokens": new_tokens} | run
+    size = run["batch_size"]
+    slower = rng.uniform(0.9, 1.1) / size
+    if run["method"] == "autoregressive":
+        return plain(
+            number,
+            accept_lengths=[1] * (sum(new_tokens) - 2),
+            seconds=[n * 0.005 * slower + 0.1 for n in new_tokens],
+            decode_seconds=[n * 0.005 * slower for n in new_tokens],
+            step_seconds={"token": 0.005},
+            **common,
+        )
+    depth = run.get("depth", 6)
+    steps = sum(new_tokens) // 4
+    return record(
+        number,
+        accept_lengths=[rng.randint(1, depth + 1) for _ in range(steps)],
+        seconds=[n * 0.002 * slower + 0.1 for n in new_tokens],
+        decode_seconds=[n * 0.002 * slower for n in new_tokens],
+        step_seconds={"draft": 0.004, "verify": 0.006, "commit": 3e-4, "token": 0.005},
+        nodes=_nodes(rng, depth, run) if size == 1 and not run["temperature"] else None,
+        **common,
+    )
+
+
+def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> dict[str, Any]:
+    """Nodes that are accepted as often as their confidence says."""
+    tried: dict[str, list[float]] = {
+        name: [] for name in ("depth", "rank", "log_confidence", "is_accepted")
+    }
+    ranks = 1 if run["method"] == "chain" else 3
+    count, accepted, total = [0] * 20, [0] * 20, [0.0] * 20
+    rounds = 30
+    for _ in range(rounds):
+        for level in range(1, depth + 1):
+            right = rng.choices(range(ranks + 1), [6, 2, 1, 3][: ranks + 1])[0]
+            for rank in range(ranks):
+                confidence = rng.uniform(0.3, 0.9) / (1 + 2 * rank)
+                tried["depth"].append(level)
+                tried["rank"].append(rank)
+                tried["log_confidence"].append(math.log(confidence))
+                tried["is_accepted"].append(int(rank == right))
+                place = int(confidence * 20)
+                count[place] += 1
+                accepted[place] += rank == right
+                total[place] += confidence
+            if right >= ranks:
+                break
+    return {
+        "rounds": rounds,
+        "tried": tried,
+        "positions": [rounds, rng.randint(10, 25), rng.randint(3, 9), 2],
+        "drafted": rounds * (run.get("num_nodes", 60) - 1),
+        "values": {"count": count, "accepted": accepted, "sum": total},
+    }

@@ -1,0 +1,96 @@
+"""What became of drafted nodes, on trees made by hand."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
+from eagle_jax.tree import DraftTree, verify_greedy
+
+# root -> 1 (.5), 2 (.25), 3 (.25); 1 -> 4 (.1), 5 (.4); 5 -> 6 (.4); 7 is padding.
+PARENTS = np.array([-1, 0, 0, 0, 1, 1, 5, -1])
+VALUES = np.array([1, 0.5, 0.25, 0.25, 0.1, 0.4, 0.4, 0])
+IS_NODE = np.array([True] * 7 + [False])
+
+
+def tree(*accepted: int) -> VerifiedTree:
+    with np.errstate(divide="ignore"):
+        log_values = np.log(VALUES)
+    return VerifiedTree(
+        parents=PARENTS, log_values=log_values, is_node=IS_NODE, accepted=accepted
+    )
+
+
+def test_the_children_of_the_accepted_path_were_tried() -> None:
+    record = nodes_record([tree(1, 5)])
+    tried = record["tried"]
+    assert tried["depth"] == [1, 1, 1, 2, 2, 3]
+    assert tried["rank"] == [0, 1, 2, 1, 0, 0]  # Ties in node order: 2 before 3.
+    assert tried["is_accepted"] == [1, 0, 0, 0, 1, 0]
+    confidences = [0.5, 0.25, 0.25, 0.2, 0.8, 1.0]
+    assert tried["log_confidence"] == pytest.approx(np.log(confidences), abs=1e-6)
+
+
+def test_nothing_accepted_leaves_the_first_level_tried() -> None:
+    record = nodes_record([tree()])
+    assert record["tried"]["depth"] == [1, 1, 1]
+    assert record["tried"]["is_accepted"] == [0, 0, 0]
+    assert record["positions"] == [1, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_rounds_add_up() -> None:
+    record = nodes_record([tree(1, 5), tree(), tree(3), tree(1, 5, 6)])
+    assert record["rounds"] == 4
+    assert record["drafted"] == 4 * 6
+    assert record["positions"] == [4, 2, 0, 1, 0, 2, 1, 0]
+    values = record["values"]
+    # Bins of 0.05: values .1, .25 (twice), .4 (twice) and .5.
+    assert {bin: n for bin, n in enumerate(values["count"]) if n} == {
+        2: 4,
+        5: 8,
+        8: 8,
+        10: 4,
+    }
+    assert {bin: n for bin, n in enumerate(values["accepted"]) if n} == {
+        5: 1,
+        8: 3,
+        10: 2,
+    }
+    assert sum(values["sum"]) == pytest.approx(4 * VALUES[1:].sum())
+    assert [len(bins) for bins in values.values()] == [20, 20, 20]
+
+
+def test_a_certain_node_lies_in_the_last_bin() -> None:
+    certain = VerifiedTree(
+        parents=np.array([-1, 0]),
+        log_values=np.array([0.0, 1e-7]),  # Rounding may leave more than 1.
+        is_node=np.array([True, True]),
+        accepted=[1],
+    )
+    assert nodes_record([certain])["values"]["count"][-1] == 1
+
+
+def test_no_rounds_are_a_record_of_nothing() -> None:
+    record = nodes_record([])
+    assert record["rounds"] == record["drafted"] == 0
+    assert record["tried"]["depth"] == []
+    assert sum(record["values"]["count"]) == 0
+
+
+def test_a_row_of_a_round_is_taken_out() -> None:
+    drafted = DraftTree(
+        tokens=jnp.arange(8),
+        parents=jnp.array(PARENTS),
+        log_values=jnp.log(jnp.array(VALUES)),
+        is_node=jnp.array(IS_NODE),
+    )
+    target = jnp.array([1, 5, 0, 0, 0, 7, 0, 0])  # Root -> 1 -> 5 -> something else.
+    accepted = verify_greedy(drafted, target, depth=3)
+    twice = jax.tree.map(lambda x: np.stack([np.zeros_like(x), x]), (drafted, accepted))
+    taken = VerifiedTree.of(*twice, row=1)
+    assert taken.accepted == [1, 5]
+    assert nodes_record([taken])["positions"] == [1, 1, 0, 0, 0, 1, 0, 0]
+    assert math.exp(taken.log_values[5]) == pytest.approx(0.4)

@@ -1,0 +1,164 @@
+"""Questions in: their layouts, their choice, and every way a file can be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.questions import (
+    Question,
+    choose,
+    join_files,
+    plain_questions,
+    read_questions,
+)
+
+
+def line(question_id: Any = 1, category: Any = "a", turns: Any = ("Hi",)) -> str:
+    turns = list(turns) if isinstance(turns, tuple) else turns
+    return json.dumps(
+        {"question_id": question_id, "category": category, "turns": turns}
+    )
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def numbered(count: int, categories: str = "ab") -> list[Question]:
+    return [
+        Question(
+            question_id=number,
+            category=categories[number % len(categories)],
+            turns=("Hi",),
+            number=number,
+        )
+        for number in range(count)
+    ]
+
+
+def test_a_line_is_a_question(tmp_path: Path) -> None:
+    # A line separator inside a string ends no line; unknown fields are left alone.
+    odd = '{"question_id": "x", "category": "b", "turns": ["a\u2028b"], "reference": 1}'
+    path = write(tmp_path / "file.jsonl", line(7, "a", ("one", "two")), "", odd)
+    assert read_questions(path) == [
+        Question(question_id=7, category="a", turns=("one", "two"), number=0),
+        Question(question_id="x", category="b", turns=("a\u2028b",), number=1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        ('{"question_id": 1', "is not valid JSON"),
+        ("[1]", "must be an object"),
+        ('{"category": "a", "turns": ["Hi"]}', "has no `question_id`"),
+        ('{"question_id": 1, "turns": ["Hi"]}', "has no `category`"),
+        ('{"question_id": 1, "category": "a"}', "has no `turns`"),
+        (line(1.5), "question_id = 1.5"),
+        (line(True), "question_id = True"),
+        (line(""), "question_id = ''"),
+        (line(category=None), "category = None"),
+        (line(turns=[]), "turns must be a list of at least one text"),
+        (line(turns="Hi"), "turns must be a list"),
+        (line(turns=["Hi", 2]), "turn 2 is 2, not a text"),
+        (line(turns=["Hi", " "]), "turn 2 is ' ', not a text"),
+        (line(turns=["\ud800"]), "turn 1 is no Unicode text"),
+        (line(0), "question_id 0 stands in line 1 already"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, bad: str, named: str) -> None:
+    path = write(tmp_path / "file.jsonl", line(0), bad)
+    with pytest.raises(InputError) as error:
+        read_questions(path)
+    assert f"{path}:2" in str(error.value)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b" \n"])
+def test_a_file_without_questions_is_refused(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "file.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"file\.jsonl"):
+        read_questions(path)
+
+
+def test_a_task_in_a_folder_is_not_taken_for_mt_bench(tmp_path: Path) -> None:
+    def categories(folder: str, *names: str) -> list[str]:
+        lines = [line(number, name) for number, name in enumerate(names)]
+        path = write(tmp_path / folder / "question.jsonl", *lines)
+        return [question.category for question in read_questions(path)]
+
+    assert categories("gsm8k", "math", "math") == ["gsm8k", "gsm8k"]
+    assert categories("alpaca", "") == ["alpaca"]
+    assert categories("mt_bench", "math", "stem") == ["math", "stem"]
+    assert categories("sum", "summarization") == ["summarization"]
+
+
+def test_prompts_are_questions_of_one_turn(tmp_path: Path) -> None:
+    questions = plain_questions(tmp_path / "mine.txt", ["one", "two"])
+    assert [(q.question_id, q.category, q.turns) for q in questions] == [
+        (0, "mine", ("one",)),
+        (1, "mine", ("two",)),
+    ]
+    with pytest.raises(InputError, match="prompt 1"):
+        plain_questions(tmp_path / "mine.txt", ["one", "  "])
+
+
+def test_several_files_keep_their_questions_apart() -> None:
+    first, second = Path("gsm8k/question.jsonl"), Path("other/mine.jsonl")
+    alone = join_files([(first, numbered(2))])
+    assert [q.question_id for q in alone] == [0, 1]
+    joined = join_files([(first, numbered(2)), (second, numbered(2))])
+    ids = [q.question_id for q in joined]
+    assert ids == ["gsm8k-0", "gsm8k-1", "mine-0", "mine-1"]
+    assert [q.number for q in joined] == [0, 1, 2, 3]
+
+
+def test_files_of_one_name_get_their_folders_names() -> None:
+    files = [(Path(f"{name}/test.jsonl"), numbered(1)) for name in ("a", "b")]
+    assert [q.question_id for q in join_files(files)] == ["a-test-0", "b-test-0"]
+    with pytest.raises(InputError, match="called a-test; give each file once"):
+        join_files([files[0], files[0]])
+
+
+def test_a_sample_is_the_same_everywhere_and_part_of_a_larger_one() -> None:
+    questions = numbered(40)
+    small, large = (choose(questions, per_category=count) for count in (3, 8))
+    # Pinned: another order would mix two samples in one file of records.
+    assert [q.question_id for q in small] == [0, 8, 11, 15, 32, 37]
+    assert set(small) < set(large)
+    assert [q.number for q in large] == sorted(q.number for q in large)
+    assert [q.category for q in large].count("b") == 8
+    assert choose(questions, per_category=100) == questions
+
+
+def test_a_sample_does_not_depend_on_the_categories_beside_it() -> None:
+    questions = numbered(40)
+    both = choose(questions, per_category=3)
+    alone = choose(questions, categories=["b"], per_category=3)
+    assert alone == [q for q in both if q.category == "b"]
+
+
+def test_wrong_choices_are_refused() -> None:
+    with pytest.raises(InputError, match=r"'c' is unknown; the files have a, b"):
+        choose(numbered(2), categories=["a", "c"])
+    with pytest.raises(InputError, match=r"--per-category 0 must be at least 1"):
+        choose(numbered(2), per_category=0)
+
+
+def test_the_fingerprint_tells_texts_apart() -> None:
+    one, other = (
+        Question(question_id=0, category="a", turns=turns, number=0)
+        for turns in (("a", "b"), ("a b",))
+    )
+    assert one.fingerprint != other.fingerprint
+    assert len(one.fingerprint) == 16

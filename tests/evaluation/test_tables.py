@@ -1,0 +1,335 @@
+"""Tables of small folders, cell by cell."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_jax.evaluation import tables
+from eagle_jax.evaluation.read_runs import read_runs
+from eagle_jax.evaluation.runs import Group, Run, find_baseline, groups, unique_names
+from tests.evaluation.synthetic import plain, record, write
+from tests.helpers import refused
+
+
+def _rows(table: str | None) -> list[list[str]]:
+    """The cells of a markdown table, without its rule."""
+    assert table is not None
+    lines = [line.strip("| ").split("|") for line in table.splitlines()]
+    return [[cell.strip() for cell in line] for line in lines[:1] + lines[2:]]
+
+
+def _nodes(**changed: Any) -> dict[str, Any]:
+    """Two rounds of a chain of two, of which three tokens were accepted."""
+    bins = [0] * 20
+    return {
+        "rounds": 2,
+        "tried": {
+            "depth": [1, 2, 1, 2],
+            "rank": [0, 0, 0, 0],
+            "log_confidence": [np.log(0.5)] * 4,
+            "is_accepted": [1, 1, 1, 0],
+        },
+        "positions": [2, 2, 1],
+        "drafted": 4,
+        "values": {"count": bins, "accepted": bins, "sum": bins},
+    } | changed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Plain decoding of three questions, and EAGLE-2 that answers two of them."""
+    write(
+        tmp_path / "a.jsonl",
+        [
+            plain(1, seconds=[2.0], decode_seconds=[1.0]),
+            plain(2, category="math", seconds=[4.0], decode_seconds=[2.0]),
+            plain(3, category="rag", seconds=[1.0], decode_seconds=[0.5]),
+        ],
+    )
+    write(
+        tmp_path / "b.jsonl",
+        [
+            # With prefill twice as fast, without four times.
+            record(1, seconds=[1.0], decode_seconds=[0.25], accept_lengths=[2, 2]),
+            # Four times and twice.
+            record(
+                2,
+                category="math",
+                seconds=[1.0],
+                decode_seconds=[1.0],
+                accept_lengths=[4],
+                token_ids=[[0, 1, 2, 9, 9]],
+            ),
+        ],
+    )
+    return tmp_path
+
+
+def _group(*folders: Path) -> Group:
+    (group,) = groups(read_runs(folders), one_batch_size=True)
+    return group
+
+
+def test_columns_are_padded_and_numbers_stand_to_the_right() -> None:
+    text = tables.markdown(["method", "tau"], [["a|b", "1.25"], ["c", "10.00"]])
+    assert text.splitlines() == [
+        "| method |   tau |",
+        "| ------ | ----: |",
+        "| a\\|b   |  1.25 |",
+        "| c      | 10.00 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((None, "-"), (0, "0"), (0.1234, "0.123"), (1.239, "1.24")),
+        *((12.34, "12.3"), (1234.5, "1,234")),
+    ],
+)
+def test_numbers_have_three_digits(value: float | None, text: str) -> None:
+    assert tables.number(value) == text
+
+
+def test_table_1_has_speedup_and_tau_of_each_task(folder: Path) -> None:
+    table = tables.speedup_table(_group(folder), with_prefill=True)
+    assert _rows(table) == [
+        [
+            *("method", "mt_bench speedup", "mt_bench tau", "rag speedup", "rag tau"),
+            *("mean speedup", "mean tau", "lossless"),
+        ],
+        ["autoregressive", *["1.00x", "1.00"] * 3, "-"],
+        # The median of 2 and 4; eight tokens in three steps; one text differs.
+        ["eagle2", "3.00x", "2.67", "-", "-", "-", "-", "1/2"],
+    ]
+
+
+def test_speedups_without_prefill_use_the_decoding_time(folder: Path) -> None:
+    group = _group(folder)
+    eagle2 = group.runs[1]
+    settings = {"baseline": find_baseline(eagle2, group.runs), "task": None}
+    assert tables.speedups(eagle2, with_prefill=True, **settings) == [2.0, 4.0]
+    assert tables.speedups(eagle2, with_prefill=False, **settings) == [4.0, 2.0]
+
+
+def test_spreads_are_quartiles_over_questions(folder: Path) -> None:
+    rows = _rows(tables.spread_table(_group(folder)))
+    assert rows[-1] == [
+        *("eagle2", "mt_bench", "2", "5.00 (5.00 to 5.00)", "10.0 (7.00 to 13.0)"),
+        *("3.00x (2.50x to 3.50x)", "3.00x (2.50x to 3.50x)", "3.00 (2.50 to 3.50)"),
+    ]
+
+
+def test_first_differences_are_named(folder: Path) -> None:
+    rows = _rows(tables.differences_table(_group(folder)))
+    assert rows[1:] == [["eagle2", "math", "2", "1", "4"]]
+
+
+def test_without_plain_decoding_there_are_no_speedups(folder: Path) -> None:
+    (folder / "a.jsonl").unlink()
+    group = _group(folder)
+    rows = _rows(tables.speedup_table(group, with_prefill=True))
+    assert rows[1] == ["eagle2", "-", "2.67", "-", "2.67", "-"]
+    assert tables.differences_table(group) is None
+
+
+def test_plain_decoding_with_other_settings_is_no_baseline(tmp_path: Path) -> None:
+    others: tuple[dict[str, Any], ...] = (
+        *({"temperature": 1.0}, {"batch_size": 2}, {"max_new_tokens": 9}),
+        *({"device": "gpu"}, {"target": "other"}, {"seed": 1}),
+    )
+    for number, other in enumerate(others):
+        write(tmp_path / f"{number}.jsonl", [plain(1, **other)])
+    write(tmp_path / "eagle2.jsonl", [record(1)])
+    runs = read_runs([tmp_path])
+    (eagle2,) = [run for run in runs if not run.is_baseline]
+    assert find_baseline(eagle2, runs) is None
+    write(tmp_path / "same.jsonl", [plain(1, versions={"jax": "0.11"})])
+    assert find_baseline(eagle2, read_runs([tmp_path])) is not None
+
+
+def test_rejection_is_not_compared_token_for_token(folder: Path) -> None:
+    write(folder / "b.jsonl", [record(1, acceptance="rejection")])
+    rows = _rows(tables.speedup_table(_group(folder), with_prefill=True))
+    assert rows[2][-1] == "-"
+
+
+def test_table_3_finds_the_ablations_and_table_1_leaves_them_out(
+    folder: Path,
+) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "rerank=false": {"rerank": False},
+        "both": {"rerank": False, "rank_by": "confidence"},
+        "rank_by=confidence": {"rank_by": "confidence"},
+        # Another size has no ablation: it is not in the table.
+        "small": {"num_nodes": 30},
+    }
+    for name, change in changes.items():
+        write(folder / f"{name}.jsonl", [record(1, label=f"eagle2:{name}", **change)])
+    runs = read_runs([folder])
+    ((title, table),) = tables.ablation_tables(runs, with_prefill=True).items()
+    assert "num_nodes 60" in title
+    names = [row[0] for row in _rows(table)[1:]]
+    assert names == ["w/o both", "w/o value", "w/o reranking", "eagle2"]
+    rows = _rows(tables.speedup_table(_group(folder), with_prefill=True))
+    assert [row[0] for row in rows[1:]] == ["autoregressive", "eagle2", "eagle2:small"]
+
+
+def test_table_7_compares_throughput_at_the_same_batch_size(tmp_path: Path) -> None:
+    for size, slow, fast in ((1, 5.0, 1.0), (2, 2.0, 1.0)):
+        times: dict[str, Any] = {"batch_size": size}
+        write(tmp_path / f"a{size}.jsonl", [plain(1, seconds=[slow], **times)])
+        write(tmp_path / f"b{size}.jsonl", [record(1, seconds=[fast], **times)])
+    chain: dict[str, Any] = {"method": "chain", "label": "chain"}
+    write(tmp_path / "c.jsonl", [record(1, seconds=[2.5], **chain)])
+    ((title, table),) = tables.batch_tables(read_runs([tmp_path])).items()
+    assert title == "temperature 0"
+    assert _rows(table)[1:] == [
+        ["autoregressive", "1.00", "1.00x", "2.50", "1.00x", "1.00x"],
+        ["chain", "2.00", "2.00x", "-", "-", "-"],
+        # 5 tokens/s against plain decoding's best of 2.5.
+        ["eagle2", "5.00", "5.00x", "5.00", "2.00x", "2.00x"],
+    ]
+
+
+def test_one_batch_size_makes_no_table_7(folder: Path) -> None:
+    assert tables.batch_tables(read_runs([folder])) == {}
+
+
+def test_waste_is_what_was_drafted_but_not_accepted(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [record(1, nodes=_nodes()), record(2, nodes=_nodes())])
+    table = tables.calibration_table(_group(tmp_path))
+    # Confidence 0.5, three of four accepted.
+    assert _rows(table)[1] == [
+        *("eagle2", "8", "0.250", "-", "-", "-", "2.00", "1.50", "0.500")
+    ]
+
+
+def test_n_alpha_comes_from_nodes_or_else_from_steps(tmp_path: Path) -> None:
+    chain: dict[str, Any] = {"method": "chain", "label": "chain", "depth": 2}
+    write(tmp_path / "a.jsonl", [record(1, accept_lengths=[1, 1], **chain)])
+    rows = _rows(tables.n_alpha_table(_group(tmp_path)))
+    assert rows[1] == ["chain", "0.000 (2)", "- (0)"]
+    write(tmp_path / "a.jsonl", [record(1, nodes=_nodes(), **chain)])
+    rows = _rows(tables.n_alpha_table(_group(tmp_path)))
+    assert rows[1] == ["chain", "1.000 (2)", "0.500 (2)"]
+
+
+def test_each_temperature_and_setup_has_its_smallest_batch(tmp_path: Path) -> None:
+    every: tuple[dict[str, Any], ...] = (
+        {"temperature": 1.0, "batch_size": 4},
+        *({"batch_size": 2}, {"batch_size": 8}, {"target": "other"}),
+    )
+    for number, settings in enumerate(every):
+        write(tmp_path / f"{number}.jsonl", [record(1, **settings)])
+    found = groups(read_runs([tmp_path]), one_batch_size=True)
+    assert [(group.title, len(group.runs)) for group in found] == [
+        ("temperature 0, batch size 2, target toy", 1),
+        ("temperature 0, batch size 1, target other", 1),
+        ("temperature 1, batch size 4, target toy", 1),
+    ]
+    assert [group.slug for group in found] == ["t0", "t0-2", "t1"]
+
+
+def test_names_tell_runs_of_one_label_apart(tmp_path: Path) -> None:
+    write(tmp_path / "x" / "a.jsonl", [record(1), record(2)])
+    write(tmp_path / "x" / "b.jsonl", [record(1, depth=3)])
+    write(tmp_path / "y" / "a.jsonl", [record(1)])
+    names = unique_names(read_runs([tmp_path / "x", tmp_path / "y"]))
+    assert names == [
+        "eagle2 (depth=6, from x/a.jsonl)",
+        "eagle2 (depth=3)",
+        "eagle2 (depth=6, from y/a.jsonl)",
+    ]
+
+
+def test_folders_with_other_questions_are_one_run(tmp_path: Path) -> None:
+    for name, category in (("x", "qa"), ("y", "rag")):
+        write(tmp_path / name / "a.jsonl", [plain(1, category=category)])
+        write(tmp_path / name / "b.jsonl", [record(1, category=category)])
+    group = _group(tmp_path / "x", tmp_path / "y")
+    assert [run.tasks for run in group.runs] == [["qa", "rag"]] * 2
+    rows = _rows(tables.speedup_table(group, with_prefill=True))
+    assert rows[2] == ["eagle2", *["1.00x", "1.00"] * 3, "2/2"]
+
+
+def _read(path: Path) -> list[Run]:
+    return read_runs([path.parent])
+
+
+def test_what_is_no_folder_of_records_is_refused(tmp_path: Path) -> None:
+    refused(lambda: read_runs([tmp_path / "x"]), f"{tmp_path}/x is no folder")
+    refused(lambda: read_runs([tmp_path]), f"{tmp_path} holds no *.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    refused(lambda: read_runs([tmp_path]), f"{tmp_path} holds no *.jsonl")
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [record(1)])
+    good = path.read_bytes()
+    path.write_bytes(good + b'{"question_id": 2, "cat')
+    refused(lambda: _read(path), f"{path}:2 is not valid JSON")
+    path.write_bytes(good + b"\xff\n")
+    refused(lambda: _read(path), f"{path}:2 is not valid JSON")
+
+
+@pytest.mark.parametrize("name", ["new_tokens", "wall_time", "token_ids"])
+def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
+    broken = record(2)
+    del broken["choices"][0][name]
+    path = write(tmp_path / "a.jsonl", [record(1), broken])
+    refused(lambda: _read(path), f"{path}:2: no field `choices[0].{name}`")
+
+
+@pytest.mark.parametrize("name", ["run", "choices", "category", "question_id"])
+def test_a_missing_outer_field_is_named(tmp_path: Path, name: str) -> None:
+    broken = record(1)
+    del broken[name]
+    path = write(tmp_path / "a.jsonl", [broken])
+    refused(lambda: _read(path), f"{path}:1: no field `{name}`")
+
+
+def test_what_is_no_number_is_named(tmp_path: Path) -> None:
+    wrongs: tuple[Any, ...] = (-1.0, float("nan"), "1", None, True)
+    for wrong in wrongs:
+        path = write(tmp_path / "a.jsonl", [record(1, seconds=[wrong])])
+        refused(lambda path=path: _read(path), f"{path}:1", "wall_time", str(wrong))
+    path = write(tmp_path / "a.jsonl", [record(1, seconds=[1.0, 1.0])])
+    refused(lambda: _read(path), f"{path}:1", "different numbers of turns")
+
+
+def test_nodes_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    tried = {"depth": [1, 2], "rank": [0], "log_confidence": [0], "is_accepted": [1]}
+    root = {name: [0] for name in tried}
+    cases = (
+        ({"tried": tried}, "`nodes.tried` differ in length"),
+        ({"tried": root}, "depth below 1"),
+        ({"tried": tried | {"depth": ["x"]}}, "no number"),
+        ({"values": None}, "`nodes.values` is no dict"),
+        ({"rounds": 1.5}, "`nodes.rounds` is no int"),
+    )
+    for change, named in cases:
+        path = write(tmp_path / "a.jsonl", [record(1, nodes=_nodes(**change))])
+        refused(lambda path=path: _read(path), f"{path}:1", named)
+
+
+def test_a_file_holds_one_run_and_each_question_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [record(1), record(1)])
+    refused(lambda: _read(path), f"{path}:2", "a second time")
+    write(path, [record(1), record(2, depth=5)])
+    refused(lambda: _read(path), f"{path}:2: depth = 5", "keep one run per file")
+    write(path, [record(1, nodes=_nodes()), record(2, nodes=_nodes(positions=[1]))])
+    refused(lambda: _read(path), f"{path}:2", "nodes.positions")
+
+
+def test_a_run_may_go_on_with_other_versions_and_another_label(tmp_path: Path) -> None:
+    newer = record(2, versions={"jax": "0.11"}, label="eagle2:num_nodes=60")
+    path = write(tmp_path / "a.jsonl", [record(1), newer])
+    (run,) = _read(path)
+    assert run.settings["label"] == "eagle2"
+    assert tables.shared_settings([run])[-2:] == [
+        "versions: jax 0.10.0",
+        "versions: jax 0.11",
+    ]

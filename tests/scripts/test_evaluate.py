@@ -1,0 +1,410 @@
+"""The evaluation command as its users see it."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from eagle_jax.checkpoints import load_tokenizer
+from eagle_jax.cli.runner import BatchResult, Runner
+from eagle_jax.evaluation.templates import encode
+from tests.conftest import Main, load_main
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+Records = dict[str, list[dict[str, Any]]]
+Evaluate = Callable[..., Records]
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "evaluate.py"
+CATEGORIES = ["writing", "qa", "qa", "writing"]
+# All prompts of a conversation lie in one bucket: a compilation serves them all.
+TURNS = [
+    ["what is ten to one in rain", "so"],
+    ["a tenor is not a toaster"],
+    ["the rain on the stone is hot"],
+    ["there is no other one to see", "so"],
+]
+EAGLE2, LOOKUP = "eagle2:num_nodes=6,depth=2,width=2", "lookup:num_nodes=5,depth=2"
+EAGLE2_ID, LOOKUP_ID = "eagle2-6-2-2", "lookup-5-2-10"
+NEW_TOKENS = 4
+
+# Kills itself by a signal that cannot be caught, with two records on their way.
+KILLED = """
+import os, runpy, sys
+real, calls = os.fsync, []
+def fsync(handle):
+    calls.append(handle)
+    os.kill(os.getpid(), 9) if len(calls) == 2 else real(handle)
+os.fsync = fsync
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="session")
+def evaluate_main() -> Main:
+    """`main` of `scripts/evaluate.py`."""
+    return load_main("evaluate")
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("questions") / "mine.jsonl"
+    records = [
+        {"question_id": 81 + number, "category": category, "turns": turns}
+        for number, (category, turns) in enumerate(zip(CATEGORIES, TURNS, strict=True))
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture(scope="session")
+def flags(tiny_pair: Path, questions: Path) -> list[str]:
+    """All flags but the methods and the output."""
+    return [
+        *("--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"),
+        *("--small-model", f"{tiny_pair}/target", "--questions", str(questions)),
+        *("--max-new-tokens", str(NEW_TOKENS)),
+    ]
+
+
+def read(folder: Path) -> Records:
+    return {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(folder.glob("*.jsonl"))
+    }
+
+
+@pytest.fixture(scope="session")
+def evaluate(evaluate_main: Main, flags: list[str]) -> Evaluate:
+    def run(folder: Path, methods: list[str], *extra: str) -> Records:
+        given = [*flags, "--methods", *methods, "--output", str(folder), *extra]
+        assert evaluate_main(given) == 0
+        return read(folder)
+
+    return run
+
+
+def texts(records: list[dict[str, Any]]) -> dict[int, list[list[int]]]:
+    return {r["question_id"]: r["choices"][0]["token_ids"] for r in records}
+
+
+def test_every_method_is_on_record_with_the_targets_own_text(
+    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = evaluate(tmp_path, ["autoregressive", EAGLE2, LOOKUP], "--nodes")
+    plain = runs["autoregressive-t0-b1"]
+    names = ("autoregressive", EAGLE2_ID, LOOKUP_ID)
+    assert set(runs) == {f"{name}-t0-b1" for name in names}
+    for records in runs.values():
+        assert texts(records) == texts(plain)
+        for record in records:
+            check_record(record)
+    assert capsys.readouterr().out.count("0 of 4") == 2
+
+
+def check_record(record: dict[str, Any]) -> None:
+    """The fields agree with one another."""
+    choice, run, nodes = record["choices"][0], record["run"], record["nodes"]
+    number = record["question_id"] - 81
+    assert record["category"] == CATEGORIES[number]
+    per_turn = [choice[name] for name in choice if name not in ("index",)]
+    per_turn.remove(choice["accept_lengths"])
+    assert {len(values) for values in per_turn} == {len(TURNS[number])}
+    assert choice["new_tokens"] == [len(ids) for ids in choice["token_ids"]]
+    assert max(choice["new_tokens"]) <= NEW_TOKENS
+    steps = choice["accept_lengths"]
+    assert len(steps) == sum(choice["decoding_steps"])
+    assert sum(steps) >= sum(choice["new_tokens"]) - len(TURNS[number])
+    for wall, decode in zip(choice["wall_time"], choice["decode_time"], strict=True):
+        assert 0 < decode < wall
+    assert run["max_length"] == 256
+    assert run["dtype"] == "float32"
+    seconds = record["step_seconds"]
+    assert set(seconds) == {"draft", "verify", "commit", "token"}
+    assert seconds["token"] > 0
+    if run["method"] == "autoregressive":
+        assert nodes is None
+        assert set(steps) == {1}
+        assert sum(steps) == sum(choice["new_tokens"]) - len(TURNS[number])
+        assert run["num_nodes"] == 1
+        assert seconds["draft"] is seconds["verify"] is seconds["commit"] is None
+        return
+    assert seconds["draft"] > 0
+    assert seconds["verify"] > 0
+    assert nodes["rounds"] == len(steps) == nodes["positions"][0]
+    assert len(nodes["positions"]) == run["num_nodes"]
+    accepted = sum(steps) - len(steps)
+    assert sum(nodes["positions"][1:]) == accepted
+    assert sum(nodes["tried"]["is_accepted"]) == accepted
+    assert sum(nodes["values"]["count"]) == nodes["drafted"]
+    assert max(nodes["tried"]["depth"], default=1) <= run["depth"]
+
+
+def test_batches_change_neither_texts_nor_nodes(
+    evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, num_batches = Runner.run, 0
+
+    def run(runner: Runner, *arguments: Any) -> BatchResult:
+        nonlocal num_batches
+        num_batches += len(arguments) == 2  # Not those that are looked at.
+        done = real(runner, *arguments)
+        return dataclasses.replace(done, prefill_seconds=1.0, decode_seconds=2.0)
+
+    # Long enough for rows to be finished at different rounds.
+    flags = ["--nodes", "--max-new-tokens", "24", "--categories", "qa"]
+    (alone,) = evaluate(tmp_path, [LOOKUP], *flags).values()
+    monkeypatch.setattr(Runner, "run", run)
+    flags += ["--batch-sizes", "3"]
+    (batched,) = evaluate(tmp_path / "batched", [LOOKUP], *flags).values()
+    assert texts(batched) == texts(alone)
+    assert len({r["nodes"]["rounds"] for r in alone}) == 2
+    nodes = [{r["question_id"]: r["nodes"] for r in way} for way in (alone, batched)]
+    assert nodes[0] == nodes[1]
+    for name, seconds in (("wall_time", 3.0), ("decode_time", 2.0)):
+        shares = [share for r in batched for share in r["choices"][0][name]]
+        assert sum(shares) == pytest.approx(num_batches * seconds)
+    assert num_batches < len(shares)
+
+
+def test_answers_are_fed_back(
+    evaluate: Evaluate, tiny_pair: Path, tmp_path: Path
+) -> None:
+    runs = evaluate(tmp_path, ["autoregressive"], "--batch-sizes", "1", "3")
+    records, batched = (runs[f"autoregressive-t0-b{size}"] for size in (1, 3))
+    assert texts(records) == texts(batched)
+    tokenizer = load_tokenizer(tiny_pair / "target", 300)
+    for record in records:
+        choice, turns = record["choices"][0], TURNS[record["question_id"] - 81]
+        for number, length in enumerate(choice["prompt_tokens"], 1):
+            answers = choice["turns"][: number - 1]
+            prompt = encode(tokenizer, "none", turns[:number], answers)
+            assert len(prompt) == length
+
+
+def test_a_kill_loses_and_repeats_nothing(
+    evaluate: Evaluate,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (whole,) = evaluate(tmp_path / "whole", ["autoregressive"]).values()
+    folder = tmp_path / "killed"
+    settings = ["--methods", "autoregressive", "--output", str(folder)]
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(SCRIPT), *flags, *settings],
+        env=os.environ | cache,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    path = folder / "autoregressive-t0-b1.jsonl"
+    written = path.read_bytes()
+    assert written.count(b"\n") == 2
+    path.write_bytes(written + b'{"question_id": 8')  # And a third one, torn.
+    (resumed,) = evaluate(folder, ["autoregressive"]).values()
+    assert path.read_bytes().startswith(written)
+    assert sorted(r["question_id"] for r in resumed) == [81, 82, 83, 84]
+    assert texts(resumed) == texts(whole)
+    assert "2 of 4 questions are on record already" in capsys.readouterr().err
+    before = path.read_bytes()
+    evaluate(folder, ["autoregressive"])
+    assert path.read_bytes() == before, "nothing is left to be done"
+
+
+def test_ctrl_c_keeps_what_is_on_record(
+    evaluate: Evaluate,
+    evaluate_main: Main,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real = os.fsync
+
+    def interrupted(handle: int) -> None:
+        real(handle)
+        raise KeyboardInterrupt
+
+    given = [*flags, "--methods", "autoregressive", "--output", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        assert evaluate_main(given) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    (records,) = read(tmp_path).values()
+    assert len(records) == 1
+    (records,) = evaluate(tmp_path, ["autoregressive"]).values()
+    assert len(texts(records)) == len(records) == 4
+
+
+def test_long_prompts_lose_their_beginning(
+    evaluate: Evaluate,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = evaluate(tmp_path, ["autoregressive", LOOKUP], "--max-length", "16")
+    for records in runs.values():
+        lengths = [n for r in records for n in r["choices"][0]["prompt_tokens"]]
+        assert set(lengths) == {12}
+    plain, lookup = runs.values()
+    assert texts(plain) == texts(lookup)
+    warned = [
+        line for line in capsys.readouterr().err.splitlines() if "warning" in line
+    ]
+    assert len(warned) == 2, "once per file"
+    assert "6 prompts were longer than max_length - max_new_tokens = 12" in warned[0]
+
+
+def test_the_end_of_a_long_prompt_is_kept(evaluate: Evaluate, tmp_path: Path) -> None:
+    prompts = tmp_path / "two.json"
+    prompts.write_text(json.dumps([start + "1!2?3%4&5=6+7-8*" for start in "XZ"]))
+    flags = ["--questions", str(prompts), "--max-length", "16"]
+    (records,) = evaluate(tmp_path, ["autoregressive"], *flags).values()
+    assert texts(records)[0] == texts(records)[1]
+
+
+def test_questions_are_chosen_and_joined(evaluate: Evaluate, tmp_path: Path) -> None:
+    other = tmp_path / "more.txt"
+    other.write_text("one\n\ntwo\n")
+    flags = ["--per-category", "1", "--categories", "qa,more"]
+    runs = evaluate(tmp_path / "one", ["autoregressive"], *flags[:3], "qa")
+    (records,) = runs.values()
+    assert [r["category"] for r in records] == ["qa"]
+    assert type(records[0]["question_id"]) is int
+    files = ["--questions", str(other), str(tmp_path / "mine.json")]
+    (tmp_path / "mine.json").write_text(json.dumps(["ten"]))
+    runs = evaluate(tmp_path / "two", ["autoregressive"], *files)
+    (records,) = runs.values()
+    assert [r["question_id"] for r in records] == ["more-0", "more-1", "mine-0"]
+    assert [r["category"] for r in records] == ["more", "more", "mine"]
+
+
+def test_rejection_has_runs_of_its_own_above_temperature_zero(
+    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["autoregressive", LOOKUP, f"{LOOKUP},acceptance=rejection"]
+    runs = evaluate(tmp_path, methods, "--temperatures", "0", "1")
+    rules = {name: records[0]["run"]["acceptance"] for name, records in runs.items()}
+    assert rules == {
+        "autoregressive-t0-b1": "greedy",
+        f"{LOOKUP_ID}-t0-b1": "greedy",
+        "autoregressive-t1-b1": "coupled",
+        f"{LOOKUP_ID}-t1-b1": "coupled",
+        f"{LOOKUP_ID}-rejection-t1-b1": "rejection",
+    }
+    plain, coupled = (runs[f"{name}-t1-b1"] for name in ("autoregressive", LOOKUP_ID))
+    assert texts(plain) == texts(coupled) != texts(runs["autoregressive-t0-b1"])
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if "rejection" in line
+    ]
+    assert " of " not in line, "other draws of one law are compared with nothing"
+
+
+def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:
+    flags = ["--max-new-tokens", "1", "--nodes", "--per-category", "1"]
+    (records,) = evaluate(tmp_path, [LOOKUP], *flags).values()
+    choice = records[0]["choices"][0]
+    assert choice["accept_lengths"] == []
+    assert choice["decoding_steps"] == [0] * len(choice["turns"])
+    assert records[0]["nodes"]["rounds"] == 0
+    assert records[0]["step_seconds"]["draft"] is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (["--methods", "eagle3"], "'eagle3' is no method; known are eagle2"),
+        (["--methods", "eagle2:nodes=3"], "'nodes=3' is not known; give key=value"),
+        (["--methods", "eagle2:depth"], "'depth' is not known; give key=value"),
+        (["--methods", "eagle1:depth=3"], "give key=value with acceptance"),
+        (["--methods", "autoregressive:depth=3"], "give no settings"),
+        (["--methods", "chain:depth=3,depth=4"], "depth is given twice"),
+        (["--methods", "chain:depth=x"], "depth = 'x' must be int"),
+        (["--methods", "chain:depth=1.5"], "depth = 1.5 must be int"),
+        (["--methods", "chain:depth=-1"], "depth = -1 must be 0 or more"),
+        (["--methods", "eagle2:rerank=1"], "rerank = 1 must be bool"),
+        (["--methods", "chain:acceptance=typical"], "must be one of 'coupled'"),
+        (["--methods", "eagle2:calibration=a", "eagle2:calibration=b"], "both be"),
+        (["--methods", "eagle2:calibration=/no/file"], "/no/file"),
+        (["--temperatures", "-1"], "temperature = -1.0 must be finite, 0 or more"),
+        (["--batch-sizes", "0"], "batch_size = 0 must be at least 1"),
+        (["--max-new-tokens", "256"], "leaves no room for a prompt in max_length"),
+        (["--max-length", "9999"], "256 positions"),
+        (["--template", "tokenizer"], "needs a chat template"),
+        (["--questions", "nowhere.jsonl"], "cannot read the questions nowhere.jsonl"),
+        (["--categories", "qa,rag"], "'rag' is unknown; the files have writing, qa"),
+        (["--output", "/dev/null/folder"], "cannot write the records"),
+        (["--small-model", "nowhere", "--methods", "small-model"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    evaluate_main: Main,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    extra: list[str],
+    named: str,
+) -> None:
+    folder = tmp_path / "out"
+    usual = [*flags, "--methods", "chain", "--output", str(folder)]
+    assert evaluate_main([*usual, *extra]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    (error,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert err.splitlines()[-1] == error
+    assert named in error
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        ("eagle2", "--draft FOLDER"),
+        ("chain", "--draft FOLDER"),
+        ("small-model", "--small-model FOLDER"),
+    ],
+)
+def test_a_method_without_its_weights_is_refused_before_anything_is_loaded(
+    evaluate_main: Main,
+    tiny_pair: Path,
+    questions: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+    named: str,
+) -> None:
+    flags = ["--target", f"{tiny_pair}/target", "--questions", str(questions)]
+    flags += ["--methods", "lookup", method, "--output", str(tmp_path)]
+    assert evaluate_main(flags) == 2
+    err = capsys.readouterr().err
+    assert named in err
+    assert "loading" not in err
+
+
+def test_other_settings_are_refused_before_any_run(
+    evaluate: Evaluate,
+    evaluate_main: Main,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    evaluate(tmp_path, ["autoregressive"], "--per-category", "1")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    methods = ["--methods", "chain", "autoregressive", "--output", str(tmp_path)]
+    assert evaluate_main([*flags, *methods, "--seed", "3"]) == 2
+    assert "written with seed = 0, but now it is 3" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,0 +1,157 @@
+"""The tuner as its users see it."""
+
+import contextlib
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle_jax.cli.tune import Timing
+from eagle_jax.cli.tune_report import Entry, distance, entries, settings_file
+from eagle_jax.config import GenerateConfig, Method, TreeConfig, load_config
+from eagle_jax.evaluation.tuning import Prediction, parse_grid
+from tests.conftest import Main, load_main
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def tune() -> Main:
+    return load_main("tune")
+
+
+@pytest.fixture(scope="module")
+def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("tuned")
+    prompts = folder / "prompts.json"
+    prompts.write_text(json.dumps(["ten", "one more", "no"]))
+    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    small = ["--max-new-tokens", "8", "--repeats", "1", "--grid", "2/1/1 3/2/1"]
+    output = ["--output", str(folder / "tuned.toml")]
+    return [*folders, "--prompts", str(prompts), *small, *output]
+
+
+@pytest.fixture(scope="module")
+def output(tune: Main, flags: list[str]) -> str:
+    """What a run prints."""
+    batch = ["--batch-size", "2", "--sweep", "--finalists", "1"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert tune([*flags, *batch, "--temperature", "0.5"]) == 0
+    return printed.getvalue()
+
+
+def entry(settings: str, speedup: float) -> Entry:
+    (tree,) = parse_grid(settings)
+    return Entry(
+        prediction=Prediction(tree=tree, tokens_per_round=2.0, speedup=speedup),
+        tokens_per_round=2.0,
+        speedup=speedup,
+    )
+
+
+def test_what_is_written_can_be_generated_with(output: str, flags: list[str]) -> None:
+    file = Path(flags[-1])
+    config = load_config(file, GenerateConfig)
+    assert config.decoding.batch_size == 2
+    pays = config.decoding.method == "eagle2"
+    assert pays or config.decoding.method == "autoregressive"
+    assert ("no tree pays" in output) != pays
+    names = sorted(path.name for path in file.parent.iterdir())
+    assert names == ["prompts.json", "tuned.toml"]
+
+
+def test_predicted_and_measured_tokens_per_round_agree(output: str) -> None:
+    assert "sweep of 2 trees" in output
+    rows = [line.split("│") for line in output.splitlines()]
+    trees = [row for row in rows if len(row) > 5 and "/" in row[1]]
+    assert {row[1].strip() for row in trees} == {"2/1/1", "3/2/1"}
+    for row in trees:
+        assert row[2].strip() == row[4].strip()
+
+
+@pytest.mark.parametrize("method", ["eagle2", "small-model"])
+def test_the_best_tree_is_recommended_if_it_pays(
+    tmp_path: Path, method: Method
+) -> None:
+    file = tmp_path / "tuned.toml"
+    fast, slow = entry("8/7/1", 1.5), entry("8/7/1", 0.9)
+    common = {"batch_size": 3, "comments": ("a line",)}
+    text = settings_file(fast, method=method, dtype="float32", **common)
+    assert "1.50 times" in text
+    file.write_text(text)
+    config = load_config(file, GenerateConfig)
+    assert config.tree == TreeConfig(num_nodes=8, depth=7, width=1)
+    assert config.decoding.method == method
+    assert (config.decoding.batch_size, config.decoding.dtype) == (3, "float32")
+
+    text = settings_file(slow, method=method, dtype="auto", **common)
+    assert "no tree pays" in text
+    file.write_text(text)
+    config = load_config(file, GenerateConfig)
+    assert config.decoding.method == "autoregressive"
+    assert config.tree == TreeConfig()
+
+
+def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
+    best = entry("8/4/2", 2.0)
+    tree = dataclasses.replace(best.prediction.tree, calibration='a "b".json')
+    prediction = dataclasses.replace(best.prediction, tree=tree)
+    best = dataclasses.replace(best, prediction=prediction)
+    file = tmp_path / "tuned.toml"
+    file.write_text(
+        settings_file(best, method="eagle2", batch_size=1, dtype="auto", comments=())
+    )
+    assert load_config(file, GenerateConfig).tree == tree
+
+
+def test_speeds_compare_neighbours_in_time() -> None:
+    plain = Timing(tokens=10, row_rounds=10, seconds=(1.0, 4.0, 2.0))
+    tree = Timing(tokens=10, row_rounds=4, seconds=(0.5, 1.0, 2.0))
+    assert tree.speedup(plain) == 2.0
+    assert tree.tokens_per_round == 2.5
+    predictions = [entry("3/2/1", 1.0).prediction, entry("4/2/2", 0.5).prediction]
+    found = entries(predictions, plain, [plain, tree])
+    assert [e.prediction.tree.width for e in found] == [2, 1]
+
+
+def test_the_distance_is_that_of_the_second_measurement() -> None:
+    swept = [entry("4/2/2", 2.0), entry("3/2/1", 1.5)]
+    line = distance(entry("3/2/1", 9.0), swept)
+    assert "best is 4/2/2 at 2.00" in line
+    assert "measures 1.50, 25.0% less" in line
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (["--grid", "8-7-1"], "num_nodes/depth/width"),
+        (["--repeats", "0"], "--repeats"),
+        (["--max-new-tokens", "1"], "--max-new-tokens"),
+        (["--batch-size", "4"], "more prompts"),
+        (["--max-new-tokens", "300"], "256 positions"),
+        (["--output", "nowhere/tuned.toml"], "nowhere/tuned.toml"),
+        (["--temperature", "-1"], "temperature"),
+        (["--calibration", "none.json"], "none.json"),
+    ],
+    ids=str,
+)
+def test_bad_input_ends_in_one_line(
+    tune: Main,
+    flags: list[str],
+    capsys: pytest.CaptureFixture[str],
+    extra: list[str],
+    named: str,
+) -> None:
+    assert tune([*flags, *extra]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert named in error
+
+
+def test_a_sweep_needs_a_grid(tune: Main, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune(["--sweep"]) == 2
+    assert "--grid" in capsys.readouterr().err
+    assert tune(["--target", "somewhere"]) == 2
+    assert "--draft" in capsys.readouterr().err
