@@ -37,8 +37,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add(
         "--by",
         choices=("depth", "rank"),
-        default="depth",
-        help="one exponent per depth, or per depth and rank among siblings",
+        default="rank",
+        help="one exponent per depth and rank among siblings, or per depth",
     )
     add("--temperature", type=float, help="take only runs of this temperature")
     add("--draft", metavar="NAME", help="take only runs of this draft")

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import assets
-from eagle_jax.checkpoints import check_max_length, resolve, stored_dtype
+from eagle_jax.checkpoints import check_max_length
 from eagle_jax.cli import report
 from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.evaluate import Job, evaluate
@@ -147,9 +147,12 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         _check_weights(run, arguments)
     questions = _read_questions(arguments)
     say(f"loading {arguments.target}")
-    dtype = _dtype(config.decoding.dtype, arguments.target)
     source = open_pair(
-        arguments.target, None, tree=config.tree, dtype=dtype, method="autoregressive"
+        arguments.target,
+        None,
+        tree=config.tree,
+        dtype=config.decoding.dtype,
+        method="autoregressive",
     )
     check_template(source.tokenizer, arguments.template)
     max_length = config.decoding.max_length or source.config.max_positions
@@ -160,7 +163,7 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             f"prompt in max_length = {max_length}; give fewer"
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    jobs = _open_jobs(arguments, runs, source, dtype, max_length)
+    jobs = _open_jobs(arguments, runs, source, max_length)
     for job in jobs:
         check_records(job.path, job.settings, questions)
     records = {}
@@ -195,19 +198,10 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
     )
 
 
-def _dtype(choice: str, target: str) -> str:
-    """Returns the type of weights and caches that "auto" stands for."""
-    if choice != "auto":
-        return choice
-    on_cpu = jax.devices()[0].platform == "cpu"
-    return "float32" if on_cpu else stored_dtype(resolve(target))
-
-
 def _open_jobs(
     arguments: argparse.Namespace,
     runs: Sequence[Run],
     source: PairSource,
-    dtype: str,
     max_length: int,
 ) -> list[Job]:
     """Loads the target and every draft model once, for all runs."""
@@ -216,7 +210,7 @@ def _open_jobs(
         source.config,
         head=arguments.draft,
         small_model=arguments.small_model,
-        dtype=dtype,
+        dtype=source.dtype,
     )
     pair = source.load()
     models = load_models(pair.params.target)
@@ -233,7 +227,7 @@ def _open_jobs(
             "system_prompt": arguments.system_prompt,
             "target": _EMBEDDED.get(arguments.target, arguments.target),
             "draft": None if draft is None else _EMBEDDED.get(draft, draft),
-            "dtype": dtype,
+            "dtype": source.dtype,
             "device": jax.devices()[0].device_kind,
             "versions": report.versions(),
         }

@@ -65,11 +65,13 @@ class PairSource:
 
     Attributes:
         config: Sizes of the target.
+        dtype: Of weights and caches; what "auto" came to.
         tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
         load: Reads or makes the weights.
     """
 
     config: TransformerConfig
+    dtype: str
     tokenizer: Any
     load: Callable[[], LoadedPair]
 
@@ -119,7 +121,7 @@ def open_pair(
             stop_tokens=checkpoints.stop_tokens(folder),
         )
 
-    return PairSource(config=config, tokenizer=tokenizer, load=load)
+    return PairSource(config=config, dtype=dtype, tokenizer=tokenizer, load=load)
 
 
 def open_drafter(
@@ -228,7 +230,7 @@ def open_random(
             stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
         )
 
-    return PairSource(config=config, tokenizer=tokenizer, load=load)
+    return PairSource(config=config, dtype=dtype, tokenizer=tokenizer, load=load)
 
 
 def _on_cpu() -> bool:

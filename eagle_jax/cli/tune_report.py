@@ -46,9 +46,12 @@ def entries(
 
 
 def result_table(title: str, measured: Sequence[Entry]) -> Table:
-    """Returns trees beside plain decoding."""
+    """Returns trees beside plain decoding.
+
+    "known" is the share of tokens at which the prediction guesses nothing.
+    """
     table = Table(
-        *("tree", "predicted tokens/round", "speedup"),
+        *("tree", "known", "predicted tokens/round", "speedup"),
         *("measured tokens/round", "speedup"),
         title=title,
     )
@@ -56,12 +59,13 @@ def result_table(title: str, measured: Sequence[Entry]) -> Table:
         prediction = entry.prediction
         table.add_row(
             show(prediction.tree),
+            f"{prediction.certainty:.1%}",
             f"{prediction.tokens_per_round:.3f}",
             f"{prediction.speedup:.2f}",
             f"{entry.tokens_per_round:.3f}",
             f"{entry.speedup:.2f}",
         )
-    table.add_row("plain decoding", "1.000", "1.00", "1.000", "1.00")
+    table.add_row("plain decoding", "", "1.000", "1.00", "1.000", "1.00")
     return table
 
 

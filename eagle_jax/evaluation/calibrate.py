@@ -5,7 +5,8 @@ Every drafted node whose parent was accepted is one trial: it was accepted or no
 and `s` is fitted by maximum likelihood, one number per cell.
 
 Cells: one per depth, or one per depth and rank. A cell with fewer than `MIN_TRIALS`
-trials takes its depth's exponent, a depth with fewer takes that of all trials together.
+trials takes the exponent of its rank at all depths, which matters more than the depth;
+a rank or a depth with fewer takes that of all trials together.
 """
 
 import dataclasses
@@ -174,17 +175,23 @@ def fit(trials: Trials, *, by: Literal["depth", "rank"]) -> Fit:
 def fit_calibration(trials: Trials, *, by: Literal["depth", "rank"]) -> Calibration:
     """Returns the exponents of greatest likelihood; see the rules above."""
     overall = fit_exponent(trials.log_confidence, trials.is_accepted)
-    num_ranks = int(trials.rank.max()) + 1 if by == "rank" else 1
-    rows = []
-    for depth in range(1, int(trials.depth.max()) + 1):
-        level = trials.where(trials.depth == depth)
-        of_depth = _fit_or(overall, level)
-        if by == "depth":
-            rows.append((of_depth,))
-            continue
-        cells = (level.where(level.rank == rank) for rank in range(num_ranks))
-        rows.append(tuple(_fit_or(of_depth, cell) for cell in cells))
-    return Calibration(exponents=tuple(rows))
+    depths = range(1, int(trials.depth.max()) + 1)
+    if by == "depth":
+        levels = (trials.where(trials.depth == depth) for depth in depths)
+        return Calibration(
+            exponents=tuple((_fit_or(overall, level),) for level in levels)
+        )
+    ranks = [trials.where(trials.rank == r) for r in range(int(trials.rank.max()) + 1)]
+    shared = [_fit_or(overall, of_rank) for of_rank in ranks]
+    return Calibration(
+        exponents=tuple(
+            tuple(
+                _fit_or(other, of_rank.where(of_rank.depth == depth))
+                for other, of_rank in zip(shared, ranks, strict=True)
+            )
+            for depth in depths
+        )
+    )
 
 
 def fit_exponent(log_confidence: np.ndarray, is_accepted: np.ndarray) -> float:

@@ -16,10 +16,11 @@ from eagle_jax.errors import InputError
 
 QuestionId = int | str
 
-_MT_BENCH = {
+MT_BENCH = {
     *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
     "humanities",
 }
+"""Categories of MT-bench, one task of Spec-Bench."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ def read_questions(path: Path) -> list[Question]:
     if not questions:
         raise InputError(f"{path} holds no question")
     categories = {question.category for question in questions}
-    is_mixed_up = len(categories) == 1 and categories <= _MT_BENCH
+    is_mixed_up = len(categories) == 1 and categories <= MT_BENCH
     own = path.stem == "question" and is_mixed_up
     return [
         dataclasses.replace(question, category=_name(path))

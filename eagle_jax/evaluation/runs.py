@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.evaluation import metrics
+from eagle_jax.evaluation.questions import MT_BENCH
 
 SETUP = (
     *("target", "dtype", "device", "template", "system_prompt"),
@@ -27,11 +28,6 @@ TREE = (
 """Settings of one method."""
 
 _METHODS = ("autoregressive", "lookup", "small-model", "chain", "eagle1", "eagle2")
-_MT_BENCH = (
-    *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
-    "humanities",
-)
-
 QuestionKey = tuple[str, str]
 """Category and id: files of different tasks may count from the same number."""
 
@@ -97,7 +93,7 @@ class Answer:
     @property
     def task(self) -> str:
         """MT-bench's categories are one task, every other category is its own."""
-        return "mt_bench" if self.category in _MT_BENCH else self.category
+        return "mt_bench" if self.category in MT_BENCH else self.category
 
     def speed(self, *, with_prefill: bool) -> float | None:
         """Returns tokens per second over all turns."""

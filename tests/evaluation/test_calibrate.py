@@ -1,5 +1,6 @@
 """The fit of exponents to what was accepted."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -112,27 +113,30 @@ def test_every_cell_has_its_own_exponent() -> None:
         assert min(own) < row[0] < max(own)
 
 
-def test_cells_with_few_trials_share_a_fit() -> None:
-    many, few = draw({(1, 0): 2.0, (1, 1): 1.0}, 1000), draw({(1, 1): 1.0}, 50)
-    deep = draw({(3, 0): 0.3}, 50)
-    trials = Trials(
-        **{
-            name: np.concatenate(
-                [
-                    getattr(many, name)[:1000],
-                    getattr(few, name),
-                    getattr(deep, name),
-                ]
-            )
-            for name in ("depth", "rank", "log_confidence", "is_accepted", "question")
-        }
+def join(*parts: Trials) -> Trials:
+    names = [field.name for field in dataclasses.fields(Trials)]
+    return Trials(
+        **{n: np.concatenate([getattr(part, n) for part in parts]) for n in names}
     )
-    table = fit_calibration(trials, by="rank").exponents
+
+
+def test_cells_with_few_trials_share_a_fit() -> None:
+    trials = join(
+        draw({(1, 0): 2.0, (1, 1): 1.0}, 1000),
+        draw({(3, 1): 0.3}, 50),  # Few of a rank with many.
+        draw({(3, 2): 0.3}, 50),  # Few of a rank with few.
+    )
+    of_rank = [
+        fit_exponent(part.log_confidence, part.is_accepted)
+        for part in (trials.where(trials.rank == rank) for rank in (0, 1))
+    ]
     overall = fit_exponent(trials.log_confidence, trials.is_accepted)
-    level = trials.where(trials.depth == 1)
-    of_depth = fit_exponent(level.log_confidence, level.is_accepted)
-    assert table[0][0] != table[0][1] == of_depth
-    assert table[1] == table[2] == (overall, overall)
+    table = fit_calibration(trials, by="rank").exponents
+    assert table[1] == table[2] == (*of_rank, overall)
+    assert table[0][0] == of_rank[0]
+    assert table[0][1] != of_rank[1]
+    by_depth = fit_calibration(trials, by="depth").exponents
+    assert by_depth[1] == by_depth[2] == (overall,) != by_depth[0]
 
 
 @pytest.mark.parametrize("by", ["depth", "rank"])

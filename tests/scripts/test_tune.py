@@ -65,10 +65,11 @@ def test_what_is_written_can_be_generated_with(output: str, flags: list[str]) ->
 def test_predicted_and_measured_tokens_per_round_agree(output: str) -> None:
     assert "sweep of 2 trees" in output
     rows = [line.split("│") for line in output.splitlines()]
-    trees = [row for row in rows if len(row) > 5 and "/" in row[1]]
+    trees = [row for row in rows if len(row) > 6 and "/" in row[1]]
     assert {row[1].strip() for row in trees} == {"2/1/1", "3/2/1"}
     for row in trees:
-        assert row[2].strip() == row[4].strip()
+        assert row[2].strip() == "100.0%"
+        assert row[3].strip() == row[5].strip()
 
 
 @pytest.mark.parametrize("method", ["eagle2", "small-model"])
