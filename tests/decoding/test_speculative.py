@@ -16,6 +16,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyDrafter, ToyTarget, assert_same_tokens
 from tests.helpers import texts
+from tests.joint_law import LAW_TARGET, check_joint_law, law_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -218,32 +219,6 @@ def test_accept_lengths_are_recorded_uncut() -> None:
 
 
 NUM_DRAWS = 40_000
-LAW_TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
-
-
-def exact_law(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
-    """The joint law of the next three tokens, from the toy's logits alone."""
-
-    def next_law(path: list[int]) -> np.ndarray:
-        tokens = jnp.array([path])
-        output = LAW_TARGET.forward(
-            (),
-            tokens,
-            jnp.arange(len(path))[None],
-            None,
-            LAW_TARGET.init_cache(1, 0),
-        )
-        logits = np.asarray(LAW_TARGET.unembed((), output.hidden))[0, -1] / temperature
-        if top_k:
-            logits[logits < np.sort(logits)[-top_k]] = -np.inf
-        law = np.exp(logits - logits.max(), dtype=np.float64)
-        return law / law.sum()
-
-    law = np.zeros((4, 4, 4))
-    for first, p_first in enumerate(next_law(prompt)):
-        for second, p_second in enumerate(next_law([*prompt, first])):
-            law[first, second] = p_first * p_second * next_law([*prompt, first, second])
-    return law
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
@@ -265,15 +240,7 @@ def test_three_tokens_have_the_targets_joint_law(
     state = speculative.generate(
         LAW_TARGET, law_drafter, params(), requests, acceptance=rule
     )
-    drawn = np.array(texts(requests, state))
-    counts = np.zeros((4, 4, 4))
-    np.add.at(counts, tuple(drawn.T), 1)
-    law = exact_law(prompt, temperature, top_k)
-    assert counts[law == 0].sum() == 0
-    distance = 0.5 * np.abs(counts / NUM_DRAWS - law).sum()
-    # Mean of the distance for draws from the law itself; its spread is far smaller.
-    expected = 0.5 * np.sqrt(2 / np.pi * law * (1 - law) / NUM_DRAWS).sum()
-    assert distance < 1.5 * expected
+    check_joint_law(texts(requests, state), law_of(prompt, temperature, top_k))
     assert state.accept_lengths.sum() > NUM_DRAWS / 4  # Drafts did take part.
 
 

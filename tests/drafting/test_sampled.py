@@ -14,14 +14,15 @@ from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params, Sampling
-from eagle_jax.testing import ToyTarget, assert_same_tokens, assert_valid_tree
+from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
 from tests.drafting.toy_model import ToyModel
 from tests.helpers import texts
+from tests.joint_law import LAW_TARGET as TARGET
+from tests.joint_law import check_joint_law, law_of
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
 OTHER = ToyModel(vocab_size=4, sharpness=1.0, seed=7)
 TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=TARGET.seed)
 # A childless node stands between the inner ones.
@@ -32,30 +33,6 @@ NUM_DRAWS = 30_000
 
 def sampled(model: ToyModel, tree: Topology) -> TreeDrafter:
     return TreeDrafter(model=model, tree=tree, sampled=True)
-
-
-def exact_law(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
-    """The joint law of the next three tokens, from the toy's logits alone."""
-
-    def next_law(path: list[int]) -> np.ndarray:
-        output = TARGET.forward(
-            (),
-            jnp.array([path]),
-            jnp.arange(len(path))[None],
-            None,
-            TARGET.init_cache(1, 0),
-        )
-        logits = np.asarray(TARGET.unembed((), output.hidden))[0, -1] / temperature
-        if top_k:
-            logits[logits < np.sort(logits)[-top_k]] = -np.inf
-        law = np.exp(logits - logits.max(), dtype=np.float64)
-        return law / law.sum()
-
-    law = np.zeros((4, 4, 4))
-    for first, p_first in enumerate(next_law(prompt)):
-        for second, p_second in enumerate(next_law([*prompt, first])):
-            law[first, second] = p_first * p_second * next_law([*prompt, first, second])
-    return law
 
 
 @pytest.mark.parametrize("tree", [BUSH, chain(2)], ids=["bush", "chain"])
@@ -74,14 +51,7 @@ def test_three_tokens_have_the_targets_joint_law(
     state = speculative.generate(
         TARGET, sampled(OTHER, tree), PARAMS, requests, acceptance="rejection"
     )
-    counts = np.zeros((4, 4, 4))
-    np.add.at(counts, tuple(np.array(texts(requests, state)).T), 1)
-    law = exact_law(prompt, temperature, top_k)
-    assert counts[law == 0].sum() == 0
-    distance = 0.5 * np.abs(counts / NUM_DRAWS - law).sum()
-    # Mean of the distance for draws from the law itself; its spread is far smaller.
-    expected = 0.5 * np.sqrt(2 / np.pi * law * (1 - law) / NUM_DRAWS).sum()
-    assert distance < 1.5 * expected
+    check_joint_law(texts(requests, state), law_of(prompt, temperature, top_k))
     assert state.accept_lengths.sum() > NUM_DRAWS / 4  # Drafts did take part.
 
 
