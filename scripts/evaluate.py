@@ -42,6 +42,7 @@ from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import GenerateConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import metrics
+from eagle_jax.evaluation.calibrate import load_calibration
 from eagle_jax.evaluation.questions import (
     Question,
     choose,
@@ -182,6 +183,8 @@ def _check_weights(run: Run, arguments: argparse.Namespace) -> None:
         )
     if run.method in HEAD_METHODS:
         check_draft(run.method, arguments.draft)
+    if run.config.tree.calibration is not None:
+        load_calibration(Path(run.config.tree.calibration))
 
 
 def _read_questions(arguments: argparse.Namespace) -> list[Question]:

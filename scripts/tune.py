@@ -22,7 +22,7 @@ from rich.console import Console
 from eagle_jax import assets
 from eagle_jax.cli import text, tune, tune_report
 from eagle_jax.cli.command import keep_compiled_programs, run_command, say
-from eagle_jax.cli.files import check_writable, read_prompts
+from eagle_jax.cli.files import check_writable, read_prompts, write_text
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.runner import Runner
 from eagle_jax.config import (
@@ -208,7 +208,7 @@ def _write(
         dtype=arguments.dtype,
         comments=comments,
     )
-    tune_report.write_text(arguments.output, settings)
+    write_text(arguments.output, settings)
     found = tuning.show(best.prediction.tree)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")

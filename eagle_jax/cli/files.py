@@ -76,14 +76,20 @@ def check_writable(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file whole or not at all; pipes and devices are written to."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all; pipes and devices are written to."""
     if _is_special(path):
-        path.write_text(_dump(value), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         return
     path = path.resolve()  # A link stays a link.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(_dump(value))
+            file.write(text)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private.
@@ -96,10 +102,6 @@ def write_json(path: Path, value: Any) -> None:
 def _is_special(path: Path) -> bool:
     """Returns whether a path is a pipe or a device, which no file may replace."""
     return path.exists() and not path.is_file()
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _parse(text: str, where: str) -> Any:

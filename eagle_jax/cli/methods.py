@@ -51,12 +51,15 @@ def tree_drafter(
         shape = EAGLE1_TREE
     elif method == "chain" or (method == "small-model" and tree.width == 1):
         shape = chain(tree.levels if method == "small-model" else tree.depth)
-    if isinstance(shape, Topology):
-        return TreeDrafter(model=model, tree=shape, sampled=sampled)
     calibration = None
-    if shape.calibration is not None:
-        calibration = load_calibration(Path(shape.calibration))
-    return TreeDrafter(model=model, tree=shape, calibration=calibration)
+    if tree.calibration is not None:
+        calibration = load_calibration(Path(tree.calibration))
+    return TreeDrafter(
+        model=model,
+        tree=shape,
+        calibration=calibration,
+        sampled=sampled and isinstance(shape, Topology),
+    )
 
 
 def lookup_drafter(tree: TreeConfig) -> LookupDrafter:

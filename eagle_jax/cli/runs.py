@@ -164,6 +164,8 @@ def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
     if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
         shape |= dataclasses.asdict(drafter.tree)
+        if drafter.calibration is not None:  # Its file may change between two runs.
+            shape |= {"exponents": drafter.calibration.exponents}
     elif isinstance(drafter, TreeDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None

@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import os
-import uuid
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.table import Table
 
@@ -132,14 +129,3 @@ def settings_file(
     if dtype != "auto":
         lines.append(f'dtype = "{dtype}"')
     return "\n".join(lines) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    path = path.resolve()  # A link stays a link.
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -25,6 +25,9 @@ class Calibration:
     Attributes:
         exponents: By depth (1 first) and rank among siblings (0, the likeliest,
             first). Deeper nodes and higher ranks take the last entry there is.
+
+    Raises:
+        InputError: If a depth has no exponent, or one is not finite and above 0.
     """
 
     exponents: tuple[tuple[float, ...], ...]

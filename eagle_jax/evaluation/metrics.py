@@ -135,7 +135,7 @@ def mean_accept_length(accept_lengths: Iterable[Sequence[int]]) -> float | None:
     """Returns tau: tokens per step, bonus included, over the steps of all questions.
 
     Args:
-        accept_lengths: Per question, the tokens that each step emitted.
+        accept_lengths: Per question, what each step accepted and one more, uncut.
     """
     lengths = [length for steps in accept_lengths for length in steps]
     return sum(lengths) / len(lengths) if lengths else None
@@ -234,7 +234,7 @@ def length_shares(accept_lengths: Iterable[Sequence[int]]) -> np.ndarray:
     """Returns the share of steps by tokens emitted.
 
     Args:
-        accept_lengths: Per question, the tokens that each step emitted.
+        accept_lengths: Per question, what each step accepted and one more, uncut.
 
     Returns:
         `[longest + 1]` float64; `[0]`, of steps without a token, is 0. Empty without

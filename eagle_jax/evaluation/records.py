@@ -26,9 +26,9 @@ except ImportError:  # Not on Windows; there nothing keeps two processes apart.
 Record = dict[str, Any]
 
 _START = b'{"question_id": '
-_FIELDS = {"question_id", "question", "choices", "run", "nodes"}
-_NO_SETTINGS = ("label", "device", "versions")
-"""Of `run`: where and with what it was made, and what it was called."""
+_FIELDS = {"question_id", "category", "question", "number", "choices", "run", "nodes"}
+_NO_SETTINGS = ("label", "versions")
+"""Of `run`: with what it was made, and what it was called."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,8 @@ class Turn:
         prompt_tokens: Length of the prompt.
         wall_time: Seconds, the prefill included.
         decode_time: Seconds without the prefill.
-        accept_lengths: Tokens that each step emitted, bonus included, uncut.
+        accept_lengths: Per step, accepted drafts and the bonus; what limits and stop
+            tokens cut off the last one is counted.
         stop_reason: Why it ended.
     """
 
@@ -92,6 +93,7 @@ def make_record(
         "answer_id": secrets.token_urlsafe(16),
         "tstamp": time.time(),
         "question": question.fingerprint,
+        "number": question.number,
         "choices": [choice],
         "run": dict(run),
         "step_seconds": None if step_seconds is None else dict(step_seconds),
@@ -202,7 +204,8 @@ def _check(
     if not torn.startswith(_START[: len(torn)]):
         raise _foreign(path, len(whole) + 1)
     wanted = json.loads(json.dumps(run))  # Tuples become lists.
-    asked = {question.question_id: question.fingerprint for question in questions}
+    asked = {question.question_id: _identity(question) for question in questions}
+    ids = {identity[:2]: question_id for question_id, identity in asked.items()}
     lines: dict[QuestionId, int] = {}
     records = []
     for number, line in enumerate(whole, 1):
@@ -215,13 +218,26 @@ def _check(
                 f"{path}:{number}: question {question_id!r} stands in line {before} "
                 "already; remove one of them"
             )
-        if asked.get(question_id, record["question"]) != record["question"]:
+        identity = (record["category"], record["question"], record["number"])
+        if asked.get(question_id, identity) != identity:
             raise InputError(
-                f"{path}:{number}: question {question_id!r} was another one then; give "
-                "the same question file to go on with it, or another --output"
+                f"{path}:{number}: question {question_id!r} was another one then, or "
+                "stood in another place; give the same question files to go on with "
+                "it, or another --output"
+            )
+        if question_id not in asked and identity[:2] in ids:
+            raise InputError(
+                f"{path}:{number}: question {question_id!r} is now called "
+                f"{ids[identity[:2]]!r}, as ids change with the number of files; give "
+                "the same question files, or another --output"
             )
         records.append(record)
     return records
+
+
+def _identity(question: Question) -> tuple[str, str, int]:
+    """Returns what a question asks, and where it stands: its seed comes of that."""
+    return question.category, question.fingerprint, question.number
 
 
 def _parse(path: Path, number: int, line: bytes) -> Record:

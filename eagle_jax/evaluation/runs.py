@@ -77,7 +77,7 @@ class Answer:
         new_tokens: Per turn, tokens emitted, the prefill's first one included.
         wall_time: Per turn, in seconds, prefill included; in a batch its share.
         decode_time: Likewise, without prefill.
-        accept_lengths: Over all turns, tokens that each step emitted.
+        accept_lengths: Over all turns, what each step accepted and one more, uncut.
         token_ids: Per turn.
         nodes: Of the trees, if they were recorded.
     """
@@ -228,11 +228,6 @@ class Group:
     slug: str
     runs: list[Run]
     everything: list[Run]
-
-    @property
-    def tasks(self) -> list[str]:
-        """Tasks of any run, in the order of the files."""
-        return list(dict.fromkeys(task for run in self.runs for task in run.tasks))
 
     @property
     def names(self) -> list[str]:

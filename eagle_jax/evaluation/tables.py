@@ -242,6 +242,8 @@ def calibration_table(group: Group) -> str | None:
         bins = metrics.Reliability.of(nodes.confidence, nodes.is_accepted)
         errors = (bins.expected_error, nodes.values.expected_error)
         ends = (_or_none(bins.rates[0]), _or_none(bins.rates[-1]))
+        if run.method == "lookup":  # It has no confidence.
+            errors, ends = (None, None), (None, None)
         accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
         row = [name, f"{len(nodes.depth):,}", *(_rate(error) for error in errors)]
         row += [_rate(end) for end in ends]

@@ -112,7 +112,7 @@ def likeliest(rates: Sequence[Sequence[float]], num_nodes: int) -> Topology:
     """Returns the static tree whose drafts are most often accepted (Cai et al. 2024).
 
     A node is worth the product of the rates along its path; the tree takes the most
-    worthy nodes. This is what a tree can gain that does not look at its context.
+    worthy nodes. No static tree gains more where rates depend on depth and rank alone.
 
     >>> likeliest([[0.6, 0.3], [0.5, 0.1]], num_nodes=4).paths
     ((0,), (1,), (0, 0))

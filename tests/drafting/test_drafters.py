@@ -85,6 +85,7 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         drafter = TreeDrafter(
             model=SmallModel(decoder=Transformer(config=SMALLER)),
             tree=MODEL_TREES[name],
+            calibration=CALIBRATED if "calibrated" in name else None,
         )
         # The target's own first layer: a model that is right now and then.
         layers = target_params.layers[:1]

@@ -1,5 +1,6 @@
 """Files of records: gone on with after a kill, and never mixed."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,8 @@ def test_records_of_other_settings_are_refused(path: Path) -> None:
     assert "method = 'eagle2', but now it is None" in refused(path, fewer)
 
 
-@pytest.mark.parametrize("name", ["label", "device", "versions"])
-def test_another_machine_may_go_on(path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["label", "versions"])
+def test_another_version_may_go_on(path: Path, name: str) -> None:
     with RecordFile(path, RUN | {name: "other"}, QUESTIONS) as file:
         assert len(file.records) == 2
 
@@ -148,6 +149,21 @@ def test_answers_to_other_questions_are_refused(path: Path) -> None:
     content["question"] = "0" * 16
     path.write_text(json.dumps(content) + "\n")
     assert f"{path}:1: question 0 was another one then" in refused(path)
+
+
+def test_a_question_in_another_place_is_refused(path: Path) -> None:
+    """Its seed would be another one."""
+    moved = [dataclasses.replace(q, number=q.number + 1) for q in QUESTIONS]
+    with pytest.raises(InputError, match="stood in another place"):
+        RecordFile(path, RUN, moved)
+
+
+def test_a_question_under_another_id_is_refused(path: Path) -> None:
+    renamed = [
+        dataclasses.replace(q, question_id=f"file-{q.question_id}") for q in QUESTIONS
+    ]
+    with pytest.raises(InputError, match="is now called 'file-"):
+        RecordFile(path, RUN, renamed)
 
 
 def test_records_of_questions_not_asked_stay(path: Path) -> None:

@@ -111,6 +111,21 @@ def test_every_method_is_on_record_with_the_targets_own_text(
     assert capsys.readouterr().out.count("0 of 4") == 2
 
 
+def test_drawn_and_static_drafts_are_on_record(
+    evaluate: Evaluate, tmp_path: Path
+) -> None:
+    methods = ["autoregressive", "eagle1", "chain:depth=2,acceptance=rejection"]
+    flags = ("--nodes", "--temperatures", "1")
+    runs = evaluate(tmp_path, methods, *flags)
+    plain, eagle1 = runs["autoregressive-t1-b1"], runs["eagle1-t1-b1"]
+    drawn = runs["chain-2-rejection-t1-b1"]
+    assert texts(eagle1) == texts(plain)
+    assert texts(drawn) != texts(plain)
+    for records in (eagle1, drawn):
+        for record in records:
+            check_record(record)
+
+
 def check_record(record: dict[str, Any]) -> None:
     """The fields agree with one another."""
     choice, run, nodes = record["choices"][0], record["run"], record["nodes"]
