@@ -52,7 +52,7 @@ MODEL_TREES = {
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
 }
-SAMPLED = {"eagle1, drawn": EAGLE1_TREE, "chain, drawn": chain(4)}
+SAMPLED = {"bush, drawn": HEAD_TREES["bush"]}
 LOOKUPS = {
     "lookup": LookupDrafter(depth=4),
     "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),

@@ -28,7 +28,7 @@ TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=TARGET.seed)
 # A childless node stands between the inner ones.
 BUSH = from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0)])
 PARAMS = Params(target=())
-NUM_DRAWS = 30_000
+NUM_DRAWS = 10_000
 
 
 def sampled(model: ToyModel, tree: Topology) -> TreeDrafter:
@@ -85,7 +85,7 @@ def test_a_cold_row_beside_sampled_ones_takes_the_likeliest_tokens() -> None:
     assert found[1] != expected[1]
 
 
-@pytest.mark.parametrize("tree", [EAGLE1_TREE, BUSH, chain(3)])
+@pytest.mark.parametrize("tree", [BUSH, chain(3)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_coupled_text_is_plain_decodings_whatever_is_drawn(
@@ -154,7 +154,7 @@ def test_nodes_draw_apart() -> None:
         assert abs(differ - 0.75) < 0.1
 
 
-@pytest.mark.parametrize("tree", [EAGLE1_TREE, BUSH])
+@pytest.mark.parametrize("tree", [BUSH, chain(3)])
 def test_at_temperature_0_the_likeliest_are_drafted(tree: Topology) -> None:
     drawn = proposed(tree, 2, temperature=0.0)
     drafter = TreeDrafter(model=OTHER, tree=tree)

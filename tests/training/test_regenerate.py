@@ -280,6 +280,7 @@ def test_a_full_disk_ends_in_one_line(
         def close(self) -> None: ...
 
     lines = ResumableLines(tmp_path / "out.jsonl", {})
+    lines.close()
     monkeypatch.setattr(lines, "_file", Full())
     with pytest.raises(InputError, match=r"No space left .* free some space"), lines:
         lines.write({"index": 0})

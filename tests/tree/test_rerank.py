@@ -58,8 +58,9 @@ def pool(judged: list[reference.Candidate], *, depth, width) -> trees.Candidates
 
 def paths_of(tree: trees.DraftTree) -> list[reference.Path]:
     """The real nodes as paths, in the order of the tree."""
-    tokens, parents, _, is_node = (
-        np.asarray(field).tolist() for field in vars(tree).values()
+    tokens, parents, is_node = (
+        np.asarray(field).tolist()
+        for field in (tree.tokens, tree.parents, tree.is_node)
     )
     paths: list[reference.Path] = [()]
     for token, parent in zip(tokens[1:], parents[1:], strict=True):
