@@ -34,12 +34,13 @@ from eagle_jax.cli.runs import (
     Run,
     make_drafter,
     make_runs,
+    model_kind,
     open_models,
     parse_method,
     run_settings,
 )
 from eagle_jax.cli.settings import join_settings
-from eagle_jax.config import GenerateConfig
+from eagle_jax.config import GenerateConfig, Method
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.calibrate import load_calibration
@@ -52,7 +53,7 @@ from eagle_jax.evaluation.questions import (
 )
 from eagle_jax.evaluation.records import Record, check_records
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
-from eagle_jax.interface import Params
+from eagle_jax.interface import Drafter, Params
 
 _EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
 _EMBEDDED = {
@@ -164,9 +165,7 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             f"prompt in max_length = {max_length}; give fewer"
         )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    jobs = _open_jobs(arguments, runs, source, max_length)
-    for job in jobs:
-        check_records(job.path, job.settings, questions)
+    jobs = _open_jobs(arguments, runs, source, max_length, questions)
     records = {}
     for job in jobs:
         records[job.run.model_id] = evaluate(job, questions)
@@ -206,50 +205,73 @@ def _open_jobs(
     runs: Sequence[Run],
     source: PairSource,
     max_length: int,
+    questions: Sequence[Question],
 ) -> list[Job]:
-    """Loads the target and every draft model once, for all runs."""
-    load_models = open_models(
+    """Loads the target and every draft model once, if no file of records is refused."""
+    models = open_models(
         runs,
         source.config,
         head=arguments.draft,
         small_model=arguments.small_model,
         dtype=source.dtype,
     )
+    drafters = [make_drafter(run, models) for run in runs]
+    settings = [
+        _settings(run, drafter, arguments, source, max_length)
+        for run, drafter in zip(runs, drafters, strict=True)
+    ]
+    paths = [arguments.output / f"{run.model_id}.jsonl" for run in runs]
+    for path, wanted in zip(paths, settings, strict=True):
+        check_records(path, wanted, questions)
     pair = source.load()
-    models = load_models(pair.params.target)
-    jobs = []
-    for run in runs:
-        drafter, drafter_params = make_drafter(run, models)
-        draft = None
-        if run.method in (*HEAD_METHODS, "small-model"):
-            is_small = run.method == "small-model"
-            draft = arguments.small_model if is_small else arguments.draft
-        settings = run_settings(run, drafter) | {
-            "max_length": max_length,
-            "template": arguments.template,
-            "system_prompt": arguments.system_prompt,
-            "target": _EMBEDDED.get(arguments.target, arguments.target),
-            "draft": None if draft is None else _EMBEDDED.get(draft, draft),
-            "dtype": source.dtype,
-            "device": jax.devices()[0].device_kind,
-            "versions": report.versions(),
-        }
-        job = Job(
+    params: dict[Method | None, Any] = {
+        kind: load(pair.params.target) for kind, (_, load) in models.items()
+    }
+    return [
+        Job(
             run=run,
             pair=dataclasses.replace(
                 pair,
                 drafter=drafter,
-                params=Params(target=pair.params.target, drafter=drafter_params),
+                params=Params(
+                    target=pair.params.target,
+                    drafter=params.get(model_kind(run.method), ()),
+                ),
             ),
-            settings=settings,
-            path=arguments.output / f"{run.model_id}.jsonl",
+            settings=wanted,
+            path=path,
             template=arguments.template,
             system=arguments.system_prompt,
             max_length=max_length,
             with_nodes=arguments.nodes,
         )
-        jobs.append(job)
-    return jobs
+        for run, drafter, wanted, path in zip(
+            runs, drafters, settings, paths, strict=True
+        )
+    ]
+
+
+def _settings(
+    run: Run,
+    drafter: Drafter | None,
+    arguments: argparse.Namespace,
+    source: PairSource,
+    max_length: int,
+) -> dict[str, Any]:
+    """Returns the field `run` of a run's records."""
+    kind = model_kind(run.method)
+    draft = arguments.small_model if kind == "small-model" else arguments.draft
+    draft = None if kind is None else draft
+    return run_settings(run, drafter) | {
+        "max_length": max_length,
+        "template": arguments.template,
+        "system_prompt": arguments.system_prompt,
+        "target": _EMBEDDED.get(arguments.target, arguments.target),
+        "draft": None if draft is None else _EMBEDDED.get(draft, draft),
+        "dtype": source.dtype,
+        "device": jax.devices()[0].device_kind,
+        "versions": report.versions(),
+    }
 
 
 def _print_table(jobs: Sequence[Job], records: dict[str, list[Record]]) -> None:

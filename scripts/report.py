@@ -45,10 +45,11 @@ _COUNTING = """\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
 token and the stop token included. Cells are medians over questions of the speedup over
 plain decoding of the same question, with the same settings, temperature and batch size.
-tau is tokens per verification, bonus included, over all steps of a task together; mean
-is the mean over tasks. lossless counts the questions whose tokens are plain decoding's
-in every turn, of those that both runs hold; rejection draws other tokens of the same
-law. "-" stands for what is missing."""
+tau is accepted drafts and the bonus per verification, over all steps of a task
+together, also what limits cut off a text's last step; mean is the mean over tasks.
+lossless counts the questions whose tokens are plain decoding's in every turn, of those
+that both runs hold; rejection draws other tokens of the same law.
+"-" stands for what is missing."""
 _SPREAD = """\
 Medians over questions, quartiles in brackets. Without prefill, the first token of a
 turn, which the prefill gives, does not count either."""

@@ -10,7 +10,7 @@ import jax
 from eagle_jax import checkpoints
 from eagle_jax.cli.methods import lookup_drafter, tree_drafter
 from eagle_jax.config import Method, TreeConfig
-from eagle_jax.drafting import EagleHead, SmallModel
+from eagle_jax.drafting import DraftModel, EagleHead, SmallModel
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
@@ -148,24 +148,50 @@ def open_drafter(
         return lambda _: (lookup_drafter(tree), ())
     if draft_name is None or method == "autoregressive":
         return lambda _: (None, ())
-    folder = checkpoints.resolve(draft_name)
+    model, load_params = open_draft_model(
+        draft_name, target, dtype=dtype, method=method
+    )
+    drafter = tree_drafter(method, model, tree, sampled=sampled)
+    return lambda target_params: (drafter, load_params(target_params))
+
+
+def open_draft_model(
+    name: str, target: TransformerConfig, *, dtype: str, method: Method
+) -> tuple[DraftModel, Callable[[TransformerParams], Any]]:
+    """Opens a model that drafts for a target that is opened already.
+
+    Args:
+        name: Folder or hub name of an EAGLE head or, for the method "small-model", of
+            a smaller target.
+        target: Sizes of the target.
+        dtype: Of the weights; not "auto".
+        method: One that drafts with a model.
+
+    Returns:
+        The model, and what reads its parameters, given those of the target.
+
+    Raises:
+        InputError: If something is missing or does not fit.
+    """
+    folder = checkpoints.resolve(name)
     if method == "small-model":
-        checkpoints.check_small_model(target, checkpoints.target_config(folder))
-    else:
-        checkpoints.check_pair(target, checkpoints.head_config(folder))
+        small = checkpoints.target_config(folder)
+        checkpoints.check_small_model(target, small)
+        checkpoints.check_weights(folder)
+        decoder = Transformer(config=small, dtype=dtype)
+        return (
+            SmallModel(decoder=decoder),
+            lambda _: checkpoints.load_target(folder, dtype)[1],
+        )
+    head = checkpoints.head_config(folder)
+    checkpoints.check_pair(target, head)
     checkpoints.check_weights(folder)
 
-    def load(target_params: TransformerParams) -> tuple[Drafter, Any]:
-        if method == "small-model":
-            small, params = checkpoints.load_target(folder, dtype)
-            model = SmallModel(decoder=Transformer(config=small, dtype=dtype))
-            return tree_drafter(method, model, tree, sampled=sampled), params
-        head, params = checkpoints.load_head(folder, target, target_params, dtype)
-        model = EagleHead(config=head, dtype=dtype)
-        drafter = tree_drafter(method, model, tree, sampled=sampled)
-        return drafter, EagleHead.params(params, target_params)
+    def load(target_params: TransformerParams) -> Any:
+        _, params = checkpoints.load_head(folder, target, target_params, dtype)
+        return EagleHead.params(params, target_params)
 
-    return load
+    return EagleHead(config=head, dtype=dtype), load
 
 
 def open_random(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eagle_jax.cli.methods import HEAD_METHODS, lookup_drafter, tree_drafter
-from eagle_jax.cli.pairs import open_drafter
+from eagle_jax.cli.pairs import open_draft_model
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter
@@ -15,8 +15,8 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
-Models = dict[Method, tuple[DraftModel, Any]]
-"""Draft models and their parameters: "eagle2" for a head, "small-model"."""
+Models = dict[Method, tuple[DraftModel, Callable[[TransformerParams], Any]]]
+"""Draft models and what reads their parameters: "eagle2" for a head, "small-model"."""
 
 _TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
 _SETTINGS: dict[Method, tuple[str, ...]] = {
@@ -194,8 +194,8 @@ def open_models(
     head: str | None,
     small_model: str | None,
     dtype: str,
-) -> Callable[[TransformerParams], Models]:
-    """Opens the draft models that some runs need, each once.
+) -> Models:
+    """Opens the draft models that some runs need, each once; reads no weights.
 
     Args:
         runs: The runs.
@@ -204,34 +204,27 @@ def open_models(
         small_model: Likewise of a smaller model.
         dtype: Of the weights; not "auto".
 
-    Returns:
-        What reads the weights, given those of the target.
-
     Raises:
         InputError: If something is missing or does not fit.
     """
-    loaders = {}
+    models: Models = {}
     for run in runs:
-        name = head if run.method in HEAD_METHODS else small_model
-        kind: Method = "eagle2" if run.method in HEAD_METHODS else run.method
-        if run.method in (*HEAD_METHODS, "small-model") and kind not in loaders:
-            loaders[kind] = open_drafter(
-                name, target, tree=TreeConfig(), dtype=dtype, method=kind
-            )
-
-    def load(target_params: TransformerParams) -> Models:
-        models: Models = {}
-        for kind, load_drafter in loaders.items():
-            drafter, params = load_drafter(target_params)
-            assert isinstance(drafter, TreeDrafter), "a method with a model"
-            models[kind] = drafter.model, params
-        return models
-
-    return load
+        kind = model_kind(run.method)
+        name = small_model if kind == "small-model" else head
+        if kind is not None and name is not None and kind not in models:
+            models[kind] = open_draft_model(name, target, dtype=dtype, method=kind)
+    return models
 
 
-def make_drafter(run: Run, models: Models) -> tuple[Drafter | None, Any]:
-    """Returns a run's drafter and its parameters.
+def model_kind(method: Method) -> Method | None:
+    """Returns the key of a method's model in `Models`; `None` if it has none."""
+    if method in HEAD_METHODS:
+        return "eagle2"
+    return "small-model" if method == "small-model" else None
+
+
+def make_drafter(run: Run, models: Models) -> Drafter | None:
+    """Returns a run's drafter.
 
     Args:
         run: The run.
@@ -240,14 +233,13 @@ def make_drafter(run: Run, models: Models) -> tuple[Drafter | None, Any]:
     Raises:
         InputError: If the tree names a calibration that cannot be read.
     """
-    if run.method == "autoregressive":
-        return None, ()
-    if run.method == "lookup":
-        return lookup_drafter(run.config.tree), ()
-    model, params = models["eagle2" if run.method in HEAD_METHODS else run.method]
+    kind = model_kind(run.method)
+    if kind is None:
+        is_lookup = run.method == "lookup"
+        return lookup_drafter(run.config.tree) if is_lookup else None
+    model, _ = models[kind]
     is_sampled = run.acceptance == "rejection"
-    drafter = tree_drafter(run.method, model, run.config.tree, sampled=is_sampled)
-    return drafter, params
+    return tree_drafter(run.method, model, run.config.tree, sampled=is_sampled)
 
 
 def _read_value(text: str) -> Any:

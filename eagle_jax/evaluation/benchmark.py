@@ -10,7 +10,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.sampling import draft_sampling
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.evaluation.timing import witness
 from eagle_jax.interface import Params, Target, TargetOutput
 from eagle_jax.models import eagle_head
 from eagle_jax.models.transformer import (
@@ -279,7 +279,7 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
 
     @jax.jit
     def verify(params: Params, state: DecodeState) -> tuple[DraftTree, TargetOutput]:
-        sampling = draft_sampling(requests, state.lengths)
+        sampling = draft_sampling(requests, state.lengths - 1)
         tree, _ = drafter.propose(
             params.drafter, state.drafter_state, state.root, sampling
         )
@@ -324,19 +324,13 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
     return run
 
 
-def _witness(*results: Any) -> jax.Array:
-    """Returns one number that needs every result in full."""
-    leaves = jax.lax.optimization_barrier(jax.tree.leaves(results))
-    return sum((x.reshape(-1)[0].astype(jnp.float32) for x in leaves), jnp.zeros(()))
-
-
 def _propose(
     pair: Pair, params: Params, state: DecodeState, root: jax.Array
 ) -> jax.Array:
     """The drafting of a round, with its cache update."""
-    sampling = draft_sampling(pair.requests(1), state.lengths)
+    sampling = draft_sampling(pair.requests(1), state.lengths - 1)
     drafted = pair.drafter.propose(params.drafter, state.drafter_state, root, sampling)
-    return _witness(drafted)
+    return witness(drafted)
 
 
 def _verify(
@@ -373,7 +367,7 @@ def _witness_forward(
     target: Target, params: Params, flat: FlatTree, state: DecodeState
 ) -> jax.Array:
     output = _forward(target, params, flat, state)
-    return _witness(target.unembed(params.target, output.hidden), output)
+    return witness(target.unembed(params.target, output.hidden), output)
 
 
 def _bushy_tree(root: jax.Array, num_nodes: int) -> DraftTree:
@@ -420,7 +414,7 @@ def _bare_drafts(
         # The pairs of the first call go to the cache; those of later calls wait.
         earlier = None if level == 1 else entries
         read = outputs[:, :1] if level == 1 else outputs
-        result = _witness(unembed(output_head(params.target), read), outputs)
+        result = witness(unembed(output_head(params.target), read), outputs)
         features = jnp.broadcast_to(
             outputs[:, :1], (pair.batch, width, outputs.shape[-1])
         )

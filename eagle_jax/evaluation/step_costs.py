@@ -1,28 +1,26 @@
-"""What a round's parts cost on a machine: verifying by width, drafting by level.
-
-Each figure is the median over compiled loops with a carried dependence, timed in turn.
-"""
+"""What a round's parts cost on a machine: verifying by width, drafting by level."""
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.sampling import draft_sampling
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.decoding.state import DecodeState, start
+from eagle_jax.decoding.state import start
 from eagle_jax.evaluation.recording import all_candidates
+from eagle_jax.evaluation.timing import (
+    draft_body,
+    medians,
+    time_loop,
+    time_rounds,
+    time_tokens,
+    verify_body,
+)
 from eagle_jax.interface import Drafter, Params, Target
-
-Body = Callable[[Any, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,11 @@ class StepCosts:
     overhead: float = 0.0
 
     def round_seconds(self, tree: TreeConfig) -> float:
-        """Returns the expected duration of a round; sizes between are interpolated."""
+        """Returns the expected duration of a round; sizes between are interpolated.
+
+        Raises:
+            KeyError: If no tree of this width was timed.
+        """
         nodes = sorted(self.verify)
         verify = np.interp(tree.num_nodes, nodes, [self.verify[n] for n in nodes])
         further = (tree.levels - 1) * self.step[tree.width]
@@ -84,6 +86,9 @@ def time_steps(
         repeats: Measurements per figure.
         report: Called with the number of programs compiled so far, `num_programs` in
             all.
+
+    Returns:
+        Medians.
     """
     greedy = acceptance == "greedy"
     begin = jax.jit(start, static_argnums=0, static_argnames=("num_slots", "greedy"))
@@ -94,12 +99,14 @@ def time_steps(
     whole = _middle_tree(nodes, widths, depth)
     settings = (target, drafter_of(whole), params, requests)
     programs: dict[tuple[str, int], Callable[[], float]] = {
-        ("token", 0): _time_tokens(target, params, requests, num_slots, greedy),
-        ("round", 0): _time_rounds(*settings, num_slots, acceptance),
+        ("token", 0): time_tokens(target, params, requests, num_slots, greedy),
+        ("round", 0): time_rounds(*settings, num_slots, acceptance),
     }
     for count in sorted({*nodes, whole.num_nodes}):
         inputs = (params.target, state)
-        programs["verify", count] = _timed(_verify(target, count), inputs, iterations)
+        programs["verify", count] = time_loop(
+            verify_body(target, count), inputs, iterations
+        )
     for width in widths:
         for name, levels in (("read", 1), ("draft", depth)):
             # Reranking sorts no more than a real tree's nodes.
@@ -108,9 +115,9 @@ def time_steps(
             drafter = drafter_of(dataclasses.replace(tree, num_nodes=kept))
             drafted = _prefill(drafter, params, requests, features, num_slots)
             inputs = (params.drafter, dataclasses.replace(state, drafter_state=drafted))
-            body = _draft(drafter, requests)
-            programs[name, width] = _timed(body, inputs, iterations)
-    return _costs(_medians(programs, repeats, report), whole, depth)
+            body = draft_body(drafter, requests)
+            programs[name, width] = time_loop(body, inputs, iterations)
+    return _costs(medians(programs, repeats, report), whole, depth)
 
 
 def num_programs(nodes: Sequence[int], widths: Sequence[int], depth: int) -> int:
@@ -125,22 +132,6 @@ def _middle_tree(nodes: Sequence[int], widths: Sequence[int], depth: int) -> Tre
     most = min(all_candidates(depth, width).num_nodes, max(nodes))
     count = max(min(most, sorted(nodes)[len(nodes) // 2]), 2)
     return TreeConfig(num_nodes=count, depth=depth, width=width)
-
-
-def _medians(
-    programs: Mapping[tuple[str, int], Callable[[], float]],
-    repeats: int,
-    report: Callable[[int], None],
-) -> dict[tuple[str, int], float]:
-    """Runs all programs in turn, over and over."""
-    for number, program in enumerate(programs.values(), 1):
-        program()  # Compiles, and touches all memory once.
-        report(number)
-    times: dict[tuple[str, int], list[float]] = {key: [] for key in programs}
-    for _ in range(repeats):
-        for key, program in programs.items():
-            times[key].append(program())
-    return {key: statistics.median(values) for key, values in times.items()}
 
 
 def _costs(
@@ -163,50 +154,6 @@ def _costs(
     return dataclasses.replace(parts, overhead=max(rest, 0.0))
 
 
-def _time_tokens(
-    target: Target, params: Params, requests: Requests, num_slots: int, greedy: bool
-) -> Callable[[], float]:
-    """Returns what times a step of plain decoding, seconds."""
-
-    def run() -> float:
-        state = autoregressive.prefill(
-            target, params.target, requests, num_slots=num_slots, greedy=greedy
-        )
-        jax.block_until_ready(state)
-        started = time.perf_counter()
-        state = autoregressive.decode(
-            target, params.target, requests, state, greedy=greedy
-        )
-        jax.block_until_ready(state)
-        return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
-
-    return run
-
-
-def _time_rounds(
-    target: Target,
-    drafter: Drafter,
-    params: Params,
-    requests: Requests,
-    num_slots: int,
-    acceptance: AcceptanceRule,
-) -> Callable[[], float]:
-    """Returns what times a whole round, seconds."""
-    settings = (target, drafter, params, requests)
-
-    def run() -> float:
-        state = speculative.prefill(
-            *settings, num_slots=num_slots, acceptance=acceptance
-        )
-        jax.block_until_ready(state)
-        started = time.perf_counter()
-        state = speculative.decode(*settings, state, acceptance=acceptance)
-        jax.block_until_ready(state)
-        return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
-
-    return run
-
-
 def _prefill(
     drafter: Drafter,
     params: Params,
@@ -225,57 +172,3 @@ def _prefill(
         )
 
     return prefill(params.drafter, features)
-
-
-def _verify(target: Target, num_nodes: int) -> Body:
-    """The target's call of a round; what the mask shows does not change its cost."""
-
-    def body(inputs: tuple[Any, DecodeState], root: jax.Array) -> jax.Array:
-        params, state = inputs
-        tokens = jnp.broadcast_to(root[:, None], (root.shape[0], num_nodes))
-        positions = jnp.broadcast_to((state.lengths - 1)[:, None], tokens.shape)
-        visible = jnp.tri(num_nodes, dtype=bool)
-        mask = jnp.broadcast_to(visible, (root.shape[0], *visible.shape))
-        output = target.forward(params, tokens, positions, mask, state.target_cache)
-        return _witness(target.unembed(params, output.hidden), output)
-
-    return body
-
-
-def _draft(drafter: Drafter, requests: Requests) -> Body:
-    """The drafting of a round, with its cache update."""
-
-    def body(inputs: tuple[Any, DecodeState], root: jax.Array) -> jax.Array:
-        params, state = inputs
-        sampling = draft_sampling(requests, state.lengths - 1)
-        return _witness(drafter.propose(params, state.drafter_state, root, sampling))
-
-    return body
-
-
-def _timed(
-    body: Body, inputs: tuple[Any, DecodeState], iterations: int
-) -> Callable[[], float]:
-    """Returns what times one call of `body`, seconds."""
-
-    @jax.jit
-    def loop(inputs: tuple[Any, DecodeState]) -> jax.Array:
-        def step(_: jax.Array, root: jax.Array) -> jax.Array:
-            # Never true, but the compiler cannot know: the next call must wait.
-            is_huge = body(inputs, root) > 1e30
-            return jnp.where(is_huge, root + 1, root)
-
-        return jax.lax.fori_loop(0, iterations, step, inputs[1].root)
-
-    def run() -> float:
-        started = time.perf_counter()
-        jax.block_until_ready(loop(inputs))
-        return (time.perf_counter() - started) / iterations
-
-    return run
-
-
-def _witness(*results: Any) -> jax.Array:
-    """Returns one number that needs every result in full."""
-    leaves = jax.lax.optimization_barrier(jax.tree.leaves(results))
-    return sum((x.reshape(-1)[0].astype(jnp.float32) for x in leaves), jnp.zeros(()))

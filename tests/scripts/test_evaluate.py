@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from eagle_jax import checkpoints
 from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.cli.runner import BatchResult, Runner
 from eagle_jax.evaluation.templates import encode
@@ -124,6 +125,26 @@ def test_drawn_and_static_drafts_are_on_record(
     for records in (eagle1, drawn):
         for record in records:
             check_record(record)
+
+
+def test_a_question_draws_with_a_seed_of_its_own(
+    evaluate_main: Main, flags: list[str], tmp_path: Path
+) -> None:
+    """The same text in two places; asked alone, a question draws what it drew."""
+    path = tmp_path / "twice.jsonl"
+    same = [
+        {"question_id": number, "category": category, "turns": ["ten"]}
+        for number, category in enumerate(("qa", "rag"))
+    ]
+    path.write_text("".join(json.dumps(question) + "\n" for question in same))
+    given = [*flags, "--questions", str(path), "--methods", "autoregressive"]
+    given += ["--temperatures", "1", "--output"]
+    assert evaluate_main([*given, f"{tmp_path}/both"]) == 0
+    assert evaluate_main([*given, f"{tmp_path}/one", "--categories", "rag"]) == 0
+    both = texts(read(tmp_path / "both")["autoregressive-t1-b1"])
+    one = texts(read(tmp_path / "one")["autoregressive-t1-b1"])
+    assert both[0] != both[1]
+    assert one == {1: both[1]}
 
 
 def check_record(record: dict[str, Any]) -> None:
@@ -410,14 +431,16 @@ def test_a_method_without_its_weights_is_refused_before_anything_is_loaded(
     assert "loading" not in err
 
 
-def test_other_settings_are_refused_before_any_run(
+def test_other_settings_are_refused_before_any_weights_are_read(
     evaluate: Evaluate,
     evaluate_main: Main,
     flags: list[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     evaluate(tmp_path, ["autoregressive"], "--per-category", "1")
+    monkeypatch.setattr(checkpoints, "load_target", None)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     methods = ["--methods", "chain", "autoregressive", "--output", str(tmp_path)]
     assert evaluate_main([*flags, *methods, "--seed", "3"]) == 2

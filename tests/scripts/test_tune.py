@@ -27,8 +27,10 @@ def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
     folder = tmp_path_factory.mktemp("tuned")
     prompts = folder / "prompts.json"
     prompts.write_text(json.dumps(["ten", "one more", "no"]))
-    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
-    small = ["--max-new-tokens", "8", "--repeats", "1", "--grid", "2/1/1 3/2/1"]
+    # The target drafts for itself: drafts are accepted.
+    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/target"]
+    folders += ["--method", "small-model"]
+    small = ["--max-new-tokens", "8", "--repeats", "1", "--grid", "2/1/1 4/2/2"]
     output = ["--output", str(folder / "tuned.toml")]
     return [*folders, "--prompts", str(prompts), *small, *output]
 
@@ -55,7 +57,7 @@ def test_what_is_written_can_be_generated_with(output: str, flags: list[str]) ->
     file = Path(flags[-1])
     config = load_config(file, GenerateConfig)
     assert config.decoding.batch_size == 2
-    pays = config.decoding.method == "eagle2"
+    pays = config.decoding.method == "small-model"
     assert pays or config.decoding.method == "autoregressive"
     assert ("no tree pays" in output) != pays
     names = sorted(path.name for path in file.parent.iterdir())
@@ -66,10 +68,11 @@ def test_predicted_and_measured_tokens_per_round_agree(output: str) -> None:
     assert "sweep of 2 trees" in output
     rows = [line.split("│") for line in output.splitlines()]
     trees = [row for row in rows if len(row) > 6 and "/" in row[1]]
-    assert {row[1].strip() for row in trees} == {"2/1/1", "3/2/1"}
+    assert {row[1].strip() for row in trees} == {"2/1/1", "4/2/2"}
     for row in trees:
         assert row[2].strip() == "100.0%"
         assert row[3].strip() == row[5].strip()
+        assert float(row[5]) > 1  # Drafts were accepted.
 
 
 @pytest.mark.parametrize("method", ["eagle2", "small-model"])
