@@ -103,7 +103,9 @@ def _report(arguments: argparse.Namespace) -> int:
     compared = groups(runs, one_batch_size=True)
     sections, left_out = _table_sections(runs, compared)
     shown, not_drawn = _draw_figures(compared, output)
-    lines = [f"- {line}" for line in [*left_out, *not_drawn]]
+    lines = [
+        f"- {line}" for line in [*_larger_batches(compared), *left_out, *not_drawn]
+    ]
     sections = [*sections, *shown]
     sections.append("## Left out\n\n" + ("\n".join(lines) or "Nothing."))
     text = "\n\n".join(["# Evaluation", _runs_section(runs, compared), *sections])
@@ -206,6 +208,27 @@ def _table_sections(
         else:
             left_out.append(f"{title}: {reason}.")
     return sections, left_out
+
+
+def _larger_batches(compared: list[Group]) -> list[str]:
+    """Returns a line for each group with runs that only Table 7 shows."""
+    lines = []
+    for group in compared:
+        smallest = group.runs[0].batch_size
+        larger = [
+            run
+            for run in group.everything
+            if (run.setup(), run.temperature)
+            == (group.runs[0].setup(), group.runs[0].temperature)
+            and run.batch_size > smallest
+        ]
+        if larger:
+            sizes = ", ".join(str(n) for n in sorted({r.batch_size for r in larger}))
+            lines.append(
+                f"{group.title}: {_count(len(larger), 'run')} at batch size {sizes}, "
+                "in Table 7 only."
+            )
+    return lines
 
 
 def _by_group(

@@ -67,6 +67,12 @@ def test_every_figure_is_shown_and_every_table_is_there(whole: Path) -> None:
             assert f"### {title}" in table_1
 
 
+def test_runs_at_larger_batch_sizes_are_named(whole: Path) -> None:
+    left_out = _sections(whole)["Left out"]
+    line = "temperature 0, batch size 1: 7 runs at batch size 4, in Table 7 only."
+    assert f"- {line}" in left_out
+
+
 def test_the_report_states_runs_device_and_versions(whole: Path) -> None:
     runs = _sections(whole)["Runs"]
     for line in ("16 runs on 3 questions", "device: cpu", "versions: jax 0.10.0"):
