@@ -9,7 +9,7 @@ from eagle_jax.config import SamplingConfig, TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target, TargetOutput
 from eagle_jax.models.transformer import Transformer
@@ -17,6 +17,7 @@ from eagle_jax.models.transformer import Transformer
 __all__ = [
     "DecodeState",
     "Drafter",
+    "Eagle3Head",
     "EagleHead",
     "InputError",
     "Params",

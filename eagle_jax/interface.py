@@ -5,7 +5,8 @@ are hashable and legal static arguments of `jax.jit`. Parameters, caches and sta
 are pytrees passed in and out; their structure is nobody's business but their own.
 
 Axes are those of `eagle_jax.tree`. `F` is the width of what drafters read of the
-target: its last hidden state for EAGLE-1/2 (`F = E`).
+target: its last hidden state for EAGLE-1/2 (`F = E`), the residual stream before
+three of its layers for EAGLE-3.
 """
 
 from typing import Any, Protocol

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli import report
 from eagle_jax.cli.command import run_command, say
 from eagle_jax.cli.files import check_writable, write_json
@@ -98,6 +99,7 @@ def _open(arguments: argparse.Namespace) -> PairSource:
         )
     if arguments.random is not None or arguments.draft is None:
         raise InputError("give --target with --draft, or --random alone")
+    head_config(resolve(arguments.draft))  # Its bare calls are timed: EAGLE-1/2 only.
     return open_pair(
         arguments.target, arguments.draft, tree=tree, dtype=arguments.dtype
     )

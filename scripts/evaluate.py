@@ -29,7 +29,7 @@ from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.evaluate import Job, evaluate
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.cli.methods import HEAD_METHODS, check_draft
-from eagle_jax.cli.pairs import PairSource, open_pair
+from eagle_jax.cli.pairs import PairSource, open_pair, with_features
 from eagle_jax.cli.runs import (
     Run,
     make_drafter,
@@ -90,7 +90,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="target: a Hugging Face folder or hub name; without one the embedded "
         "pair, with the settings of configs/embedded.toml",
     )
-    add("--draft", help="EAGLE-1/2 head of the target")
+    add("--draft", help="EAGLE head of the target")
     add("--small-model", help="smaller model with the target's tokenizer")
     add(
         "--questions",
@@ -232,6 +232,7 @@ def _open_jobs(
             run=run,
             pair=dataclasses.replace(
                 pair,
+                target=with_features(pair.target, drafter),
                 drafter=drafter,
                 params=Params(
                     target=pair.params.target,

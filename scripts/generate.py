@@ -9,6 +9,7 @@ Texts and the summary go to standard output, everything else to standard error.
 
 import argparse
 import dataclasses
+import os
 import sys
 import typing
 from pathlib import Path
@@ -34,6 +35,7 @@ from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parallel import MeshShape, join_processes, parse_mesh, place
 
 _EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
@@ -44,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         arguments = _parse(argv)
+        _join_processes(arguments)
         config = join_settings(GenerateConfig, arguments.config, arguments)
         if arguments.target == str(assets.TARGET) and arguments.draft is None:
             is_small = config.decoding.method == "small-model"
@@ -64,7 +67,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="target: a Hugging Face folder or hub name; without one the embedded "
         "pair, with the settings of configs/embedded.toml",
     )
-    add("--draft", help="EAGLE-1/2 head, or a smaller model: a folder or hub name")
+    add("--draft", help="EAGLE head, or a smaller model: a folder or hub name")
     add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
     add(
         "--prompt",
@@ -79,6 +82,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--show-tree", action="store_true", help="draw the last round's tree")
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
+    add(
+        "--mesh",
+        metavar="SIZES",
+        help="use all devices, such as data=2,tensor=4: the batch is split over data, "
+        "heads, vocabulary and feed-forward layers over tensor",
+    )
+    add("--coordinator", metavar="HOST:PORT", help="of process 0, if there are more")
+    add("--num-processes", type=int, metavar="N", help="with --coordinator")
+    add("--process-id", type=int, metavar="I", help="with --coordinator: 0 to N - 1")
     # What follows are settings: their defaults are in eagle_jax/config.py.
     add("--method", choices=typing.get_args(Method))
     add("--max-new-tokens", type=int)
@@ -103,6 +115,33 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
     arguments.prompt = arguments.prompt or ([] if arguments.prompts else [default])
     return arguments
+
+
+def _join_processes(arguments: argparse.Namespace) -> None:
+    """Makes one of several processes; all but the first keep silent."""
+    given = (arguments.coordinator, arguments.num_processes, arguments.process_id)
+    if all(value is None for value in given):
+        return
+    if any(value is None for value in given):
+        raise InputError(
+            "--coordinator, --num-processes and --process-id belong together; give "
+            "all three or none"
+        )
+    if arguments.mesh is None:
+        raise InputError("several processes need --mesh, over the devices of all")
+    if arguments.stream or arguments.trace or arguments.show_tree:
+        raise InputError(
+            "--stream, --trace and --show-tree look at every round, which several "
+            "processes cannot; leave them out"
+        )
+    say(f"waiting for {arguments.num_processes} processes at {arguments.coordinator}")
+    join_processes(*given)
+    # What JAX's libraries print of their connections is no text: to standard error.
+    text = os.dup(1) if arguments.process_id == 0 else os.open(os.devnull, os.O_WRONLY)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(text, "w")
+    if arguments.process_id > 0:
+        arguments.json = None
 
 
 def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
@@ -154,6 +193,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
+    shape = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
@@ -162,7 +202,11 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
     ]
     max_length = _max_length(source.config, config.decoding, encoded)
-    pair = source.load()
+    batch_size = config.decoding.batch_size
+    placement = None
+    if shape is not None:
+        placement = place(shape, source.config, batch_size=batch_size)
+    pair = source.load(placement)
     # One compilation serves all prompts.
     main_runner = runner.Runner(
         pair=pair,
@@ -170,7 +214,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         config=config,
         max_length=max_length,
         prompt_bucket=bucket_prompt(max(map(len, encoded))),
-        batch_size=min(config.decoding.batch_size, len(encoded)),
+        batch_size=_rows(batch_size, len(encoded), shape),
     )
     plain_runner = dataclasses.replace(main_runner, drafter=None)
 
@@ -199,6 +243,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         settings["decoding"] |= {"dtype": pair.target.dtype, "max_length": max_length}
         names = {"target": arguments.target, "draft": arguments.draft}
         names |= {"random": arguments.random, "chat": arguments.chat}
+        names |= {"mesh": None if shape is None else str(shape)}
         result = {
             "settings": names | settings,
             "versions": report.versions(),
@@ -229,6 +274,12 @@ def _max_length(
                 f"(the target has {target.max_positions} positions)"
             )
     return max_length
+
+
+def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:
+    """Returns the rows of a batch: no more than there are prompts, split evenly."""
+    parts = 1 if shape is None else shape.data
+    return min(batch_size, -(-num_prompts // parts) * parts)
 
 
 def _comparison(

@@ -63,7 +63,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file; flags win")
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
-    add("--draft", help="EAGLE-1/2 head that makes it quicker")
+    add("--draft", help="EAGLE head that makes it quicker")
     add("--data", type=Path, help="conversations or texts, see the README")
     add("--samples", type=int, help="without data: texts from the start token alone")
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")

@@ -52,7 +52,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Find the tree that pays.")
     add = parser.add_argument
     add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
-    add("--draft", help="its EAGLE-1/2 head, or a smaller model")
+    add("--draft", help="its EAGLE head, or a smaller model")
     add("--method", choices=("eagle2", "small-model"), default="eagle2")
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")

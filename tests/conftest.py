@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from tests.eagle3_pair import write_pair
+
 Main = Callable[[list[str]], int]
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -126,6 +128,14 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     head_config = config | {"num_hidden_layers": 1, "bias": True}
     _write(folder / "head", head_config, head)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def eagle3_pair(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of 7 layers and an EAGLE-3 head for it; copy before changing."""
+    folder = tmp_path_factory.mktemp("eagle3")
+    write_pair(folder, tiny_pair / "target")
     return folder
 
 

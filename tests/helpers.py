@@ -3,15 +3,20 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding import speculative
+from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
+from eagle_jax.interface import Params
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.tree import DraftTree
 
 SMALL_LAYER = LayerConfig(
@@ -32,6 +37,35 @@ def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
     return [
         tokens[row, starts[row] : lengths[row]].tolist() for row in range(len(lengths))
     ]
+
+
+def decoded_rounds(
+    target: Transformer,
+    drafter: TreeDrafter,
+    params: Params,
+    prompt: list[int],
+    max_new_tokens: int,
+) -> tuple[list[DraftTree], list[int], list[int]]:
+    """The trees of all rounds, what was accepted in all but the last, and the text.
+
+    Our last round may be cut by the limit, where the official code overshoots.
+    """
+    requests = make_requests(
+        [prompt], max_new_tokens=max_new_tokens, stop_tokens=[2], prompt_bucket=64
+    )
+    state = speculative.prefill(
+        target, drafter, params, requests, num_slots=256, acceptance="greedy"
+    )
+    trees: list[DraftTree] = []
+    accepted: list[int] = []
+    while bool(state.is_running.any()):
+        state, done = speculative.decode_round(
+            target, drafter, params, requests, state, acceptance="greedy"
+        )
+        trees.append(jax.tree.map(lambda x: np.asarray(x[0]), done.tree))
+        accepted.append(int(done.acceptance.num_accepted[0]))
+    (generated,) = texts(requests, state)
+    return trees, accepted[:-1], generated
 
 
 def as_tree(paths: list[tuple[int, ...]], num_nodes: int) -> DraftTree:

@@ -17,9 +17,11 @@ ALLOWED = {
     "drafting": {"config", "interface", "logits", "models", "tree"},
     "decoding": {"config", "errors", "interface", "logits", "tree"},
     "checkpoints": {"errors", "models"},
+    "parallel": {"errors", "models"},
     "testing": {"config", "interface", "tree"},
     "evaluation": {
-        *("config", "decoding", "drafting", "errors", "interface", "models", "tree"),
+        *("config", "decoding", "drafting", "errors", "interface", "models"),
+        *("parallel", "testing", "tree"),
     },
     "training": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
@@ -27,7 +29,7 @@ ALLOWED = {
     },
     "cli": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
-        *("interface", "models", "training", "tree"),
+        *("interface", "models", "parallel", "training", "tree"),
     },
 }
 

@@ -21,7 +21,7 @@ from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import Transformer, TransformerParams
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree
-from tests.helpers import texts
+from tests.helpers import decoded_rounds, texts
 
 NEW_TOKENS = 32
 
@@ -152,30 +152,11 @@ def test_the_text_is_what_an_independent_program_prints(
         assert text.startswith(golden)
 
 
-def decoded_rounds(
+def rounds_of(
     stories: Stories, drafter: TreeDrafter, prompt: list[int], max_new_tokens: int
 ) -> tuple[list[DraftTree], list[int], list[int]]:
-    """The trees of all rounds, what was accepted in all but the last, and the text.
-
-    Our last round may be cut by the limit, where the official code overshoots.
-    """
     params = stories.params(stories.trained)
-    requests = make_requests(
-        [prompt], max_new_tokens=max_new_tokens, stop_tokens=[2], prompt_bucket=64
-    )
-    state = speculative.prefill(
-        stories.target, drafter, params, requests, num_slots=256, acceptance="greedy"
-    )
-    trees: list[DraftTree] = []
-    accepted: list[int] = []
-    while bool(state.is_running.any()):
-        state, done = speculative.decode_round(
-            stories.target, drafter, params, requests, state, acceptance="greedy"
-        )
-        trees.append(jax.tree.map(lambda x: np.asarray(x[0]), done.tree))
-        accepted.append(int(done.acceptance.num_accepted[0]))
-    (generated,) = texts(requests, state)
-    return trees, accepted[:-1], generated
+    return decoded_rounds(stories.target, drafter, params, prompt, max_new_tokens)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +177,7 @@ def test_every_round_drafts_and_accepts_like_the_official_code(
         num_nodes=config["num_nodes"], depth=config["levels"], width=config["width"]
     )
     for run in recorded["runs"]:
-        trees, accepted, generated = decoded_rounds(
+        trees, accepted, generated = rounds_of(
             stories, drafter, run["prompt_ids"], config["max_new_tokens"]
         )
         for tree, official in zip(trees, run["trees"], strict=False):
@@ -219,7 +200,7 @@ def test_every_static_round_is_the_official_codes(
     assert EAGLE1_TREE.depths.tolist() == recorded["config"]["depths"]
     drafter = TreeDrafter(model=EagleHead(config=stories.head), tree=EAGLE1_TREE)
     for run in recorded["runs"]:
-        trees, accepted, _ = decoded_rounds(
+        trees, accepted, _ = rounds_of(
             stories, drafter, run["prompt_ids"], recorded["config"]["max_new_tokens"]
         )
         official = run["tree_tokens"]
@@ -252,7 +233,7 @@ def test_greedy_text_is_plain_decodings(
     tree: dict[str, Any],
 ) -> None:
     # Hundreds of nodes cost hundreds of rows: a shorter text will do.
-    new_tokens = 8 if tree.get("num_nodes", 0) > 500 else NEW_TOKENS
+    new_tokens = 4 if tree.get("num_nodes", 0) > 500 else NEW_TOKENS
     found = speculative_texts(
         stories,
         batches(stories, batch, new_tokens=new_tokens),

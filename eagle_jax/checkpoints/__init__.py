@@ -2,6 +2,12 @@
 
 from eagle_jax.checkpoints.atomic import check_apart, check_new_folder, new_folder
 from eagle_jax.checkpoints.convert import convert_pair
+from eagle_jax.checkpoints.eagle3 import (
+    check_eagle3_pair,
+    eagle3_config,
+    eagle3_target,
+    load_eagle3_head,
+)
 from eagle_jax.checkpoints.export import (
     export_head,
     export_target,
@@ -13,6 +19,7 @@ from eagle_jax.checkpoints.model_config import (
     check_pair,
     check_small_model,
     head_config,
+    is_eagle3,
     stop_tokens,
     stored_dtype,
     target_config,
@@ -29,17 +36,22 @@ from eagle_jax.checkpoints.tokenizer import load_tokenizer
 
 __all__ = [
     "check_apart",
+    "check_eagle3_pair",
     "check_max_length",
     "check_new_folder",
     "check_pair",
     "check_small_model",
     "check_weights",
     "convert_pair",
+    "eagle3_config",
+    "eagle3_target",
     "export_head",
     "export_target",
     "has_torch",
     "head_config",
+    "is_eagle3",
     "is_export",
+    "load_eagle3_head",
     "load_head",
     "load_target",
     "load_tokenizer",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_jax.checkpoints.model_config import FAMILIES
+from eagle_jax.checkpoints.families import FAMILIES, family_of
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -20,7 +20,7 @@ def target_fields(
     stop_tokens: Sequence[int] = (),
     bos_token: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the `config.json` of a Llama, or of a Mistral if it has a window.
+    """Returns the `config.json` of a model in the family that has its parts.
 
     Args:
         config: Sizes.
@@ -28,9 +28,9 @@ def target_fields(
         stop_tokens: Ids that end a text.
         bos_token: Id that begins one.
     """
-    family = "llama" if config.sliding_window is None else "mistral"
+    family = family_of(config)
     fields = {
-        "architectures": [FAMILIES[family]],
+        "architectures": [FAMILIES[family].architecture],
         "model_type": family,
         **_layer_fields(config.layer),
         "head_dim": config.layer.head_dim,
@@ -43,8 +43,15 @@ def target_fields(
         "torch_dtype": dtype,
         "written_by": WRITTEN_BY,
     }
-    if family == "mistral":
+    if FAMILIES[family].has_window:
         fields["sliding_window"] = config.sliding_window
+    if FAMILIES[family].has_switch:
+        fields["use_sliding_window"] = config.sliding_window is not None
+        # Reading it takes the first one, and all behind it.
+        fields["max_window_layers"] = min(config.windowed_layers, default=0)
+    if FAMILIES[family].is_mixture:
+        fields["num_local_experts"] = config.layer.num_experts
+        fields["num_experts_per_tok"] = config.layer.experts_per_token
     if bos_token is not None:
         fields["bos_token_id"] = bos_token
     if stop_tokens:
@@ -63,7 +70,7 @@ def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
         dtype: Of the stored weights.
     """
     fields = {
-        "architectures": [FAMILIES["llama"]],
+        "architectures": [FAMILIES["llama"].architecture],
         "model_type": "llama",
         "bias": config.fc_bias,
         **_layer_fields(config.layer),

@@ -119,11 +119,6 @@ def export_target(
         InputError: If the layout cannot express the target, a weight does not fit
             into `dtype`, or the folder cannot be written.
     """
-    if config.layer.qkv_bias:
-        raise InputError(
-            "a target with biases in q, k and v cannot be exported: neither Llama nor "
-            "Mistral has them"
-        )
     shapes = _shapes(functools.partial(transformer.init_params, config=config))
     tensors = _host_tensors(params, shapes, names.TRANSFORMER, dtype)
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)

@@ -1,10 +1,12 @@
 """From `config.json` to the sizes of our models; what we cannot run is refused."""
 
-import math
-import warnings
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.checkpoints.families import FAMILIES, Family
+from eagle_jax.checkpoints.fields import number_of, size_of
+from eagle_jax.checkpoints.rope_json import read_rope
 from eagle_jax.checkpoints.source import read_json
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadConfig
@@ -12,26 +14,19 @@ from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
 
-FAMILIES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
-"""Target families by `model_type`, with their `architectures` entry."""
-
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be stored in."""
 
-_DEFAULT_ROPE_THETA = 10000.0
-_MISTRAL_WINDOW = 4096
+_QWEN_FULL_LAYERS = 28
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
-_ROPE_FIELDS = {
-    *("rope_type", "type", "rope_theta", "factor", "low_freq_factor"),
-    *("high_freq_factor", "original_max_position_embeddings"),
-}
 _READ = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
     *("max_position_embeddings", "max_sequence_length", "tie_word_embeddings"),
     *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window"),
     *("torch_dtype", "dtype", "eos_token_id", "architectures", "model_type"),
-    *("bias", "qkv_bias"),
+    *("bias", "qkv_bias", "layer_types"),
 }
 # These change neither the text nor the shapes, at least not in these families.
 _IGNORED = {
@@ -62,7 +57,6 @@ _REQUIRED = {
     "attention_bias": False,
     "mlp_bias": False,
     "partial_rotary_factor": 1.0,
-    "layer_types": "full_attention",
 }
 
 
@@ -81,26 +75,44 @@ def target_config(folder: Path) -> TransformerConfig:
     """
     path = folder / "config.json"
     config = read_json(path)
-    family = config.get("model_type")
+    kind = config.get("model_type")
     names = config.get("architectures") or []
-    if family not in FAMILIES or any(name != FAMILIES[family] for name in names):
-        known = ", ".join(FAMILIES.values())
+    family = FAMILIES.get(str(kind))
+    if family is None or any(name != family.architecture for name in names):
+        known = ", ".join(family.architecture for family in FAMILIES.values())
         raise InputError(
-            f"{path}: architecture {', '.join(names) or family!r} is not supported; "
-            f"known are {known}"
+            f"{path}: architecture {', '.join(names) or None!r} with model_type "
+            f"{kind!r} is not supported; known are {known}"
         )
-    _refuse_unsupported(config, path)
-    window = None
-    if family == "mistral" and config.get("sliding_window", 0) is not None:
-        # A Mistral that names no window has one; only null means none.
-        window = _size(config, "sliding_window", path, default=_MISTRAL_WINDOW)
+    refuse_unsupported(config, path, family.fields)
+    layer = layer_config(
+        config,
+        path,
+        qkv_bias=family.qkv_bias,
+        rope=read_rope(config, path),
+        head_dim=family.head_dim,
+    )
+    if family.is_mixture:
+        layer = dataclasses.replace(
+            layer,
+            num_experts=size_of(config, "num_local_experts", path, default=8),
+            experts_per_token=size_of(config, "num_experts_per_tok", path, default=2),
+        )
+        if layer.experts_per_token > layer.num_experts:
+            raise InputError(
+                f"{path}: num_experts_per_tok = {layer.experts_per_token} is more than "
+                f"num_local_experts = {layer.num_experts}"
+            )
+    num_layers = size_of(config, "num_hidden_layers", path)
+    window, windowed = _windows(config, family, num_layers, path)
     return TransformerConfig(
-        layer=_layer_config(config, path, qkv_bias=False, rope=_rope(config, path)),
-        num_layers=_size(config, "num_hidden_layers", path),
-        vocab_size=_size(config, "vocab_size", path),
-        max_positions=_size(config, "max_position_embeddings", path),
+        layer=dataclasses.replace(layer, qk_norm=family.qk_norm),
+        num_layers=num_layers,
+        vocab_size=size_of(config, "vocab_size", path),
+        max_positions=size_of(config, "max_position_embeddings", path),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         sliding_window=window,
+        windowed_layers=windowed,
     )
 
 
@@ -118,31 +130,52 @@ def head_config(folder: Path) -> EagleHeadConfig:
     """
     path = folder / "config.json"
     config = read_json(path)
-    if "draft_vocab_size" in config or "eagle_config" in config:
+    if is_eagle3(folder):
         raise InputError(
-            f"{path}: this is an EAGLE-3 head; only EAGLE-1 and EAGLE-2 heads are "
-            "supported"
+            f"{path}: this is an EAGLE-3 head, which can be run and nothing else so "
+            "far; give an EAGLE-1/2 head here"
         )
-    if config.get("model_type", "llama") not in (*FAMILIES, "eagle"):
-        raise InputError(
-            f"{path}: model_type {config['model_type']!r} is not supported for a "
-            "head; known is llama"
-        )
-    _refuse_unsupported(config, path)
+    check_head_type(config, path)
+    # What a head's config says about its target's family does not concern the head.
+    others = set().union(*(family.fields for family in FAMILIES.values()))
+    refuse_unsupported(config, path, others)
     if config.get("num_hidden_layers", 1) != 1:
         raise InputError(
             f"{path}: num_hidden_layers = {config['num_hidden_layers']}; an EAGLE-1/2 "
             "head has 1 layer"
         )
-    rope = _rope(config, path, is_head=True)
+    rope = read_rope(config, path, is_head=True)
     return EagleHeadConfig(
-        layer=_layer_config(
+        layer=layer_config(
             config, path, qkv_bias=bool(config.get("qkv_bias", False)), rope=rope
         ),
-        vocab_size=_size(config, "vocab_size", path),
-        max_positions=_size(config, "max_position_embeddings", path, default=2048),
+        vocab_size=size_of(config, "vocab_size", path),
+        max_positions=size_of(config, "max_position_embeddings", path, default=2048),
         fc_bias=bool(config.get("bias", True)),
     )
+
+
+def is_eagle3(folder: Path) -> bool:
+    """Returns whether the settings in a folder are those of an EAGLE-3 head.
+
+    Raises:
+        InputError: If `config.json` cannot be read.
+    """
+    config = read_json(folder / "config.json")
+    return "draft_vocab_size" in config or "eagle_config" in config
+
+
+def check_head_type(config: dict[str, Any], path: Path) -> None:
+    """Refuses a head whose `model_type` nobody gives to a head.
+
+    Raises:
+        InputError: If so.
+    """
+    if config.get("model_type", "llama") not in (*FAMILIES, "eagle"):
+        raise InputError(
+            f"{path}: model_type {config['model_type']!r} is not supported for a "
+            f"head; known are {', '.join((*FAMILIES, 'eagle'))}"
+        )
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
@@ -224,26 +257,83 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
             f"max_length = {max_length} is more than the target's "
             f"{target.max_positions} positions (max_position_embeddings)"
         )
-    window = target.sliding_window
-    if window is not None and max_length > window:
+
+
+def _windows(
+    config: dict[str, Any], family: Family, num_layers: int, path: Path
+) -> tuple[int | None, tuple[int, ...]]:
+    """Returns the sliding window and the layers that have it."""
+    types = config.get("layer_types") or [None] * num_layers
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or any(name not in (*_LAYER_TYPES, None) for name in types)
+    ):
         raise InputError(
-            f"max_length = {max_length} is more than the target's sliding_window of "
-            f"{window}, which is not implemented; give at most {window}"
+            f"{path}: layer_types must name {' or '.join(_LAYER_TYPES)} for each of "
+            f"{num_layers} layers, not {types!r}"
         )
+    window = None
+    is_on = not family.has_switch or config.get("use_sliding_window", False)
+    # A field that is left out means the family's own; only null means none.
+    if family.has_window and is_on and config.get("sliding_window", 0) is not None:
+        default = family.window
+        if default is not None or "sliding_window" in config:
+            window = size_of(config, "sliding_window", path, default=default)
+    if window is None and "sliding_attention" in types:
+        raise InputError(
+            f"{path}: layer_types asks for sliding_attention, but there is no "
+            "sliding_window"
+        )
+    start = 0
+    if family.has_switch:
+        given = config.get("max_window_layers")
+        start = _QWEN_FULL_LAYERS if given is None else given
+        if not isinstance(start, int) or start < 0:
+            raise InputError(
+                f"{path}: max_window_layers = {start!r} must be an integer of at "
+                "least 0"
+            )
+    windowed = tuple(
+        number
+        for number, name in enumerate(types)
+        if window is not None
+        and (name == "sliding_attention" or (name is None and number >= start))
+    )
+    return (window, windowed) if windowed else (None, ())
 
 
-def _layer_config(
-    config: dict[str, Any], path: Path, *, qkv_bias: bool, rope: RopeConfig
+def layer_config(
+    config: dict[str, Any],
+    path: Path,
+    *,
+    qkv_bias: bool,
+    rope: RopeConfig,
+    head_dim: int | None = None,
 ) -> LayerConfig:
-    num_heads = _size(config, "num_attention_heads", path)
-    num_kv_heads = _size(config, "num_key_value_heads", path, default=num_heads)
-    hidden_size = _size(config, "hidden_size", path)
-    if config.get("head_dim") is None and hidden_size % num_heads:
+    """Reads the sizes of a layer.
+
+    Args:
+        config: The fields of `config.json`.
+        path: Of that file, for refusals.
+        qkv_bias: As in the result.
+        rope: As in the result.
+        head_dim: What `head_dim` is where it is left out; `None` for the width over
+            the number of heads.
+
+    Raises:
+        InputError: If a size is missing, or does not fit the others.
+    """
+    num_heads = size_of(config, "num_attention_heads", path)
+    num_kv_heads = size_of(config, "num_key_value_heads", path, default=num_heads)
+    hidden_size = size_of(config, "hidden_size", path)
+    if head_dim is None and config.get("head_dim") is None and hidden_size % num_heads:
         raise InputError(
             f"{path}: num_attention_heads = {num_heads} does not divide hidden_size = "
             f"{hidden_size}, and no head_dim is given"
         )
-    head_dim = _size(config, "head_dim", path, default=hidden_size // num_heads)
+    head_dim = head_dim or hidden_size // num_heads
+    head_dim = size_of(config, "head_dim", path, default=head_dim)
     if head_dim % 2:
         raise InputError(
             f"{path}: head_dim = {head_dim} must be even: rotary embeddings turn pairs"
@@ -255,92 +345,28 @@ def _layer_config(
         )
     return LayerConfig(
         hidden_size=hidden_size,
-        intermediate_size=_size(config, "intermediate_size", path),
+        intermediate_size=size_of(config, "intermediate_size", path),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_number(config, "rms_norm_eps", path, default=1e-6),
+        rms_norm_eps=number_of(config, "rms_norm_eps", path, default=1e-6),
         rope=rope,
         qkv_bias=qkv_bias,
     )
 
 
-def _rope(config: dict[str, Any], path: Path, *, is_head: bool = False) -> RopeConfig:
-    """Reads `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`."""
-    scaling = _rope_scaling(config, path)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    outer, inner = config.get("rope_theta"), scaling.get("rope_theta")
-    if outer is None and inner is None:
-        if kind == "llama3" or config.get("rope_parameters"):
-            raise InputError(
-                f"{path}: rope_theta is missing beside its rope parameters"
-            )
-        theta = _DEFAULT_ROPE_THETA
-        if not is_head:  # Published heads name none and mean 10000.
-            warnings.warn(
-                f"{path} names no rope_theta; taking {theta:g}, which Llama 2 and "
-                "Vicuna mean by that",
-                stacklevel=3,
-            )
-    elif None not in (outer, inner) and outer != inner:
-        raise InputError(f"{path}: rope_theta is both {outer} and {inner}")
-    else:
-        theta = _number(config if inner is None else scaling, "rope_theta", path)
-    if kind in ("linear", "llama3") and "factor" not in scaling:
-        raise InputError(f"{path}: rope type {kind!r} needs a factor")
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(
-            theta=theta, kind=kind, factor=_number(scaling, "factor", path)
-        )
-    if kind == "llama3":
-        wanted = ("low_freq_factor", "high_freq_factor")
-        missing = [
-            name
-            for name in (*wanted, "original_max_position_embeddings")
-            if name not in scaling
-        ]
-        if missing:
-            raise InputError(f"{path}: rope type 'llama3' needs {', '.join(missing)}")
-        return RopeConfig(
-            theta=theta,
-            kind=kind,
-            factor=_number(scaling, "factor", path),
-            low_freq_factor=_number(scaling, "low_freq_factor", path),
-            high_freq_factor=_number(scaling, "high_freq_factor", path),
-            original_max_positions=_size(
-                scaling, "original_max_position_embeddings", path
-            ),
-        )
-    raise InputError(
-        f"{path}: rope type {kind!r} is not supported; known are default, linear and "
-        "llama3"
-    )
+def refuse_unsupported(config: dict[str, Any], path: Path, more: set[str]) -> None:
+    """Refuses fields that we neither implement nor know to be harmless.
 
+    Args:
+        config: The fields of `config.json`.
+        path: Of that file.
+        more: Fields that are known in this kind of model only.
 
-def _rope_scaling(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Returns what either spelling says beside the base; `{}` where neither does."""
-    names = [n for n in ("rope_parameters", "rope_scaling") if config.get(n)]
-    for name in names:
-        if not isinstance(config[name], dict):
-            raise InputError(f"{path}: {name} = {config[name]!r} must be an object")
-        unknown = sorted(set(config[name]) - _ROPE_FIELDS)
-        if unknown:
-            raise InputError(
-                f"{path}: the field {unknown[0]!r} of {name} is not supported"
-            )
-    scalings = [config[name] for name in names]
-    if len(scalings) == 2 and scalings[0] != scalings[0] | scalings[1]:
-        raise InputError(
-            f"{path}: rope_parameters and rope_scaling contradict each other; leave "
-            "out one of them"
-        )
-    return scalings[0] if scalings else {}
-
-
-def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:
-    """Refuses fields that we neither implement nor know to be harmless."""
+    Raises:
+        InputError: If there is such a field.
+    """
+    known = _READ | _IGNORED | more
     for name, value in config.items():
         if name in _REQUIRED:
             values = value if isinstance(value, list) else [value]
@@ -349,26 +375,8 @@ def _refuse_unsupported(config: dict[str, Any], path: Path) -> None:
                     f"{path}: {name} = {value!r} is not supported, only "
                     f"{_REQUIRED[name]!r}"
                 )
-        elif name not in _READ | _IGNORED and value not in (None, False):
+        elif name not in known and value not in (None, False):
             raise InputError(
                 f"{path}: the field {name!r} is not supported; remove it if it does "
                 "not change what the model computes"
             )
-
-
-def _size(
-    config: dict[str, Any], name: str, path: Path, *, default: int | None = None
-) -> int:
-    value = default if config.get(name) is None else config[name]
-    if not isinstance(value, int) or value < 1:
-        raise InputError(f"{path}: {name} = {value!r} must be a positive integer")
-    return value
-
-
-def _number(
-    config: dict[str, Any], name: str, path: Path, *, default: float | None = None
-) -> float:
-    value = default if config.get(name) is None else config[name]
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError(f"{path}: {name} = {value!r} must be a positive number")
-    return float(value)

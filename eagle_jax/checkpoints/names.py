@@ -16,9 +16,15 @@ _LAYER = {
     "value_bias": "self_attn.v_proj.bias",
     "output": "self_attn.o_proj.weight",
     "mlp_norm": "post_attention_layernorm.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+    "mlp.gate": "mlp.gate_proj.weight",
+    "mlp.up": "mlp.up_proj.weight",
+    "mlp.down": "mlp.down_proj.weight",
+    "mlp.router": "block_sparse_moe.gate.weight",
+    "mlp.experts.{}.gate": "block_sparse_moe.experts.{}.w1.weight",
+    "mlp.experts.{}.up": "block_sparse_moe.experts.{}.w3.weight",
+    "mlp.experts.{}.down": "block_sparse_moe.experts.{}.w2.weight",
 }
 
 TRANSFORMER = {
@@ -27,7 +33,7 @@ TRANSFORMER = {
     "output_head": "lm_head.weight",
     **{f"layers.{{}}.{ours}": f"model.layers.{{}}.{hf}" for ours, hf in _LAYER.items()},
 }
-"""Llama and Mistral: path in `TransformerParams` -> tensor name."""
+"""Every family of targets: path in `TransformerParams` -> tensor name."""
 
 EAGLE_HEAD = {
     "embedding": "embed_tokens.weight",
@@ -38,21 +44,48 @@ EAGLE_HEAD = {
 """EAGLE-1/2 heads: path in `EagleHeadParams` -> tensor name."""
 
 
+def _eagle3_head(prefix: str) -> dict[str, str]:
+    layer = {ours: hf for ours, hf in _LAYER.items() if ours != "input_norm"}
+    return {
+        "embedding": "embed_tokens.weight",
+        "fc": "fc.weight",
+        "embedding_norm": f"{prefix}.input_layernorm.weight",
+        "feature_norm": f"{prefix}.hidden_norm.weight",
+        "norm": "norm.weight",
+        "output_head": "lm_head.weight",
+        **{f"layer.{ours}": f"{prefix}.{hf}" for ours, hf in layer.items()},
+    }
+
+
+EAGLE3_HEAD = _eagle3_head("midlayer")
+"""EAGLE-3 heads as published: path in `Eagle3HeadParams` -> tensor name."""
+
+EAGLE3_HEAD_ELSEWHERE = _eagle3_head("layers.0")
+"""EAGLE-3 heads of other trainers, likewise."""
+
+MAPS = ("d2t", "t2d")
+"""Of EAGLE-3 heads: from their tokens to the target's and back, no weights."""
+
+
+_MATRICES = (
+    *("_proj.weight", "fc.weight", "lm_head.weight"),
+    *(".gate.weight", ".w1.weight", ".w2.weight", ".w3.weight"),
+)
+
+
 def tensor_names(params: Any, table: dict[str, str]) -> Any:
     """Returns a pytree like `params` with the name of each tensor in it.
 
     Args:
         params: A pytree of arrays or of their shapes; absent tensors are `None`.
-        table: Paths to names; `{}` stands for the number of a layer.
+        table: Paths to names; `{}` stands for the number of a layer or an expert.
     """
 
     def name(path: tuple[Any, ...], leaf: Any) -> str:
         del leaf
         text = jax.tree_util.keystr(path, simple=True, separator=".")
-        number = re.search(r"(?<=\.)\d+(?=\.)", text)
-        if number is None:
-            return table[text]
-        return table[text.replace(number[0], "{}", 1)].format(number[0])
+        number = re.compile(r"(?<=\.)\d+(?=\.)")
+        return table[number.sub("{}", text)].format(*number.findall(text))
 
     return jax.tree_util.tree_map_with_path(name, params)
 
@@ -62,7 +95,7 @@ def is_transposed(name: str) -> bool:
 
     That is every matrix but the embedding tables.
     """
-    return name.endswith(("_proj.weight", "fc.weight", "lm_head.weight"))
+    return name.endswith(_MATRICES)
 
 
 def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:

@@ -46,11 +46,13 @@ def load_target(
     """
     config = target_config(folder)
     files = open_weights(folder)
-    shapes = _shapes(functools.partial(transformer.init_params, config=config))
+    shapes = shapes_of(functools.partial(transformer.init_params, config=config))
     wanted = names.tensor_names(shapes, names.TRANSFORMER)
     if config.tie_embeddings:
         files.forget(names.TRANSFORMER["output_head"])  # Some store it all the same.
-    return config, load_params(files, wanted, shapes, _kind(files, dtype), shardings)
+    return config, load_params(
+        files, wanted, shapes, weights_dtype(files, dtype), shardings
+    )
 
 
 def load_head(
@@ -86,11 +88,18 @@ def load_head(
         table_sharding: Any = target_params.embedding.sharding
         shardings = dataclasses.replace(shardings, embedding=table_sharding)
     params = _head_params(folder, config, dtype, shardings)
-    if params.embedding is not None and np.array_equal(
-        np.asarray(params.embedding), np.asarray(target_params.embedding)
+    if params.embedding is not None and same_table(
+        params.embedding, target_params.embedding
     ):
         params = dataclasses.replace(params, embedding=None)
     return config, params
+
+
+def same_table(one: jax.Array, other: jax.Array) -> bool:
+    """Returns whether two embedding tables are equal."""
+    if one.is_fully_addressable and other.is_fully_addressable:
+        return np.array_equal(np.asarray(one), np.asarray(other))
+    return bool(jnp.array_equal(one, other))  # No process has them whole.
 
 
 def read_head(
@@ -140,7 +149,7 @@ def _head_params(
     folder: Path, config: EagleHeadConfig, dtype: str | None, shardings: Any
 ) -> EagleHeadParams:
     files = open_weights(folder)
-    shapes = _shapes(functools.partial(eagle_head.init_params, config=config))
+    shapes = shapes_of(functools.partial(eagle_head.init_params, config=config))
     table = names.EAGLE_HEAD["embedding"]
     if table in files.names():
         shape = (config.vocab_size, config.layer.hidden_size)
@@ -149,11 +158,15 @@ def _head_params(
     elif isinstance(shardings, EagleHeadParams):
         shardings = dataclasses.replace(shardings, embedding=None)
     wanted = names.tensor_names(shapes, names.EAGLE_HEAD)
-    return load_params(files, wanted, shapes, _kind(files, dtype), shardings)
+    return load_params(files, wanted, shapes, weights_dtype(files, dtype), shardings)
 
 
-def _kind(files: Weights, dtype: str | None) -> jnp.dtype:
-    """Returns the dtype asked for, or else the stored one if JAX can keep it."""
+def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
+    """Returns the dtype asked for, or else the stored one if JAX can keep it.
+
+    Raises:
+        InputError: If it cannot.
+    """
     if dtype is not None:
         return jnp.dtype(dtype)
     kind = files.dtype()
@@ -165,6 +178,6 @@ def _kind(files: Weights, dtype: str | None) -> jnp.dtype:
     return kind
 
 
-def _shapes(init: Callable[[jax.Array], Tree]) -> Tree:
+def shapes_of(init: Callable[[jax.Array], Tree]) -> Tree:
     """Returns the shapes of the weights, without making any."""
     return jax.eval_shape(init, jax.random.key(0))

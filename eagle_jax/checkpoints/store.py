@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_space, writing
 from eagle_jax.checkpoints.source import first_line, read_json
 from eagle_jax.checkpoints.weights import (
+    Part,
     TensorFiles,
     Weights,
     check_tensor,
@@ -92,6 +93,11 @@ class StoreFiles:
             )
         check_tensor(self.folder, name, tensor)
         return tensor
+
+    def parts(self, name: str) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
+        """See `Weights.parts`; the checksum is that of the whole tensor."""
+        tensor = self.read(name)
+        return tensor.shape, lambda part: tensor[part]
 
 
 def open_weights(folder: Path) -> Weights:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-from eagle_jax.checkpoints.names import is_transposed
+from eagle_jax.checkpoints.names import MAPS, is_transposed
 from eagle_jax.checkpoints.source import first_line, read_json
 from eagle_jax.errors import InputError
 
@@ -22,6 +22,10 @@ _DERIVED = ("rotary_emb.inv_freq",)
 _FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
+Part = tuple[slice, ...]
+"""Which part of a tensor: a slice with both ends for every axis."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredTensor:
     """A tensor in a file.
@@ -29,11 +33,15 @@ class StoredTensor:
     Attributes:
         dtype: Its name; something else than a floating-point type is refused when
             it is read.
+        shape: As it is stored.
         read: Returns the tensor.
+        read_part: Returns a part of it and reads nothing else.
     """
 
     dtype: str
+    shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
+    read_part: Callable[[Part], np.ndarray]
 
 
 class Weights(Protocol):
@@ -58,10 +66,18 @@ class Weights(Protocol):
         ...
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor of finite floating-point numbers.
+        """Returns one tensor of finite floating-point numbers, or one of `MAPS`.
 
         Raises:
             InputError: If it cannot be read, or holds something else.
+        """
+        ...
+
+    def parts(self, name: str) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
+        """Returns the shape of a tensor, and what `read` would give of its parts.
+
+        Raises:
+            InputError: As for `read`, at the latest when a part is read.
         """
         ...
 
@@ -113,8 +129,20 @@ class TensorFiles:
 
     def read(self, name: str) -> np.ndarray:
         """See `Weights.read`."""
+        return self._checked(name, self._stored[name].read)
+
+    def parts(self, name: str) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
+        """See `Weights.parts`."""
+        stored = self._stored[name]
+
+        def read(part: Part) -> np.ndarray:
+            return self._checked(name, functools.partial(stored.read_part, part))
+
+        return stored.shape, read
+
+    def _checked(self, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
         try:
-            tensor = self._stored[name].read()
+            tensor = read()
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:
             raise InputError(f"{self.folder}: cannot read {name}: {error}") from error
         check_tensor(self.folder, name, tensor)
@@ -149,8 +177,10 @@ def check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
 
     Raises:
         InputError: If `tensor` holds something else than finite floating-point
-            numbers.
+            numbers, and is no map between vocabularies.
     """
+    if name in MAPS and tensor.dtype.kind in "biu":
+        return
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise InputError(
             f"{folder}: tensor {name} holds {tensor.dtype}, no floating-point "
@@ -201,7 +231,8 @@ def load_params(
     """Loads a parameter pytree tensor by tensor.
 
     Each tensor is read, checked, converted and handed to the device before the
-    next, so the host holds at most one more than what was asked for.
+    next, so the host holds at most one more than what was asked for. Where a
+    sharding is given, each process reads the parts of its own devices.
 
     Args:
         files: The checkpoint.
@@ -227,24 +258,12 @@ def load_params(
         shape: jax.ShapeDtypeStruct,
         sharding: jax.sharding.Sharding | None = None,
     ) -> jax.Array:
+        if sharding is not None:
+            return _load_parts(files, name, shape.shape, dtype, sharding)
         tensor = files.read(name)
-        turned = is_transposed(name)
-        wanted = shape.shape[::-1] if turned else shape.shape
-        if tensor.shape != wanted:
-            raise InputError(
-                f"{files.folder}: tensor {name} has shape {tensor.shape}, but "
-                f"config.json asks for {wanted}"
-            )
-        if turned:
-            tensor = np.ascontiguousarray(tensor.T)
-        if tensor.dtype != dtype:
-            tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
-        if sharding is None:  # Uncommitted: it follows what it is used with.
-            return jax.device_put(tensor)
-        # Each process hands over its own part only.
-        return jax.make_array_from_callback(
-            tensor.shape, sharding, lambda index: tensor[index]
-        )
+        _check_shape(files, name, tensor.shape, shape.shape)
+        # Uncommitted: it follows what it is used with.
+        return jax.device_put(_as_ours(files, name, tensor, dtype))
 
     if shardings is None:
         return jax.tree.map(load, names, shapes)
@@ -253,6 +272,51 @@ def load_params(
             lambda *leaf: load(leaf[0], leaf[1], shardings), names, shapes
         )
     return jax.tree.map(load, names, shapes, shardings)
+
+
+def _load_parts(
+    files: Weights,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    sharding: jax.sharding.Sharding,
+) -> jax.Array:
+    stored_shape, read = files.parts(name)
+    _check_shape(files, name, stored_shape, shape)
+    known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        ends = [one.indices(n)[:2] for one, n in zip(index or (), shape, strict=True)]
+        key = tuple(ends)
+        if key not in known:  # Devices that hold the same read it once.
+            in_file = ends[::-1] if is_transposed(name) else ends
+            tensor = read(tuple(slice(*pair) for pair in in_file))
+            known[key] = _as_ours(files, name, tensor, dtype)
+        return known[key]
+
+    return jax.make_array_from_callback(shape, sharding, part)
+
+
+def _check_shape(
+    files: Weights, name: str, stored: tuple[int, ...], ours: tuple[int, ...]
+) -> None:
+    wanted = ours[::-1] if is_transposed(name) else ours
+    if stored != wanted:
+        raise InputError(
+            f"{files.folder}: tensor {name} has shape {stored}, but config.json asks "
+            f"for {wanted}"
+        )
+
+
+def _as_ours(
+    files: Weights, name: str, tensor: np.ndarray, dtype: jnp.dtype
+) -> np.ndarray:
+    """Returns a stored tensor, or a part of one, as models hold it."""
+    if is_transposed(name):
+        tensor = np.ascontiguousarray(tensor.T)
+    if tensor.dtype != dtype:
+        tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
+    return tensor
 
 
 def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
@@ -275,13 +339,17 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
         file = safetensors.safe_open(path, framework="np")
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} is no complete safetensors file: {error}") from error
-    return {
-        name: StoredTensor(
-            dtype=_FLOATS.get(file.get_slice(name).get_dtype(), "other"),
+
+    def stored(name: str) -> StoredTensor:
+        view = file.get_slice(name)
+        return StoredTensor(
+            dtype=_FLOATS.get(view.get_dtype(), "other"),
+            shape=tuple(view.get_shape()),
             read=functools.partial(file.get_tensor, name),
+            read_part=lambda part: view[part],
         )
-        for name in file.keys()  # noqa: SIM118  It is no dictionary.
-    }
+
+    return {name: stored(name) for name in file.keys()}  # noqa: SIM118  No dictionary.
 
 
 def open_bin(path: Path) -> dict[str, StoredTensor]:
@@ -318,7 +386,9 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
     return {
         name: StoredTensor(
             dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
             read=functools.partial(read, tensor),
+            read_part=lambda part, tensor=tensor: read(tensor[part]),
         )
         for name, tensor in tensors.items()
     }

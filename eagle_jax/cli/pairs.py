@@ -3,17 +3,30 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from eagle_jax import checkpoints
 from eagle_jax.cli.methods import lookup_drafter, tree_drafter
+from eagle_jax.cli.placing import (
+    draft_shardings,
+    shapes_of,
+    target_shardings,
+    with_drafter,
+)
 from eagle_jax.config import Method, TreeConfig
-from eagle_jax.drafting import DraftModel, EagleHead, SmallModel
+from eagle_jax.drafting import (
+    DraftModel,
+    Eagle3Head,
+    EagleHead,
+    SmallModel,
+    TreeDrafter,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -22,6 +35,7 @@ from eagle_jax.models.transformer import (
     TransformerConfig,
     TransformerParams,
 )
+from eagle_jax.parallel import Placement
 
 RANDOM_SIZES = {
     "tiny": "hidden=64,layers=2,heads=4,intermediate=172,vocabulary=258",
@@ -32,6 +46,9 @@ RANDOM_SIZES = {
     "vocabulary=128256",
 }
 """Named sizes of random pairs."""
+
+LoadDraft = Callable[..., Any]
+"""Reads a draft model's weights: `(target_params, placement=None)` -> its own."""
 
 _REQUIRED_SIZES = ("hidden", "layers", "heads", "vocabulary")
 _NUM_BYTES = 256
@@ -47,6 +64,7 @@ class LoadedPair:
         params: Of both.
         tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
         stop_tokens: Ids that end a text.
+        placement: Where its weights lie; `None` for the default device.
     """
 
     target: Transformer
@@ -54,6 +72,7 @@ class LoadedPair:
     params: Params
     tokenizer: Any
     stop_tokens: tuple[int, ...]
+    placement: Placement | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,13 +86,14 @@ class PairSource:
         config: Sizes of the target.
         dtype: Of weights and caches; what "auto" came to.
         tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
-        load: Reads or makes the weights.
+        load: Reads or makes the weights, on the devices of a placement or, given
+            `None`, on the default device.
     """
 
     config: TransformerConfig
     dtype: str
     tokenizer: Any
-    load: Callable[[], LoadedPair]
+    load: Callable[..., LoadedPair]
 
 
 def open_pair(
@@ -110,15 +130,18 @@ def open_pair(
     )
     tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
 
-    def load() -> LoadedPair:
-        _, target_params = checkpoints.load_target(folder, dtype)
-        drafter, drafter_params = load_drafter(target_params)
+    def load(placement: Placement | None = None) -> LoadedPair:
+        shardings = target_shardings(placement, config)
+        _, target_params = checkpoints.load_target(folder, dtype, shardings)
+        drafter, drafter_params = load_drafter(target_params, placement)
+        target = Transformer(config=config, dtype=dtype)
         return LoadedPair(
-            target=Transformer(config=config, dtype=dtype),
+            target=with_features(target, drafter),
             drafter=drafter,
             params=Params(target=target_params, drafter=drafter_params),
             tokenizer=tokenizer,
             stop_tokens=checkpoints.stop_tokens(folder),
+            placement=with_drafter(placement, drafter, drafter_params),
         )
 
     return PairSource(config=config, dtype=dtype, tokenizer=tokenizer, load=load)
@@ -132,32 +155,32 @@ def open_drafter(
     dtype: str,
     method: Method,
     sampled: bool = False,
-) -> Callable[[TransformerParams], tuple[Drafter | None, Any]]:
+) -> Callable[[TransformerParams, Placement | None], tuple[Drafter | None, Any]]:
     """Opens what drafts for a target that is opened already.
 
     Arguments are those of `open_pair`, but `dtype` is not "auto" here.
 
     Returns:
-        What reads the weights: from the target's parameters to the drafter and its
-        own parameters.
+        What reads the weights: from the target's parameters and where they lie to the
+        drafter and its own parameters.
 
     Raises:
         InputError: If something is missing or does not fit.
     """
     if method == "lookup":
-        return lambda _: (lookup_drafter(tree), ())
+        return lambda *_: (lookup_drafter(tree), ())
     if draft_name is None or method == "autoregressive":
-        return lambda _: (None, ())
+        return lambda *_: (None, ())
     model, load_params = open_draft_model(
         draft_name, target, dtype=dtype, method=method
     )
     drafter = tree_drafter(method, model, tree, sampled=sampled)
-    return lambda target_params: (drafter, load_params(target_params))
+    return lambda params, placement: (drafter, load_params(params, placement))
 
 
 def open_draft_model(
     name: str, target: TransformerConfig, *, dtype: str, method: Method
-) -> tuple[DraftModel, Callable[[TransformerParams], Any]]:
+) -> tuple[DraftModel, LoadDraft]:
     """Opens a model that drafts for a target that is opened already.
 
     Args:
@@ -168,7 +191,7 @@ def open_draft_model(
         method: One that drafts with a model.
 
     Returns:
-        The model, and what reads its parameters, given those of the target.
+        The model, and what reads its parameters.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -178,20 +201,64 @@ def open_draft_model(
         small = checkpoints.target_config(folder)
         checkpoints.check_small_model(target, small)
         checkpoints.check_weights(folder)
-        decoder = Transformer(config=small, dtype=dtype)
-        return (
-            SmallModel(decoder=decoder),
-            lambda _: checkpoints.load_target(folder, dtype)[1],
-        )
+
+        def load_small(_: TransformerParams, placement: Placement | None = None) -> Any:
+            shapes = shapes_of(transformer.init_params, small)
+            shardings = draft_shardings(placement, small.layer, shapes)
+            return checkpoints.load_target(folder, dtype, shardings)[1]
+
+        return SmallModel(decoder=Transformer(config=small, dtype=dtype)), load_small
+    if checkpoints.is_eagle3(folder):
+        return _open_eagle3(folder, target, dtype)
     head = checkpoints.head_config(folder)
     checkpoints.check_pair(target, head)
     checkpoints.check_weights(folder)
 
-    def load(target_params: TransformerParams) -> Any:
-        _, params = checkpoints.load_head(folder, target, target_params, dtype)
+    def load(
+        target_params: TransformerParams, placement: Placement | None = None
+    ) -> Any:
+        shapes = shapes_of(eagle_head.init_params, head)
+        shardings = draft_shardings(placement, head.layer, shapes)
+        _, params = checkpoints.load_head(
+            folder, target, target_params, dtype, shardings
+        )
         return EagleHead.params(params, target_params)
 
     return EagleHead(config=head, dtype=dtype), load
+
+
+def _open_eagle3(
+    folder: Path, target: TransformerConfig, dtype: str
+) -> tuple[DraftModel, LoadDraft]:
+    head = checkpoints.eagle3_config(folder)
+    checkpoints.check_eagle3_pair(target, head)
+    checkpoints.check_weights(folder)
+
+    def load(
+        target_params: TransformerParams, placement: Placement | None = None
+    ) -> Any:
+        shapes = shapes_of(eagle3_head.init_params, head)
+        shardings = draft_shardings(placement, head.layer, shapes)
+        _, params = checkpoints.load_eagle3_head(
+            folder, target, target_params, dtype, shardings
+        )
+        return Eagle3Head.params(params, target_params)
+
+    return Eagle3Head(config=head, dtype=dtype), load
+
+
+def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:
+    """Returns the target, giving the features that a drafter reads.
+
+    Raises:
+        InputError: If it cannot give them.
+    """
+    if not isinstance(drafter, TreeDrafter) or not isinstance(
+        drafter.model, Eagle3Head
+    ):
+        return target
+    config = checkpoints.eagle3_target(target.config)
+    return dataclasses.replace(target, config=config)
 
 
 def open_random(
@@ -236,13 +303,16 @@ def open_random(
         max_positions=config.max_positions,
     )
 
-    def load() -> LoadedPair:
-        target_params = jax.jit(transformer.init_params, static_argnums=(1, 2))(
-            jax.random.key(0), config, dtype
-        )
-        head_params = jax.jit(eagle_head.init_params, static_argnums=(1, 2))(
-            jax.random.key(1), head, dtype
-        )
+    def load(placement: Placement | None = None) -> LoadedPair:
+        shardings = target_shardings(placement, config)
+        target_params = jax.jit(
+            transformer.init_params, static_argnums=(1, 2), out_shardings=shardings
+        )(jax.random.key(0), config, dtype)
+        shapes = shapes_of(eagle_head.init_params, head)
+        shardings = draft_shardings(placement, head.layer, shapes)
+        head_params = jax.jit(
+            eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
+        )(jax.random.key(1), head, dtype)
         drafter, drafter_params = lookup_drafter(tree), ()
         if method != "lookup":
             model = EagleHead(config=head, dtype=dtype)
@@ -254,6 +324,7 @@ def open_random(
             params=Params(target=target_params, drafter=drafter_params),
             tokenizer=tokenizer,
             stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
+            placement=with_drafter(placement, drafter, drafter_params),
         )
 
     return PairSource(config=config, dtype=dtype, tokenizer=tokenizer, load=load)

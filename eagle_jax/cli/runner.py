@@ -1,6 +1,7 @@
 """Running batches of prompts, as one program or round by round."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,15 @@ class BatchResult:
     prefill_seconds: float
     decode_seconds: float
     was_interrupted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Programs:
+    """What runs on the devices, from weights, requests and a state to a state."""
+
+    prefill: Callable[..., Any]
+    decode: Callable[..., Any]
+    advance: Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +145,7 @@ class Runner:
         state = jax.block_until_ready(self._decode(requests, state))
         decode_seconds = time.perf_counter() - started
         return BatchResult(
-            rows=read_rows(requests, state)[: len(prompts)],
+            rows=self._rows(requests, state)[: len(prompts)],
             prefill_seconds=prefill_seconds,
             decode_seconds=decode_seconds,
         )
@@ -154,7 +164,7 @@ class Runner:
     ) -> Requests:
         sampling = self.config.sampling
         ignored = self.config.decoding.ignore_eos
-        return make_requests(
+        requests = make_requests(
             prompts,
             max_new_tokens=new_tokens,
             max_length=self.max_length,
@@ -165,59 +175,54 @@ class Runner:
             seeds=seeds,
             prompt_bucket=self.prompt_bucket,
         )
+        placement = self.pair.placement
+        return requests if placement is None else placement.put_rows(requests)
 
     def _prefill(self, requests: Requests) -> DecodeState:
-        pair, longest = self.pair, max(self.max_length, self.prompt_bucket)
-        if self.drafter is None:
-            return autoregressive.prefill(
-                pair.target,
-                pair.params.target,
-                requests,
-                num_slots=round_up_slots(longest, depth=0),
-                greedy=self._greedy,
-            )
-        return speculative.prefill(
-            pair.target,
-            self.drafter,
-            pair.params,
-            requests,
-            num_slots=round_up_slots(longest, depth=self.drafter.depth),
-            acceptance=self.acceptance,
-        )
+        return self._programs.prefill(self._params, requests)
 
     def _decode(self, requests: Requests, state: DecodeState) -> DecodeState:
-        pair = self.pair
-        if self.drafter is None:
-            return autoregressive.decode(
-                pair.target, pair.params.target, requests, state, greedy=self._greedy
-            )
-        return speculative.decode(
-            pair.target,
-            self.drafter,
-            pair.params,
-            requests,
-            state,
-            acceptance=self.acceptance,
-        )
+        return self._programs.decode(self._params, requests, state)
 
     def _advance(
         self, requests: Requests, state: DecodeState
     ) -> tuple[DecodeState, Round | None]:
         """Runs one round."""
-        pair = self.pair
-        if self.drafter is None:
-            state = autoregressive.decode_step(
-                pair.target, pair.params.target, requests, state, greedy=self._greedy
-            )
-            return state, None
-        return speculative.decode_round(
-            pair.target,
-            self.drafter,
-            pair.params,
-            requests,
-            state,
-            acceptance=self.acceptance,
-        )
+        done = self._programs.advance(self._params, requests, state)
+        return (done, None) if self.drafter is None else done
+
+    @property
+    def _params(self) -> Any:
+        params = self.pair.params
+        return params.target if self.drafter is None else params
+
+    @functools.cached_property
+    def _programs(self) -> _Programs:
+        target, drafter = self.pair.target, self.drafter
+        depth = 0 if drafter is None else drafter.depth
+        longest = max(self.max_length, self.prompt_bucket)
+        num_slots = round_up_slots(longest, depth=depth)
+        bind = functools.partial
+        if drafter is None:
+            programs, pair, rule = autoregressive, (target,), {"greedy": self._greedy}
+            advance = bind(programs.decode_step, *pair, **rule)
+        else:
+            programs, pair = speculative, (target, drafter)
+            rule = {"acceptance": self.acceptance}
+            advance = bind(programs.decode_round, *pair, **rule)
+        prefill = bind(programs.prefill, *pair, num_slots=num_slots, **rule)
+        decode = bind(programs.decode, *pair, **rule)
+        placement = self.pair.placement
+        if placement is not None:
+            prefill = placement.spread(prefill)
+            decode = placement.spread(decode, donates_state=True)
+            advance = placement.spread(advance, donates_state=True)
+        return _Programs(prefill=prefill, decode=decode, advance=advance)
+
+    def _rows(self, requests: Requests, state: DecodeState) -> list[Row]:
+        placement = self.pair.placement
+        fetch = jax.device_get if placement is None else placement.fetch
+        return read_rows(requests, state, fetch)
 
     def _observe(
         self,
@@ -227,7 +232,7 @@ class Runner:
         prefill_seconds: float,
     ) -> BatchResult:
         """Decodes round by round; Ctrl-C ends it with what there is."""
-        rows = read_rows(requests, state)
+        rows = self._rows(requests, state)
         watched = 0.0
         was_interrupted = False
 
@@ -242,7 +247,7 @@ class Runner:
             watch(Snapshot(rows=rows, round=None))
             while bool(state.is_running.any()):
                 state, done = self._advance(requests, state)
-                rows = read_rows(requests, state)
+                rows = self._rows(requests, state)
                 watch(Snapshot(rows=rows, round=done))
         except KeyboardInterrupt:
             was_interrupted = True
@@ -254,9 +259,11 @@ class Runner:
         )
 
 
-def read_rows(requests: Requests, state: DecodeState) -> list[Row]:
-    """Brings the texts to the host."""
-    tokens, lengths, reasons, accepted, rounds, starts = jax.device_get(
+def read_rows(
+    requests: Requests, state: DecodeState, fetch: Callable[[Any], Any]
+) -> list[Row]:
+    """Brings the texts to the host, by what fetches arrays from the devices."""
+    tokens, lengths, reasons, accepted, rounds, starts = fetch(
         (
             state.tokens,
             state.lengths,

@@ -14,8 +14,14 @@ class DraftModel(Protocol):
 
     Its state knows the confirmed text and holds back what the last round confirmed
     until the root behind it is known. `X` is what it passes from a node to its
-    children: an EAGLE head's predicted feature, a small model's hidden state.
+    children: an EAGLE head's predicted feature, a small model's hidden state. It
+    chooses among `W` of the target's `V` tokens, in their order; mostly `W = V`.
     """
+
+    @property
+    def vocab_size(self) -> int:
+        """`V`, the target's. Static."""
+        ...
 
     def init_state(self, batch: int, capacity: int, depth: int) -> Any:
         """Returns an empty state.
@@ -81,7 +87,21 @@ class DraftModel(Protocol):
         ...
 
     def logits(self, params: Any, outputs: jax.Array) -> jax.Array:
-        """Returns float32 logits `[..., V]` of outputs `[..., X]`."""
+        """Returns float32 logits `[..., W]` of outputs `[..., X]`."""
+        ...
+
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        """Returns the target's tokens for places in the axis of `logits`.
+
+        A later place is a higher token: ties go to the lower token either way.
+
+        Args:
+            params: Of the model.
+            choices: Integers `[...]` in `0 .. W - 1`.
+
+        Returns:
+            `[...]`, in `0 .. V - 1`.
+        """
         ...
 
 

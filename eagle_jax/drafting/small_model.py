@@ -41,6 +41,11 @@ class SmallModel:
 
     decoder: Transformer
 
+    @property
+    def vocab_size(self) -> int:
+        """See `DraftModel.vocab_size`."""
+        return self.decoder.config.vocab_size
+
     def init_state(self, batch: int, capacity: int, depth: int) -> SmallModelState:
         """See `DraftModel.init_state`."""
         return SmallModelState(
@@ -120,3 +125,8 @@ class SmallModel:
     def logits(self, params: TransformerParams, outputs: jax.Array) -> jax.Array:
         """See `DraftModel.logits`."""
         return self.decoder.unembed(params, outputs)
+
+    def tokens(self, params: TransformerParams, choices: jax.Array) -> jax.Array:
+        """See `DraftModel.tokens`: the vocabulary is the target's."""
+        del params
+        return choices

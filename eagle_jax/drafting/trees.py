@@ -124,9 +124,9 @@ def _grow_dynamic(
     """Expands level by level, then reranks (EAGLE-2, section 4)."""
 
     def children(outputs: jax.Array, *, level: int) -> tuple[jax.Array, jax.Array]:
-        tokens, log_probs = trees.top_children(
-            model.logits(params, outputs), config.width
-        )
+        logits = model.logits(params, outputs)
+        choices, log_probs = trees.top_children(logits, config.width)
+        tokens = model.tokens(params, choices)
         if calibration is None:
             return tokens, log_probs
         # Ranks may have exponents of their own: the likeliest goes first again.
@@ -187,8 +187,9 @@ def _grow_static(
             best, log_probs = trees.top_children(logits, width)
         else:
             logits, noise = _law_and_noise(logits, inner, draws)
-            draft_logits.append(logits)
+            draft_logits.append(_over_vocabulary(model, params, logits))
             best, log_probs = trees.draw_children(logits, noise, width)
+        best = model.tokens(params, best)
         tokens = tokens.at[:, children].set(best[:, rows, ranks])
         values = log_values[:, parents] + log_probs[:, rows, ranks]
         log_values = log_values.at[:, children].set(values)
@@ -217,10 +218,20 @@ def _grow_static(
     )
 
 
+def _over_vocabulary(model: DraftModel, params: Any, logits: jax.Array) -> jax.Array:
+    """Returns logits `[..., W]` as `[..., V]`, `-inf` where the model has no token."""
+    num_known = logits.shape[-1]
+    if num_known == model.vocab_size:
+        return logits
+    tokens = model.tokens(params, jnp.arange(num_known))
+    shape = (*logits.shape[:-1], model.vocab_size)
+    return jnp.full(shape, -jnp.inf, logits.dtype).at[..., tokens].set(logits)
+
+
 def _law_and_noise(
     logits: jax.Array, nodes: np.ndarray, draws: Sampling
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the logits `[B, M, V]` of what nodes draw from, and Gumbel noise."""
+    """Returns the logits `[B, M, W]` of what nodes draw from, and Gumbel noise."""
     filtered = is_filtered(draws.top_p, draws.top_k)
     process = jax.vmap(process_logits, in_axes=(0, None, None, None, None))
     over_rows = jax.vmap(process, in_axes=(0, 0, 0, 0, None))

@@ -17,9 +17,8 @@ from eagle_jax.models.layers import (
     LayerParams,
     decoder_layer,
     init_layer,
-    init_matrix,
-    linear,
 )
+from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.rope import rotary_tables
 
 

@@ -1,4 +1,4 @@
-"""The decoder layer of the Llama family, shared by targets and EAGLE heads.
+"""The decoder layer of Llama and its kin, shared by targets and EAGLE heads.
 
 Matrices are `[in, out]`, the transpose of what checkpoints hold. On CPUs one row takes
 the same time either way, but the four to sixteen rows of a small tree take about two
@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.linear import init_matrix, linear, precision_of
+from eagle_jax.models.mlp import MixtureParams, MlpParams, feed_forward, init_mlp
 from eagle_jax.models.rope import RopeConfig, rotate
 
 
@@ -28,7 +30,10 @@ class LayerConfig:
         head_dim: `A`; `H * A` need not be `E`.
         rms_norm_eps: Epsilon of the norms.
         rope: Rotary embedding.
-        qkv_bias: Whether q, k and v have biases.
+        qkv_bias: Whether q, k and v have biases (Qwen2).
+        qk_norm: Whether each head's query and key are normalised (Qwen3).
+        num_experts: `X`, feed-forward layers of a sparse mixture; 0 for a dense one.
+        experts_per_token: How many of them read each token.
     """
 
     hidden_size: int
@@ -39,6 +44,9 @@ class LayerConfig:
     rms_norm_eps: float
     rope: RopeConfig
     qkv_bias: bool = False
+    qk_norm: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
 
 
 @struct.dataclass(kw_only=True)
@@ -46,18 +54,18 @@ class LayerParams:
     """Weights of one decoder layer; every matrix is `[in, out]`.
 
     Attributes:
-        input_norm: `[E]`, or `None` for a layer without it (EAGLE heads).
-        query: `[E, H * A]`.
+        query: `[E, H * A]`; an EAGLE-3 head's q, k and v are `[2 * E, ...]`.
         key: `[E, G * A]`.
         value: `[E, G * A]`.
         output: `[H * A, E]`.
         mlp_norm: `[E]`.
-        gate: `[E, intermediate]`.
-        up: `[E, intermediate]`.
-        down: `[intermediate, E]`.
+        mlp: The feed-forward layer, or the mixture of several.
+        input_norm: `[E]`, or `None` for a layer without it (EAGLE heads).
         query_bias: `[H * A]` or `None`.
         key_bias: `[G * A]` or `None`.
         value_bias: `[G * A]` or `None`.
+        query_norm: `[A]` or `None`.
+        key_norm: `[A]` or `None`.
     """
 
     query: jax.Array
@@ -65,37 +73,13 @@ class LayerParams:
     value: jax.Array
     output: jax.Array
     mlp_norm: jax.Array
-    gate: jax.Array
-    up: jax.Array
-    down: jax.Array
+    mlp: MlpParams | MixtureParams
     input_norm: jax.Array | None = None
     query_bias: jax.Array | None = None
     key_bias: jax.Array | None = None
     value_bias: jax.Array | None = None
-
-
-def precision_of(x: jax.Array) -> jax.lax.Precision:
-    """Returns full precision for float32: TPUs and GPUs round it by default.
-
-    Token equality between one row and sixty is claimed in float32 only.
-    """
-    is_float32 = x.dtype == jnp.float32
-    return jax.lax.Precision.HIGHEST if is_float32 else jax.lax.Precision.DEFAULT
-
-
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """Returns `x @ weight + bias`.
-
-    Args:
-        x: `[..., in]`.
-        weight: `[in, out]`.
-        bias: `[out]` or `None`.
-
-    Returns:
-        `[..., out]`, in the dtype of `x`.
-    """
-    y = jnp.matmul(x, weight, precision=precision_of(x))
-    return y if bias is None else y + bias
+    query_norm: jax.Array | None = None
+    key_norm: jax.Array | None = None
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
@@ -111,6 +95,7 @@ def attend(
     length: jax.Array,
     new: KeyValues,
     mask: jax.Array,
+    first: jax.Array | None = None,
 ) -> jax.Array:
     """Attends over two segments, the cache and the new tokens, in one softmax.
 
@@ -120,6 +105,7 @@ def attend(
         length: `[B]` int32, visible slots of the cache.
         new: `[B, G, U, A]`.
         mask: `[B, T, U]` bool; every row of it sees something.
+        first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
 
     Returns:
         `[B, T, H * A]`.
@@ -137,10 +123,13 @@ def attend(
         logits = _batched_dot(rows, keys, contract=3).reshape(*shape[:4], -1)
         return jnp.where(is_visible, logits, jnp.finfo(jnp.float32).min)
 
-    in_cache = jnp.arange(num_slots) < length[:, None]
+    slots = jnp.arange(num_slots)
+    in_cache = (slots < length[:, None])[:, None, None, None, :]
+    if first is not None:
+        in_cache &= (slots >= first[..., None])[:, None, None, :, :]
     joined = jnp.concatenate(
         [
-            scores(cached.keys, in_cache[:, None, None, None, :]),
+            scores(cached.keys, in_cache),
             scores(new.keys, mask[:, None, None, :, :]),
         ],
         axis=-1,
@@ -178,6 +167,8 @@ def decoder_layer(
     length: jax.Array,
     mask: jax.Array,
     earlier: KeyValues | None = None,
+    first: jax.Array | None = None,
+    inputs: jax.Array | None = None,
 ) -> tuple[jax.Array, KeyValues]:
     """Runs one layer over new tokens beside the cache.
 
@@ -193,48 +184,65 @@ def decoder_layer(
         length: `[B]` int32.
         mask: `[B, T, U]` bool over `earlier` and then the `T` tokens themselves.
         earlier: `[B, G, U - T, A]`, unconfirmed tokens of earlier calls.
+        first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
+        inputs: `[B, T, 2 * E]`, what q, k and v read in an EAGLE-3 head; `None` for
+            `x`, normalised.
 
     Returns:
         `[B, T, E]`, and the keys and values of all `U` unconfirmed tokens.
     """
     batch, num_tokens, _ = x.shape
     heads = (batch, num_tokens, -1, config.head_dim)
-    normed = x
+    normed = x if inputs is None else inputs
     if params.input_norm is not None:
-        normed = rms_norm(x, params.input_norm, config.rms_norm_eps)
+        normed = rms_norm(normed, params.input_norm, config.rms_norm_eps)
     query = linear(normed, params.query, params.query_bias).reshape(heads)
     key = linear(normed, params.key, params.key_bias).reshape(heads)
     value = linear(normed, params.value, params.value_bias).reshape(heads)
+    if params.query_norm is not None and params.key_norm is not None:
+        query = rms_norm(query, params.query_norm, config.rms_norm_eps)
+        key = rms_norm(key, params.key_norm, config.rms_norm_eps)
     new = KeyValues(
         keys=rotate(key, rotary).swapaxes(1, 2), values=value.swapaxes(1, 2)
     )
     if earlier is not None:
         new = jax.tree.map(lambda *kv: jnp.concatenate(kv, axis=2), earlier, new)
-    mixed = attend(rotate(query, rotary), cached, length, new, mask)
+    mixed = attend(rotate(query, rotary), cached, length, new, mask, first)
     x = x + linear(mixed, params.output)
 
     normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
-    gated = jax.nn.silu(linear(normed, params.gate)) * linear(normed, params.up)
-    return x + linear(gated, params.down), new
+    inner = feed_forward(params.mlp, normed, experts_per_token=config.experts_per_token)
+    return x + inner, new
 
 
 def init_layer(
-    key: jax.Array, config: LayerConfig, dtype: jnp.dtype, *, input_norm: bool
+    key: jax.Array,
+    config: LayerConfig,
+    dtype: jnp.dtype,
+    *,
+    input_norm: bool,
+    input_size: int | None = None,
 ) -> LayerParams:
-    """Returns random weights: normal with deviation 0.02, norms one, biases zero."""
-    width, inner = config.hidden_size, config.intermediate_size
-    query_width = config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
+    """Returns random weights: normal with deviation 0.02, norms one, biases zero.
+
+    Args:
+        key: Of the draws.
+        config: Sizes.
+        dtype: Of the weights.
+        input_norm: Whether the layer has one.
+        input_size: Width of what q, k and v read; `None` for `E`.
+    """
+    width, head = config.hidden_size, config.head_dim
+    read = width if input_size is None else input_size
+    query_width = config.num_heads * head
+    kv_width = config.num_kv_heads * head
     shapes = {
-        "query": (width, query_width),
-        "key": (width, kv_width),
-        "value": (width, kv_width),
+        "query": (read, query_width),
+        "key": (read, kv_width),
+        "value": (read, kv_width),
         "output": (query_width, width),
-        "gate": (width, inner),
-        "up": (width, inner),
-        "down": (inner, width),
     }
-    keys = jax.random.split(key, len(shapes))
+    mlp_key, *keys = jax.random.split(key, 1 + len(shapes))
     weights = {
         name: init_matrix(k, shape, dtype)
         for k, (name, shape) in zip(keys, shapes.items(), strict=True)
@@ -243,13 +251,17 @@ def init_layer(
     return LayerParams(
         **weights,
         mlp_norm=jnp.ones(width, dtype),
+        mlp=init_mlp(
+            mlp_key,
+            width,
+            config.intermediate_size,
+            dtype,
+            num_experts=config.num_experts,
+        ),
         input_norm=jnp.ones(width, dtype) if input_norm else None,
         query_bias=jnp.zeros(query_width, dtype) if has_bias else None,
         key_bias=jnp.zeros(kv_width, dtype) if has_bias else None,
         value_bias=jnp.zeros(kv_width, dtype) if has_bias else None,
+        query_norm=jnp.ones(head, dtype) if config.qk_norm else None,
+        key_norm=jnp.ones(head, dtype) if config.qk_norm else None,
     )
-
-
-def init_matrix(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Returns a normal matrix with deviation 0.02."""
-    return (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(dtype)

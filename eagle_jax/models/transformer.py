@@ -1,4 +1,4 @@
-"""The dense decoder of Llama 2 and 3, Vicuna and Mistral, as a `Target`."""
+"""The decoder of Llama, Mistral, Mixtral and Qwen, as a `Target`."""
 
 import dataclasses
 from typing import Any
@@ -14,16 +14,15 @@ from eagle_jax.models.layers import (
     LayerParams,
     decoder_layer,
     init_layer,
-    init_matrix,
-    precision_of,
     rms_norm,
 )
+from eagle_jax.models.linear import init_matrix, precision_of
 from eagle_jax.models.rope import rotary_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Sizes of a dense decoder.
+    """Sizes of a decoder.
 
     Attributes:
         layer: Sizes of each layer.
@@ -31,7 +30,11 @@ class TransformerConfig:
         vocab_size: `V`.
         tie_embeddings: Whether the output head is the embedding table.
         max_positions: Positions the model was made for.
-        sliding_window: Tokens each token may look back, or `None` for all.
+        sliding_window: Positions that a token sees, its own included, in layers with
+            a window.
+        windowed_layers: Which layers have one, ascending.
+        feature_layers: Layers whose inputs are the features that drafters read, side
+            by side (EAGLE-3); `()` for the last hidden state (EAGLE-1/2).
     """
 
     layer: LayerConfig
@@ -40,11 +43,18 @@ class TransformerConfig:
     max_positions: int
     tie_embeddings: bool = False
     sliding_window: int | None = None
+    windowed_layers: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()
+
+    @property
+    def feature_size(self) -> int:
+        """`F`."""
+        return self.layer.hidden_size * max(len(self.feature_layers), 1)
 
 
 @struct.dataclass(kw_only=True)
 class TransformerParams:
-    """Weights of a dense decoder.
+    """Weights of a decoder.
 
     Attributes:
         embedding: `[V, E]`.
@@ -81,22 +91,54 @@ def forward(
         earlier: `L` pairs of `[B, G, U - T, A]`, unconfirmed tokens of earlier calls.
 
     Returns:
-        Hidden states after the final norm, which are the features of EAGLE-1/2,
-        and `L` pairs of keys and values `[B, G, U, A]` of all unconfirmed tokens.
+        Hidden states after the final norm, `[B, T, F]` features, and `L` pairs of keys
+        and values `[B, G, U, A]` of all unconfirmed tokens.
     """
     if mask is None:
         mask = causal_mask(*tokens.shape)
     rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
+    near, first = mask, None
+    if config.sliding_window is not None:
+        near = nearest(mask, config.sliding_window)
+        first = positions - config.sliding_window + 1
     x = params.embedding[tokens]
     entries: list[kv.KeyValues] = []
+    inputs: list[jax.Array] = []
     before = earlier or (None,) * config.num_layers
-    for layer, cached, old in zip(params.layers, cache.layers, before, strict=True):
+    for number, layer in enumerate(params.layers):
+        if number in config.feature_layers:
+            inputs.append(x)
+        is_windowed = number in config.windowed_layers
         x, new = decoder_layer(
-            layer, config.layer, x, rotary, cached, cache.length, mask, old
+            layer,
+            config.layer,
+            x,
+            rotary,
+            cache.layers[number],
+            cache.length,
+            near if is_windowed else mask,
+            before[number],
+            first if is_windowed else None,
         )
         entries.append(new)
     hidden = rms_norm(x, params.norm, config.layer.rms_norm_eps)
-    return TargetOutput(hidden=hidden, features=hidden, entries=tuple(entries))
+    features = jnp.concatenate(inputs, axis=-1) if inputs else hidden
+    return TargetOutput(hidden=hidden, features=features, entries=tuple(entries))
+
+
+def nearest(mask: jax.Array, window: int) -> jax.Array:
+    """Returns the part of a mask that a sliding window leaves.
+
+    What a token sees among new tokens is its path from the confirmed text to itself,
+    in order and one position apart, wherever in the tree the nodes lie. So a window
+    counts from the end of that path.
+
+    Args:
+        mask: `[B, T, U]` bool.
+        window: Positions that a token sees, its own included. Static.
+    """
+    behind = jnp.cumsum(mask[..., ::-1], axis=-1, dtype=jnp.int32)[..., ::-1]
+    return mask & (behind <= window)
 
 
 def causal_mask(batch: int, num_tokens: int) -> jax.Array:
@@ -141,7 +183,7 @@ def init_params(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transformer:
-    """A dense decoder behind the `Target` protocol.
+    """A decoder behind the `Target` protocol.
 
     Attributes:
         config: Sizes.

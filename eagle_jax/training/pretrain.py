@@ -11,6 +11,7 @@ from flax import struct
 from eagle_jax.config import require
 from eagle_jax.models import transformer
 from eagle_jax.models.layers import LayerConfig, LayerParams
+from eagle_jax.models.mlp import MlpParams
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import (
     Transformer,
@@ -203,10 +204,13 @@ def deepen(params: TransformerParams, num_layers: int) -> TransformerParams:
 
     def silent(layer: LayerParams) -> LayerParams:
         # Copies in memory too: what a step is given is donated.
+        copied = jax.tree.map(jnp.copy, layer)
+        mlp = copied.mlp
+        assert isinstance(mlp, MlpParams), "no mixture is trained here"
         return dataclasses.replace(
-            jax.tree.map(jnp.copy, layer),
-            output=jnp.zeros_like(layer.output),
-            down=jnp.zeros_like(layer.down),
+            copied,
+            output=jnp.zeros_like(copied.output),
+            mlp=dataclasses.replace(mlp, down=jnp.zeros_like(mlp.down)),
         )
 
     copies = num_layers // before - 1

@@ -248,7 +248,11 @@ def _transformers_logits(folder: Path, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "llama3 and tied", "linear and wide heads", "window"]
+    "kind",
+    [
+        *("plain", "llama3 and tied", "linear and wide heads", "window"),
+        *("mixture", "biases and a window in some layers", "normalised queries"),
+    ],
 )
 def test_transformers_computes_the_same_from_an_exported_target(
     tmp_path: Path, kind: str
@@ -260,7 +264,14 @@ def test_transformers_computes_the_same_from_an_exported_target(
     if kind == "linear and wide heads":
         layer = dataclasses.replace(layer, rope=_ROPES[2], head_dim=16)
     if kind == "window":
-        fields["sliding_window"] = 64
+        fields |= {"sliding_window": 4, "windowed_layers": (0, 1)}
+    if kind == "mixture":
+        layer = dataclasses.replace(layer, num_experts=3, experts_per_token=2)
+    if kind == "biases and a window in some layers":
+        layer = dataclasses.replace(layer, qkv_bias=True)
+        fields |= {"sliding_window": 4, "windowed_layers": (1,)}
+    if kind == "normalised queries":
+        layer = dataclasses.replace(layer, qk_norm=True)
     config = dataclasses.replace(TARGET, layer=layer, **fields)
     params = random_target(config)
     folder = tmp_path / "target"
@@ -318,10 +329,12 @@ def test_what_the_layouts_cannot_express_is_refused(tmp_path: Path) -> None:
     refused(
         lambda: export_head(folder, config, random_head(config)), "head_dim", "width 16"
     )
-    biased = dataclasses.replace(
-        TARGET, layer=dataclasses.replace(SMALL_LAYER, qkv_bias=True)
+    both = dataclasses.replace(
+        TARGET, layer=dataclasses.replace(SMALL_LAYER, qkv_bias=True, qk_norm=True)
     )
-    refused(lambda: export_target(folder, biased, random_target(biased)), "biases")
+    refused(
+        lambda: export_target(folder, both, random_target(both)), "cannot be exported"
+    )
     # Fields that no kind of rotary embedding reads would come back as their defaults.
     rope = dataclasses.replace(SMALL_LAYER.rope, factor=3.0)
     odd = dataclasses.replace(HEAD, layer=dataclasses.replace(SMALL_LAYER, rope=rope))

@@ -14,6 +14,7 @@ from eagle_jax.checkpoints import (
     target_config,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 
 _LLAMA: dict[str, Any] = {
@@ -35,6 +36,7 @@ _MISTRAL = _LLAMA | {
     "model_type": "mistral",
     "sliding_window": 96,
 }
+_SLIDING = "sliding_attention"
 _LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -209,7 +211,10 @@ def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_theta": "much"}, "rope_theta"),
         # What is not implemented.
-        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, "Qwen2For"),
+        ({"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}, "GemmaFor"),
+        ({"model_type": "qwen2"}, "with model_type 'qwen2' is not"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequence"),
         ({"model_type": None, "architectures": None}, "architecture"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -217,7 +222,9 @@ def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0\.5"),
-        ({"layer_types": ["sliding_attention"] * 5}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 5}, "no sliding_window"),
+        ({"layer_types": ["full_attention"] * 4}, "each of 5 layers"),
+        ({"layer_types": ["chunked_attention"] * 5}, "chunked_attention"),
         ({"logit_scale": 0.5}, "logit_scale"),
         # Sizes.
         ({"vocab_size": None}, "vocab_size"),
@@ -247,7 +254,7 @@ def test_a_target_that_cannot_run_is_refused_by_name(
     [
         ({"draft_vocab_size": 256}, "EAGLE-3"),
         ({"eagle_config": {"use_aux_hidden_state": True}}, "EAGLE-3"),
-        ({"model_type": "qwen2"}, "'qwen2'"),
+        ({"model_type": "gemma"}, "'gemma'"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"max_position_embeddings": "many"}, "max_position_embeddings"),
@@ -329,16 +336,63 @@ def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
         check_max_length(target, 1025)
 
 
-def test_lengths_end_at_the_sliding_window(tmp_path: Path) -> None:
-    target = target_config(_write(tmp_path, _MISTRAL))
-    check_max_length(target, 96)
-    with pytest.raises(InputError, match=r"97 is more than .* sliding_window of 96"):
-        check_max_length(target, 97)
+def test_a_window_sets_no_limit_to_the_length(tmp_path: Path) -> None:
+    check_max_length(target_config(_write(tmp_path, _MISTRAL)), 1024)
 
 
-def test_a_null_sliding_window_sets_no_limit(tmp_path: Path) -> None:
-    target = target_config(_write(tmp_path, _MISTRAL | {"sliding_window": None}))
-    check_max_length(target, 1024)
+_SWITCHED = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "window", "layers"),
+    [
+        ("mistral", {}, 96, (0, 1, 2, 3, 4)),
+        ("mistral", {"sliding_window": None}, None, ()),
+        ("mistral", {"layer_types": [*["full_attention"] * 4, _SLIDING]}, 96, (4,)),
+        ("mixtral", {"sliding_window": None}, None, ()),
+        ("mixtral", {"sliding_window": 8}, 8, (0, 1, 2, 3, 4)),
+        ("qwen2", {"sliding_window": 96}, None, ()),
+        ("qwen2", _SWITCHED, 96, (2, 3, 4)),
+        ("qwen2", _SWITCHED | {"max_window_layers": 0}, 96, (0, 1, 2, 3, 4)),
+        # As in the published files: 28 of 28 layers see everything.
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 96}, None, ()),
+        ("qwen3", _SWITCHED | {"use_sliding_window": False}, None, ()),
+        ("qwen3", _SWITCHED, 96, (2, 3, 4)),
+    ],
+)
+def test_windows_are_where_the_family_has_them(
+    tmp_path: Path,
+    base: str,
+    change: dict[str, Any],
+    window: int | None,
+    layers: tuple[int, ...],
+) -> None:
+    family = {
+        "architectures": [f"{base.capitalize()}ForCausalLM"],
+        "model_type": base,
+    }
+    fields = _without(_MISTRAL, "sliding_window") if base == "mixtral" else _MISTRAL
+    config = target_config(_write(tmp_path, fields | family | change))
+    assert (config.sliding_window, config.windowed_layers) == (window, layers)
+
+
+def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
+    def layer(base: str, **change: Any) -> LayerConfig:
+        name = f"{base.capitalize()}ForCausalLM"
+        family = {"architectures": [name], "model_type": base}
+        return target_config(_write(tmp_path, _LLAMA | family | change)).layer
+
+    assert layer("qwen2").qkv_bias
+    assert not layer("qwen2").qk_norm
+    assert layer("qwen3").qk_norm
+    assert layer("qwen3").head_dim == 128
+    assert layer("qwen3", head_dim=32).head_dim == 32
+    assert not layer("qwen3").qkv_bias
+    assert layer("mixtral").num_experts == 8
+    assert layer("mixtral").experts_per_token == 2
+    assert layer("mixtral", num_local_experts=4).num_experts == 4
+    with pytest.raises(InputError, match="num_experts_per_tok = 9 is more than"):
+        layer("mixtral", num_experts_per_tok=9)
 
 
 def test_a_sliding_window_that_is_no_size_is_refused(tmp_path: Path) -> None:

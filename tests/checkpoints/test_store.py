@@ -295,7 +295,7 @@ for folder in map(Path, sys.argv[1:]):
             wanted = jax.tree.map(lambda _: everywhere, params)
         for x, sharding in zip(jax.tree.leaves(sharded), jax.tree.leaves(wanted)):
             assert x.sharding == sharding
-    assert sharded.layers[0].up.addressable_shards[0].data.shape == (8, 48)
+    assert sharded.layers[0].mlp.up.addressable_shards[0].data.shape == (8, 48)
     # The second head has a table that its shardings do not name.
     for name in ("head", "own"):
         _, one = load_head(folder / name, config, params)

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import os
 import pickle
@@ -21,7 +22,8 @@ from eagle_jax.checkpoints import target_config as read_target_config
 from eagle_jax.checkpoints.weights import TensorFiles
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.transformer import TransformerParams
-from tests.helpers import refused
+from tests.checkpoints.random_weights import HEAD, TARGET
+from tests.helpers import SMALL_LAYER, refused
 
 Tensors = dict[str, np.ndarray]
 
@@ -320,28 +322,34 @@ def _write_by_name(folder: Path, params: Any, table: dict[str, str]) -> None:
     save_file(tensors, folder / _SINGLE)
 
 
-def test_every_name_of_the_tables_is_used_once(target: Path, head: Path) -> None:
-    _change_config(head, qkv_bias=True)
-    config = head_config(head)
-    full_layer = dataclasses.replace(
-        eagle_head.init_params(jax.random.key(0), config).layer,
-        input_norm=jnp.ones(32),
+def test_every_name_of_the_tables_is_used_once() -> None:
+    """By a head and targets that have all there is, in two layers and experts."""
+    layer = dataclasses.replace(SMALL_LAYER, qkv_bias=True, qk_norm=True)
+    key = jax.random.key(0)
+
+    def used(params: Any, table: dict[str, str]) -> list[str]:
+        return jax.tree.leaves(names.tensor_names(params, table))
+
+    head = dataclasses.replace(HEAD, layer=layer)
+    head_params = dataclasses.replace(
+        eagle_head.init_params(key, head), embedding=jnp.ones(1)
     )
-    every_head = dataclasses.replace(
-        eagle_head.init_params(jax.random.key(0), config),
-        layer=full_layer,
-        embedding=jnp.ones(1),
-    )
-    every_target = dataclasses.replace(
-        transformer.init_params(jax.random.key(0), read_target_config(target)),
-        layers=(full_layer,),
-    )
-    for params, table in (
-        (every_head, names.EAGLE_HEAD),
-        (every_target, names.TRANSFORMER),
-    ):
-        used = sorted(jax.tree.leaves(names.tensor_names(params, table)))
-        assert used == sorted(name.format(0) for name in table.values())
+    found = used(head_params, names.EAGLE_HEAD)
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(names.EAGLE_HEAD.values())
+    target = dataclasses.replace(TARGET, layer=layer)
+    mixture = dataclasses.replace(layer, num_experts=2, experts_per_token=1)
+    every: set[str] = set()
+    for config in (target, dataclasses.replace(target, layer=mixture)):
+        found = used(transformer.init_params(key, config), names.TRANSFORMER)
+        assert len(set(found)) == len(found)
+        every |= set(found)
+    numbered = [
+        name.format(*numbers)
+        for name in names.TRANSFORMER.values()
+        for numbers in itertools.product(range(2), repeat=name.count("{}"))
+    ]
+    assert every == set(numbered)
 
 
 def test_a_head_shares_an_equal_embedding_table(head: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Params, Sampling
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
-from tests.drafting.toy_model import ToyModel
+from tests.drafting.toy_model import NarrowToyModel, ToyModel
 from tests.helpers import texts
 from tests.joint_law import LAW_TARGET as TARGET
 from tests.joint_law import check_joint_law, law_of
@@ -24,6 +24,7 @@ from tests.joint_law import check_joint_law, law_of
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 OTHER = ToyModel(vocab_size=4, sharpness=1.0, seed=7)
+NARROW = NarrowToyModel(vocab_size=4, sharpness=1.0, seed=7, known=(0, 2, 3))
 TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=TARGET.seed)
 # A childless node stands between the inner ones.
 BUSH = from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0)])
@@ -35,10 +36,19 @@ def sampled(model: ToyModel, tree: Topology) -> TreeDrafter:
     return TreeDrafter(model=model, tree=tree, sampled=True)
 
 
-@pytest.mark.parametrize("tree", [BUSH, chain(2)], ids=["bush", "chain"])
-@pytest.mark.parametrize("temperature, top_k", [(1.0, 0), (0.6, 3)])
+@pytest.mark.parametrize(
+    "temperature, top_k, tree, model",
+    [
+        (1.0, 0, BUSH, OTHER),
+        (1.0, 0, chain(2), OTHER),
+        (0.6, 3, BUSH, OTHER),
+        (0.6, 3, chain(2), OTHER),
+        (1.0, 0, BUSH, NARROW),
+    ],
+    ids=["bush", "chain", "colder bush", "colder chain", "bush of fewer tokens"],
+)
 def test_three_tokens_have_the_targets_joint_law(
-    tree: Topology, temperature: float, top_k: int
+    temperature: float, top_k: int, tree: Topology, model: ToyModel
 ) -> None:
     prompt = [1, 2, 3]
     requests = make_requests(
@@ -49,7 +59,7 @@ def test_three_tokens_have_the_targets_joint_law(
         seeds=range(NUM_DRAWS),
     )
     state = speculative.generate(
-        TARGET, sampled(OTHER, tree), PARAMS, requests, acceptance="rejection"
+        TARGET, sampled(model, tree), PARAMS, requests, acceptance="rejection"
     )
     check_joint_law(texts(requests, state), law_of(prompt, temperature, top_k))
     assert state.accept_lengths.sum() > NUM_DRAWS / 4  # Drafts did take part.

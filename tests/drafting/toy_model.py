@@ -86,3 +86,21 @@ class ToyModel:
             sharpness=self.sharpness,
             seed=self.seed,
         )
+
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        del params
+        return choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NarrowToyModel(ToyModel):
+    """A toy that can draft some tokens only, ascending."""
+
+    known: tuple[int, ...]
+
+    def logits(self, params: Any, outputs: jax.Array) -> jax.Array:
+        return super().logits(params, outputs)[..., jnp.array(self.known)]
+
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        del params
+        return jnp.array(self.known)[choices]

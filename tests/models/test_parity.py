@@ -34,6 +34,8 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_MILLION = {"rope_type": "default", "rope_theta": 1000000.0}
+_WINDOW = {"use_sliding_window": True, "sliding_window": 24}
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "wide-heads": (
@@ -44,7 +46,24 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-rope": ("Llama", {"rope_parameters": _LLAMA3}),
     "linear-rope": ("Llama", {"rope_parameters": _LINEAR}),
     "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral-window": ("Mistral", {"sliding_window": 128}),
+    "mistral-window": ("Mistral", {"sliding_window": 24}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "mixtral-one-expert": (
+        "Mixtral",
+        {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 24},
+    ),
+    "qwen2": ("Qwen2", {"rope_parameters": _MILLION}),
+    "qwen2-window": ("Qwen2", _WINDOW | {"max_window_layers": 1}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "rope_parameters": _MILLION}),
+    "qwen3-window": (
+        "Qwen3",
+        _WINDOW
+        | {
+            "head_dim": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
 }
 
 
@@ -61,6 +80,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     for name, weight in model.named_parameters():
         if "norm" in name:  # They start as ones, which would hide a missing product.
             torch.nn.init.uniform_(weight, 0.5, 1.5)
+        if name.endswith("bias"):  # And these as zeros.
+            torch.nn.init.normal_(weight)
     model.save_pretrained(tmp_path)
     return model, tmp_path
 
@@ -97,7 +118,7 @@ def test_logits_and_greedy_texts_are_those_of_transformers(
     np.testing.assert_allclose(found[is_real], wanted[is_real], atol=1e-4, rtol=0)
 
     prompts = [tokens[0, :40].tolist(), tokens[1, :7].tolist(), tokens[2, :1].tolist()]
-    requests = make_requests(prompts, max_new_tokens=24)
+    requests = make_requests(prompts, max_new_tokens=64)
     state = autoregressive.generate(target, params, requests, greedy=True)
     texts = np.asarray(state.tokens)
     for row, prompt in enumerate(prompts):
@@ -106,7 +127,7 @@ def test_logits_and_greedy_texts_are_those_of_transformers(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            max_new_tokens=24,
+            max_new_tokens=64,
             pad_token_id=0,
         )
-        assert texts[row, : len(prompt) + 24].tolist() == whole[0].tolist()
+        assert texts[row, : len(prompt) + 64].tolist() == whole[0].tolist()

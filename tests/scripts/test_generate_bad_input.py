@@ -113,9 +113,9 @@ def test_a_missing_target_is_refused(refused: Refused) -> None:
 
 
 def test_an_unknown_architecture_is_refused(refused: Refused, pair: Path) -> None:
-    family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+    family = {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
     _change_json(pair / "target" / "config.json", **family)
-    refused(_folders(pair), "Qwen2ForCausalLM", "known are LlamaForCausalLM")
+    refused(_folders(pair), "GemmaForCausalLM", "known are LlamaForCausalLM")
 
 
 def test_a_config_that_is_no_json_is_refused(refused: Refused, pair: Path) -> None:
@@ -214,15 +214,6 @@ def test_a_prompt_longer_than_the_positions_is_refused(
 
 def test_a_limit_beyond_the_positions_is_refused(refused: Refused, pair: Path) -> None:
     refused([*_plain(pair), "--max-length", "257"], "max_length = 257", "256 positions")
-
-
-def test_a_limit_beyond_the_sliding_window_is_refused(
-    refused: Refused, pair: Path
-) -> None:
-    family = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    _change_json(pair / "target" / "config.json", **family, sliding_window=64)
-    argv = [*_plain(pair), "--max-length", "65"]
-    refused(argv, "max_length = 65", "sliding_window of 64")
 
 
 def test_chat_without_a_template_is_refused(refused: Refused, pair: Path) -> None:

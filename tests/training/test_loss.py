@@ -124,9 +124,9 @@ def numpy_head(
     x = x + mixed.reshape(n, 16) @ weights["output"].T
     scale = np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-5)
     normed = x / scale * weights["mlp_norm"]
-    gate = normed @ weights["gate"].T
-    inner = gate / (1 + np.exp(-gate)) * (normed @ weights["up"].T)
-    return x + inner @ weights["down"].T
+    gate = normed @ weights["mlp.gate"].T
+    inner = gate / (1 + np.exp(-gate)) * (normed @ weights["mlp.up"].T)
+    return x + inner @ weights["mlp.down"].T
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,164 @@
+"""The EAGLE-3 head: three features of the target, fused, and an output head of its own.
+
+Input pair `i` is the embedding of token `i + 1` beside feature `i`, at position `i`, as
+in EAGLE-1 and EAGLE-2. The target's feature is the residual stream before three of its
+layers, brought to the head's width by `fuse`; where a draft is continued, the head's
+own output for the parent takes its place as it is (EAGLE-3, section 3.1).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from eagle_jax.models.cache import KeyValues, KVCache
+from eagle_jax.models.layers import (
+    LayerConfig,
+    LayerParams,
+    decoder_layer,
+    init_layer,
+    rms_norm,
+)
+from eagle_jax.models.linear import init_matrix, linear
+from eagle_jax.models.rope import rotary_tables
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3HeadConfig:
+    """Sizes of an EAGLE-3 head; nothing here is derived from the target.
+
+    Attributes:
+        layer: Sizes of its one layer; `E` is the head's width, which need not be the
+            target's.
+        vocab_size: `V`, the target's.
+        draft_vocab_size: `W`, how many of these tokens the head can draft.
+        max_positions: Positions the head was trained for.
+        feature_size: `F`, three times the target's width.
+    """
+
+    layer: LayerConfig
+    vocab_size: int
+    draft_vocab_size: int
+    max_positions: int
+    feature_size: int
+
+
+@struct.dataclass(kw_only=True)
+class Eagle3HeadParams:
+    """Weights of an EAGLE-3 head.
+
+    Attributes:
+        fc: `[F, E]`.
+        embedding_norm: `[E]`, over the token's embedding.
+        feature_norm: `[E]`, over the feature.
+        layer: One decoder layer without input norm, whose q, k and v read both.
+        norm: `[E]`, before the output head.
+        output_head: `[E, W]`.
+        offsets: `[W]` int32, how much higher each token is in the target's
+            vocabulary, never less than for the one before it; `None` where both
+            vocabularies are the same.
+        embedding: `[V, E]` where the head has a table of its own, `None` where it
+            is the target's.
+    """
+
+    fc: jax.Array
+    embedding_norm: jax.Array
+    feature_norm: jax.Array
+    layer: LayerParams
+    norm: jax.Array
+    output_head: jax.Array
+    offsets: jax.Array | None = None
+    embedding: jax.Array | None = None
+
+
+def feature_layers(num_layers: int) -> tuple[int, int, int]:
+    """Returns the layers of a target whose inputs the head reads, as published.
+
+    >>> feature_layers(32)
+    (2, 16, 29)
+
+    Args:
+        num_layers: `L`; they are three different ones from 7 layers on.
+    """
+    return 2, num_layers // 2, num_layers - 3
+
+
+def fuse(params: Eagle3HeadParams, features: jax.Array) -> jax.Array:
+    """Brings features `[..., F]` of the target to the head's width, `[..., E]`."""
+    return linear(features.astype(params.fc.dtype), params.fc)
+
+
+def forward(
+    params: Eagle3HeadParams,
+    config: Eagle3HeadConfig,
+    embeddings: jax.Array,
+    features: jax.Array,
+    positions: jax.Array,
+    mask: jax.Array,
+    cache: KVCache,
+    earlier: KeyValues | None = None,
+) -> tuple[jax.Array, KeyValues]:
+    """Runs the head over new pairs.
+
+    Args:
+        params: Weights.
+        config: Sizes. Static.
+        embeddings: `[B, T, E]`, of each pair's token.
+        features: `[B, T, E]`, the target's from `fuse`, or the head's own output for
+            the parent.
+        positions: `[B, T]` int32, of the features.
+        mask: `[B, T, U]` bool over `earlier` and then the `T` pairs.
+        cache: One layer, of confirmed pairs; read only.
+        earlier: `[B, G, U - T, A]`, pairs drafted earlier in this round.
+
+    Returns:
+        `[B, T, E]`, at once the next step's features and, behind `norm`, what the
+        output head reads. And the keys and values of all `U` unconfirmed pairs.
+    """
+    epsilon = config.layer.rms_norm_eps
+    features = features.astype(embeddings.dtype)
+    inputs = [
+        rms_norm(embeddings, params.embedding_norm, epsilon),
+        rms_norm(features, params.feature_norm, epsilon),
+    ]
+    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
+    (cached,) = cache.layers
+    return decoder_layer(
+        params.layer,
+        config.layer,
+        features,
+        rotary,
+        cached,
+        cache.length,
+        mask,
+        earlier,
+        inputs=jnp.concatenate(inputs, axis=-1),
+    )
+
+
+def init_params(
+    key: jax.Array, config: Eagle3HeadConfig, dtype: str = "float32"
+) -> Eagle3HeadParams:
+    """Returns random weights without an embedding table of their own.
+
+    A smaller vocabulary of the head is spread evenly over the target's.
+    """
+    fc_key, layer_key, head_key = jax.random.split(key, 3)
+    width, kind = config.layer.hidden_size, jnp.dtype(dtype)
+    offsets, known = None, config.draft_vocab_size
+    if known < config.vocab_size:
+        places = np.arange(known, dtype=np.int64)
+        offsets = jnp.asarray(places * config.vocab_size // known - places, jnp.int32)
+    return Eagle3HeadParams(
+        fc=init_matrix(fc_key, (config.feature_size, width), kind),
+        embedding_norm=jnp.ones(width, kind),
+        feature_norm=jnp.ones(width, kind),
+        layer=init_layer(
+            layer_key, config.layer, kind, input_norm=False, input_size=2 * width
+        ),
+        norm=jnp.ones(width, kind),
+        output_head=init_matrix(head_key, (width, known), kind),
+        offsets=offsets,
+    )

@@ -1,0 +1,143 @@
+"""The mesh: how the devices of a run stand to each other.
+
+    data    each device has its own rows of the batch
+    tensor  each device has its own part of every row's work: two mesh axes, `kv` whose
+            devices hold different key/value heads, and `query` whose devices hold the
+            same ones and different queries of them
+
+A model with fewer key/value heads than the tensor axis has devices has each of them on
+`query` devices, and no device has more than it needs.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from eagle_jax.errors import InputError
+from eagle_jax.models.transformer import TransformerConfig
+
+DATA = "data"
+TENSOR = ("kv", "query")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """How many devices share a batch, and how many each row.
+
+    Attributes:
+        data: Devices over which the batch is split.
+        tensor: Devices over which each row's work is split.
+    """
+
+    data: int = 1
+    tensor: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole mesh."""
+        return self.data * self.tensor
+
+    def __str__(self) -> str:
+        """Returns what `parse_mesh` reads."""
+        return f"data={self.data},tensor={self.tensor}"
+
+
+def parse_mesh(text: str) -> MeshShape:
+    """Reads the shape of a mesh.
+
+    >>> parse_mesh("tensor=4")
+    MeshShape(data=1, tensor=4)
+
+    Args:
+        text: `data=2,tensor=4`; what is left out is 1.
+
+    Raises:
+        InputError: If an axis is unknown or named twice, or a size is no positive
+            number.
+    """
+    known = [field.name for field in dataclasses.fields(MeshShape)]
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        is_new = name in known and name not in sizes
+        if not is_new or not re.fullmatch(r"[1-9][0-9]{0,8}", size):
+            raise InputError(
+                f"mesh {text!r}: {part!r} is no size of an axis; give each of "
+                f"{' and '.join(known)} once at most, such as data=2,tensor=4"
+            )
+        sizes[name] = int(size)
+    return MeshShape(**sizes)
+
+
+def check_mesh(
+    shape: MeshShape, target: TransformerConfig, *, batch_size: int, num_devices: int
+) -> None:
+    """Refuses a mesh that cannot split a target evenly, before any weight is read.
+
+    Args:
+        shape: Of the mesh.
+        target: Sizes.
+        batch_size: `B`.
+        num_devices: Devices at hand.
+
+    Raises:
+        InputError: If a size does not divide, or there are not as many devices.
+    """
+    if shape.num_devices != num_devices:
+        raise InputError(
+            f"mesh {shape} is for {shape.num_devices} devices, but there are "
+            f"{num_devices}; give sizes whose product is {num_devices}"
+        )
+    if batch_size % shape.data:
+        raise InputError(
+            f"mesh {shape}: data = {shape.data} does not divide the batch of "
+            f"{batch_size}; give a batch size that is a multiple of it"
+        )
+    layer, tensor = target.layer, shape.tensor
+    sizes = {
+        "query heads": layer.num_heads,
+        "tokens of the vocabulary": target.vocab_size,
+        "intermediate features": layer.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size % tensor:
+            raise InputError(
+                f"mesh {shape}: tensor = {tensor} does not divide the target's {size} "
+                f"{name}; give a divisor, such as {math.gcd(tensor, size)}"
+            )
+    kv_heads = layer.num_kv_heads
+    if kv_heads % tensor and tensor % kv_heads:
+        raise InputError(
+            f"mesh {shape}: tensor = {tensor} neither divides the target's {kv_heads} "
+            f"key/value heads nor is a multiple of them; give a divisor, such as "
+            f"{math.gcd(tensor, kv_heads)}"
+        )
+
+
+def make_mesh(
+    shape: MeshShape,
+    num_kv_heads: int,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """Returns the mesh.
+
+    Args:
+        shape: Checked by `check_mesh`.
+        num_kv_heads: `G`, the target's.
+        devices: As many as `shape` asks for; `None` for all.
+
+    Returns:
+        A mesh with the axes `DATA` and `TENSOR`.
+    """
+    kv = math.gcd(shape.tensor, num_kv_heads)
+    return jax.make_mesh(
+        (shape.data, kv, shape.tensor // kv),
+        (DATA, *TENSOR),
+        axis_types=(AxisType.Auto,) * 3,
+        devices=devices,
+    )

@@ -1,0 +1,147 @@
+"""A pair on a mesh: where its arrays lie, and its programs over all devices."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parallel.mesh import DATA, MeshShape, check_mesh, make_mesh
+from eagle_jax.parallel.rules import (
+    WHOLE,
+    Rules,
+    draft_rules,
+    param_shardings,
+    row_shardings,
+    split_rules,
+)
+
+Program = Callable[..., Any]
+"""From weights, requests and, but for a prefill, a state to states and what is in them.
+
+In all but the weights the first axis of every array is `B`.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the arrays of a pair lie.
+
+    Attributes:
+        mesh: From `make_mesh`.
+        target: Rules of the target.
+        drafter: Rules of what drafts.
+    """
+
+    mesh: Mesh
+    target: Rules
+    drafter: Rules = dataclasses.field(default_factory=lambda: WHOLE)
+
+    def with_drafter(self, layer: LayerConfig, params: Any) -> "Placement":
+        """Returns the placement of the target with a model that drafts for it.
+
+        Args:
+            layer: Sizes of the draft model's layers.
+            params: Its weights, or their shapes.
+        """
+        rules = draft_rules(self.mesh, layer, params)
+        return dataclasses.replace(self, drafter=rules)
+
+    def target_shardings(self, params: Any) -> Any:
+        """Returns where each of the target's weights, or of their shapes, lies."""
+        return param_shardings(self.mesh, self.target, params)
+
+    def drafter_shardings(self, params: Any) -> Any:
+        """Returns where each of the drafter's weights, or of their shapes, lies."""
+        return param_shardings(self.mesh, self.drafter, params)
+
+    def row_shardings(self, rows: Any) -> Any:
+        """Returns where requests and states lie."""
+        return row_shardings(self.mesh, self.target, self.drafter, rows)
+
+    def put_rows(self, rows: Any) -> Any:
+        """Returns requests, each device's rows on that device."""
+        shardings = self.row_shardings(rows)
+        if jax.process_count() == 1:
+            return jax.device_put(rows, shardings)
+        return jax.tree.map(_put_part, rows, shardings)
+
+    def fetch(self, arrays: Any) -> Any:
+        """Returns arrays on the host, whole in every process."""
+        if jax.process_count() > 1:
+            whole = NamedSharding(self.mesh, PartitionSpec())
+            arrays = jax.jit(_as_they_are, out_shardings=whole)(arrays)
+        return jax.device_get(arrays)
+
+    def spread(self, program: Program, *, donates_state: bool = False) -> Program:
+        """Compiles a program for all devices.
+
+        Each device of the data axis runs its own rows as if there were no others, and
+        is done when they are; only the tensor axes are left to the compiler.
+
+        Args:
+            program: See `Program`; what is static is bound already.
+            donates_state: Whether the memory of the state is given away.
+
+        Returns:
+            The program on arrays that lie as this placement says. To be called again
+            and again: each is compiled anew.
+        """
+
+        def run(params: Any, *rows: Any) -> Any:
+            by_row = PartitionSpec(DATA)
+            results = jax.shard_map(
+                program,
+                mesh=self.mesh,
+                in_specs=(PartitionSpec(), *(by_row for _ in rows)),
+                out_specs=by_row,
+                axis_names={DATA},
+                # Loops begin with constants, which the check takes for another type.
+                check_vma=False,
+            )(params, *rows)
+            shardings = self.row_shardings(results)
+            return jax.lax.with_sharding_constraint(results, shardings)
+
+        return jax.jit(run, donate_argnums=(2,) if donates_state else ())
+
+
+def _as_they_are(arrays: Any) -> Any:
+    return arrays
+
+
+def _put_part(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Returns an array that every process has whole, over the devices of all."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = _put_part(jax.random.key_data(array), sharding)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def place(
+    shape: MeshShape,
+    target: TransformerConfig,
+    *,
+    batch_size: int,
+    devices: Sequence[Any] | None = None,
+) -> Placement:
+    """Returns the placement of a target.
+
+    Args:
+        shape: Of the mesh.
+        target: Sizes.
+        batch_size: `B`.
+        devices: Those of a machine that is not at hand; `None` for all that are.
+
+    Raises:
+        InputError: If the mesh cannot split the target, as `check_mesh` says.
+    """
+    num_devices = jax.device_count() if devices is None else len(devices)
+    check_mesh(shape, target, batch_size=batch_size, num_devices=num_devices)
+    mesh = make_mesh(shape, target.layer.num_kv_heads, devices)
+    return Placement(mesh=mesh, target=split_rules(mesh, target.layer))

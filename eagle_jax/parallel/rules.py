@@ -1,0 +1,159 @@
+"""Which part of every array lies where: logical axes, and the mesh axes they take.
+
+The layout is Megatron's: q, k, v, gate and up are split over their outputs, output and
+down over their inputs, so that a layer needs two all-reduces and nothing else.
+Embedding and output head are split over the vocabulary.
+
+The layer of an EAGLE head that fuses embedding and feature is whole on every device:
+split over either axis, it would split the features too, and through them the residual
+stream of head and target, whose norms then wait for each other in every layer.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.parallel.mesh import DATA, TENSOR
+
+AnyMesh = Mesh | AbstractMesh
+
+Rules = Mapping[str, tuple[str, ...]]
+"""Logical axis -> mesh axes; an axis that is not named lies whole on every device."""
+
+PARAM_AXES: Mapping[str, tuple[str, ...]] = {
+    "embedding": ("vocabulary", "embed"),
+    "output_head": ("embed", "vocabulary"),
+    "norm": ("embed",),
+    "input_norm": ("embed",),
+    "mlp_norm": ("embed",),
+    "query": ("embed", "heads"),
+    "key": ("embed", "kv_heads"),
+    "value": ("embed", "kv_heads"),
+    "output": ("heads", "embed"),
+    "query_bias": ("heads",),
+    "key_bias": ("kv_heads",),
+    "value_bias": ("kv_heads",),
+    "query_norm": ("head",),
+    "key_norm": ("head",),
+    "gate": ("embed", "intermediate"),
+    "up": ("embed", "intermediate"),
+    "down": ("intermediate", "embed"),
+    "router": ("embed", "experts"),
+    "fc": ("fused", "embed"),
+    "fc_bias": ("embed",),
+    "embedding_norm": ("embed",),
+    "feature_norm": ("embed",),
+    "offsets": ("choices",),
+}
+"""Logical axes of every weight of targets and heads, by the name of its field."""
+
+CACHE_AXES = ("batch", "kv_heads", "slots", "head")
+"""Logical axes of keys and of values."""
+
+_SPLIT: Rules = {
+    "batch": (DATA,),
+    "vocabulary": TENSOR,
+    "heads": TENSOR,
+    "intermediate": TENSOR,
+}
+
+WHOLE: Rules = {"batch": (DATA,)}
+"""Every device has all weights, and its own rows of the batch."""
+
+
+def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
+    """Returns the rules of a model whose every matrix is split.
+
+    Its key/value heads take as many of the tensor axes as divide them: where they
+    are fewer than the devices, some devices hold the same.
+
+    Args:
+        mesh: From `make_mesh`.
+        layer: Sizes of the model's layers.
+    """
+    axes = TENSOR
+    while layer.num_kv_heads % math.prod(mesh.shape[axis] for axis in axes):
+        axes = axes[:-1]
+    return {**_SPLIT, "kv_heads": axes}
+
+
+def draft_rules(mesh: AnyMesh, layer: LayerConfig, params: Any) -> Rules:
+    """Returns the rules of what drafts.
+
+    It is split like the target, or else, where the tensor axes do not divide one of
+    its sizes, whole on every device: it is small.
+
+    Args:
+        mesh: From `make_mesh`.
+        layer: Sizes of the draft model's layers.
+        params: Its weights, or their shapes.
+    """
+    rules = split_rules(mesh, layer)
+    num_parts = math.prod(mesh.shape[axis] for axis in TENSOR)
+    shardings = jax.tree.leaves(param_shardings(mesh, rules, params))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+    can_split = layer.num_heads % num_parts == 0 and all(
+        size % num_parts == 0
+        for sharding, shape in zip(shardings, shapes, strict=True)
+        for size, axes in zip(shape, sharding.spec, strict=True)
+        if axes == TENSOR
+    )
+    return rules if can_split else WHOLE
+
+
+def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
+    """Returns where each weight lies.
+
+    Args:
+        mesh: From `make_mesh`.
+        rules: Of the model.
+        params: A pytree of weights or of their shapes.
+
+    Returns:
+        A pytree of `NamedSharding` of the same structure.
+
+    Raises:
+        KeyError: If a weight has no entry in `PARAM_AXES`.
+    """
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        axes = PARAM_AXES[path[-1].name]
+        assert len(axes) == len(leaf.shape), path
+        return NamedSharding(mesh, _spec(rules, axes))
+
+    return jax.tree_util.tree_map_with_path(sharding, params)
+
+
+def row_shardings(mesh: AnyMesh, target: Rules, drafter: Rules, rows: Any) -> Any:
+    """Returns where each array of a batch lies: requests, states and caches.
+
+    Args:
+        mesh: From `make_mesh`.
+        target: Rules of the model whose keys and values they hold.
+        drafter: Likewise, for those below a field that is named after a drafter.
+        rows: A pytree of arrays whose first axis is `B`.
+
+    Returns:
+        A pytree of `NamedSharding` of the same structure.
+    """
+
+    def sharding(path: tuple[Any, ...], leaf: Any) -> Any:
+        if not isinstance(leaf, KeyValues):
+            return NamedSharding(mesh, _spec(target, ("batch",)))
+        names = (getattr(key, "name", "") for key in path)
+        is_drafters = any(name.startswith("drafter") for name in names)
+        spec = _spec(drafter if is_drafters else target, CACHE_AXES)
+        return jax.tree.map(lambda _: NamedSharding(mesh, spec), leaf)
+
+    return jax.tree_util.tree_map_with_path(
+        sharding, rows, is_leaf=lambda leaf: isinstance(leaf, KeyValues)
+    )
+
+
+def _spec(rules: Rules, axes: tuple[str, ...]) -> PartitionSpec:
+    return PartitionSpec(*(rules.get(axis) for axis in axes))

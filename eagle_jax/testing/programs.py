@@ -1,0 +1,113 @@
+"""What a compiled program does inside its loops, read from its optimised HLO."""
+
+import collections
+import re
+from collections.abc import Sequence
+
+COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
+    *("collective-permute", "collective-broadcast"),
+)
+"""Operations that move data between devices."""
+
+_COPIES = ("copy", "transpose", "scatter", "copy-start")
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_CALLED = re.compile(
+    r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(")
+
+
+def loop_lines(text: str) -> list[str]:
+    """Returns the instructions that run inside the loops of a program.
+
+    Args:
+        text: Of `jax.stages.Compiled.as_text`.
+
+    Returns:
+        A line per instruction, of all bodies and conditions of `while` and of
+        whatever they call; each once, however often it runs.
+    """
+    computations = _computations(text)
+    waiting = [
+        name
+        for lines in computations.values()
+        for line in lines
+        if " while(" in line
+        for name in _called(line)
+    ]
+    seen: dict[str, list[str]] = {}
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in computations:
+            continue
+        seen[name] = computations[name]
+        for line in seen[name]:
+            waiting += _called(line)
+    return [line for lines in seen.values() for line in lines]
+
+
+def count_collectives(lines: Sequence[str]) -> dict[str, int]:
+    """Returns how many instructions of each collective there are.
+
+    An asynchronous one counts where it starts.
+    """
+    found: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        name = _operation(line)[1].removesuffix("-start")
+        if name in COLLECTIVES:
+            found[name] += 1
+    return dict(found)
+
+
+def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
+    """Returns the instructions that copy a whole array of one shape.
+
+    Args:
+        lines: Of `loop_lines`.
+        shape: As it is on one device. Give it a size that nothing else has: only
+            whole shapes are compared.
+    """
+    wanted = f"[{','.join(map(str, shape))}]"
+    return [
+        line.strip()
+        for line in lines
+        if _operation(line)[1] in _COPIES and wanted in _operation(line)[0]
+    ]
+
+
+def find_host_calls(lines: Sequence[str]) -> list[str]:
+    """Returns the instructions that wait for the host."""
+    return [
+        line.strip()
+        for line in lines
+        if _operation(line)[1] in ("infeed", "outfeed", "send", "recv")
+        or ("custom-call" in line and "callback" in line)
+    ]
+
+
+def _operation(line: str) -> tuple[str, str]:
+    """Returns the result's type and the operation of an instruction."""
+    match = _OPERATION.match(line)
+    return (match[1], match[2]) if match else ("", "")
+
+
+def _called(line: str) -> list[str]:
+    names = _CALLED.findall(line)
+    for branches in _BRANCHES.findall(line):
+        names += [name.strip().lstrip("%") for name in branches.split(",")]
+    return names
+
+
+def _computations(text: str) -> dict[str, list[str]]:
+    """Returns the instructions of each computation by its name."""
+    found: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        if header:
+            current = found.setdefault(header[2], [])
+        elif line.startswith(" "):
+            current.append(line)
+    return found

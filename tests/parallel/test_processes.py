@@ -1,0 +1,149 @@
+"""Two processes that decode as one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from eagle_jax.parallel import join_processes
+from eagle_jax.parallel.processes import _answer, _call
+from tests.conftest import Main
+from tests.helpers import refused
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def port() -> int:
+    """One that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture
+def flags(tiny_pair: Path) -> list[str]:
+    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    tree = ["--num-nodes", "6", "--depth", "2", "--width", "2"]
+    prompts = ["--prompt", "the", "--prompt", "ten", "--prompt", "on"]
+    limits = ["--max-new-tokens", "12", "--batch-size", "2", "--temperature", "0.8"]
+    return [*folders, *tree, *prompts, *limits]
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_two_processes_print_what_one_prints(
+    main: Main,
+    flags: list[str],
+    port: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*flags, "--json", str(tmp_path / "alone.json")]) == 0
+    alone = capsys.readouterr().out.splitlines()
+    given = os.environ.get("XLA_FLAGS", "")
+    environment = os.environ | {
+        "XLA_FLAGS": f"{given} --xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    together = ["--mesh", "data=2,tensor=2", "--coordinator", f"127.0.0.1:{port}"]
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "scripts/generate.py", *flags, *together),
+                *("--num-processes", "2", "--process-id", str(number)),
+                *("--json", str(tmp_path / f"{number}.json")),
+            ],
+            cwd=_REPOSITORY,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (1, 0)  # The first may start last.
+    ]
+    (silent, _), (printed, errors) = (p.communicate(timeout=300) for p in processes)
+    assert [p.returncode for p in processes] == [0, 0], errors
+    assert silent == ""
+    assert printed.splitlines()[:-1] == alone[:-1]  # The last line has times.
+    assert not (tmp_path / "1.json").exists()
+    first, second = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "0")
+    )
+    assert first["runs"] == second["runs"]
+
+
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_waiting_in_vain_ends_in_time(process_id: int, port: int) -> None:
+    started = time.monotonic()
+    address = f"127.0.0.1:{port}"
+    refused(
+        lambda: join_processes(address, 2, process_id, seconds=0.5),
+        *("not all of 2 processes", address, "0.5 s", "firewall"),
+    )
+    assert time.monotonic() - started < 5
+
+
+def test_processes_wait_for_the_last_one(port: int) -> None:
+    address, met = ("127.0.0.1", port), []
+    deadline = time.monotonic() + 20
+
+    def answer() -> None:
+        _answer(address, deadline)
+        met.append(time.monotonic())
+
+    others = [threading.Thread(target=answer) for _ in range(2)]
+    others[0].start()
+    caller = threading.Thread(target=_call, args=(address, 2, deadline))
+    caller.start()
+    time.sleep(0.5)
+    last = time.monotonic()
+    assert not met
+    others[1].start()
+    for thread in (*others, caller):
+        thread.join(timeout=20)
+    assert len(met) == 2 and min(met) >= last
+
+
+@pytest.mark.parametrize(
+    ("address", "count", "number", "named"),
+    [
+        ("localhost", 2, 0, "HOST:PORT"),
+        ("localhost:", 2, 0, "HOST:PORT"),
+        ("localhost:99999", 2, 0, "HOST:PORT"),
+        ("localhost:1234", 2, 2, "must be 0 to 1"),
+        ("localhost:1234", 2, -1, "must be 0 to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    address: str, count: int, number: int, named: str
+) -> None:
+    refused(lambda: join_processes(address, count, number), named)
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        (["--coordinator", "localhost:1234"], "belong together"),
+        (["--process-id", "0", "--num-processes", "2"], "belong together"),
+        (["--all"], "need --mesh"),
+        (["--all", "--mesh", "tensor=2", "--stream"], "every round"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(
+    main: Main,
+    flags: list[str],
+    capsys: pytest.CaptureFixture[str],
+    extra: list[str],
+    named: str,
+) -> None:
+    if extra[0] == "--all":
+        start = ["--coordinator", "localhost:1234", "--num-processes", "2"]
+        extra = [*start, "--process-id", "0", *extra[1:]]
+    assert main([*flags, *extra]) == 2
+    assert named in capsys.readouterr().err

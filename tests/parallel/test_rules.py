@@ -1,0 +1,251 @@
+"""Where weights and caches lie, and meshes that are refused."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.models import eagle3_head, eagle_head, transformer
+from eagle_jax.models.cache import init_cache
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.parallel import (
+    WHOLE,
+    MeshShape,
+    check_mesh,
+    draft_rules,
+    param_shardings,
+    parse_mesh,
+    row_shardings,
+    split_rules,
+)
+from eagle_jax.tree import chain
+from tests.helpers import SMALL_LAYER, refused
+
+# 2 x 4 devices: `G` = 8 or 4, every tensor device has its own; `G` = 2, two share one.
+MESH = AbstractMesh((2, 4, 1), ("data", "kv", "query"))
+SHARED_KV = AbstractMesh((2, 2, 2), ("data", "kv", "query"))
+LAYER = dataclasses.replace(SMALL_LAYER, num_heads=8, num_kv_heads=8)
+FEW_KV = dataclasses.replace(LAYER, num_kv_heads=2)
+TARGET = TransformerConfig(layer=LAYER, num_layers=2, vocab_size=64, max_positions=64)
+# What each device of the tensor axis holds, of a layer of `LAYER`.
+EXPECTED = {
+    "embedding": (16, 32),
+    "output_head": (32, 16),
+    "query": (32, 16),
+    "key": (32, 16),
+    "value": (32, 16),
+    "query_bias": (16,),
+    "key_bias": (16,),
+    "value_bias": (16,),
+    "output": (16, 32),
+    "gate": (32, 12),
+    "up": (32, 12),
+    "down": (12, 32),
+}
+
+
+def shapes(init: Any, config: Any) -> Any:
+    return jax.eval_shape(lambda key: init(key, config), jax.random.key(0))
+
+
+def held(shardings: Any, arrays: Any) -> dict[str, set[tuple[int, ...]]]:
+    """By the name of its field: the shapes that a device holds of a weight."""
+    assert jax.tree.structure(shardings) == jax.tree.structure(arrays)
+    found: dict[str, set[tuple[int, ...]]] = {}
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(arrays),
+        jax.tree.leaves(shardings),
+        strict=True,
+    )
+    for (path, array), sharding in pairs:
+        assert isinstance(sharding, NamedSharding)
+        name = path[-1].name
+        found.setdefault(name, set()).add(sharding.shard_shape(array.shape))
+    return found
+
+
+def check(found: dict[str, set[tuple[int, ...]]], arrays: Any, split: Any) -> None:
+    """What `split` names is held in these parts, and everything else whole."""
+    whole = held(param_shardings(MESH, WHOLE, arrays), arrays)
+    assert found == whole | {n: {split[n]} for n in split.keys() & whole.keys()}
+
+
+@pytest.mark.parametrize("num_experts", [0, 2])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_weight_of_a_target_has_its_place(num_experts: int, tied: bool) -> None:
+    layer = dataclasses.replace(
+        LAYER,
+        qkv_bias=True,
+        qk_norm=True,
+        num_experts=num_experts,
+        experts_per_token=num_experts // 2,
+    )
+    config = dataclasses.replace(TARGET, layer=layer, tie_embeddings=tied)
+    params = shapes(transformer.init_params, config)
+    found = held(param_shardings(MESH, split_rules(MESH, layer), params), params)
+    check(found, params, EXPECTED)
+    assert ("output_head" in found) != tied
+    assert ("router" in found) == bool(num_experts)
+    assert EXPECTED.keys() - found.keys() == ({"output_head"} if tied else set())
+
+
+def test_every_weight_of_a_head_has_its_place() -> None:
+    head = EagleHeadConfig(layer=LAYER, vocab_size=64, max_positions=64)
+    params = shapes(eagle_head.init_params, head)
+    params = dataclasses.replace(params, embedding=jax.ShapeDtypeStruct((64, 32), "f4"))
+    rules = draft_rules(MESH, LAYER, params)
+    found = held(param_shardings(MESH, rules, params), params)
+    check(found, params, EXPECTED)
+    assert {"embedding", "fc", "fc_bias"} <= found.keys()
+
+
+def test_every_weight_of_an_eagle3_head_has_its_place() -> None:
+    head = Eagle3HeadConfig(
+        layer=LAYER,
+        vocab_size=64,
+        draft_vocab_size=32,
+        max_positions=64,
+        feature_size=96,
+    )
+    params = shapes(eagle3_head.init_params, head)
+    rules = draft_rules(MESH, LAYER, params)
+    found = held(param_shardings(MESH, rules, params), params)
+    both = dict.fromkeys(("query", "key", "value"), (64, 16))
+    check(found, params, EXPECTED | both | {"output_head": (32, 8)})
+    assert {"fc", "offsets"} <= found.keys()
+
+
+def test_few_key_value_heads_are_where_their_queries_are() -> None:
+    params = shapes(transformer.init_params, dataclasses.replace(TARGET, layer=FEW_KV))
+    rules = split_rules(SHARED_KV, FEW_KV)
+    found = held(param_shardings(SHARED_KV, rules, params), params)
+    assert found["query"] == {EXPECTED["query"]}
+    assert found["key"] == found["value"] == {(32, 8)}  # One of the two heads.
+
+
+def test_a_draft_model_that_cannot_be_split_is_whole() -> None:
+    for layer in (
+        dataclasses.replace(LAYER, num_heads=6, num_kv_heads=2, head_dim=16),
+        dataclasses.replace(LAYER, intermediate_size=50),
+    ):
+        head = EagleHeadConfig(layer=layer, vocab_size=64, max_positions=64)
+        params = shapes(eagle_head.init_params, head)
+        assert draft_rules(MESH, layer, params) == WHOLE
+        for sharding in jax.tree.leaves(param_shardings(MESH, WHOLE, params)):
+            assert sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("draft_layer", [LAYER, FEW_KV])
+def test_every_array_of_a_state_is_split_by_rows(draft_layer: LayerConfig) -> None:
+    head = EagleHeadConfig(layer=draft_layer, vocab_size=64, max_positions=64)
+    drafter = TreeDrafter(model=EagleHead(config=head), tree=chain(3))
+    state = jax.eval_shape(lambda: _state(drafter))
+    params = shapes(eagle_head.init_params, head)
+    target, draft = split_rules(MESH, LAYER), draft_rules(MESH, draft_layer, params)
+    shardings = row_shardings(MESH, target, draft, state)
+    assert jax.tree.structure(shardings) == jax.tree.structure(state)
+    for array, sharding in zip(
+        jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True
+    ):
+        assert sharding.shard_shape(array.shape)[0] == 2
+    for layer in shardings.target_cache.layers:
+        assert layer.keys.shard_shape((4, 8, 64, 4)) == (2, 2, 64, 4)
+        assert layer.values.shard_shape((4, 8, 64, 4)) == (2, 2, 64, 4)
+    (cached,) = shardings.drafter_state.cache.layers
+    wanted = (2, 2, 64, 4) if draft_layer is LAYER else (2, 8, 64, 4)
+    assert cached.keys.shard_shape((4, 8, 64, 4)) == wanted
+
+
+def _state(drafter: TreeDrafter) -> DecodeState:
+    requests = make_requests([[1]] * 4, max_new_tokens=4)
+    return DecodeState(
+        tokens=requests.prompts,
+        lengths=requests.prompt_lengths,
+        stop_reason=requests.prompt_lengths,
+        target_cache=Transformer(config=TARGET).init_cache(4, 64),
+        drafter_state=drafter.init_state(4, 64),
+        accept_lengths=requests.prompts,
+        num_rounds=requests.prompt_lengths,
+    )
+
+
+def test_a_weight_without_axes_is_no_silent_copy() -> None:
+    cache = jax.eval_shape(
+        lambda: init_cache(
+            num_layers=1,
+            batch=1,
+            num_kv_heads=1,
+            capacity=1,
+            head_dim=1,
+            dtype=jnp.dtype("f4"),
+        )
+    )
+    with pytest.raises(KeyError, match="keys"):
+        param_shardings(MESH, WHOLE, cache)
+
+
+def test_meshes_are_read() -> None:
+    assert parse_mesh("data=2,tensor=4") == MeshShape(data=2, tensor=4)
+    assert parse_mesh("tensor=4,data=2") == MeshShape(data=2, tensor=4)
+    assert parse_mesh("data=8") == MeshShape(data=8, tensor=1)
+    assert parse_mesh(str(MeshShape(data=3, tensor=5))) == MeshShape(data=3, tensor=5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "4", "tensor", "tensor=", "tensor=0", "tensor=-1", "tensor=four"),
+        *("model=4", "tensor=2,tensor=4", "data=2,", "data=2 tensor=4", "tensor=1.5"),
+        "tensor=9999999999",
+    ],
+)
+def test_what_is_no_mesh_is_refused(text: str) -> None:
+    refused(lambda: parse_mesh(text), repr(text), "such as data=2,tensor=4")
+
+
+def _check(shape: MeshShape, target: TransformerConfig = TARGET, rows: int = 8) -> None:
+    check_mesh(shape, target, batch_size=rows, num_devices=shape.num_devices)
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(1, 1), (1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
+def test_meshes_that_divide_are_taken(
+    data: int, tensor: int, num_kv_heads: int
+) -> None:
+    layer = dataclasses.replace(LAYER, num_kv_heads=num_kv_heads)
+    target = dataclasses.replace(TARGET, layer=layer)
+    _check(MeshShape(data=data, tensor=tensor), target)
+
+
+def test_meshes_that_do_not_divide_are_refused() -> None:
+    def changed(vocab_size: int = 64, **sizes: int) -> TransformerConfig:
+        layer = dataclasses.replace(LAYER, **sizes)
+        return dataclasses.replace(TARGET, layer=layer, vocab_size=vocab_size)
+
+    mesh = MeshShape(data=2, tensor=4)
+    refused(lambda: _check(mesh, rows=3), "data = 2", "batch of 3", "multiple")
+    for target, named in (
+        (changed(num_heads=6, num_kv_heads=6), "6 query heads"),
+        (changed(vocab_size=66), "66 tokens of the vocabulary"),
+        (changed(intermediate_size=46), "46 intermediate features"),
+        (changed(num_heads=24, num_kv_heads=6), "6 key/value heads"),
+    ):
+        refused(lambda target=target: _check(mesh, target), "tensor = 4", named, "2")
+
+
+def test_as_many_devices_as_there_are_is_asked_for() -> None:
+    refused(
+        lambda: check_mesh(MeshShape(tensor=4), TARGET, batch_size=8, num_devices=2),
+        "data=1,tensor=4",
+        "for 4 devices",
+        "there are 2",
+    )

@@ -1,0 +1,398 @@
+"""EAGLE-3 heads: the official code's trees, and plain decoding's tokens."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.checkpoints import load_eagle3_head, load_target
+from eagle_jax.checkpoints.eagle3 import eagle3_target
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafting import Eagle3Head, TreeDrafter
+from eagle_jax.interface import Params, Sampling
+from eagle_jax.models import eagle3_head, transformer
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
+from tests.conftest import Main, load_main
+from tests.helpers import SMALL_LAYER, decoded_rounds, refused, texts
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCABULARY, KNOWN = 24, 14
+CONFIG = eagle3_target(
+    TransformerConfig(
+        layer=SMALL_LAYER, num_layers=7, vocab_size=VOCABULARY, max_positions=512
+    )
+)
+TARGET = Transformer(config=CONFIG)
+REDUCED = Eagle3HeadConfig(
+    layer=dataclasses.replace(SMALL_LAYER, num_kv_heads=4, intermediate_size=40),
+    vocab_size=VOCABULARY,
+    draft_vocab_size=KNOWN,
+    max_positions=512,
+    feature_size=CONFIG.feature_size,
+)
+FULL = dataclasses.replace(REDUCED, draft_vocab_size=VOCABULARY)
+NARROW = dataclasses.replace(
+    REDUCED, layer=dataclasses.replace(SMALL_LAYER, hidden_size=24)
+)
+HEADS = {"reduced": REDUCED, "full": FULL, "of another width": NARROW}
+BUSH = from_paths([(0,), (1,), (2,), (1, 0), (2, 0), (2, 1), (2, 1, 0)])
+SHAPES: dict[str, TreeConfig | Topology] = {
+    "eagle2": TreeConfig(num_nodes=10, depth=3, width=4),
+    "eagle1": EAGLE1_TREE,
+    "chain": chain(4),
+    "bush, drawn": BUSH,
+    "more ranks than tokens": from_paths([(rank,) for rank in range(KNOWN + 3)]),
+    "wider than the vocabulary": TreeConfig(num_nodes=40, depth=2, width=KNOWN + 2),
+}
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 5, 6], [2, 2]]
+
+
+@pytest.fixture(scope="module")
+def official(shared: Path) -> tuple[Transformer, Eagle3Head, Params]:
+    sizes, target = load_target(shared / "models" / "random9")
+    folder = shared / "models" / "random9-eagle3"
+    config, head = load_eagle3_head(folder, sizes, target)
+    params = Params(target=target, drafter=Eagle3Head.params(head, target))
+    return Transformer(config=eagle3_target(sizes)), Eagle3Head(config=config), params
+
+
+@pytest.mark.parametrize("trace", ["eagle3-nodes40-depth6-width6"])
+def test_every_round_drafts_and_accepts_like_the_official_code(
+    official: tuple[Transformer, Eagle3Head, Params], shared: Path, trace: str
+) -> None:
+    target, head, params = official
+    recorded = json.loads((shared / "parity" / f"{trace}.json").read_text())
+    config = recorded["config"]
+    tree = TreeConfig(
+        num_nodes=config["num_nodes"], depth=config["levels"], width=config["width"]
+    )
+    drafter = TreeDrafter(model=head, tree=tree)
+    for run in recorded["runs"]:
+        trees, accepted, generated = decoded_rounds(
+            target, drafter, params, run["prompt_ids"], config["max_new_tokens"]
+        )
+        assert len(trees) > len(run["trees"])
+        for tree, wanted in zip(trees, run["trees"], strict=False):
+            assert_valid_tree(tree)
+            assert tree.is_node.all()
+            assert tree.tokens.tolist() == wanted["tokens"]
+            assert tree.parents.tolist() == wanted["parents"]
+            np.testing.assert_allclose(
+                tree.log_values, wanted["log_values"], atol=1e-4, rtol=0
+            )
+        assert accepted == run["accept_lengths"][: len(accepted)]
+        assert generated == run["generated_ids"][: len(generated)]
+
+
+def sharp(params: Any) -> Any:
+    """Ten times the usual deviation: drafts differ and are tried."""
+
+    def scale(x: jax.Array) -> jax.Array:
+        return x * 10 if x.ndim > 1 else x
+
+    return jax.tree.map(scale, params)
+
+
+@pytest.fixture(scope="module")
+def target_params() -> Any:
+    return sharp(transformer.init_params(jax.random.key(0), CONFIG))
+
+
+Make = Callable[..., tuple[TreeDrafter, Params]]
+
+
+@pytest.fixture(scope="module")
+def make(target_params: Any) -> Make:
+    def drafter(head: str, shape: str) -> tuple[TreeDrafter, Params]:
+        config = HEADS[head]
+        weights = sharp(eagle3_head.init_params(jax.random.key(1), config))
+        width = config.layer.hidden_size
+        if width != CONFIG.layer.hidden_size:
+            table = jax.random.normal(jax.random.key(2), (VOCABULARY, width))
+            weights = dataclasses.replace(weights, embedding=table)
+        drafter = TreeDrafter(
+            model=Eagle3Head(config=config),
+            tree=SHAPES[shape],
+            sampled="drawn" in shape,
+        )
+        params = Eagle3Head.params(weights, target_params)
+        return drafter, Params(target=target_params, drafter=params)
+
+    return drafter
+
+
+@pytest.fixture(scope="module")
+def plain(target_params: Any) -> Callable[[float], DecodeState]:
+    @functools.cache
+    def decode(temperature: float) -> DecodeState:
+        requests = requests_of(temperature)
+        return autoregressive.generate(
+            TARGET, target_params, requests, greedy=not temperature
+        )
+
+    return decode
+
+
+def requests_of(temperature: float) -> Requests:
+    return make_requests(
+        PROMPTS,
+        max_new_tokens=[30, 1, 17, 29],
+        temperature=temperature,
+        seeds=range(len(PROMPTS)),
+        prompt_bucket=16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "shape", "temperature"),
+    [
+        ("reduced", "chain", 0.0),
+        ("reduced", "eagle2", 1.0),
+        ("reduced", "bush, drawn", 1.0),
+        ("full", "eagle2", 0.0),
+        ("of another width", "eagle1", 1.0),
+    ],
+)
+def test_the_text_is_plain_decodings(
+    make: Make,
+    plain: Callable[[float], DecodeState],
+    head: str,
+    shape: str,
+    temperature: float,
+) -> None:
+    drafter, params = make(head, shape)
+    requests, expected = requests_of(temperature), plain(temperature)
+    rule = "coupled" if temperature else "greedy"
+    found = speculative.generate(TARGET, drafter, params, requests, acceptance=rule)
+    assert_same_tokens(texts(requests, found), texts(requests, expected))
+    np.testing.assert_array_equal(found.stop_reason, expected.stop_reason)
+    assert found.accept_lengths.sum() > 0  # Drafts did take part.
+
+
+def proposed(drafter: TreeDrafter, params: Params) -> tuple[DraftTree, Any]:
+    """Trees behind random features, and the state that they were drafted from."""
+    rows = 4
+    shape = (rows, 8, CONFIG.feature_size)
+    state = drafter.prefill(
+        params.drafter,
+        drafter.init_state(rows, 64),
+        jnp.broadcast_to(jnp.arange(8), (rows, 8)),
+        jax.random.normal(jax.random.key(5), shape),
+        jnp.arange(rows) % 8 + 1,
+    )
+    draws = Sampling(
+        keys=jax.random.split(jax.random.key(0), rows),
+        temperature=jnp.ones(rows),
+        top_p=jnp.ones(rows),
+        top_k=jnp.zeros(rows, jnp.int32),
+    )
+    root = jnp.arange(rows)
+    tree, _ = jax.jit(drafter.propose)(params.drafter, state, root, draws)
+    return tree, state
+
+
+def tokens_of_the_head(params: Params) -> np.ndarray:
+    return np.arange(KNOWN) + np.asarray(params.drafter.head.offsets)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_tokens_of_the_head_are_drafted(make: Make, shape: str) -> None:
+    drafter, params = make("reduced", shape)
+    known = tokens_of_the_head(params)
+    assert not np.array_equal(known, np.arange(KNOWN))  # Places are no tokens.
+    trees, _ = proposed(drafter, params)
+    for row in range(4):
+        tree = jax.tree.map(lambda x, row=row: np.asarray(x[row]), trees)
+        assert_valid_tree(tree)
+        drafted = tree.tokens[1:][tree.is_node[1:]]
+        assert np.isin(drafted, known).all()
+        for parent in range(len(tree.parents)):
+            siblings = tree.tokens[tree.parents == parent]
+            assert len(set(siblings.tolist())) == len(siblings)
+
+
+def test_the_law_of_draws_is_over_the_targets_vocabulary(make: Make) -> None:
+    drafter, params = make("reduced", "bush, drawn")
+    known = tokens_of_the_head(params)
+    tree, state = proposed(drafter, params)
+    output, _ = drafter.model.read(params.drafter, state, jnp.arange(4))
+    logits = drafter.model.logits(params.drafter, output)
+    assert tree.draft_logits is not None
+    law = np.asarray(tree.draft_logits)[:, 0]
+    assert law.shape == (4, VOCABULARY)
+    np.testing.assert_allclose(law[:, known], logits, rtol=1e-4)
+    others = np.setdiff1d(np.arange(VOCABULARY), known)
+    assert (law[:, others] == -np.inf).all()
+
+
+def test_ties_go_to_the_lower_token(make: Make) -> None:
+    drafter, params = make("reduced", "more ranks than tokens")
+    flat = jnp.zeros_like(params.drafter.head.output_head)
+    head = dataclasses.replace(params.drafter.head, output_head=flat)
+    weights = dataclasses.replace(params.drafter, head=head)
+    tree, _ = proposed(drafter, dataclasses.replace(params, drafter=weights))
+    known = tokens_of_the_head(params)
+    assert tree.tokens[0, 1 : KNOWN + 1].tolist() == known.tolist()
+    assert not tree.is_node[0, KNOWN + 1 :].any()
+
+
+def test_a_draft_continues_its_own_output_unfused(make: Make) -> None:
+    """The second level's law is the formula's, written out."""
+    drafter, params = make("reduced", "chain")
+    model, weights = drafter.model, params.drafter
+    state = model.init_state(1, 8, 4)
+    features = jax.random.normal(jax.random.key(5), (1, 5, CONFIG.feature_size))
+    state = model.advance(
+        state, jnp.zeros((1, 5), jnp.int32), features, jnp.ones(1, jnp.int32)
+    )
+    root = jnp.array([7])
+    output, state = model.read(weights, state, root)
+    found, _ = model.step(
+        weights,
+        state,
+        jnp.array([[9]]),
+        output[:, None],
+        jnp.ones((1, 1, 1), bool),
+        None,
+        level=1,
+    )
+
+    head, config = weights.head, REDUCED
+    layer = head.layer
+
+    def norm(x: np.ndarray, weight: jax.Array) -> np.ndarray:
+        scale = np.sqrt((x**2).mean() + config.layer.rms_norm_eps)
+        return x / scale * np.asarray(weight)
+
+    def turned(x: np.ndarray, position: int) -> np.ndarray:
+        half = config.layer.head_dim // 2
+        angles = position / 10000.0 ** (np.arange(half) / half)
+        first, second = x[:, :half], x[:, half:]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.hstack([first * cos - second * sin, second * cos + first * sin])
+
+    def run(
+        token: int, feature: np.ndarray, position: int, seen: list[Any]
+    ) -> np.ndarray:
+        embedding = np.asarray(weights.embedding)[token]
+        pair = [
+            norm(embedding, head.embedding_norm),
+            norm(feature, head.feature_norm),
+        ]
+        read = np.concatenate(pair)
+        heads = (config.layer.num_heads, config.layer.head_dim)
+        query, key, value = (
+            (read @ np.asarray(x)).reshape(heads)
+            for x in (layer.query, layer.key, layer.value)
+        )
+        seen.append((turned(key, position), value))
+        query = turned(query, position) / np.sqrt(config.layer.head_dim)
+        scores = np.stack([(query * key).sum(-1) for key, _ in seen])
+        shares = np.exp(scores - scores.max(0))
+        shares /= shares.sum(0)
+        mixed = sum(s[:, None] * v for s, (_, v) in zip(shares, seen, strict=True))
+        x = feature + np.asarray(mixed).reshape(-1) @ np.asarray(layer.output)
+        inner = norm(x, layer.mlp_norm)
+        gate = inner @ np.asarray(layer.mlp.gate)
+        up = inner @ np.asarray(layer.mlp.up)
+        return x + (gate / (1 + np.exp(-gate)) * up) @ np.asarray(layer.mlp.down)
+
+    seen: list[Any] = []
+    fused = np.asarray(features)[0, 0] @ np.asarray(head.fc)
+    first = run(7, fused, 0, seen)
+    np.testing.assert_allclose(output[0], first, rtol=1e-4, atol=1e-4)
+    second = run(9, first, 1, seen)
+    np.testing.assert_allclose(found[0, 0], second, rtol=1e-4, atol=1e-4)
+    logits = norm(second, head.norm) @ np.asarray(head.output_head)
+    np.testing.assert_allclose(
+        model.logits(weights, found)[0, 0], logits, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.fixture(scope="module")
+def flags(eagle3_pair: Path) -> list[str]:
+    return ["--target", f"{eagle3_pair}/target", "--draft", f"{eagle3_pair}/head"]
+
+
+def test_the_command_line_generates_with_such_heads(
+    main: Main, flags: list[str], tmp_path: Path
+) -> None:
+    prompts = ["--prompt", "ten", "--prompt", "one", "--max-new-tokens", "12"]
+    settings = ["--num-nodes", "5", "--depth", "2", "--width", "3", "--batch-size", "2"]
+    file = tmp_path / "out.json"
+    command = [*flags, *prompts, *settings, "--compare", "--json", str(file)]
+    assert main(command) == 0
+    assert json.loads(file.read_text())["totals"]["identical"] is True
+
+
+def test_one_evaluation_compares_such_a_head_with_other_methods(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmeasured = dict.fromkeys(("draft", "verify", "commit", "token"))
+    monkeypatch.setattr(
+        "eagle_jax.cli.evaluate.measure_steps", lambda *_, **__: unmeasured
+    )
+    (tmp_path / "questions.txt").write_text("what is ten to one in rain\n")
+    methods = ["autoregressive", "chain:depth=1", "lookup:num_nodes=3,depth=2,width=1"]
+    command = [
+        *flags,
+        *("--questions", str(tmp_path / "questions.txt"), "--max-new-tokens", "4"),
+        *("--methods", *methods, "--output", str(tmp_path / "records")),
+    ]
+    assert load_main("evaluate")(command) == 0
+    records = [
+        json.loads(file.read_text())
+        for file in sorted((tmp_path / "records").glob("*.jsonl"))
+    ]
+    answers = [record["choices"][0]["token_ids"] for record in records]
+    assert len(answers) == 3
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_too_shallow_a_target_is_refused(
+    main: Main,
+    tiny_pair: Path,
+    eagle3_pair: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{eagle3_pair}/head"]
+    assert main([*folders, "--prompt", "ten"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error:") and "2 layers" in last and "at least 7" in last
+    two_layers = dataclasses.replace(CONFIG, num_layers=2, feature_layers=())
+    refused(lambda: eagle3_target(two_layers), "2 layers", "at least 7")
+
+
+@pytest.mark.parametrize("script", ["export", "convert", "benchmark"])
+def test_what_cannot_take_such_heads_yet_says_so(
+    flags: list[str],
+    eagle3_pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+) -> None:
+    output = tmp_path / "out"
+    command = [*flags, "--output", str(output)]
+    if script == "export":
+        command = ["--head", f"{eagle3_pair}/head", "--output", str(output)]
+    if script == "benchmark":
+        command = [*flags, "--repeats", "1"]
+    assert load_main(script)(command) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("error:")] == lines[-1:]
+    assert "EAGLE-3" in lines[-1] and "EAGLE-1/2" in lines[-1]
+    assert not output.exists()
