@@ -11,6 +11,7 @@ COLLECTIVES = (
 """Operations that move data between devices."""
 
 _COPIES = ("copy", "transpose", "scatter", "copy-start")
+_VECTOR_MEMORY = "S(1)"
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(
     r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
@@ -64,17 +65,21 @@ def count_collectives(lines: Sequence[str]) -> dict[str, int]:
 def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
     """Returns the instructions that copy a whole array of one shape.
 
+    Moves into a TPU's vector memory and back are none: small arrays are brought there
+    before they are read.
+
     Args:
         lines: Of `loop_lines`.
         shape: As it is on one device. Give it a size that nothing else has: only
             whole shapes are compared.
     """
     wanted = f"[{','.join(map(str, shape))}]"
-    return [
-        line.strip()
-        for line in lines
-        if _operation(line)[1] in _COPIES and wanted in _operation(line)[0]
-    ]
+    found = []
+    for line in lines:
+        kind, name = _operation(line)
+        if name in _COPIES and wanted in kind and _VECTOR_MEMORY not in kind:
+            found.append(line.strip())
+    return found
 
 
 def find_host_calls(lines: Sequence[str]) -> list[str]:
