@@ -45,9 +45,10 @@ _HEADER = (
 )
 _WORDS = """\
 Per chip, bfloat16, batch size 1, the head included. *Arguments* are weights, caches and
-requests; *aliased* says whether the caches' memory is taken over by the results.
+requests; the tables that a head borrows from its target are counted twice, though a run
+has them once. *Aliased* says whether the caches' memory is taken over by the results.
 *Collectives* are instructions in the loops of a program: each runs once per round or
-token."""
+token, those that find the argmax of an accepted node once per accepted level."""
 
 
 def _target(

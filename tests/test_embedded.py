@@ -75,30 +75,28 @@ def test_both_models_share_a_tokenizer() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_text_is_plain_decodings(
-    pair: tuple[Transformer, TreeDrafter, Params], temperature: float
+    pair: tuple[Transformer, TreeDrafter, Params],
 ) -> None:
+    """Greedy and sampled rows beside each other."""
     target, drafter, params = pair
-    prompts = json.loads((assets.TARGET.parent / "prompts.json").read_text())
+    prompts = json.loads((assets.TARGET.parent / "prompts.json").read_text())[::9]
+    temperature = np.arange(len(prompts)) % 2
     tokenizer = load_tokenizer(assets.TARGET, target.config.vocab_size)
     requests = make_requests(
-        [tokenizer(prompt).input_ids for prompt in prompts[::14]],
+        [tokenizer(prompt).input_ids for prompt in prompts],
         max_new_tokens=48,
-        temperature=temperature,
-        seeds=list(range(len(prompts[::14]))),
+        temperature=temperature.tolist(),
+        seeds=list(range(len(prompts))),
         stop_tokens=(0,),
     )
-    rule = "greedy" if temperature == 0 else "coupled"
-    plain = autoregressive.generate(
-        target, params.target, requests, greedy=temperature == 0
-    )
-    ours = speculative.generate(target, drafter, params, requests, acceptance=rule)
+    plain = autoregressive.generate(target, params.target, requests, greedy=False)
+    ours = speculative.generate(target, drafter, params, requests, acceptance="coupled")
     assert_same_tokens(texts(requests, ours), texts(requests, plain))
-    rounds = np.asarray(ours.num_rounds)
-    accepted = np.asarray(ours.accept_lengths).sum(axis=1)
+    rates = np.asarray(ours.accept_lengths).sum(axis=1) / np.asarray(ours.num_rounds)
     # A head that knows nothing reaches 0.05 at either temperature.
-    assert (accepted / rounds).mean() > (0.5 if temperature == 0 else 0.15)
+    assert rates[temperature == 0].mean() > 0.5
+    assert rates[temperature == 1].mean() > 0.15
 
 
 @pytest.mark.skipif(

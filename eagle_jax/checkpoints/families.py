@@ -20,6 +20,8 @@ class Family:
             `max_window_layers` on.
         head_dim: What `head_dim` is where it is left out; `None` for the width over
             the number of heads.
+        rope_theta: What `rope_theta` is where it is left out.
+        rms_norm_eps: What `rms_norm_eps` is where it is left out.
     """
 
     architecture: str
@@ -30,6 +32,8 @@ class Family:
     window: int | None = None
     has_switch: bool = False
     head_dim: int | None = None
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
 
     @property
     def fields(self) -> set[str]:
@@ -47,7 +51,11 @@ FAMILIES = {
     "llama": Family(architecture="LlamaForCausalLM"),
     "mistral": Family(architecture="MistralForCausalLM", has_window=True, window=4096),
     "mixtral": Family(
-        architecture="MixtralForCausalLM", has_window=True, is_mixture=True
+        architecture="MixtralForCausalLM",
+        has_window=True,
+        is_mixture=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
     ),
     "qwen2": Family(
         architecture="Qwen2ForCausalLM",

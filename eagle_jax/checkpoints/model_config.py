@@ -18,7 +18,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be stored in."""
 
 _QWEN_FULL_LAYERS = 28
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_SLIDING = "sliding_attention"
+_LAYER_TYPES = ("full_attention", _SLIDING)
 
 _READ = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -89,8 +90,9 @@ def target_config(folder: Path) -> TransformerConfig:
         config,
         path,
         qkv_bias=family.qkv_bias,
-        rope=read_rope(config, path),
+        rope=read_rope(config, path, default_theta=family.rope_theta),
         head_dim=family.head_dim,
+        rms_norm_eps=family.rms_norm_eps,
     )
     if family.is_mixture:
         layer = dataclasses.replace(
@@ -250,7 +252,7 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
     """Refuses lengths that the target cannot attend over.
 
     Raises:
-        InputError: If `max_length` exceeds the positions or the sliding window.
+        InputError: If `max_length` exceeds the positions.
     """
     if max_length > target.max_positions:
         raise InputError(
@@ -263,12 +265,9 @@ def _windows(
     config: dict[str, Any], family: Family, num_layers: int, path: Path
 ) -> tuple[int | None, tuple[int, ...]]:
     """Returns the sliding window and the layers that have it."""
-    types = config.get("layer_types") or [None] * num_layers
-    if (
-        not isinstance(types, list)
-        or len(types) != num_layers
-        or any(name not in (*_LAYER_TYPES, None) for name in types)
-    ):
+    types = config.get("layer_types")
+    is_list = isinstance(types, list) and len(types) == num_layers
+    if types and (not is_list or any(name not in _LAYER_TYPES for name in types)):
         raise InputError(
             f"{path}: layer_types must name {' or '.join(_LAYER_TYPES)} for each of "
             f"{num_layers} layers, not {types!r}"
@@ -280,10 +279,17 @@ def _windows(
         default = family.window
         if default is not None or "sliding_window" in config:
             window = size_of(config, "sliding_window", path, default=default)
-    if window is None and "sliding_attention" in types:
+    sliding = [number for number, name in enumerate(types or ()) if name == _SLIDING]
+    if window is None and sliding:
         raise InputError(
             f"{path}: layer_types asks for sliding_attention, but there is no "
             "sliding_window"
+        )
+    is_everywhere = not types or len(sliding) == num_layers
+    if window is not None and not family.has_switch and not is_everywhere:
+        raise InputError(
+            f"{path}: layer_types contradicts sliding_window = {window}, which this "
+            "family has in every layer"
         )
     start = 0
     if family.has_switch:
@@ -294,13 +300,10 @@ def _windows(
                 f"{path}: max_window_layers = {start!r} must be an integer of at "
                 "least 0"
             )
-    windowed = tuple(
-        number
-        for number, name in enumerate(types)
-        if window is not None
-        and (name == "sliding_attention" or (name is None and number >= start))
-    )
-    return (window, windowed) if windowed else (None, ())
+    windowed = tuple(sliding if types else range(start, num_layers))
+    if window is None or not windowed:
+        return None, ()
+    return window, windowed
 
 
 def layer_config(
@@ -310,6 +313,7 @@ def layer_config(
     qkv_bias: bool,
     rope: RopeConfig,
     head_dim: int | None = None,
+    rms_norm_eps: float = 1e-6,
 ) -> LayerConfig:
     """Reads the sizes of a layer.
 
@@ -320,6 +324,7 @@ def layer_config(
         rope: As in the result.
         head_dim: What `head_dim` is where it is left out; `None` for the width over
             the number of heads.
+        rms_norm_eps: What `rms_norm_eps` is where it is left out.
 
     Raises:
         InputError: If a size is missing, or does not fit the others.
@@ -349,7 +354,7 @@ def layer_config(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=number_of(config, "rms_norm_eps", path, default=1e-6),
+        rms_norm_eps=number_of(config, "rms_norm_eps", path, default=rms_norm_eps),
         rope=rope,
         qkv_bias=qkv_bias,
     )

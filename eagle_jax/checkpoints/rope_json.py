@@ -8,7 +8,6 @@ from eagle_jax.checkpoints.fields import number_of, size_of
 from eagle_jax.errors import InputError
 from eagle_jax.models.rope import RopeConfig
 
-_DEFAULT_ROPE_THETA = 10000.0
 _ROPE_FIELDS = {
     *("rope_type", "type", "rope_theta", "factor", "low_freq_factor"),
     *("high_freq_factor", "original_max_position_embeddings"),
@@ -16,13 +15,18 @@ _ROPE_FIELDS = {
 
 
 def read_rope(
-    config: dict[str, Any], path: Path, *, is_head: bool = False
+    config: dict[str, Any],
+    path: Path,
+    *,
+    default_theta: float = 10000.0,
+    is_head: bool = False,
 ) -> RopeConfig:
     """Reads `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`.
 
     Args:
         config: The fields of `config.json`.
         path: Of that file, for refusals.
+        default_theta: What a file without `rope_theta` means.
         is_head: Whether it describes a head.
 
     Raises:
@@ -36,11 +40,11 @@ def read_rope(
             raise InputError(
                 f"{path}: rope_theta is missing beside its rope parameters"
             )
-        theta = _DEFAULT_ROPE_THETA
+        theta = default_theta
         if not is_head:  # Published heads name none and mean 10000.
             warnings.warn(
-                f"{path} names no rope_theta; taking {theta:g}, which Llama 2 and "
-                "Vicuna mean by that",
+                f"{path} names no rope_theta; taking {theta:g}, which this family "
+                "means by that",
                 stacklevel=3,
             )
     elif None not in (outer, inner) and outer != inner:

@@ -54,7 +54,7 @@ def measure_steps(
         for what does not exist: rounds without a drafter, steps of texts of one token.
     """
     seconds: StepSeconds = dict.fromkeys(("draft", "verify", "commit", "token"))
-    if int(requests.max_new_tokens.max()) == 1:
+    if int((requests.max_length - requests.prompt_lengths).max()) == 1:
         return seconds
     longest = max(max_length, requests.prompts.shape[1])
     slots, greedy = round_up_slots(longest, depth=0), acceptance == "greedy"

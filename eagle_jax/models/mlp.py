@@ -60,10 +60,11 @@ def feed_forward(
             expert: MlpParams = expert,
             share: jax.Array = share,
         ) -> jax.Array:
-            return total + _gated(expert, x) * share
+            # Chosen, not multiplied: an expert may overflow on what is not its own.
+            return total + jnp.where(share > 0, _gated(expert, x) * share, 0)
 
         # Few tokens read few experts: the weights of the others are not touched. Which
-        # neighbours a token has changes nothing, as a share of 0 adds 0.
+        # neighbours a token has changes nothing, as it adds 0 for them.
         total = jax.lax.cond((share > 0).any(), add, lambda total: total, total)
     return total
 

@@ -9,6 +9,7 @@ import jax
 from eagle_jax.errors import InputError
 
 _PAUSE = 0.2
+_ID_BYTES = 4
 
 
 def join_processes(
@@ -42,9 +43,9 @@ def join_processes(
     address = (match[1], int(match[2]))
     try:
         if process_id == 0:
-            _call(address, num_processes - 1, deadline)
+            _call(address[1], num_processes, deadline)
         else:
-            _answer(address, deadline)
+            _answer(address, process_id, deadline)
     except OSError as error:
         raise InputError(
             f"not all of {num_processes} processes met at {coordinator} within "
@@ -58,27 +59,72 @@ def join_processes(
     )
 
 
-def _call(address: tuple[str, int], num_others: int, deadline: float) -> None:
-    """Waits until all others are there, and tells them so."""
-    with socket.create_server(address) as server:
-        others: list[socket.socket] = []
+def _call(port: int, num_processes: int, deadline: float) -> None:
+    """Waits until every other process id is there, and tells them so."""
+    others: dict[int, socket.socket] = {}
+    with _listen(port) as server:
         try:
-            while len(others) < num_others:
+            while not _are_there(others, num_processes - 1):
                 server.settimeout(max(deadline - time.monotonic(), _PAUSE))
-                others.append(server.accept()[0])
-            for other in others:
+                other, _ = server.accept()
+                number = _read_id(other)
+                # A process that was started again stands for its forerunner, and
+                # whoever else calls is not counted.
+                stale: socket.socket | None = other
+                if number is not None and 0 < number < num_processes:
+                    stale = others.get(number)
+                    others[number] = other
+                if stale is not None:
+                    stale.close()
+            for other in others.values():
+                other.setblocking(True)
                 other.sendall(b"!")
         finally:
-            for other in others:
+            for other in others.values():
                 other.close()
 
 
-def _answer(address: tuple[str, int], deadline: float) -> None:
+def _are_there(others: dict[int, socket.socket], wanted: int) -> bool:
+    """Forgets who has hung up, and returns whether as many as wanted are left."""
+    for number, other in list(others.items()):
+        other.setblocking(False)
+        try:
+            has_left = not other.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            has_left = False
+        except OSError:
+            has_left = True
+        if has_left:
+            others.pop(number).close()
+    return len(others) == wanted
+
+
+def _listen(port: int) -> socket.socket:
+    """Returns a server on all interfaces: others may know this machine by any name."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port))
+
+
+def _read_id(other: socket.socket) -> int | None:
+    """Returns the id that a caller sends, `None` if it sends none."""
+    try:
+        other.settimeout(_PAUSE * 5)
+        sent = other.recv(_ID_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        return None
+    return int.from_bytes(sent) if len(sent) == _ID_BYTES else None
+
+
+def _answer(address: tuple[str, int], process_id: int, deadline: float) -> None:
     """Reports to process 0, which may start later, and waits for its word."""
     while True:
         left = max(deadline - time.monotonic(), _PAUSE)
         try:
             with socket.create_connection(address, timeout=left) as connection:
+                connection.sendall(process_id.to_bytes(_ID_BYTES))
                 connection.settimeout(max(deadline - time.monotonic(), _PAUSE))
                 if connection.recv(1):
                     return

@@ -348,7 +348,13 @@ _SWITCHED = {"use_sliding_window": True, "sliding_window": 96, "max_window_layer
     [
         ("mistral", {}, 96, (0, 1, 2, 3, 4)),
         ("mistral", {"sliding_window": None}, None, ()),
-        ("mistral", {"layer_types": [*["full_attention"] * 4, _SLIDING]}, 96, (4,)),
+        ("mistral", {"layer_types": [_SLIDING] * 5}, 96, (0, 1, 2, 3, 4)),
+        (
+            "qwen3",
+            _SWITCHED | {"layer_types": [_SLIDING, *["full_attention"] * 4]},
+            96,
+            (0,),
+        ),
         ("mixtral", {"sliding_window": None}, None, ()),
         ("mixtral", {"sliding_window": 8}, 8, (0, 1, 2, 3, 4)),
         ("qwen2", {"sliding_window": 96}, None, ()),
@@ -376,6 +382,16 @@ def test_windows_are_where_the_family_has_them(
     assert (config.sliding_window, config.windowed_layers) == (window, layers)
 
 
+def test_layer_types_that_contradict_the_family_are_refused(tmp_path: Path) -> None:
+    """A Mistral has its window in every layer, whatever its file says."""
+    types = {"layer_types": [*["full_attention"] * 4, _SLIDING]}
+    with pytest.raises(InputError, match="contradicts sliding_window = 96"):
+        target_config(_write(tmp_path, _MISTRAL | types))
+    with pytest.raises(InputError, match="each of 5 layers"):
+        types = {"layer_types": [None, *["full_attention"] * 4]}
+        target_config(_write(tmp_path, _LLAMA | types))
+
+
 def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     def layer(base: str, **change: Any) -> LayerConfig:
         name = f"{base.capitalize()}ForCausalLM"
@@ -391,6 +407,10 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     assert layer("mixtral").num_experts == 8
     assert layer("mixtral").experts_per_token == 2
     assert layer("mixtral", num_local_experts=4).num_experts == 4
+    assert layer("mixtral").rms_norm_eps == 1e-5
+    unnamed = {"rms_norm_eps": None, "rope_theta": None}
+    with pytest.warns(UserWarning, match="names no rope_theta; taking 1e\\+06"):
+        assert layer("mixtral", **unnamed).rms_norm_eps == 1e-5
     with pytest.raises(InputError, match="num_experts_per_tok = 9 is more than"):
         layer("mixtral", num_experts_per_tok=9)
 

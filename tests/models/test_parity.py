@@ -67,6 +67,9 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
 @pytest.fixture(params=_MODELS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     """A random model of `transformers`, and the folder that it wrote."""

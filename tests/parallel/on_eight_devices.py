@@ -267,7 +267,6 @@ if __name__ == "__main__":
     assert jax.device_count() == 8
     check_decoding(HEADS, [(1, 1), (1, 8), (2, 4), (8, 1)], REQUESTS)
     # Fewer key/value heads than devices: some hold the same.
-    check_decoding(2, [(2, 4)], REQUESTS)
-    check_decoding(2, [(1, 8)], GREEDY)
+    check_decoding(2, [(1, 8)], REQUESTS)
     check_command(Path(sys.argv[1]), Path(sys.argv[2]))
     print("done")

@@ -93,15 +93,20 @@ def test_processes_wait_for_the_last_one(port: int) -> None:
     address, met = ("127.0.0.1", port), []
     deadline = time.monotonic() + 20
 
-    def answer() -> None:
-        _answer(address, deadline)
+    def answer(number: int) -> None:
+        _answer(address, number, deadline)
         met.append(time.monotonic())
 
-    others = [threading.Thread(target=answer) for _ in range(2)]
+    others = [threading.Thread(target=answer, args=(n,)) for n in (1, 2)]
     others[0].start()
-    caller = threading.Thread(target=_call, args=(address, 2, deadline))
+    caller = threading.Thread(target=_call, args=(port, 3, deadline))
     caller.start()
     time.sleep(0.5)
+    # One that is started again counts once, who is no process of ours not at all.
+    for number in (b"\0\0\0\1", b"\0\0\0\7", b""):
+        with socket.create_connection(address) as stray:
+            stray.sendall(number)
+    time.sleep(0.2)
     last = time.monotonic()
     assert not met
     others[1].start()

@@ -19,8 +19,11 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Run
 from tests.conftest import Main, load_main
+from tests.helpers import SMALL_LAYER
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "scripts" / "train.py"
@@ -365,3 +368,15 @@ def test_a_full_disk_ends_in_one_line_and_a_run_to_resume(
     assert "No space left on device" in line
     assert train([*flags, "--output", str(output), "--resume"]) == 0
     assert_same_head(run, output)
+
+
+def test_a_head_has_nothing_that_only_its_target_can_have(train: Main) -> None:
+    """The official layout has neither norms of queries nor experts."""
+    layer = dataclasses.replace(
+        SMALL_LAYER, qkv_bias=True, qk_norm=True, num_experts=4, experts_per_token=2
+    )
+    target = TransformerConfig(
+        layer=layer, num_layers=2, vocab_size=64, max_positions=128
+    )
+    head = train.__globals__["_head_config"](target, TrainConfig())
+    assert head.layer == SMALL_LAYER
