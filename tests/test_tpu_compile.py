@@ -120,19 +120,3 @@ def test_a_commit_that_gathers_from_the_cache_is_caught(
     reports = {report.program: report for report in compile_case(_CASE)}
     assert problems(reports["round"]) != []
     jax.clear_caches()
-
-
-def test_a_call_of_the_host_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = kv.commit
-
-    def talkative(
-        cache: kv.KVCache, entries: Any, path: jax.Array, count: jax.Array
-    ) -> kv.KVCache:
-        jax.debug.callback(lambda count: None, count)
-        return commit(cache, entries, path, count)
-
-    monkeypatch.setattr(kv, "commit", talkative)
-    jax.clear_caches()
-    reports = {report.program: report for report in compile_case(_CASE)}
-    assert problems(reports["round"]) != []
-    jax.clear_caches()

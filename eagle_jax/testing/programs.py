@@ -10,7 +10,7 @@ COLLECTIVES = (
 )
 """Operations that move data between devices."""
 
-_COPIES = ("copy", "transpose", "scatter", "copy-start")
+_COPIES = ("copy", "copy-start", "transpose", "scatter", "gather", "select")
 _VECTOR_MEMORY = "S(1)"
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(
