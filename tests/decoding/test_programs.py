@@ -19,6 +19,7 @@ def test_a_call_of_the_host_is_found_in_a_loop_alone() -> None:
 
     for program, is_found in ((inside, True), (outside, False)):
         text = jax.jit(program).lower(jnp.array(0)).compile().as_text()
+        assert text is not None
         assert bool(find_host_calls(loop_lines(text))) == is_found
 
 
@@ -27,6 +28,7 @@ def test_a_copy_of_a_whole_array_is_found_by_its_shape() -> None:
         return jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(x).T + x, x)
 
     text = jax.jit(turn).lower(jnp.ones((37, 37))).compile().as_text()
+    assert text is not None
     lines = loop_lines(text)
     assert find_copies(lines, (37, 37))
     assert not find_copies(lines, (37, 38))
