@@ -14,10 +14,9 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.evaluation.compilation import HBM_GIB, Case, Report, compile_case
 from eagle_jax.models import cache as kv
 from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape
+from tests.helpers import SMALL_LAYER
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -25,14 +24,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Small: the compiler's time is what this costs.
-_LAYER = LayerConfig(
+_LAYER = dataclasses.replace(
+    SMALL_LAYER,
     hidden_size=512,
     intermediate_size=1024,
     num_heads=8,
     num_kv_heads=4,
     head_dim=128,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(theta=500000.0),
 )
 _CASE = Case(
     name="small",

@@ -9,7 +9,6 @@ The last two are absent where both vocabularies are the same.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ def load_eagle3_head(
     offsets = _read_offsets(files, config)
     if offsets is not None and shardings is not None:
         offsets = jax.device_put(offsets, shardings.offsets)
-    shapes = shapes_of(functools.partial(eagle3_head.init_params, config=config))
+    shapes = shapes_of(eagle3_head.init_params, config)
     shapes = dataclasses.replace(shapes, offsets=None)
     stored = files.names()
     is_official = any(name.startswith("midlayer.") for name in stored)

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_space, new_folder, writing
 from eagle_jax.checkpoints.config_json import WRITTEN_BY, head_fields, target_fields
 from eagle_jax.checkpoints.model_config import DTYPES, head_config, target_config
+from eagle_jax.checkpoints.pair import shapes_of
 from eagle_jax.checkpoints.source import read_json
 from eagle_jax.checkpoints.weights import convert, open_bin, open_safetensors
 from eagle_jax.errors import InputError
@@ -76,7 +76,7 @@ def export_head(
         )
     if params.embedding is None and embedding is not None:
         params = dataclasses.replace(params, embedding=embedding)
-    shapes = _shapes(functools.partial(eagle_head.init_params, config=config))
+    shapes = shapes_of(eagle_head.init_params, config)
     if params.embedding is not None:
         table = jax.ShapeDtypeStruct((config.vocab_size, layer.hidden_size), "float32")
         shapes = dataclasses.replace(shapes, embedding=table)
@@ -119,7 +119,7 @@ def export_target(
         InputError: If the layout cannot express the target, a weight does not fit
             into `dtype`, or the folder cannot be written.
     """
-    shapes = _shapes(functools.partial(transformer.init_params, config=config))
+    shapes = shapes_of(transformer.init_params, config)
     tensors = _host_tensors(params, shapes, names.TRANSFORMER, dtype)
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
@@ -149,10 +149,6 @@ def has_torch() -> bool:
     except ImportError:
         return False
     return torch is not None
-
-
-def _shapes(init: Callable[[jax.Array], Any]) -> Any:
-    return jax.eval_shape(init, jax.random.key(0))
 
 
 def _host_tensors(

@@ -1,7 +1,6 @@
 """Loading a target and an EAGLE head."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,7 +45,7 @@ def load_target(
     """
     config = target_config(folder)
     files = open_weights(folder)
-    shapes = shapes_of(functools.partial(transformer.init_params, config=config))
+    shapes = shapes_of(transformer.init_params, config)
     wanted = names.tensor_names(shapes, names.TRANSFORMER)
     if config.tie_embeddings:
         files.forget(names.TRANSFORMER["output_head"])  # Some store it all the same.
@@ -149,7 +148,7 @@ def _head_params(
     folder: Path, config: EagleHeadConfig, dtype: str | None, shardings: Any
 ) -> EagleHeadParams:
     files = open_weights(folder)
-    shapes = shapes_of(functools.partial(eagle_head.init_params, config=config))
+    shapes = shapes_of(eagle_head.init_params, config)
     table = names.EAGLE_HEAD["embedding"]
     if table in files.names():
         shape = (config.vocab_size, config.layer.hidden_size)
@@ -178,6 +177,6 @@ def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
     return kind
 
 
-def shapes_of(init: Callable[[jax.Array], Tree]) -> Tree:
-    """Returns the shapes of the weights, without making any."""
-    return jax.eval_shape(init, jax.random.key(0))
+def shapes_of(init: Callable[..., Tree], config: Any) -> Tree:
+    """Returns the shapes of the weights that `init` makes, without making any."""
+    return jax.eval_shape(lambda key: init(key, config), jax.random.key(0))

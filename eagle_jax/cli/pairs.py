@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
+from eagle_jax.checkpoints.pair import shapes_of
 from eagle_jax.cli.methods import lookup_drafter, tree_drafter
 from eagle_jax.cli.placing import (
     draft_shardings,
-    shapes_of,
     target_shardings,
     with_drafter,
 )

@@ -1,11 +1,8 @@
 """Where the weights of a pair lie that is to be loaded."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from eagle_jax.checkpoints.pair import shapes_of
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.drafting.feature_head import FeatureHead
 from eagle_jax.interface import Drafter
@@ -42,8 +39,3 @@ def with_drafter(
         return placement.with_drafter(model.decoder.config.layer, params)
     assert isinstance(model, FeatureHead)
     return placement.with_drafter(model.layer, params)
-
-
-def shapes_of(init: Callable[..., Any], config: Any) -> Any:
-    """Returns the shapes of the weights that `init` makes, without making any."""
-    return jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))

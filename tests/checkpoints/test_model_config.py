@@ -1,4 +1,3 @@
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,29 +13,9 @@ from eagle_jax.checkpoints import (
     target_config,
 )
 from eagle_jax.errors import InputError
-from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
+from tests.checkpoints.settings import LLAMA, without, write
 
-_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 172,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 5,
-    "vocab_size": 512,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "torch_dtype": "bfloat16",
-}
-_MISTRAL = _LLAMA | {
-    "architectures": ["MistralForCausalLM"],
-    "model_type": "mistral",
-    "sliding_window": 96,
-}
-_SLIDING = "sliding_attention"
 _LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -53,23 +32,14 @@ _LLAMA3_ROPE = RopeConfig(
 )
 _HEAD = {
     name: value
-    for name, value in _LLAMA.items()
+    for name, value in LLAMA.items()
     if name not in ("rope_theta", "num_hidden_layers")
 }
 
 
-def _write(folder: Path, config: dict[str, Any], name: str = "config.json") -> Path:
-    (folder / name).write_text(json.dumps(config))
-    return folder
-
-
-def _without(config: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in names}
-
-
 def _five(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
     """Returns the config as transformers 5 spells it."""
-    rest = _without(config, "rope_theta", "rope_scaling", "torch_dtype")
+    rest = without(config, "rope_theta", "rope_scaling", "torch_dtype")
     theta = {"rope_theta": config["rope_theta"]}
     return rest | {"dtype": config["torch_dtype"], "rope_parameters": rope | theta}
 
@@ -97,8 +67,8 @@ def _five(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
 def test_both_spellings_give_one_config(
     tmp_path: Path, four: dict[str, Any] | None, five: dict[str, Any]
 ) -> None:
-    old = target_config(_write(tmp_path, _LLAMA | {"rope_scaling": four}))
-    new = target_config(_write(tmp_path, _five(_LLAMA, five)))
+    old = target_config(write(tmp_path, LLAMA | {"rope_scaling": four}))
+    new = target_config(write(tmp_path, _five(LLAMA, five)))
     assert old == new
     assert old.layer.rope.theta == 500000.0
 
@@ -108,16 +78,16 @@ def test_both_spellings_give_one_config(
 def test_stored_dtype_is_read_in_both_spellings(
     tmp_path: Path, spelling: str, value: str
 ) -> None:
-    config = _without(_LLAMA, "torch_dtype") | {spelling: value}
-    assert stored_dtype(_write(tmp_path, config)) == "bfloat16"
+    config = without(LLAMA, "torch_dtype") | {spelling: value}
+    assert stored_dtype(write(tmp_path, config)) == "bfloat16"
 
 
 def test_stored_dtype_is_float32_where_none_is_named(tmp_path: Path) -> None:
-    assert stored_dtype(_write(tmp_path, _without(_LLAMA, "torch_dtype"))) == "float32"
+    assert stored_dtype(write(tmp_path, without(LLAMA, "torch_dtype"))) == "float32"
 
 
 def test_sizes_are_taken_as_they_stand(tmp_path: Path) -> None:
-    config = target_config(_write(tmp_path, _LLAMA | {"head_dim": 16}))
+    config = target_config(write(tmp_path, LLAMA | {"head_dim": 16}))
     layer = config.layer
     assert (layer.hidden_size, layer.intermediate_size) == (64, 172)
     assert (layer.num_heads, layer.num_kv_heads, layer.head_dim) == (8, 4, 16)
@@ -130,24 +100,24 @@ def test_sizes_are_taken_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_head_width_and_kv_heads_follow_from_the_rest(tmp_path: Path) -> None:
-    config = _without(_LLAMA, "num_key_value_heads") | {"head_dim": None}
-    layer = target_config(_write(tmp_path, config)).layer
+    config = without(LLAMA, "num_key_value_heads") | {"head_dim": None}
+    layer = target_config(write(tmp_path, config)).layer
     assert (layer.num_kv_heads, layer.head_dim) == (8, 8)
 
 
 def test_llama3_scaling_is_parsed(tmp_path: Path) -> None:
-    config = _LLAMA | {"rope_scaling": {"rope_type": "llama3", **_LLAMA3_SCALING}}
-    assert target_config(_write(tmp_path, config)).layer.rope == _LLAMA3_ROPE
+    config = LLAMA | {"rope_scaling": {"rope_type": "llama3", **_LLAMA3_SCALING}}
+    assert target_config(write(tmp_path, config)).layer.rope == _LLAMA3_ROPE
 
 
 def test_linear_scaling_is_parsed(tmp_path: Path) -> None:
-    config = _LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}}
-    rope = target_config(_write(tmp_path, config)).layer.rope
+    config = LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}}
+    rope = target_config(write(tmp_path, config)).layer.rope
     assert rope == RopeConfig(theta=500000.0, kind="linear", factor=4.0)
 
 
 def test_a_target_without_rope_base_warns_and_takes_10000(tmp_path: Path) -> None:
-    folder = _write(tmp_path, _without(_LLAMA, "rope_theta"))
+    folder = write(tmp_path, without(LLAMA, "rope_theta"))
     with pytest.warns(UserWarning, match="names no rope_theta; taking 10000"):
         config = target_config(folder)
     assert config.layer.rope == RopeConfig(theta=10000.0)
@@ -156,15 +126,15 @@ def test_a_target_without_rope_base_warns_and_takes_10000(tmp_path: Path) -> Non
 def test_a_head_without_rope_base_takes_10000_silently(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        config = head_config(_write(tmp_path, _HEAD))
+        config = head_config(write(tmp_path, _HEAD))
     assert config.layer.rope == RopeConfig(theta=10000.0)
 
 
 def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
     tmp_path: Path,
 ) -> None:
-    config = _five(_LLAMA, {"rope_type": "default"}) | {"rope_theta": None}
-    rope = target_config(_write(tmp_path, config)).layer.rope
+    config = _five(LLAMA, {"rope_type": "default"}) | {"rope_theta": None}
+    rope = target_config(write(tmp_path, config)).layer.rope
     assert rope == RopeConfig(theta=500000.0)
 
 
@@ -244,7 +214,7 @@ def test_a_target_that_cannot_run_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InputError, match=named) as error:
-        target_config(_write(tmp_path, _LLAMA | change))
+        target_config(write(tmp_path, LLAMA | change))
     assert str(tmp_path / "config.json") in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -265,12 +235,12 @@ def test_a_head_that_cannot_run_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InputError, match=named) as error:
-        head_config(_write(tmp_path, _HEAD | change))
+        head_config(write(tmp_path, _HEAD | change))
     assert str(tmp_path / "config.json") in str(error.value)
 
 
 def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
-    plain = target_config(_write(tmp_path, _LLAMA))
+    plain = target_config(write(tmp_path, LLAMA))
     harmless = {
         "attention_bias": False,
         "hidden_act": "silu",
@@ -282,7 +252,7 @@ def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
         "never_heard_of": None,
         "not_asked_for": False,
     }
-    assert target_config(_write(tmp_path, _LLAMA | harmless)) == plain
+    assert target_config(write(tmp_path, LLAMA | harmless)) == plain
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"llama"', "\udcff"])
@@ -302,7 +272,7 @@ def test_everything_of_a_head_is_its_own(tmp_path: Path) -> None:
         "bias": False,
         "qkv_bias": True,
     }
-    head = head_config(_write(tmp_path, _HEAD | own))
+    head = head_config(write(tmp_path, _HEAD | own))
     assert head.layer.num_kv_heads == 2
     assert head.layer.rms_norm_eps == 1e-6
     assert head.layer.rope == RopeConfig(theta=20000.0)
@@ -312,7 +282,7 @@ def test_everything_of_a_head_is_its_own(tmp_path: Path) -> None:
 
 
 def test_a_head_without_kv_heads_has_one_per_query_head(tmp_path: Path) -> None:
-    head = head_config(_write(tmp_path, _without(_HEAD, "num_key_value_heads")))
+    head = head_config(write(tmp_path, without(_HEAD, "num_key_value_heads")))
     assert head.layer.num_kv_heads == 8
     assert head.fc_bias
     assert not head.layer.qkv_bias
@@ -322,102 +292,18 @@ def test_a_head_without_kv_heads_has_one_per_query_head(tmp_path: Path) -> None:
 def test_a_head_of_another_target_is_refused(
     tmp_path: Path, name: str, given: int
 ) -> None:
-    target = target_config(_write(tmp_path, _LLAMA))
-    check_pair(target, head_config(_write(tmp_path, _HEAD)))
-    stranger = head_config(_write(tmp_path, _HEAD | {name: given}))
+    target = target_config(write(tmp_path, LLAMA))
+    check_pair(target, head_config(write(tmp_path, _HEAD)))
+    stranger = head_config(write(tmp_path, _HEAD | {name: given}))
     with pytest.raises(InputError, match=f"{name} is {given}, the target's is"):
         check_pair(target, stranger)
 
 
 def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
-    target = target_config(_write(tmp_path, _LLAMA))
+    target = target_config(write(tmp_path, LLAMA))
     check_max_length(target, 1024)
     with pytest.raises(InputError, match=r"1025 is more than the target's 1024"):
         check_max_length(target, 1025)
-
-
-def test_a_window_sets_no_limit_to_the_length(tmp_path: Path) -> None:
-    check_max_length(target_config(_write(tmp_path, _MISTRAL)), 1024)
-
-
-_SWITCHED = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
-
-
-@pytest.mark.parametrize(
-    ("base", "change", "window", "layers"),
-    [
-        ("mistral", {}, 96, (0, 1, 2, 3, 4)),
-        ("mistral", {"sliding_window": None}, None, ()),
-        ("mistral", {"layer_types": [_SLIDING] * 5}, 96, (0, 1, 2, 3, 4)),
-        (
-            "qwen3",
-            _SWITCHED | {"layer_types": [_SLIDING, *["full_attention"] * 4]},
-            96,
-            (0,),
-        ),
-        ("mixtral", {"sliding_window": None}, None, ()),
-        ("mixtral", {"sliding_window": 8}, 8, (0, 1, 2, 3, 4)),
-        ("qwen2", {"sliding_window": 96}, None, ()),
-        ("qwen2", _SWITCHED, 96, (2, 3, 4)),
-        ("qwen2", _SWITCHED | {"max_window_layers": 0}, 96, (0, 1, 2, 3, 4)),
-        # As in the published files: 28 of 28 layers see everything.
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 96}, None, ()),
-        ("qwen3", _SWITCHED | {"use_sliding_window": False}, None, ()),
-        ("qwen3", _SWITCHED, 96, (2, 3, 4)),
-    ],
-)
-def test_windows_are_where_the_family_has_them(
-    tmp_path: Path,
-    base: str,
-    change: dict[str, Any],
-    window: int | None,
-    layers: tuple[int, ...],
-) -> None:
-    family = {
-        "architectures": [f"{base.capitalize()}ForCausalLM"],
-        "model_type": base,
-    }
-    fields = _without(_MISTRAL, "sliding_window") if base == "mixtral" else _MISTRAL
-    config = target_config(_write(tmp_path, fields | family | change))
-    assert (config.sliding_window, config.windowed_layers) == (window, layers)
-
-
-def test_layer_types_that_contradict_the_family_are_refused(tmp_path: Path) -> None:
-    """A Mistral has its window in every layer, whatever its file says."""
-    types = {"layer_types": [*["full_attention"] * 4, _SLIDING]}
-    with pytest.raises(InputError, match="contradicts sliding_window = 96"):
-        target_config(_write(tmp_path, _MISTRAL | types))
-    with pytest.raises(InputError, match="each of 5 layers"):
-        types = {"layer_types": [None, *["full_attention"] * 4]}
-        target_config(_write(tmp_path, _LLAMA | types))
-
-
-def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
-    def layer(base: str, **change: Any) -> LayerConfig:
-        name = f"{base.capitalize()}ForCausalLM"
-        family = {"architectures": [name], "model_type": base}
-        return target_config(_write(tmp_path, _LLAMA | family | change)).layer
-
-    assert layer("qwen2").qkv_bias
-    assert not layer("qwen2").qk_norm
-    assert layer("qwen3").qk_norm
-    assert layer("qwen3").head_dim == 128
-    assert layer("qwen3", head_dim=32).head_dim == 32
-    assert not layer("qwen3").qkv_bias
-    assert layer("mixtral").num_experts == 8
-    assert layer("mixtral").experts_per_token == 2
-    assert layer("mixtral", num_local_experts=4).num_experts == 4
-    assert layer("mixtral").rms_norm_eps == 1e-5
-    unnamed = {"rms_norm_eps": None, "rope_theta": None}
-    with pytest.warns(UserWarning, match="names no rope_theta; taking 1e\\+06"):
-        assert layer("mixtral", **unnamed).rms_norm_eps == 1e-5
-    with pytest.raises(InputError, match="num_experts_per_tok = 9 is more than"):
-        layer("mixtral", num_experts_per_tok=9)
-
-
-def test_a_sliding_window_that_is_no_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="sliding_window"):
-        target_config(_write(tmp_path, _MISTRAL | {"sliding_window": "4096"}))
 
 
 @pytest.mark.parametrize(
@@ -438,18 +324,13 @@ def test_stop_tokens_come_from_the_generation_config_first(
     config: dict[str, Any],
     expected: tuple[int, ...],
 ) -> None:
-    _write(tmp_path, _LLAMA | config)
+    write(tmp_path, LLAMA | config)
     if generation is not None:
-        _write(tmp_path, generation, "generation_config.json")
+        write(tmp_path, generation, "generation_config.json")
     assert stop_tokens(tmp_path) == expected
 
 
 def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path) -> None:
-    _write(tmp_path, _LLAMA | {"eos_token_id": "</s>"})
+    write(tmp_path, LLAMA | {"eos_token_id": "</s>"})
     with pytest.raises(InputError, match="eos_token_id"):
         stop_tokens(tmp_path)
-
-
-def test_a_mistral_without_a_sliding_window_has_the_usual_one(tmp_path: Path) -> None:
-    unnamed = {name: _MISTRAL[name] for name in _MISTRAL if name != "sliding_window"}
-    assert target_config(_write(tmp_path, unnamed)).sliding_window == 4096
