@@ -76,7 +76,9 @@ class Target(Protocol):
 
         Args:
             batch: `B`. Static.
-            capacity: `S`, slots per row; 0 is legal (a prefill reads no cache).
+            capacity: `S`, slots per row; 0 is legal (a prefill reads no cache). Of a
+                larger capacity, arrays may have longer axes; what is in a smaller one
+                stands at their beginning.
         """
         ...
 
@@ -130,7 +132,10 @@ class Drafter(Protocol):
         ...
 
     def init_state(self, batch: int, capacity: int) -> Any:
-        """Returns an empty state for rows of at most `capacity` tokens."""
+        """Returns an empty state for rows of at most `capacity` tokens.
+
+        Of a larger capacity, arrays may have longer axes, as in `Target.init_cache`.
+        """
         ...
 
     def prefill(

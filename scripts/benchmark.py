@@ -4,6 +4,7 @@
     python scripts/benchmark.py --random llama2-7b --dtype bfloat16
     python scripts/benchmark.py --target FOLDER --draft FOLDER
     python scripts/benchmark.py --training
+    python scripts/benchmark.py --contexts 256 1024 4096 16384 --repeats 7 --iterations 8
 
 All figures of one run are taken in turn, so ratios hold where times do not.
 """
@@ -28,6 +29,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
+from eagle_jax.evaluation.contexts import time_contexts
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.step import StepConfig
 from eagle_jax.training.throughput import time_training
@@ -70,6 +72,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=int, default=15, help="measurements per figure")
     add("--training", action="store_true", help="time training steps instead")
     add("--row-length", type=int, default=256, help="with --training: tokens per row")
+    add(
+        "--contexts",
+        type=int,
+        nargs="+",
+        metavar="TOKENS",
+        help="time rounds in texts of these lengths instead",
+    )
     add("--skip-compilation", action="store_true", help="do not time compilation")
     add("--json", type=Path, metavar="FILE", help="write every figure")
     return parser.parse_args(argv)
@@ -111,6 +120,8 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     for name in ("iterations", "repeats", "batch_size", "prompt_length"):
         if getattr(arguments, name) < 1:
             raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
+    if arguments.contexts:
+        return _benchmark_contexts(arguments)
     needed = arguments.prompt_length + arguments.iterations + arguments.depth + 2
     if arguments.slots < needed:
         raise InputError(
@@ -188,6 +199,40 @@ def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> in
     if arguments.json is not None:
         settings = vars(arguments) | {"json": str(arguments.json)}
         write_json(arguments.json, {"settings": settings, "tokens_per_second": speeds})
+    return 0
+
+
+def _benchmark_contexts(arguments: argparse.Namespace) -> int:
+    """Prints what rounds cost in short and in long texts."""
+    tokens_added = arguments.iterations + arguments.depth + 1
+    shortest = (arguments.repeats + 1) * tokens_added + 1
+    if min(arguments.contexts) < shortest:
+        raise InputError(
+            f"--contexts {min(arguments.contexts)} must be at least {shortest}: the "
+            "measurements themselves add tokens; lower --repeats or --iterations"
+        )
+    loaded = _open(arguments).load()
+    costs = time_contexts(
+        loaded.target,
+        _head(loaded),
+        _tree_config(arguments),
+        loaded.params,
+        sorted(arguments.contexts),
+        iterations=arguments.iterations,
+        repeats=arguments.repeats,
+        report=say,
+    )
+    columns = ("tokens", "slots", "prefill s", "round ms", "attention ms", "rest ms")
+    table = Table(*columns, title=f"batch 1, {jax.devices()[0].device_kind}")
+    for cost in costs:
+        times = (cost.prefill, cost.round, cost.round - cost.rest, cost.rest)
+        shown = (f"{x:.2f}" for x in times)
+        table.add_row(f"{cost.length:,}", f"{cost.slots:,}", *shown)
+    Console().print(table)
+    if arguments.json is not None:
+        settings = vars(arguments) | {"json": str(arguments.json)}
+        rows = [dataclasses.asdict(cost) for cost in costs]
+        write_json(arguments.json, {"settings": settings, "contexts": rows})
     return 0
 
 

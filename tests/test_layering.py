@@ -13,19 +13,20 @@ ALLOWED = {
     "logits": set(),
     "tree": {"config"},
     "interface": {"tree"},
+    "prefill": {"interface"},
     "models": {"interface"},
-    "drafting": {"config", "interface", "logits", "models", "tree"},
-    "decoding": {"config", "errors", "interface", "logits", "tree"},
+    "drafting": {"config", "interface", "logits", "models", "prefill", "tree"},
+    "decoding": {"config", "errors", "interface", "logits", "prefill", "tree"},
     "checkpoints": {"errors", "models"},
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "tree"},
-    "evaluation": {
-        *("config", "decoding", "drafting", "errors", "interface", "models"),
-        *("parallel", "testing", "tree"),
-    },
     "training": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
-        *("models", "tree"),
+        *("models", "parallel", "tree"),
+    },
+    "evaluation": {
+        *("config", "decoding", "drafting", "errors", "interface", "models"),
+        *("parallel", "testing", "training", "tree"),
     },
     "cli": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax
 from eagle_jax.cli.pairs import LoadedPair
 from eagle_jax.config import GenerateConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.growth import grow, has_room, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.decoding.speculative import AcceptanceRule, Round
 from eagle_jax.decoding.state import DecodeState, StopReason
@@ -74,6 +75,7 @@ class _Programs:
     prefill: Callable[..., Any]
     decode: Callable[..., Any]
     advance: Callable[..., Any]
+    grow: Mapping[int, Callable[..., Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,16 +99,23 @@ class Runner:
     batch_size: int
 
     def warm_up(self, *, by_round: bool) -> float:
-        """Compiles on requests of two tokens; returns the seconds it took."""
+        """Compiles on requests of two tokens, for every size that the cache may take.
+
+        Returns:
+            The seconds it took.
+        """
         new_tokens = min(2, self.config.decoding.max_new_tokens)
         requests = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
         started = time.perf_counter()
         state = self._prefill(requests)
-        if by_round:
-            state, _ = self._advance(requests, state)
-            state.is_running.any()  # Compiles too, and is asked after every round.
-        else:
-            state = self._decode(requests, state)
+        for size in self._cache_sizes:
+            if size > state.tokens.shape[1]:
+                state = self._programs.grow[size](self._params, state)
+            if by_round:
+                state, _ = self._advance(requests, state)
+                state.is_running.any()  # Compiles too, and is asked after every round.
+            else:
+                state = self._programs.decode(self._params, requests, state)
         jax.block_until_ready(state)
         return time.perf_counter() - started
 
@@ -182,12 +191,21 @@ class Runner:
         return self._programs.prefill(self._params, requests)
 
     def _decode(self, requests: Requests, state: DecodeState) -> DecodeState:
-        return self._programs.decode(self._params, requests, state)
+        state = self._programs.decode(self._params, requests, state)
+        for size in self._cache_sizes[1:]:
+            if not self._fetch(state.is_running).any():
+                break
+            state = self._programs.grow[size](self._params, state)
+            state = self._programs.decode(self._params, requests, state)
+        return state
 
     def _advance(
         self, requests: Requests, state: DecodeState
     ) -> tuple[DecodeState, Round | None]:
-        """Runs one round."""
+        """Runs one round, with a larger cache if it needs one."""
+        if not has_room(state, self._depth):
+            size = min(x for x in self._cache_sizes if x > state.tokens.shape[1])
+            state = self._programs.grow[size](self._params, state)
         done = self._programs.advance(self._params, requests, state)
         return (done, None) if self.drafter is None else done
 
@@ -199,9 +217,6 @@ class Runner:
     @functools.cached_property
     def _programs(self) -> _Programs:
         target, drafter = self.pair.target, self.drafter
-        depth = 0 if drafter is None else drafter.depth
-        longest = max(self.max_length, self.prompt_bucket)
-        num_slots = round_up_slots(longest, depth=depth)
         bind = functools.partial
         if drafter is None:
             programs, pair, rule = autoregressive, (target,), {"greedy": self._greedy}
@@ -210,19 +225,38 @@ class Runner:
             programs, pair = speculative, (target, drafter)
             rule = {"acceptance": self.acceptance}
             advance = bind(programs.decode_round, *pair, **rule)
-        prefill = bind(programs.prefill, *pair, num_slots=num_slots, **rule)
+        sizes = self._cache_sizes
+        prefill = bind(programs.prefill, *pair, num_slots=sizes[0], **rule)
         decode = bind(programs.decode, *pair, **rule)
+
+        def grow_to(num_slots: int) -> Callable[..., Any]:
+            return lambda _, state: grow(target, drafter, state, num_slots=num_slots)
+
+        larger = {size: grow_to(size) for size in sizes[1:]}
         placement = self.pair.placement
         if placement is not None:
             prefill = placement.spread(prefill)
             decode = placement.spread(decode, donates_state=True)
             advance = placement.spread(advance, donates_state=True)
-        return _Programs(prefill=prefill, decode=decode, advance=advance)
+            larger = {size: placement.spread(grow) for size, grow in larger.items()}
+        return _Programs(prefill=prefill, decode=decode, advance=advance, grow=larger)
+
+    @property
+    def _depth(self) -> int:
+        return 0 if self.drafter is None else self.drafter.depth
+
+    @property
+    def _cache_sizes(self) -> list[int]:
+        longest = max(self.max_length, self.prompt_bucket)
+        slots = round_up_slots(longest, depth=self._depth)
+        return ladder(slots, prompt=self.prompt_bucket, depth=self._depth)
 
     def _rows(self, requests: Requests, state: DecodeState) -> list[Row]:
+        return read_rows(requests, state, self._fetch)
+
+    def _fetch(self, arrays: Any) -> Any:
         placement = self.pair.placement
-        fetch = jax.device_get if placement is None else placement.fetch
-        return read_rows(requests, state, fetch)
+        return (jax.device_get if placement is None else placement.fetch)(arrays)
 
     def _observe(
         self,

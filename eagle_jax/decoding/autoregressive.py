@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.requests import Requests, cache_slots, check_slots
+from eagle_jax.decoding.growth import cache_sizes, grow, has_room
+from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.sampling import choose_tokens
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
 from eagle_jax.interface import Target
@@ -28,7 +29,8 @@ def generate(
         params: The target's.
         requests: `B` rows, concrete.
         greedy: Take the likeliest tokens and compile no sampling. Static.
-        num_slots: `S`; `None` for what the requests need. Static.
+        num_slots: `S`; `None` for a cache that grows with the texts, up to what the
+            requests need. Static.
 
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer.
@@ -36,11 +38,15 @@ def generate(
     Raises:
         InputError: If `num_slots` is too small for the requests.
     """
-    if num_slots is None:
-        num_slots = cache_slots(requests, depth=0)
-    check_slots(requests, num_slots, depth=0)
-    state = prefill(target, params, requests, num_slots=num_slots, greedy=greedy)
-    return decode(target, params, requests, state, greedy=greedy)
+    sizes = cache_sizes(requests, num_slots, depth=0)
+    state = prefill(target, params, requests, num_slots=sizes[0], greedy=greedy)
+    state = decode(target, params, requests, state, greedy=greedy)
+    for larger in sizes[1:]:
+        if not state.is_running.any():
+            break
+        state = grow(target, None, state, num_slots=larger)
+        state = decode(target, params, requests, state, greedy=greedy)
+    return state
 
 
 @functools.partial(jax.jit, static_argnames=("target", "num_slots", "greedy"))
@@ -58,9 +64,12 @@ def prefill(
 def decode(
     target: Target, params: Any, requests: Requests, state: DecodeState, *, greedy: bool
 ) -> DecodeState:
-    """Runs the whole loop as one program; the state is donated."""
+    """Runs steps as one program; the state is donated.
+
+    It ends when every row has, or when one needs a larger cache: see `growth`.
+    """
     return jax.lax.while_loop(
-        lambda state: state.is_running.any(),
+        lambda state: state.is_running.any() & has_room(state, depth=0),
         lambda state: _step(target, params, requests, state, greedy=greedy),
         state,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from flax import struct
 
 from eagle_jax.errors import InputError
+from eagle_jax.prefill import PREFILL_CHUNK
 
 NO_TOKEN = -1
 """Padding among stop tokens: equals no token."""
@@ -68,7 +69,7 @@ def make_requests(
         top_p: In (0, 1].
         top_k: 0 (off) or more.
         seeds: One per row draws independently; equal seeds draw equal noise.
-        prompt_bucket: `T`; `None` for the next power of two, at least 16.
+        prompt_bucket: `T`; `None` for `bucket_prompt` of the longest.
 
     Returns:
         Arrays for `generate`.
@@ -149,7 +150,13 @@ def _pad(
 
 
 def bucket_prompt(length: int) -> int:
-    """Returns the padded length of a prompt: the next power of two, at least 16."""
+    """Returns the padded length of a prompt.
+
+    The next power of two, at least 16; behind `PREFILL_CHUNK` its next multiple, since
+    padding takes memory there.
+    """
+    if length > PREFILL_CHUNK:
+        return -(-length // PREFILL_CHUNK) * PREFILL_CHUNK
     return max(16, 1 << (length - 1).bit_length())
 
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.decoding.requests import Requests, cache_slots, check_slots
+from eagle_jax.decoding.growth import cache_sizes, grow, has_room
+from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.sampling import (
     draft_sampling,
     draw_token,
@@ -72,7 +73,8 @@ def generate(
         params: Of both.
         requests: `B` rows, concrete.
         acceptance: Static.
-        num_slots: `S`; `None` for what the requests need. Static.
+        num_slots: `S`; `None` for a cache that grows with the texts, up to what the
+            requests need. Static.
 
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer,
@@ -81,13 +83,17 @@ def generate(
     Raises:
         InputError: If `num_slots` is too small for the requests.
     """
-    if num_slots is None:
-        num_slots = cache_slots(requests, depth=drafter.depth)
-    check_slots(requests, num_slots, drafter.depth)
-    state = prefill(
-        target, drafter, params, requests, num_slots=num_slots, acceptance=acceptance
-    )
-    return decode(target, drafter, params, requests, state, acceptance=acceptance)
+    depth = drafter.depth
+    sizes = cache_sizes(requests, num_slots, depth=depth)
+    settings = {"acceptance": acceptance}
+    state = prefill(target, drafter, params, requests, num_slots=sizes[0], **settings)
+    state = decode(target, drafter, params, requests, state, **settings)
+    for larger in sizes[1:]:
+        if not state.is_running.any():
+            break
+        state = grow(target, drafter, state, num_slots=larger)
+        state = decode(target, drafter, params, requests, state, **settings)
+    return state
 
 
 @functools.partial(
@@ -138,7 +144,10 @@ def decode(
     *,
     acceptance: AcceptanceRule,
 ) -> DecodeState:
-    """Runs all rounds as one program; the state, caches included, is donated."""
+    """Runs rounds as one program; the state, caches included, is donated.
+
+    It ends when every row has, or when one needs a larger cache: see `growth`.
+    """
 
     def body(state: DecodeState) -> DecodeState:
         state, _ = _round(
@@ -146,7 +155,10 @@ def decode(
         )
         return state
 
-    return jax.lax.while_loop(lambda state: state.is_running.any(), body, state)
+    def goes_on(state: DecodeState) -> jax.Array:
+        return state.is_running.any() & has_room(state, drafter.depth)
+
+    return jax.lax.while_loop(goes_on, body, state)
 
 
 @functools.partial(

@@ -11,6 +11,7 @@ from flax import struct
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.sampling import choose_tokens
 from eagle_jax.interface import Cache, Target
+from eagle_jax.prefill import read_prompts
 
 
 class StopReason(enum.IntEnum):
@@ -80,33 +81,24 @@ def start(
         The state, and the features `[B, T, F]` of the prompts.
     """
     batch, num_tokens = requests.prompts.shape
-    positions = jnp.broadcast_to(jnp.arange(num_tokens), (batch, num_tokens))
-    # Nothing is cached yet: a cache without slots costs no attention.
-    output = target.forward(
-        params, requests.prompts, positions, None, target.init_cache(batch, 0)
-    )
-    last = (requests.prompt_lengths - 1)[:, None, None]
-    hidden = jnp.take_along_axis(output.hidden, last, axis=1)[:, 0]
-    logits = target.unembed(params, hidden)
-    first = choose_tokens(requests, logits, requests.prompt_lengths, greedy=greedy)
-    is_prompt = positions < requests.prompt_lengths[:, None]
+    lengths = requests.prompt_lengths
+    empty = target.init_cache(batch, num_slots)
+    reading = read_prompts(target, params, requests.prompts, lengths, empty)
+    logits = target.unembed(params, reading.hidden)
+    first = choose_tokens(requests, logits, lengths, greedy=greedy)
+    is_prompt = jnp.arange(num_tokens) < lengths[:, None]
     tokens = jnp.zeros((batch, num_slots), jnp.int32)
     state = DecodeState(
         tokens=tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
-        lengths=requests.prompt_lengths,
+        lengths=lengths,
         stop_reason=jnp.full(batch, StopReason.RUNNING, jnp.int32),
-        target_cache=target.commit(
-            target.init_cache(batch, num_slots),
-            output.entries,
-            positions,
-            requests.prompt_lengths,
-        ),
+        target_cache=reading.cache,
         drafter_state=(),
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=jnp.zeros(batch, jnp.int32),
     )
     state, _ = emit(requests, state, first[:, None], jnp.ones(batch, jnp.int32))
-    return state, output.features
+    return state, reading.features
 
 
 def emit(

@@ -11,6 +11,7 @@ from eagle_jax.drafting.model import Waiting
 from eagle_jax.models import cache as kv
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer, TransformerParams
+from eagle_jax.prefill import read_prompts
 
 
 @struct.dataclass(kw_only=True)
@@ -64,12 +65,9 @@ class SmallModel:
     ) -> SmallModelState:
         """See `Drafter.prefill`; only the root is left to be read."""
         del features
-        path = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        # Nothing is cached yet: an empty cache costs no attention.
-        empty = self.decoder.init_cache(tokens.shape[0], 0)
-        output = self.decoder.forward(params, tokens, path, None, empty)
-        cache = self.decoder.commit(state.cache, output.entries, path, lengths)
-        return dataclasses.replace(state, cache=cache, count=jnp.ones_like(lengths))
+        reading = read_prompts(self.decoder, params, tokens, lengths, state.cache)
+        count = jnp.ones_like(lengths)
+        return dataclasses.replace(state, cache=reading.cache, count=count)
 
     def advance(
         self,

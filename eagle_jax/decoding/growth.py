@@ -1,0 +1,109 @@
+"""Caches that grow with the text, so that a round costs what the text so far costs.
+
+Attention over a padded cache takes as long as the capacity, not the length. So a loop
+over a long text begins with a small cache, stops when a row needs more, and goes on
+with a larger one: each size is a program of its own, each text meets a few.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.decoding.requests import (
+    Requests,
+    cache_slots,
+    check_slots,
+    round_up_slots,
+)
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.interface import Drafter, Target
+
+FIRST_LENGTH = 1024
+"""Tokens of a text for which the first cache has room, if it may become longer."""
+
+_FACTOR = 4
+
+
+def cache_sizes(requests: Requests, num_slots: int | None, *, depth: int) -> list[int]:
+    """Returns the sizes that the cache of these requests takes.
+
+    Args:
+        requests: Concrete arrays, unless `num_slots` is given.
+        num_slots: `S`, if it is to stay the same.
+        depth: `D` of the drafter, 0 without one.
+
+    Raises:
+        InputError: If `num_slots` is too small for the requests.
+    """
+    if num_slots is None:
+        longest = cache_slots(requests, depth)
+        return ladder(longest, prompt=requests.prompts.shape[1], depth=depth)
+    check_slots(requests, num_slots, depth)
+    return [num_slots]
+
+
+def ladder(longest: int, *, prompt: int, depth: int) -> list[int]:
+    """Returns the sizes that a cache takes, one after the other.
+
+    >>> ladder(16640, prompt=512, depth=6)
+    [1088, 4160, 16640]
+
+    Args:
+        longest: `S` for the longest text, of `cache_slots`.
+        prompt: `T`, tokens of the padded prompts.
+        depth: `D` of the drafter, 0 without one.
+    """
+    length, sizes = FIRST_LENGTH, []
+    # Below half of what may be needed: for less, another program does not pay.
+    while 2 * (slots := round_up_slots(length, depth)) <= longest:
+        if prompt < length:
+            sizes.append(slots)
+        length *= _FACTOR
+    return [*sizes, longest]
+
+
+@functools.partial(jax.jit, static_argnames=("depth",))
+def has_room(state: DecodeState, depth: int) -> jax.Array:
+    """Returns `[]` bool: no running row would outgrow its cache in the next round."""
+    needed = jnp.where(state.is_running, state.lengths + depth + 1, 0)
+    return needed.max() <= state.tokens.shape[1]
+
+
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "num_slots"))
+def grow(
+    target: Target, drafter: Drafter | None, state: DecodeState, *, num_slots: int
+) -> DecodeState:
+    """Returns the same state with more room.
+
+    Works for any target and drafter: what they return for the larger capacity is
+    filled, from the beginning of each axis, with what there is.
+
+    Args:
+        target: Static.
+        drafter: Static; `None` for plain decoding.
+        state: Of at most `num_slots` slots.
+        num_slots: `S`. Static.
+    """
+    batch, old_slots = state.tokens.shape
+    more = (0, num_slots - old_slots)
+    drafter_state = state.drafter_state
+    if drafter is not None:
+        empty = drafter.init_state(batch, num_slots)
+        drafter_state = jax.tree.map(_fill, empty, drafter_state)
+    cache = target.init_cache(batch, num_slots)
+    return dataclasses.replace(
+        state,
+        tokens=jnp.pad(state.tokens, ((0, 0), more)),
+        accept_lengths=jnp.pad(state.accept_lengths, ((0, 0), more)),
+        target_cache=jax.tree.map(_fill, cache, state.target_cache),
+        drafter_state=drafter_state,
+    )
+
+
+def _fill(empty: Any, values: jax.Array) -> jax.Array:
+    if empty.shape == values.shape:
+        return values
+    return jax.lax.dynamic_update_slice(empty, values, (0,) * values.ndim)

@@ -1,0 +1,212 @@
+"""Caches that grow, and prompts read in pieces, change no token."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax import prefill
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, growth, speculative
+from eagle_jax.decoding.growth import ladder
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.drafting import EagleHead, LookupDrafter, SmallModel, TreeDrafter
+from eagle_jax.interface import Drafter, Params
+from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.prefill import PREFILL_CHUNK, Reading, read_prompts
+from eagle_jax.testing import assert_same_tokens
+from eagle_jax.tree import chain
+from tests.conftest import Main
+from tests.helpers import SMALL_LAYER, texts
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCABULARY = 24
+CONFIG = TransformerConfig(
+    layer=SMALL_LAYER, num_layers=2, vocab_size=VOCABULARY, max_positions=4096
+)
+TARGET = Transformer(config=CONFIG)
+SMALLER = Transformer(config=dataclasses.replace(CONFIG, num_layers=1))
+HEAD = EagleHead(
+    config=EagleHeadConfig(layer=SMALL_LAYER, vocab_size=VOCABULARY, max_positions=4096)
+)
+TREE = TreeConfig(num_nodes=5, depth=2, width=2)
+DRAFTERS: dict[str, Drafter] = {
+    "head": TreeDrafter(model=HEAD, tree=TREE),
+    "lookup": LookupDrafter(depth=2),
+}
+
+
+@pytest.fixture(scope="module")
+def target_params() -> Any:
+    return transformer.init_params(jax.random.key(0), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def params(target_params: Any) -> dict[str, Params]:
+    head = eagle_head.init_params(jax.random.key(1), HEAD.config)
+    return {
+        "head": Params(
+            target=target_params, drafter=EagleHead.params(head, target_params)
+        ),
+        "lookup": Params(target=target_params),
+    }
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(VOCABULARY, size=n).tolist() for n in lengths]
+
+
+def requests(*lengths: int, new_tokens: int | list[int]) -> Requests:
+    temperatures = [float(row % 2) for row in range(len(lengths))]
+    return make_requests(
+        prompts(*lengths),
+        max_new_tokens=new_tokens,
+        temperature=temperatures,
+        seeds=list(range(len(lengths))),
+    )
+
+
+BATCH = requests(3, 20, new_tokens=[130, 60])
+
+
+@pytest.mark.parametrize("name", ["head", "lookup"])
+def test_a_cache_that_grows_holds_the_same_text(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
+) -> None:
+    asked, settings = BATCH, (TARGET, DRAFTERS[name], params[name], BATCH)
+    fixed = speculative.generate(*settings, num_slots=192, acceptance="coupled")
+    plain = autoregressive.generate(
+        TARGET, params[name].target, asked, num_slots=192, greedy=False
+    )
+    monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
+    assert growth.cache_sizes(asked, None, depth=2) == [64, 192]
+    grown = speculative.generate(*settings, acceptance="coupled")
+    assert_same_tokens(texts(asked, grown), texts(asked, plain))
+    np.testing.assert_array_equal(grown.accept_lengths, fixed.accept_lengths)
+    np.testing.assert_array_equal(grown.num_rounds, fixed.num_rounds)
+
+
+def test_plain_decoding_grows_its_cache_only_when_it_must(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, Params]
+) -> None:
+    weights = params["head"].target
+    monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
+    plain = autoregressive.generate(TARGET, weights, BATCH, greedy=False)
+    assert plain.tokens.shape[1] == 192
+    stops = jnp.tile(plain.tokens[:, 25:26], (1, BATCH.stop_tokens.shape[1]))
+    stopped = dataclasses.replace(BATCH, stop_tokens=stops)
+    early = autoregressive.generate(TARGET, weights, stopped, greedy=False)
+    assert early.tokens.shape[1] == 64
+    length = int(early.lengths[0])
+    assert early.tokens[0, :length].tolist() == plain.tokens[0, :length].tolist()
+
+
+def test_the_command_lets_caches_grow(
+    monkeypatch: pytest.MonkeyPatch, main: Main, tiny_pair: Path, tmp_path: Path
+) -> None:
+    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    tree = ["--num-nodes", "3", "--depth", "1", "--width", "2"]
+    common = [*folders, *tree, "--max-new-tokens", "100", "--ignore-eos"]
+
+    def decoded(*flags: str) -> object:
+        file = tmp_path / "run.json"
+        assert main([*common, *flags, "--json", str(file)]) == 0
+        return json.loads(file.read_text())["runs"]
+
+    fixed = decoded()
+    monkeypatch.setattr(growth, "FIRST_LENGTH", 16)
+    assert decoded("--stream") == fixed
+    assert decoded("--mesh", "data=1") == fixed
+
+
+@pytest.mark.parametrize(
+    ("longest", "prompt", "sizes"),
+    [
+        (64, 16, [64]),
+        (1088, 16, [1088]),
+        (2175, 16, [2175]),
+        (2176, 16, [1088, 2176]),
+        (2176, 1024, [2176]),
+        (140000, 16, [1088, 4160, 16448, 65600, 140000]),
+        (140000, 5000, [16448, 65600, 140000]),
+    ],
+)
+def test_caches_grow_fourfold_up_to_the_longest_text(
+    longest: int, prompt: int, sizes: list[int]
+) -> None:
+    assert ladder(longest, prompt=prompt, depth=6) == sizes
+
+
+def test_a_loop_stops_before_a_row_outgrows_its_cache(
+    params: dict[str, Params],
+) -> None:
+    drafter = DRAFTERS["head"]
+    settings: Any = (TARGET, drafter, params["head"], BATCH)
+    state = speculative.prefill(*settings, num_slots=64, acceptance="coupled")
+    state = speculative.decode(*settings, state, acceptance="coupled")
+    assert bool(state.is_running.any())
+    assert not growth.has_room(state, drafter.depth)
+    longest = int(state.lengths.max())
+    assert 64 - drafter.depth <= longest <= 64
+    np.testing.assert_array_equal(state.target_cache.length, state.lengths - 1)
+
+
+def read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, params: Any, lengths: list[int], width: int
+) -> tuple[Reading, Reading]:
+    """The prompts in pieces of 8, and whole."""
+    given = prompts(*lengths)
+    padded = jnp.array([p + [0] * (width - len(p)) for p in given], jnp.int32)
+    empty = TARGET.init_cache(len(given), width + 3)
+    arguments = (TARGET, params, padded, jnp.array(lengths), empty)
+    whole = read_prompts(*arguments)
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 8)
+    return read_prompts(*arguments), whole
+
+
+@pytest.mark.parametrize(
+    ("lengths", "width"),
+    [([1, 8, 9, 16, 17], 24), ([20, 3], 20)],
+)
+def test_prompts_read_in_pieces_are_read_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+    target_params: Any,
+    lengths: list[int],
+    width: int,
+) -> None:
+    pieces, whole = read_in_pieces(monkeypatch, target_params, lengths, width)
+    np.testing.assert_array_equal(pieces.cache.length, lengths)
+    np.testing.assert_allclose(pieces.hidden, whole.hidden, atol=1e-5)
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(
+            pieces.features[row, :length], whole.features[row, :length], atol=1e-5
+        )
+        jax.tree.map(
+            lambda a, b, row=row, length=length: np.testing.assert_allclose(
+                a[row, :, :length], b[row, :, :length], atol=1e-5
+            ),
+            pieces.cache.layers,
+            whole.cache.layers,
+        )
+
+
+def test_a_long_prompt_continues_as_plain_decoding_does() -> None:
+    asked = requests(PREFILL_CHUNK + 70, 5, new_tokens=12)
+    assert asked.prompts.shape[1] == 2 * PREFILL_CHUNK
+    drafter = TreeDrafter(model=SmallModel(decoder=SMALLER), tree=chain(2))
+    weights = transformer.init_params(jax.random.key(2), SMALLER.config)
+    both = Params(target=weights, drafter=weights)
+    state = speculative.generate(SMALLER, drafter, both, asked, acceptance="coupled")
+    plain = autoregressive.generate(SMALLER, weights, asked, greedy=False)
+    assert_same_tokens(texts(asked, state), texts(asked, plain))
+    # What drafts has read the whole prompt as well: it agrees with itself.
+    assert int(state.accept_lengths[0, 0]) == 2
