@@ -160,7 +160,6 @@ def requests_of(temperature: float) -> Requests:
 @pytest.mark.parametrize(
     ("head", "shape", "temperature"),
     [
-        ("reduced", "chain", 0.0),
         ("reduced", "eagle2", 1.0),
         ("reduced", "bush, drawn", 1.0),
         ("full", "eagle2", 0.0),

@@ -143,7 +143,7 @@ def test_a_rows_text_depends_on_the_row_alone() -> None:
     prompt, seed, limit = [3, 1, 4], 7, 25
     (alone,) = run_rows([prompt], [seed], [limit])
     in_batch = run_rows([[1], prompt, PROMPTS[2]], [0, seed, 1], [25, limit, 25])
-    beside_finished = run_rows([[1], prompt], [0, seed], [1, limit])
+    beside_finished = run_rows([[1], prompt, PROMPTS[2]], [0, seed, 1], [1, limit, 1])
     reordered = run_rows([PROMPTS[2], [1], prompt], [1, 0, seed], [25, 25, limit])
     more_padding = run_rows([prompt], [seed], [limit], bucket=64)
     assert_same_tokens(

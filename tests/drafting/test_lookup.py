@@ -60,9 +60,9 @@ def paths(tree: DraftTree) -> set[tuple[int, ...]]:
 
 @hypothesis.given(
     text=st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY - 1),
-    matches=st.sampled_from([1, 2, 4]),
-    depth=st.sampled_from([1, 3]),
-    ngram=st.sampled_from([1, 2, 3]),
+    matches=st.sampled_from([1, 4]),
+    depth=st.just(3),
+    ngram=st.sampled_from([1, 3]),
 )
 @hypothesis.settings(deadline=None, max_examples=60)
 def test_the_tree_holds_what_followed_the_longest_matches(
