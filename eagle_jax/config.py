@@ -118,6 +118,8 @@ class DecodingConfig:
         batch_size: Prompts decoded together.
         dtype: Type of weights, caches and activations; "auto" for float32 on CPUs
             and the checkpoint's own elsewhere.
+        quantization: What the matrices of the target's layers are rounded to as they
+            are read; "none" takes them as they are stored.
         ignore_eos: Go on after stop tokens.
     """
 
@@ -126,7 +128,13 @@ class DecodingConfig:
     max_length: int | None = None
     batch_size: int = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8", "int4"] = "none"
     ignore_eos: bool = False
+
+    @property
+    def bits(self) -> int | None:
+        """Of a quantised target's matrices, `None` for what is stored."""
+        return {"none": None, "int8": 8, "int4": 4}[self.quantization]
 
     def __post_init__(self) -> None:
         """Refuses counts below one."""

@@ -126,6 +126,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="per turn")
     add("--max-length", type=int, help="prompt plus output")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    add(
+        "--quantization",
+        choices=("none", "int8", "int4"),
+        help="round the matrices of the target's layers to integers",
+    )
     add("--ignore-eos", action="store_true", default=None)
     add("--top-p", type=float)
     add("--top-k", type=int)
@@ -155,6 +160,7 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         tree=config.tree,
         dtype=config.decoding.dtype,
         method="autoregressive",
+        bits=config.decoding.bits,
     )
     check_template(source.tokenizer, arguments.template)
     max_length = config.decoding.max_length or source.config.max_positions
@@ -269,7 +275,7 @@ def _settings(
         "system_prompt": arguments.system_prompt,
         "target": _EMBEDDED.get(arguments.target, arguments.target),
         "draft": None if draft is None else _EMBEDDED.get(draft, draft),
-        "dtype": source.dtype,
+        "dtype": source.dtype + ("" if source.bits is None else f"+int{source.bits}"),
         "device": jax.devices()[0].device_kind,
         "versions": report.versions(),
     }

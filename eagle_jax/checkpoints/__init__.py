@@ -29,9 +29,10 @@ from eagle_jax.checkpoints.pair import (
     load_target,
     read_embedding,
     read_head,
+    target_bits,
 )
 from eagle_jax.checkpoints.source import read_json, resolve
-from eagle_jax.checkpoints.store import check_weights
+from eagle_jax.checkpoints.store import check_weights, open_weights
 from eagle_jax.checkpoints.tokenizer import load_tokenizer
 
 __all__ = [
@@ -56,11 +57,13 @@ __all__ = [
     "load_target",
     "load_tokenizer",
     "new_folder",
+    "open_weights",
     "read_embedding",
     "read_head",
     "read_json",
     "resolve",
     "stop_tokens",
     "stored_dtype",
+    "target_bits",
     "target_config",
 ]

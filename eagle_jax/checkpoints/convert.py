@@ -9,8 +9,13 @@ from eagle_jax.checkpoints.model_config import (
     head_config,
     target_config,
 )
-from eagle_jax.checkpoints.pair import load_head, load_target
-from eagle_jax.checkpoints.store import check_weights, is_store, write_store
+from eagle_jax.checkpoints.pair import load_head, load_target, target_bits
+from eagle_jax.checkpoints.store import (
+    check_weights,
+    is_store,
+    open_weights,
+    write_store,
+)
 
 _TARGET, _HEAD = "target", "head"
 
@@ -21,6 +26,7 @@ def convert_pair(
     head: Path | None = None,
     *,
     dtype: str | None = None,
+    bits: int | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes `target/` and `head/`, which `load_target` and `load_head` accept.
@@ -32,6 +38,7 @@ def convert_pair(
         target: From `resolve`.
         head: Likewise, or `None` for the target alone.
         dtype: Of the stored weights; `None` for the type of each checkpoint.
+        bits: 8 or 4 to quantise the target, see `load_target`.
         overwrite: Replace an earlier conversion.
 
     Raises:
@@ -39,14 +46,14 @@ def convert_pair(
             `output` cannot be written.
     """
     config = target_config(target)
-    check_weights(target)
+    target_bits(open_weights(target), config, bits)
     check_apart(output, target)
     if head is not None:
         check_pair(config, head_config(head))
         check_weights(head)
         check_apart(output, head)
     with new_folder(output, overwrite=overwrite, is_ours=is_pair) as unfinished:
-        _, params = load_target(target, dtype)
+        _, params = load_target(target, dtype, bits=bits)
         (unfinished / _TARGET).mkdir()
         write_store(
             unfinished / _TARGET, target, params, names.TRANSFORMER, with_text=True

@@ -67,6 +67,8 @@ MAPS = ("d2t", "t2d")
 """Of EAGLE-3 heads: from their tokens to the target's and back, no weights."""
 
 
+_PARTS = (".values", ".scales")
+
 _MATRICES = (
     *("_proj.weight", "fc.weight", "lm_head.weight"),
     *(".gate.weight", ".w1.weight", ".w2.weight", ".w3.weight"),
@@ -84,16 +86,23 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
     def name(path: tuple[Any, ...], leaf: Any) -> str:
         del leaf
         text = jax.tree_util.keystr(path, simple=True, separator=".")
+        part = text[-len(_PARTS[0]) :] if is_quantised(text) else ""
+        text = text.removesuffix(part)
         number = re.compile(r"(?<=\.)\d+(?=\.)")
-        return table[number.sub("{}", text)].format(*number.findall(text))
+        return table[number.sub("{}", text)].format(*number.findall(text)) + part
 
     return jax.tree_util.tree_map_with_path(name, params)
+
+
+def is_quantised(name: str) -> bool:
+    """Returns whether this is a part of a quantised matrix, stored as we hold it."""
+    return name.endswith(_PARTS)
 
 
 def is_transposed(name: str) -> bool:
     """Returns whether files hold this tensor `[out, in]` and we hold it `[in, out]`.
 
-    That is every matrix but the embedding tables.
+    That is every matrix but the embedding tables and the quantised ones.
     """
     return name.endswith(_MATRICES)
 

@@ -21,13 +21,22 @@ from eagle_jax.checkpoints.weights import Weights, load_params
 from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.quantised import (
+    GROUP_SIZE,
+    has_groups,
+    map_matrices,
+    quantise_layers,
+)
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
 Tree = TypeVar("Tree")
 
 
 def load_target(
-    folder: Path, dtype: str | None = "float32", shardings: Any = None
+    folder: Path,
+    dtype: str | None = "float32",
+    shardings: Any = None,
+    bits: int | None = None,
 ) -> tuple[TransformerConfig, TransformerParams]:
     """Loads a target.
 
@@ -36,6 +45,8 @@ def load_target(
         dtype: Of the weights; `None` for the type they are stored in.
         shardings: A `jax.sharding.Sharding` for all weights, or one for each in a
             `TransformerParams`; `None` for the default device.
+        bits: 8 or 4 to quantise the matrices of its layers as they are read; `None`
+            to take them as they are stored, which may be quantised too.
 
     Returns:
         Sizes and weights.
@@ -45,13 +56,63 @@ def load_target(
     """
     config = target_config(folder)
     files = open_weights(folder)
-    shapes = shapes_of(transformer.init_params, config)
-    wanted = names.tensor_names(shapes, names.TRANSFORMER)
+    bits = target_bits(files, config, bits)
+    shapes = target_shapes(config, bits)
+    as_stored = target_shapes(config, files.bits)
+    wanted = names.tensor_names(as_stored, names.TRANSFORMER)
     if config.tie_embeddings:
         files.forget(names.TRANSFORMER["output_head"])  # Some store it all the same.
     return config, load_params(
         files, wanted, shapes, weights_dtype(files, dtype), shardings
     )
+
+
+def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerParams:
+    """Returns the shapes of a target's weights, with the bits of `target_bits`."""
+    shapes = shapes_of(transformer.init_params, config)
+    return shapes if bits is None else quantise_layers(shapes, bits)
+
+
+def target_bits(
+    files: Weights | None, config: TransformerConfig, bits: int | None
+) -> int | None:
+    """Returns the bits of the matrices of a target's layers, before any is read.
+
+    Args:
+        files: The checkpoint; `None` where there is none.
+        config: Sizes.
+        bits: What is asked for; `None` for what is stored.
+
+    Returns:
+        8 or 4, or `None` for matrices that are not quantised.
+
+    Raises:
+        InputError: If the checkpoint is quantised in another way, or a size does not
+            divide.
+    """
+    if files is not None and files.bits is not None:
+        if bits not in (None, files.bits):
+            raise InputError(
+                f"{files.folder} holds int{files.bits} weights, of which no int{bits} "
+                f"weights can be made; give --quantization int{files.bits} or none, or "
+                "convert the original checkpoint"
+            )
+        return files.bits
+    if bits is None:
+        return None
+    shapes = target_shapes(config, None)
+
+    def check(name: str, shape: jax.ShapeDtypeStruct) -> None:
+        if not has_groups(shape.shape[0], bits):
+            raise InputError(
+                f"int{bits} weights have a scale for each {GROUP_SIZE} inputs, and two "
+                f"such groups side by side, but {name} has {shape.shape[0]} inputs; "
+                "choose --quantization int8 or none"
+            )
+
+    wanted = names.tensor_names(shapes, names.TRANSFORMER)
+    map_matrices(check, wanted, shapes)
+    return bits
 
 
 def load_head(

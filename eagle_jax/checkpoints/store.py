@@ -3,7 +3,8 @@
     DIR/target/  config.json, the tokenizer's files, params/ (Orbax), store.json
     DIR/head/    config.json, params/, store.json
 
-The Orbax tree is flat: tensors by the names they have in a Hugging Face folder.
+The Orbax tree is flat: tensors by the names they have in a Hugging Face folder; of a
+quantised matrix its integers, `NAME.values`, and `NAME.scales`, as models hold them.
 `store.json` is written last and lists what belongs to the store, so whatever was cut
 short is seen before anything is read.
 """
@@ -17,20 +18,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_space, writing
+from eagle_jax.checkpoints.parts import blocks, ends_of, local_part
 from eagle_jax.checkpoints.source import first_line, read_json
+from eagle_jax.checkpoints.stored import Part
 from eagle_jax.checkpoints.weights import (
-    Part,
     TensorFiles,
     Weights,
     check_tensor,
     common_dtype,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.models.quantised import bits_of
 
 _PARAMS, _LIST = "params", "store.json"
 _FORMAT, _VERSION = "eagle_jax store", 1
@@ -53,7 +58,9 @@ class StoreFiles:
             InputError: If the store is not whole.
         """
         self.folder = folder
-        self._tensors = _read_list(folder)
+        listed = _read_list(folder)
+        self._tensors: dict[str, dict[str, Any]] = dict(listed["tensors"])
+        self.bits: int | None = listed.get("bits")
 
     def names(self) -> set[str]:
         """See `Weights.names`."""
@@ -65,39 +72,67 @@ class StoreFiles:
 
     def dtype(self) -> jnp.dtype:
         """See `Weights.dtype`."""
-        return common_dtype(entry["dtype"] for entry in self._tensors.values())
+        return _common_dtype(self._tensors)
 
     def read(self, name: str) -> np.ndarray:
         """See `Weights.read`."""
+        tensor = self._restore(name, None)
+        if describe(tensor) != self._tensors[name]:
+            raise self._damaged(name)
+        check_tensor(self.folder, name, tensor)
+        return tensor
+
+    def parts(
+        self, name: str, sharding: Sharding | None = None
+    ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
+        """See `Weights.parts`; a checksum is that of a whole tensor.
+
+        So it is checked by a process that has all parts, and by no other.
+        """
+        if sharding is None:
+            tensor = self.read(name)
+            return tensor.shape, lambda part: tensor[part]
+        array = self._restore(name, sharding)
+        stored = {"shape": list(array.shape), "dtype": str(array.dtype)}
+        if array.is_fully_addressable:
+            stored["crc32"] = _checksum(array)
+        listed = self._tensors[name]
+        if any(listed[key] != value for key, value in stored.items()):
+            raise self._damaged(name)
+
+        def read(part: Part) -> np.ndarray:
+            tensor = local_part(array, ends_of(part, array.shape))
+            check_tensor(self.folder, name, tensor)
+            return tensor
+
+        return array.shape, read
+
+    def _restore(self, name: str, sharding: Sharding | None) -> Any:
+        """Returns a tensor as it is stored, of NumPy where there is no sharding."""
         # Imported here: it takes a second, and most checkpoints need it not.
         import orbax.checkpoint as ocp
 
+        kind = ocp.RestoreArgs(restore_type=np.ndarray)
+        if sharding is not None:
+            kind = ocp.ArrayRestoreArgs(sharding=sharding)
         wanted = ocp.args.PyTreeRestore(
-            item={name: 0},
-            restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
-            partial_restore=True,
+            item={name: 0}, restore_args={name: kind}, partial_restore=True
         )
         path = (self.folder / _PARAMS).resolve()
         try:
             with _quiet(), ocp.PyTreeCheckpointer() as checkpointer:
-                tensor = checkpointer.restore(path, args=wanted)[name]
+                return checkpointer.restore(path, args=wanted)[name]
         except Exception as error:  # Orbax and tensorstore have many kinds.
             raise InputError(
                 f"{self.folder}: cannot read {name}: {first_line(error)}; "
                 "convert the checkpoint again"
             ) from error
-        if describe(tensor) != self._tensors[name]:
-            raise InputError(
-                f"{self.folder}: tensor {name} is not what was stored; the store is "
-                "damaged, convert the checkpoint again"
-            )
-        check_tensor(self.folder, name, tensor)
-        return tensor
 
-    def parts(self, name: str) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
-        """See `Weights.parts`; the checksum is that of the whole tensor."""
-        tensor = self.read(name)
-        return tensor.shape, lambda part: tensor[part]
+    def _damaged(self, name: str) -> InputError:
+        return InputError(
+            f"{self.folder}: tensor {name} is not what was stored; the store is "
+            "damaged, convert the checkpoint again"
+        )
 
 
 def open_weights(folder: Path) -> Weights:
@@ -150,16 +185,18 @@ def write_store(
     with _quiet(), writing(path), ocp.PyTreeCheckpointer() as checkpointer:
         arguments = ocp.args.PyTreeSave(tensors, save_args=save_args)
         checkpointer.save(path.resolve(), args=arguments)
-    dtype = common_dtype(str(tensor.dtype) for tensor in tensors.values())
+    described = {name: describe(tensors[name]) for name in sorted(tensors)}
     if with_text:
         _copy_text(source, folder)
     settings = read_json(source / "config.json")
     given = "dtype" if "dtype" in settings else "torch_dtype"
-    _write_json(folder / "config.json", settings | {given: str(dtype)})
+    dtype = str(_common_dtype(described))
+    _write_json(folder / "config.json", settings | {given: dtype})
     listed = {
         "format": _FORMAT,
         "version": _VERSION,
-        "tensors": {name: describe(tensors[name]) for name in sorted(tensors)},
+        "bits": bits_of(params),
+        "tensors": described,
         "files": _sizes(folder),
     }
     _write_json(folder / _LIST, listed)
@@ -182,6 +219,15 @@ def describe(tensor: Any) -> dict[str, Any]:
     }
 
 
+def _checksum(array: jax.Array) -> int:
+    """Returns the checksum that `describe` gives, without a copy of the whole."""
+    checksum = 0
+    for block in blocks([ends_of(None, array.shape)], array.dtype.itemsize):
+        piece = local_part(array, block)
+        checksum = zlib.crc32(piece.reshape(-1).view(np.uint8).data, checksum)
+    return checksum
+
+
 def is_store(folder: Path) -> bool:
     """Returns whether a folder holds one half of a converted pair and nothing else."""
     try:
@@ -194,8 +240,17 @@ def is_store(folder: Path) -> bool:
     return _sizes(folder).keys() <= files.keys() | {_LIST}
 
 
-def _read_list(folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns what `store.json` says of each tensor, once nothing is missing."""
+def _common_dtype(tensors: dict[str, dict[str, Any]]) -> jnp.dtype:
+    """Returns the narrowest type that holds all tensors that are not quantised."""
+    return common_dtype(
+        entry["dtype"]
+        for name, entry in tensors.items()
+        if not names.is_quantised(name)
+    )
+
+
+def _read_list(folder: Path) -> dict[str, Any]:
+    """Returns what `store.json` says, once nothing is missing."""
     path = folder / _LIST
     advice = "the store is not whole, convert the checkpoint again"
     if not path.is_file():
@@ -207,7 +262,7 @@ def _read_list(folder: Path) -> dict[str, dict[str, Any]]:
         )
     tensors: Any = listed.get("tensors")
     files: Any = listed.get("files")
-    if not _is_well_formed(tensors, files):
+    if not _is_well_formed(tensors, files) or listed.get("bits") not in (None, 8, 4):
         raise InputError(f"{path} is damaged; {advice}")
     if f"{_PARAMS}/{_COMMIT_MARK}" not in files:
         raise InputError(f"{path} lists no finished {_PARAMS}/; {advice}")
@@ -221,7 +276,7 @@ def _read_list(folder: Path) -> dict[str, dict[str, Any]]:
             raise InputError(
                 f"{file} has {file.stat().st_size} bytes instead of {size}; {advice}"
             )
-    return dict(tensors)
+    return listed
 
 
 def _is_well_formed(tensors: Any, files: Any) -> bool:

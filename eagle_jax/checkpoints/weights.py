@@ -1,47 +1,45 @@
-"""Reading tensors one by one from safetensors or `.bin` files."""
+"""Loading weights tensor by tensor, each process the parts of its own devices."""
 
-import dataclasses
 import functools
-import pickle
+import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
+from jax.sharding import Sharding
 
-from eagle_jax.checkpoints.names import MAPS, is_transposed
-from eagle_jax.checkpoints.source import first_line, read_json
+from eagle_jax.checkpoints.names import MAPS, is_quantised, is_transposed
+from eagle_jax.checkpoints.parts import (
+    Ends,
+    blocks,
+    copy_common,
+    empty,
+    local_parts,
+    put,
+    transposed,
+)
+from eagle_jax.checkpoints.source import read_json
+from eagle_jax.checkpoints.stored import (
+    Part,
+    StoredTensor,
+    open_bin,
+    open_safetensors,
+)
 from eagle_jax.errors import InputError
+from eagle_jax.models.quantised import QuantisedMatrix, quantise
 
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
 
-_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+# Of those with two bytes: the bits that only NaN and infinite values have all set.
+_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
-
-Part = tuple[slice, ...]
-"""Which part of a tensor: a slice with both ends for every axis."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StoredTensor:
-    """A tensor in a file.
-
-    Attributes:
-        dtype: Its name; something else than a floating-point type is refused when
-            it is read.
-        shape: As it is stored.
-        read: Returns the tensor.
-        read_part: Returns a part of it and reads nothing else.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]
-    read_part: Callable[[Part], np.ndarray]
+_READERS = min(4, os.cpu_count() or 1)
 
 
 class Weights(Protocol):
@@ -49,9 +47,11 @@ class Weights(Protocol):
 
     Attributes:
         folder: Holds them.
+        bits: Of its quantised matrices, `None` if it has none.
     """
 
     folder: Path
+    bits: int | None
 
     def names(self) -> set[str]:
         """Returns the names of all tensors that a model may need."""
@@ -73,8 +73,15 @@ class Weights(Protocol):
         """
         ...
 
-    def parts(self, name: str) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
+    def parts(
+        self, name: str, sharding: Sharding | None = None
+    ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
         """Returns the shape of a tensor, and what `read` would give of its parts.
+
+        Args:
+            name: Of the tensor.
+            sharding: Of the tensor as it is stored: no other parts are asked for than
+                those of this process's devices. `None` if any may be.
 
         Raises:
             InputError: As for `read`, at the latest when a part is read.
@@ -100,6 +107,7 @@ class TensorFiles:
             InputError: If there are none, or a file is missing or broken.
         """
         self.folder = folder
+        self.bits: int | None = None
         self._stored: dict[str, StoredTensor] = {}
         for stem, kind in (("model", "safetensors"), ("pytorch_model", "bin")):
             index = folder / f"{stem}.{kind}.index.json"
@@ -131,8 +139,11 @@ class TensorFiles:
         """See `Weights.read`."""
         return self._checked(name, self._stored[name].read)
 
-    def parts(self, name: str) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
+    def parts(
+        self, name: str, sharding: Sharding | None = None
+    ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
         """See `Weights.parts`."""
+        del sharding
         stored = self._stored[name]
 
         def read(part: Part) -> np.ndarray:
@@ -143,7 +154,7 @@ class TensorFiles:
     def _checked(self, name: str, read: Callable[[], np.ndarray]) -> np.ndarray:
         try:
             tensor = read()
-        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        except (OSError, RuntimeError) as error:
             raise InputError(f"{self.folder}: cannot read {name}: {error}") from error
         check_tensor(self.folder, name, tensor)
         return tensor
@@ -177,16 +188,18 @@ def check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
 
     Raises:
         InputError: If `tensor` holds something else than finite floating-point
-            numbers, and is no map between vocabularies.
+            numbers, and is no map between vocabularies and no quantised matrix.
     """
     if name in MAPS and tensor.dtype.kind in "biu":
+        return
+    if is_quantised(name) and tensor.dtype == np.int8:
         return
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise InputError(
             f"{folder}: tensor {name} holds {tensor.dtype}, no floating-point "
-            "numbers; quantized weights are not supported"
+            "numbers; weights that others quantized are not supported"
         )
-    if not np.isfinite(tensor).all():
+    if not _is_finite(tensor):
         raise InputError(
             f"{folder}: tensor {name} holds NaN or infinite values; the checkpoint is "
             "damaged"
@@ -195,7 +208,7 @@ def check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
 
 def common_dtype(names: Iterable[str]) -> jnp.dtype:
     """Returns the narrowest type that holds all of these floating-point types."""
-    known = [jnp.dtype(name) for name in names if name in _FLOATS.values()]
+    known = [jnp.dtype(name) for name in names if name in _FLOATS]
     return functools.reduce(jnp.promote_types, known) if known else jnp.dtype("float32")
 
 
@@ -212,13 +225,22 @@ def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
     """
     with np.errstate(over="ignore"):  # Told below.
         converted = tensor.astype(dtype, copy=False)
-    if np.isfinite(converted).all():
+    if _is_finite(converted):
         return converted
-    if np.isfinite(tensor).all():
+    if _is_finite(tensor):
         raise InputError(
             f"{what} has values that {dtype} cannot hold; choose another dtype"
         )
     raise InputError(f"{what} holds NaN or infinite values")
+
+
+def _is_finite(tensor: np.ndarray) -> bool:
+    """Returns whether no value is NaN or infinite; for bfloat16 NumPy takes long."""
+    exponent = _EXPONENTS.get(tensor.dtype.name)
+    if exponent is None:
+        return bool(np.isfinite(tensor).all())
+    bits = tensor.view(np.uint16) & np.uint16(exponent)
+    return bool(bits.max(initial=0) < exponent)
 
 
 def load_params(
@@ -232,13 +254,15 @@ def load_params(
 
     Each tensor is read, checked, converted and handed to the device before the
     next, so the host holds at most one more than what was asked for. Where a
-    sharding is given, each process reads the parts of its own devices.
+    sharding is given, each process reads the parts of its own devices. A CPU device
+    holds what was read, and there is no second copy of it.
 
     Args:
         files: The checkpoint.
         names: Pytree of tensor names.
-        shapes: Pytree of `jax.ShapeDtypeStruct`, of the same structure.
-        dtype: Of the result.
+        shapes: Pytree of `jax.ShapeDtypeStruct`, of the same structure; a
+            `QuantisedMatrix` of them for a matrix that is to be quantised.
+        dtype: Of the result, except for the parts of quantised matrices.
         shardings: A `jax.sharding.Sharding` for all, or a pytree of them of the same
             structure; `None` for the default device.
 
@@ -253,48 +277,70 @@ def load_params(
     _refuse(files.folder, "lacks", set(wanted) - files.names())
     _refuse(files.folder, "holds unexpected", files.names() - set(wanted))
 
-    def load(
-        name: str,
-        shape: jax.ShapeDtypeStruct,
-        sharding: jax.sharding.Sharding | None = None,
-    ) -> jax.Array:
-        if sharding is not None:
-            return _load_parts(files, name, shape.shape, dtype, sharding)
-        tensor = files.read(name)
-        _check_shape(files, name, tensor.shape, shape.shape)
-        # Uncommitted: it follows what it is used with.
-        return jax.device_put(_as_ours(files, name, tensor, dtype))
+    with ThreadPoolExecutor(_READERS) as readers:
 
-    if shardings is None:
-        return jax.tree.map(load, names, shapes)
-    if isinstance(shardings, jax.sharding.Sharding):
-        return jax.tree.map(
-            lambda *leaf: load(leaf[0], leaf[1], shardings), names, shapes
-        )
-    return jax.tree.map(load, names, shapes, shardings)
+        def load(name: str, shape: Any, sharding: Any = None) -> Any:
+            if isinstance(shape, QuantisedMatrix):
+                array = _load_wide(readers, files, name, shape, sharding)
+            else:
+                kind = shape.dtype if is_quantised(name) else dtype
+                array = _load(readers, files, name, shape.shape, kind, sharding)
+            return jax.block_until_ready(array)  # Else the host may hold many.
+
+        if shardings is None or isinstance(shardings, Sharding):
+            return jax.tree.map(
+                lambda name, shape: load(name, shape, shardings), names, shapes
+            )
+        return jax.tree.map(load, names, shapes, shardings)
 
 
-def _load_parts(
+def _load_wide(
+    readers: Executor, files: Weights, name: str, shape: QuantisedMatrix, sharding: Any
+) -> QuantisedMatrix:
+    """Loads one matrix and quantises it.
+
+    From float32, which holds what any checkpoint holds: so the integers do not depend
+    on the dtype of the other weights, and those of a store are the same.
+    """
+    wide: Any = sharding.values if isinstance(sharding, QuantisedMatrix) else sharding
+    matrix = _load(readers, files, name, shape.shape, jnp.dtype("float32"), wide)
+    return jax.jit(quantise, static_argnums=1, out_shardings=sharding)(
+        matrix, shape.bits
+    )
+
+
+def _load(
+    readers: Executor,
     files: Weights,
     name: str,
     shape: tuple[int, ...],
     dtype: jnp.dtype,
-    sharding: jax.sharding.Sharding,
+    sharding: Sharding | None,
 ) -> jax.Array:
-    stored_shape, read = files.parts(name)
+    """Loads one tensor."""
+    is_turned = is_transposed(name)
+    stored_shape, read = files.parts(
+        name, transposed(sharding, len(shape)) if is_turned else sharding
+    )
     _check_shape(files, name, stored_shape, shape)
-    known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    parts = {
+        ends: empty([stop - start for start, stop in ends], dtype)
+        for ends in local_parts(sharding, shape)
+    }
+    in_file = parts
+    if is_turned:
+        in_file = {ends[::-1]: part.T for ends, part in parts.items()}
 
-    def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        ends = [one.indices(n)[:2] for one, n in zip(index or (), shape, strict=True)]
-        key = tuple(ends)
-        if key not in known:  # Devices that hold the same read it once.
-            in_file = ends[::-1] if is_transposed(name) else ends
-            tensor = read(tuple(slice(*pair) for pair in in_file))
-            known[key] = _as_ours(files, name, tensor, dtype)
-        return known[key]
+    def fill(block: Ends) -> None:
+        tensor = read(tuple(slice(*pair) for pair in block))
+        if tensor.dtype != dtype:
+            tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
+        for ends, part in in_file.items():
+            copy_common(part, ends, tensor, block)
 
-    return jax.make_array_from_callback(shape, sharding, part)
+    for _ in readers.map(fill, blocks(in_file, dtype.itemsize)):
+        pass  # Raises what a reader raised.
+    return put(parts, shape, sharding)
 
 
 def _check_shape(
@@ -308,17 +354,6 @@ def _check_shape(
         )
 
 
-def _as_ours(
-    files: Weights, name: str, tensor: np.ndarray, dtype: jnp.dtype
-) -> np.ndarray:
-    """Returns a stored tensor, or a part of one, as models hold it."""
-    if is_transposed(name):
-        tensor = np.ascontiguousarray(tensor.T)
-    if tensor.dtype != dtype:
-        tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
-    return tensor
-
-
 def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
     listed = sorted(names)
     if listed:
@@ -327,68 +362,3 @@ def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
             f"{folder} {verb} tensors: {', '.join(listed[:8])}{more}; the weights do "
             "not fit config.json"
         )
-
-
-def open_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a safetensors file by name.
-
-    Raises:
-        InputError: If the file is broken.
-    """
-    try:
-        file = safetensors.safe_open(path, framework="np")
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} is no complete safetensors file: {error}") from error
-
-    def stored(name: str) -> StoredTensor:
-        view = file.get_slice(name)
-        return StoredTensor(
-            dtype=_FLOATS.get(view.get_dtype(), "other"),
-            shape=tuple(view.get_shape()),
-            read=functools.partial(file.get_tensor, name),
-            read_part=lambda part: view[part],
-        )
-
-    return {name: stored(name) for name in file.keys()}  # noqa: SIM118  No dictionary.
-
-
-def open_bin(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a `.bin` file by name.
-
-    Raises:
-        InputError: If the file is no table of tensors, or torch is not installed.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError(
-            f"{path} is a torch pickle; install the torch extra (pip install "
-            "'.[torch]') or give a model.safetensors"
-        ) from error
-
-    try:
-        # Mapped into memory: tensors are read from disk one by one.
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(
-            f"{path} is no readable torch checkpoint: {first_line(error)}"
-        ) from error
-    if not isinstance(tensors, dict) or not all(
-        isinstance(tensor, torch.Tensor) for tensor in tensors.values()
-    ):
-        raise InputError(f"{path} is no table of tensors, but some other torch file")
-
-    def read(tensor: Any) -> np.ndarray:
-        if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own.
-            return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
-        return tensor.numpy()
-
-    return {
-        name: StoredTensor(
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-            read=functools.partial(read, tensor),
-            read_part=lambda part, tensor=tensor: read(tensor[part]),
-        )
-        for name, tensor in tensors.items()
-    }

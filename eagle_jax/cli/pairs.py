@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.pair import shapes_of
@@ -29,6 +30,8 @@ from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.linear import linear
+from eagle_jax.models.quantised import GROUP_SIZE, quantise, quantise_layers
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import (
     Transformer,
@@ -88,12 +91,14 @@ class PairSource:
         tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
         load: Reads or makes the weights, on the devices of a placement or, given
             `None`, on the default device.
+        bits: Of the matrices of the target's layers, `None` if they are not quantised.
     """
 
     config: TransformerConfig
     dtype: str
     tokenizer: Any
     load: Callable[..., LoadedPair]
+    bits: int | None = None
 
 
 def open_pair(
@@ -104,6 +109,7 @@ def open_pair(
     dtype: str,
     method: Method = "eagle2",
     sampled: bool = False,
+    bits: int | None = None,
 ) -> PairSource:
     """Opens a target and what drafts for it.
 
@@ -116,23 +122,26 @@ def open_pair(
             elsewhere.
         method: What the draft is, and how it drafts.
         sampled: See `methods.tree_drafter`.
+        bits: Of the target's matrices, see `checkpoints.load_target`.
 
     Raises:
         InputError: If something is missing or does not fit.
     """
     folder = checkpoints.resolve(target_name)
     config = checkpoints.target_config(folder)
-    checkpoints.check_weights(folder)  # Says what is broken before anything is read.
+    # Says what is broken before anything is read.
+    bits = checkpoints.target_bits(checkpoints.open_weights(folder), config, bits)
     if dtype == "auto":
         dtype = "float32" if _on_cpu() else checkpoints.stored_dtype(folder)
     load_drafter = open_drafter(
         draft_name, config, tree=tree, dtype=dtype, method=method, sampled=sampled
     )
+    check_product(bits, dtype)
     tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
 
     def load(placement: Placement | None = None) -> LoadedPair:
-        shardings = target_shardings(placement, config)
-        _, target_params = checkpoints.load_target(folder, dtype, shardings)
+        shardings = target_shardings(placement, config, bits)
+        _, target_params = checkpoints.load_target(folder, dtype, shardings, bits)
         drafter, drafter_params = load_drafter(target_params, placement)
         target = Transformer(config=config, dtype=dtype)
         return LoadedPair(
@@ -144,7 +153,9 @@ def open_pair(
             placement=with_drafter(placement, drafter, drafter_params),
         )
 
-    return PairSource(config=config, dtype=dtype, tokenizer=tokenizer, load=load)
+    return PairSource(
+        config=config, dtype=dtype, tokenizer=tokenizer, load=load, bits=bits
+    )
 
 
 def open_drafter(
@@ -269,6 +280,7 @@ def open_random(
     with_tokenizer: bool,
     method: Method = "eagle2",
     sampled: bool = False,
+    bits: int | None = None,
 ) -> PairSource:
     """Prepares a pair with random weights: for timing, and for a first look.
 
@@ -279,6 +291,7 @@ def open_random(
         with_tokenizer: Add a tokenizer of bytes; needs a vocabulary of at least 258.
         method: What drafts; there is no random small model.
         sampled: See `methods.tree_drafter`.
+        bits: 8 or 4 to quantise the matrices of the target's layers.
 
     Raises:
         InputError: If a size is missing, unknown or impossible.
@@ -296,6 +309,8 @@ def open_random(
         )
     if dtype == "auto":
         dtype = "float32" if _on_cpu() else "bfloat16"
+    bits = checkpoints.target_bits(None, config, bits)
+    check_product(bits, dtype)
     tokenizer = _byte_tokenizer() if with_tokenizer else None
     head = EagleHeadConfig(
         layer=config.layer,
@@ -304,10 +319,10 @@ def open_random(
     )
 
     def load(placement: Placement | None = None) -> LoadedPair:
-        shardings = target_shardings(placement, config)
+        shardings = target_shardings(placement, config, bits)
         target_params = jax.jit(
-            transformer.init_params, static_argnums=(1, 2), out_shardings=shardings
-        )(jax.random.key(0), config, dtype)
+            _random_target, static_argnums=(1, 2, 3), out_shardings=shardings
+        )(jax.random.key(0), config, dtype, bits)
         shapes = shapes_of(eagle_head.init_params, head)
         shardings = draft_shardings(placement, head.layer, shapes)
         head_params = jax.jit(
@@ -327,7 +342,39 @@ def open_random(
             placement=with_drafter(placement, drafter, drafter_params),
         )
 
-    return PairSource(config=config, dtype=dtype, tokenizer=tokenizer, load=load)
+    return PairSource(
+        config=config, dtype=dtype, tokenizer=tokenizer, load=load, bits=bits
+    )
+
+
+def check_product(bits: int | None, dtype: str) -> None:
+    """Tries a tiny product, before the long work of a whole model.
+
+    Args:
+        bits: Of quantised matrices, `None` where there are none.
+        dtype: Of what they are multiplied with.
+
+    Raises:
+        InputError: If this device cannot compute it.
+    """
+    if bits is None:
+        return
+    try:
+        weight = quantise(jnp.ones((GROUP_SIZE, 8)), bits)
+        jax.block_until_ready(jax.jit(linear)(jnp.ones((1, GROUP_SIZE), dtype), weight))
+    except Exception as error:  # Compilers have many kinds.
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"{jax.devices()[0].device_kind} cannot multiply {dtype} with int{bits} "
+            f"weights: {reason}; choose another --quantization or --dtype"
+        ) from error
+
+
+def _random_target(
+    key: jax.Array, config: TransformerConfig, dtype: str, bits: int | None
+) -> TransformerParams:
+    params = transformer.init_params(key, config, dtype)
+    return params if bits is None else quantise_layers(params, bits)
 
 
 def _on_cpu() -> bool:

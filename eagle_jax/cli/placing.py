@@ -2,21 +2,49 @@
 
 from typing import Any
 
-from eagle_jax.checkpoints.pair import shapes_of
+import jax
+
+from eagle_jax.checkpoints.pair import target_shapes
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.drafting.feature_head import FeatureHead
+from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
-from eagle_jax.models import transformer
 from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.quantised import GROUP_SIZE
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement
 
 
-def target_shardings(placement: Placement | None, config: TransformerConfig) -> Any:
-    """Returns where each weight of a target lies, `None` without a placement."""
+def target_shardings(
+    placement: Placement | None, config: TransformerConfig, bits: int | None = None
+) -> Any:
+    """Returns where each weight of a target lies, `None` without a placement.
+
+    Args:
+        placement: From `place`.
+        config: Sizes.
+        bits: From `checkpoints.target_bits`.
+
+    Raises:
+        InputError: If the scales of quantised matrices cannot be split as they are.
+    """
     if placement is None:
         return None
-    return placement.target_shardings(shapes_of(transformer.init_params, config))
+    shapes = target_shapes(config, bits)
+    shardings = placement.target_shardings(shapes)
+
+    def check(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> None:
+        try:
+            sharding.shard_shape(shape.shape)
+        except ValueError as error:
+            raise InputError(
+                f"int{bits} weights: {shape.shape[0]} groups of {GROUP_SIZE} inputs "
+                "cannot be split over the tensor axis of the mesh; give it fewer "
+                "devices, or --quantization int8"
+            ) from error
+
+    jax.tree.map(check, shapes, shardings)
+    return shardings
 
 
 def draft_shardings(

@@ -15,6 +15,7 @@ from flax import struct
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.linear import init_matrix, linear, precision_of
 from eagle_jax.models.mlp import MixtureParams, MlpParams, feed_forward, init_mlp
+from eagle_jax.models.quantised import Matrix
 from eagle_jax.models.rope import RopeConfig, rotate
 
 
@@ -68,10 +69,10 @@ class LayerParams:
         key_norm: `[A]` or `None`.
     """
 
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
-    output: jax.Array
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    output: Matrix
     mlp_norm: jax.Array
     mlp: MlpParams | MixtureParams
     input_norm: jax.Array | None = None

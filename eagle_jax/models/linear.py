@@ -3,6 +3,11 @@
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.models.quantised import Matrix, QuantisedMatrix, unpack
+
+# Weights that are widened at once on a CPU, as float32 in its cache; and rows at least.
+_BLOCK, _ROWS = 2**15, 16
+
 
 def precision_of(x: jax.Array) -> jax.lax.Precision:
     """Returns full precision for float32: TPUs and GPUs round it by default.
@@ -13,7 +18,7 @@ def precision_of(x: jax.Array) -> jax.lax.Precision:
     return jax.lax.Precision.HIGHEST if is_float32 else jax.lax.Precision.DEFAULT
 
 
-def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.Array:
     """Returns `x @ weight + bias`.
 
     Args:
@@ -24,8 +29,101 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     Returns:
         `[..., out]`, in the dtype of `x`.
     """
-    y = jnp.matmul(x, weight, precision=precision_of(x))
+    if isinstance(weight, QuantisedMatrix):
+        y = _quantised_product(x, weight)
+    else:
+        y = jnp.matmul(x, weight, precision=precision_of(x))
     return y if bias is None else y + bias
+
+
+def _quantised_product(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
+    """Returns `x @ weight`, never with the whole matrix in a wider type in memory.
+
+    Where the compiler widens operands inside the product, that is left to it. XLA:CPU
+    does not: it widens all weights once, outside of the loop that decodes, and what was
+    saved is lost.
+    """
+    y = jax.lax.platform_dependent(x, weight, cpu=by_blocks, default=at_once)
+    return y.astype(x.dtype)
+
+
+def at_once(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
+    """Returns the float32 product `[..., out]` of `x` with a quantised matrix.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[in, out]`.
+    """
+    parts = unpack(weight)
+    # [..., groups, parts, rows]: even groups and odd ones, where there are both.
+    inputs = x.reshape(*x.shape[:-1], -1, len(parts), parts[0][0].shape[1])
+    products = [
+        _scaled_product(inputs[..., number, :], *part)
+        for number, part in enumerate(parts)
+    ]
+    return sum(products[1:], start=products[0])
+
+
+def _scaled_product(x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.Array:
+    """Multiplies `[..., groups, rows]` with `[groups, rows, out]` in float32."""
+    groups, _, columns = values.shape
+    matrix = values.astype(x.dtype)
+    if groups > 1:
+        matrix = matrix * scales[:, None].astype(x.dtype)
+    product = jnp.matmul(
+        x.reshape(*x.shape[:-2], -1),
+        matrix.reshape(-1, columns),
+        precision=precision_of(x),
+        preferred_element_type=jnp.float32,
+    )
+    # A single scale per column can wait for the sum.
+    return product if groups > 1 else product * scales[0]
+
+
+def by_blocks(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
+    """Returns what `at_once` does, a few rows of the matrix after the other.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[in, out]`.
+    """
+    block = _block_rows(weight)
+    rows, columns = weight.shape
+    if block == rows:
+        return at_once(x, weight)
+
+    def add(number: jax.Array, total: jax.Array) -> jax.Array:
+        start = number * block
+        inputs = jax.lax.dynamic_slice_in_dim(x, start, block, axis=-1)
+        return total + at_once(inputs, _rows(weight, start, block))
+
+    total = jnp.zeros((*x.shape[:-1], columns), jnp.float32)
+    return jax.lax.fori_loop(0, rows // block, add, total)
+
+
+def _block_rows(weight: QuantisedMatrix) -> int:
+    """Returns how many rows are widened at once: a divisor, in whole pairs of groups.
+
+    Half of them at most, since a loop that is run once is none.
+    """
+    rows, columns = weight.shape
+    unit = 2 * rows // len(weight.scales) if weight.bits == 4 else 1
+    most = min(max(_BLOCK // columns, _ROWS), rows // 2) // unit
+    whole = rows // unit
+    return unit * max((n for n in range(1, most + 1) if whole % n == 0), default=1)
+
+
+def _rows(weight: QuantisedMatrix, start: jax.Array, count: int) -> QuantisedMatrix:
+    """Returns a few rows; of a matrix with several groups, whole ones."""
+    per_byte = 8 // weight.bits
+    values = jax.lax.dynamic_slice_in_dim(
+        weight.values, start // per_byte, count // per_byte
+    )
+    groups, scales = len(weight.scales), weight.scales
+    if groups > 1:
+        size = weight.shape[0] // groups
+        scales = jax.lax.dynamic_slice_in_dim(scales, start // size, count // size)
+    return QuantisedMatrix(values=values, scales=scales, bits=weight.bits)
 
 
 def init_matrix(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:

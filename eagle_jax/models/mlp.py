@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.models.linear import init_matrix, linear
+from eagle_jax.models.quantised import Matrix
 
 
 @struct.dataclass(kw_only=True)
@@ -17,9 +18,9 @@ class MlpParams:
         down: `[intermediate, E]`.
     """
 
-    gate: jax.Array
-    up: jax.Array
-    down: jax.Array
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
 
 @struct.dataclass(kw_only=True)

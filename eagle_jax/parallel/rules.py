@@ -122,8 +122,12 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
     """
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        axes = PARAM_AXES[path[-1].name]
+        name = path[-1].name
+        # Integers and scales of a quantised matrix lie as the matrix does.
+        axes = PARAM_AXES[path[-2].name if name in ("values", "scales") else name]
         assert len(axes) == len(leaf.shape), path
+        if name == "scales" and leaf.shape[0] == 1:
+            axes = ("all rows", axes[1])
         return NamedSharding(mesh, _spec(rules, axes))
 
     return jax.tree_util.tree_map_with_path(sharding, params)

@@ -1,7 +1,9 @@
 """Weights that are read in parts, for devices that each hold some."""
 
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -11,9 +13,12 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
-from eagle_jax.checkpoints import load_target
+from eagle_jax.checkpoints import load_target, parts
 from eagle_jax.checkpoints.store import open_weights
-from eagle_jax.checkpoints.weights import TensorFiles
+from eagle_jax.checkpoints.stored import open_safetensors
+from eagle_jax.checkpoints.weights import TensorFiles, load_params
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.loading import measure_loading
 from tests.helpers import refused
 
 _UP, _SINGLE = "model.layers.0.mlp.up_proj.weight", "model.safetensors"
@@ -32,13 +37,78 @@ def _rewrite(folder: Path, tensor: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_part_is_a_slice_of_the_whole(target: Path, dtype: type) -> None:
+@pytest.mark.parametrize("part", [_PART, np.s_[0:48, 4:20], np.s_[40:48, 31:32]])
+def test_a_part_is_a_slice_of_the_whole(
+    target: Path, dtype: type, part: tuple[slice, ...]
+) -> None:
     whole = load_file(target / _SINGLE)[_UP].astype(dtype)
     _rewrite(target, whole)
     shape, read = TensorFiles(target).parts(_UP)
     assert shape == (48, 32)
-    assert read(_PART).dtype == whole.dtype
-    np.testing.assert_array_equal(read(_PART), whole[_PART])
+    assert read(part).dtype == whole.dtype
+    np.testing.assert_array_equal(read(part), whole[part])
+
+
+def test_parts_of_tensors_with_any_number_of_axes_are_read(tmp_path: Path) -> None:
+    whole = np.arange(2 * 3 * 4 * 5, dtype=np.int32).reshape(2, 3, 4, 5)
+    save_file({"whole": whole, "line": whole.ravel()}, tmp_path / "some.safetensors")
+    stored = open_safetensors(tmp_path / "some.safetensors")
+    for part in (np.s_[0:2, 1:3, 0:4, 0:5], np.s_[1:2, 0:3, 2:4, 0:5]):
+        np.testing.assert_array_equal(stored["whole"].read_part(part), whole[part])
+    np.testing.assert_array_equal(stored["line"].read_part((slice(7, 9),)), [7, 8])
+    assert stored["whole"].read_part(np.s_[0:0, 0:3, 0:4, 0:5]).shape == (0, 3, 4, 5)
+
+
+def test_parts_are_filled_from_all_blocks(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_target(target, "bfloat16")[1]
+    monkeypatch.setattr(parts, "_BLOCK_BYTES", 700)
+    chex.assert_trees_all_equal(load_target(target, "bfloat16")[1], expected)
+    mlp: Any = load_target(target)[1].layers[0].mlp
+    np.testing.assert_array_equal(mlp.up, load_file(target / _SINGLE)[_UP].T)
+
+
+def test_parts_with_the_same_rows_are_read_together() -> None:
+    halves = [((0, 8), (0, 3)), ((0, 8), (3, 6))]
+    assert list(parts.blocks(halves, 4)) == [((0, 8), (0, 6))]
+    apart = [((0, 4), (0, 6)), ((8, 12), (0, 6))]
+    assert list(parts.blocks(apart, 4)) == apart
+    pieces = list(parts.blocks([((0, 1000), (0, 2**20))], 2))
+    assert pieces[0] == ((0, 2), (0, 2**20)) and len(pieces) == 500
+
+
+def test_a_file_that_becomes_shorter_is_refused(target: Path) -> None:
+    files = TensorFiles(target)
+    path = target / _SINGLE
+    os.truncate(path, path.stat().st_size // 2)
+    for name in sorted(files.names()):
+        try:
+            files.read(name)
+        except InputError as error:
+            assert name in str(error) and "shorter" in str(error)
+            break
+    else:
+        pytest.fail("nothing was refused")
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_loading_takes_little_memory_beside_the_weights(tmp_path: Path) -> None:
+    table = np.full((48_000, 1024), 0.5, ml_dtypes.bfloat16)
+    # One is transposed as it is read, one is not.
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    save_file(dict.fromkeys(names, table), tmp_path / _SINGLE)
+    shapes = [
+        jax.ShapeDtypeStruct(shape, table.dtype)
+        for shape in (table.shape, table.T.shape)
+    ]
+    cost = measure_loading(
+        lambda: load_params(TensorFiles(tmp_path), [*names], shapes, table.dtype),
+        [tmp_path / _SINGLE],
+    )
+    assert cost.share_bytes == 2 * table.nbytes
+    assert 1 <= cost.peak_ratio < 1.3
+    assert cost.seconds > 0 and cost.plain_seconds > 0
 
 
 def test_a_part_of_a_pickle_is_a_slice_of_the_whole(target: Path) -> None:

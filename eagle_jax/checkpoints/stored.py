@@ -1,0 +1,169 @@
+"""Tensors as they lie in safetensors and `.bin` files, read whole or in parts."""
+
+import dataclasses
+import functools
+import json
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from eagle_jax.checkpoints.source import first_line
+from eagle_jax.errors import InputError
+
+Part = tuple[slice, ...]
+"""Which part of a tensor: a slice with both ends for every axis."""
+
+_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file.
+
+    Attributes:
+        dtype: Its name; something else than a floating-point type is refused when
+            it is read.
+        shape: As it is stored.
+        read: Returns the tensor.
+        read_part: Returns a part of it and reads nothing else.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+    read_part: Callable[[Part], np.ndarray]
+
+
+def open_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a safetensors file by name.
+
+    Raises:
+        InputError: If the file is broken.
+    """
+    try:
+        with safetensors.safe_open(path, framework="np"):
+            pass  # Checks the header, and that the file is as long as it says.
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} is no complete safetensors file: {error}") from error
+    header.pop("__metadata__", None)
+    return {name: _stored(path, 8 + size, entry) for name, entry in header.items()}
+
+
+def _stored(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
+    """Returns a tensor by its entry in the header."""
+    kind, shape = entry["dtype"], tuple(entry["shape"])
+    offset = start + entry["data_offsets"][0]
+
+    def read_part(part: Part) -> np.ndarray:
+        if kind not in _DTYPES:
+            raise OSError(f"values of type {kind} are not supported")
+        return _read_part(path, offset, shape, np.dtype(_DTYPES[kind]), part)
+
+    return StoredTensor(
+        dtype=np.dtype(_DTYPES[kind]).name if kind in _DTYPES else kind,
+        shape=shape,
+        read=lambda: read_part(tuple(slice(0, size) for size in shape)),
+        read_part=read_part,
+    )
+
+
+def _read_part(
+    path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype, part: Part
+) -> np.ndarray:
+    """Reads a part with as many calls as it has pieces that lie together.
+
+    Pages of a mapped file would count as memory of this process until all is read.
+
+    Args:
+        path: Of the file.
+        offset: Of the tensor in it, in bytes.
+        shape: Of the tensor.
+        dtype: Likewise.
+        part: What to read.
+    """
+    wanted = np.empty([one.stop - one.start for one in part], dtype)
+    # The first axes are walked; those behind the last one that is cut lie together.
+    is_cut = [size != n for size, n in zip(wanted.shape, shape, strict=True)]
+    walked = max((axis for axis, cut in enumerate(is_cut) if cut), default=0)
+    steps = [
+        math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))
+    ]
+    offset += sum(one.start * step for one, step in zip(part, steps, strict=True))
+    size = math.prod(wanted.shape[walked:]) * dtype.itemsize
+    pieces = wanted.reshape(-1).view(np.uint8).data
+    with open(path, "rb", buffering=0) as file:
+        for index in np.ndindex(wanted.shape[:walked]):
+            file.seek(offset + sum(map(int.__mul__, index, steps)))
+            piece, pieces = pieces[:size], pieces[size:]
+            while piece:
+                count = file.readinto(piece)
+                if not count:
+                    raise OSError(f"{path} has become shorter")
+                piece = piece[count:]
+    return wanted
+
+
+def open_bin(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a `.bin` file by name.
+
+    Raises:
+        InputError: If the file is no table of tensors, or torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"{path} is a torch pickle; install the torch extra (pip install "
+            "'.[torch]') or give a model.safetensors"
+        ) from error
+
+    try:
+        # Mapped into memory: tensors are read from disk one by one.
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"{path} is no readable torch checkpoint: {first_line(error)}"
+        ) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in tensors.values()
+    ):
+        raise InputError(f"{path} is no table of tensors, but some other torch file")
+
+    def read(tensor: Any) -> np.ndarray:
+        if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own.
+            return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+        return tensor.numpy()
+
+    return {
+        name: StoredTensor(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            read=functools.partial(read, tensor),
+            read_part=lambda part, tensor=tensor: read(tensor[part]),
+        )
+        for name, tensor in tensors.items()
+    }

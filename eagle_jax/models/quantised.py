@@ -1,0 +1,149 @@
+"""Matrices of small integers with a scale for each column, or each group of rows in it.
+
+Weights only: what they are multiplied with stays as it is, and the text is that of the
+model whose weights these integers stand for. The largest weight is 127.5 steps, or 7.5,
+not 127 or 7: it is off by half a step, as others may be, and steps are smaller.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+GROUP_SIZE = 64
+"""Rows that share a scale in matrices of 4 bits; half of all where there are fewer."""
+
+_MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+@struct.dataclass(kw_only=True)
+class QuantisedMatrix:
+    """A matrix `[in, out]` of integers with scales.
+
+    Two rows of 4 bits share a byte: row `i` of an even group, in its lower bits, and
+    row `i` of the group behind. So unpacking moves no rows: even and odd groups are
+    multiplied with their own inputs.
+
+    Attributes:
+        values: `[in, out]` int8, or `[in / 2, out]` int8 with two values each.
+        scales: `[groups, out]` float32; a group is `in / groups` rows.
+        bits: 8 or 4. Static.
+    """
+
+    values: jax.Array
+    scales: jax.Array
+    bits: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(in, out)`."""
+        rows, columns = self.values.shape
+        return rows * 8 // self.bits, columns
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the matrix that it stands for."""
+        return self.scales.dtype
+
+
+Matrix = jax.Array | QuantisedMatrix
+"""A matrix that `linear` multiplies with."""
+
+
+def quantise(weight: jax.Array, bits: int) -> QuantisedMatrix:
+    """Rounds a matrix to the nearest multiples of its scales.
+
+    Args:
+        weight: `[in, out]`, finite.
+        bits: 8 with a scale per column; 4 with one per column and group of
+            `GROUP_SIZE` rows, for which see `has_groups`. Static.
+    """
+    rows, columns = weight.shape
+    groups = 1 if bits == 8 else max(rows // GROUP_SIZE, 2)
+    grouped = weight.astype(jnp.float32).reshape(groups, -1, columns)
+    limit = 2 ** (bits - 1)
+    scales = jnp.abs(grouped).max(axis=1, keepdims=True) / (limit - 0.5)
+    # A column of zeros, or of numbers whose scale float32 cannot hold, is zero.
+    is_scale = scales >= jnp.finfo(jnp.float32).tiny
+    steps = jnp.round(grouped / jnp.where(is_scale, scales, jnp.inf))
+    values = jnp.clip(steps, -limit, limit - 1).astype(jnp.int8)
+    if bits == 4:
+        values = (values[::2] & 15) | (values[1::2] << 4)
+    return QuantisedMatrix(
+        values=values.reshape(-1, columns), scales=scales[:, 0], bits=bits
+    )
+
+
+def dequantise(weight: QuantisedMatrix) -> jax.Array:
+    """Returns the float32 matrix `[in, out]` that a quantised one stands for."""
+    parts = [values * scales[:, None] for values, scales in unpack(weight)]
+    return jnp.stack(parts, axis=1).reshape(weight.shape)
+
+
+def unpack(weight: QuantisedMatrix) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns the integers, int8 `[groups, rows, out]`, with scales `[groups, out]`.
+
+    Of 4 bits there are two such pairs: the even groups and the odd ones.
+    """
+    values, scales = weight.values, weight.scales
+    count = 8 // weight.bits
+    values = values.reshape(len(scales) // count, -1, values.shape[1])
+    if count == 1:
+        return [(values, scales)]
+    return [((values << 4) >> 4, scales[::2]), (values >> 4, scales[1::2])]
+
+
+def has_groups(rows: int, bits: int) -> bool:
+    """Returns whether so many rows can be cut into groups, an even number of them."""
+    return bits == 8 or rows % (2 * min(GROUP_SIZE, rows // 2)) == 0
+
+
+def map_matrices(change: Callable[..., Any], params: Any, *others: Any) -> Any:
+    """Returns a model with its decoder layers' matrices changed.
+
+    Embedding, output head, norms, biases and routers stay.
+
+    Args:
+        change: From a matrix, and what the others have in its place, to what takes it.
+        params: A pytree of weights, of their shapes or of what else stands for them;
+            none is quantised.
+        others: Pytrees of the same structure.
+    """
+
+    def one(path: tuple[Any, ...], leaf: Any, *more: Any) -> Any:
+        return change(leaf, *more) if path[-1].name in _MATRICES else leaf
+
+    return jax.tree_util.tree_map_with_path(one, params, *others)
+
+
+def quantise_layers(params: Any, bits: int) -> Any:
+    """Returns a model whose decoder layers' matrices are quantised.
+
+    Args:
+        params: A pytree of weights, or of their shapes.
+        bits: 8 or 4.
+    """
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.eval_shape(lambda weight: quantise(weight, bits), leaf)
+        return quantise(leaf, bits)
+
+    return map_matrices(change, params)
+
+
+def bits_of(params: Any) -> int | None:
+    """Returns the bits of a model's quantised matrices, `None` if it has none."""
+    leaves = jax.tree.leaves(params, is_leaf=_is_quantised)
+    return next((leaf.bits for leaf in leaves if _is_quantised(leaf)), None)
+
+
+def num_bytes(params: Any) -> int:
+    """Returns what the weights of a model, or weights of their shapes, take."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+def _is_quantised(leaf: Any) -> bool:
+    return isinstance(leaf, QuantisedMatrix)

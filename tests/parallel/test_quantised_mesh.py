@@ -1,0 +1,78 @@
+"""Quantised targets over several devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh
+
+from eagle_jax.checkpoints.pair import target_shapes
+from eagle_jax.cli.placing import target_shardings
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parallel import Placement, split_rules
+from tests.helpers import SMALL_LAYER, refused
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_CONFIG = TransformerConfig(
+    layer=SMALL_LAYER, num_layers=1, vocab_size=64, max_positions=64
+)
+
+
+def _placement(tensor: int) -> Placement:
+    mesh = AbstractMesh((1, 1, tensor), ("data", "kv", "query"))
+    # Shardings are asked where things lie, never for devices.
+    return Placement(mesh=mesh, target=split_rules(mesh, _CONFIG.layer))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_integers_and_scales_lie_as_their_matrix_does(bits: int) -> None:
+    shapes = target_shapes(_CONFIG, bits)
+    shardings = target_shardings(_placement(2), _CONFIG, bits)
+    mlp, held = shapes.layers[0].mlp, shardings.layers[0].mlp
+
+    def parts(name: str) -> tuple[tuple[int, ...], ...]:
+        weight, sharding = getattr(mlp, name), getattr(held, name)
+        pairs = (weight.values, sharding.values), (weight.scales, sharding.scales)
+        return tuple(one.shard_shape(leaf.shape) for leaf, one in pairs)
+
+    rows, groups = (32, 1) if bits == 8 else (16, 2)
+    assert parts("up") == ((rows, 24), (groups, 24))
+    # Split over its inputs: a scale of all rows is on every device.
+    assert parts("down") == ((rows * 3 // 4, 32), (1, 32))
+
+
+def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
+    target_shardings(_placement(4), _CONFIG, 8)
+    refused(
+        lambda: target_shardings(_placement(4), _CONFIG, 4),
+        "int4 weights",
+        "2 groups",
+        "tensor axis",
+    )
+
+
+def test_two_devices_load_and_decode_what_one_does(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    flags = os.environ.get("XLA_FLAGS", "")
+    cache = str(jax.config.values["jax_compilation_cache_dir"])
+    module = "tests.parallel.quantised_on_two_devices"
+    process = subprocess.run(
+        [sys.executable, "-m", module, str(tiny_pair), str(tmp_path)],
+        cwd=_REPOSITORY,
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=2",
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == ["equal 8", "equal 4", "done"]
