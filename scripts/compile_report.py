@@ -1,16 +1,20 @@
-"""Compiles the whole generation for TPUs that are not at hand, and says what comes out.
+"""Compiles generation and training for TPUs that are not at hand; says what comes out.
 
     pip install ".[tpu]"
     python scripts/compile_report.py --output docs/compile.md
-    python scripts/compile_report.py --only "Llama-3-8B v5e:2x2"
+    python scripts/compile_report.py --only "Llama-3-8B v5e:2x2" --layers 2
 
-Takes a minute or more per case: the layers of a model are compiled one by one.
+Takes minutes per case: the layers of a model are compiled one by one. So a report can
+be made in pieces: rows of an earlier one that are not compiled now stay in it.
 """
 
 import argparse
 import dataclasses
+import importlib.metadata
 import importlib.util
+import itertools
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -19,17 +23,22 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+# Several may compile at once: none holds a TPU.
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+import jax
 
 from eagle_jax.cli.command import run_command, say
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.compilation import (
     HBM_GIB,
+    PROGRAMS,
     Case,
     Report,
     compile_case,
 )
-from eagle_jax.evaluation.tables import markdown
+from eagle_jax.evaluation.tables import NOTHING, markdown
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -37,18 +46,44 @@ from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import parse_mesh
 from eagle_jax.training.files import write_whole
 
-_GIB = 2**30
+_GIB, _MIB = 2**30, 2**20
+_KEY = ("model", "topology", "mesh", "rows", "program")
 _HEADER = (
-    *("model", "topology", "mesh", "program", "arguments GiB", "temporaries GiB"),
-    *("HBM GiB", "cache GiB", "aliased", "cache copies", "host calls"),
-    *("collectives in loops", "compile s"),
+    *_KEY,
+    *("HBM GiB", "arguments", "temporaries", "changed", "in place"),
+    *("cache copies", "host calls", "collectives", "at most", "MiB moved"),
+    "compile s",
 )
 _WORDS = """\
-Per chip, bfloat16, batch size 1, the head included. *Arguments* are weights, caches and
-requests; the tables that a head borrows from its target are counted twice, though a run
-has them once. *Aliased* says whether the caches' memory is taken over by the results.
-*Collectives* are instructions in the loops of a program: each runs once per round or
-token, those that find the argmax of an accepted node once per accepted level."""
+# Compiled for TPUs
+
+`scripts/compile_report.py` sends these programs through the TPU compiler, for which no
+TPU is needed, and reads this table from what comes out (last with jax {jax} and libtpu
+{libtpu}). Sizes are GiB per chip; weights are bfloat16; the EAGLE head is included.
+
+- **Programs.** *prefill* reads prompts of 512 tokens; *round* is the loop over all
+  rounds (60 nodes, of 70B models 48; depth 6, width 10), *token* the loop of plain
+  decoding, both with {slots} cache slots; *training step* is one step of the head over
+  rows of 2,048 tokens, target included, with a float32 head and AdamW.
+- **Sizes.** *Arguments* are weights, caches and requests; the tables that a head
+  borrows from its target are counted twice, though a run has them once. *Temporaries*
+  are all memory beside them and the results. *Changed* are all caches, or the head and
+  its optimizer; *in place* says whether the results take over their memory.
+- **Copies** of a whole cache, **host calls** and **collectives** are instructions. Of
+  *round* and *token* they are those inside the loop: each runs once per round or token,
+  those that find the argmax of an accepted node once per accepted level. Of the others
+  they are all.
+- **At most** is the rule: a layer needs two all-reduces, and a table that is split over
+  the vocabulary one to look tokens up, two to find the likeliest (value and place) and
+  one for the sum that makes it a probability. With `L` layers and depth `D` a token
+  takes `2 L + 3` and a round `2 L + 3 + 6 D`, whatever the batch and the tree's width;
+  the compiler may join some. In a mixture each expert has one of a layer's two, and
+  only those run whose expert is chosen.
+- **Compile s** is processor time, all cores together.
+
+Nothing runs on a TPU here: there are no speeds, and no tokens to compare. `jax.export`
+writes the same programs into one file for CPUs, CUDA GPUs and TPUs;
+`tests/decoding/test_export.py` shows how."""
 
 
 def _target(
@@ -95,12 +130,16 @@ _MODELS = {
     "Llama-3-70B": _target((8192, 28672, 80, 64, 8, 128256), theta=5e5),
     "Mixtral-8x7B": _target((4096, 14336, 32, 32, 8, 32000), theta=1e6, experts=8),
 }
+# Model, topology, mesh, nodes, rows of a batch, rows of a training step.
 _RUNS = (
-    ("Llama-3-8B", "v5e:2x2", "tensor=4", 60),
-    ("Llama-3-8B", "v6e:2x2", "tensor=4", 60),
-    ("Llama-2-70B", "v5p:2x2x2", "tensor=8", 48),
-    ("Llama-3-70B", "v5p:2x2x2", "tensor=8", 48),
-    ("Mixtral-8x7B", "v6e:2x2", "tensor=4", 60),
+    ("Llama-3-8B", "v5e:2x2", "tensor=4", 60, 1, 1),
+    ("Llama-3-8B", "v5e:2x2", "tensor=4", 60, 8, 4),
+    ("Llama-3-8B", "v6e:1x1", "tensor=1", 60, 1, 1),
+    ("Llama-3-8B", "v6e:2x2", "tensor=4", 60, 1, 4),
+    ("Llama-3-8B", "v6e:2x2", "data=2,tensor=2", 60, 8, 4),
+    ("Llama-2-70B", "v5p:2x2x2", "tensor=8", 48, 1, 4),
+    ("Llama-3-70B", "v6e:4x4", "tensor=16", 48, 1, 4),
+    ("Mixtral-8x7B", "v6e:2x2", "tensor=4", 60, 1, 1),
 )
 
 
@@ -112,11 +151,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Compile the whole generation for TPUs that are not at hand."
+        description="Compile generation and training for TPUs that are not at hand."
     )
     add = parser.add_argument
-    names = [f"{name} {topology}" for name, topology, _, _ in _RUNS]
-    add("--only", nargs="+", metavar="CASE", choices=names, help=", ".join(names))
+    names = ", ".join(_label(case) for case in _every_case())
+    add("--only", metavar="CASE", help=f"those that begin so: {names}")
+    add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
     add("--layers", type=int, help="compile as many layers only, to have it quickly")
     add("--output", type=Path, metavar="FILE", help="markdown; without one, print it")
     return parser.parse_args(argv)
@@ -129,65 +169,131 @@ def _report(arguments: argparse.Namespace) -> int:
         )
     if arguments.layers is not None:
         require(arguments.layers >= 1, "--layers", arguments.layers, "at least 1")
-    rows = []
-    for case in _cases(arguments):
-        name = f"{case.name} {case.topology}"
-        say(f"compiling {name}")
-        for report in compile_case(case):
-            say(f"{name}: {report.program}, {report.seconds:.0f} s")
-            rows.append(_row(case, report))
-    text = f"{_WORDS}\n\n{markdown(_HEADER, rows)}\n"
-    if arguments.output is None:
-        print(text)
-    else:
-        write_whole(
-            arguments.output,
-            lambda part: _write(part, f"# Compiled for TPUs\n\n{text}"),
-        )
-        print(f"wrote {arguments.output}")
-    return 0
-
-
-def _cases(arguments: argparse.Namespace) -> list[Case]:
-    cases = []
-    for name, topology, mesh, num_nodes in _RUNS:
-        if arguments.only and f"{name} {topology}" not in arguments.only:
+    rows = {} if arguments.output is None else _read(arguments.output)
+    refused, wanted = 0, list[str](arguments.programs)
+    for case, program in itertools.product(_chosen(arguments), wanted):
+        name = f"{_label(case)}: {program}"
+        try:
+            (report,) = compile_case(case, (program,))
+        except jax.errors.JaxRuntimeError as error:
+            say(f"{name}: the compiler refuses it: {str(error).splitlines()[0]}")
+            refused += 1
             continue
-        target = _MODELS[name]
-        layers = arguments.layers or target.num_layers
-        target = dataclasses.replace(target, num_layers=min(layers, target.num_layers))
-        case = Case(
+        say(f"{name}, {report.seconds:.0f} s")
+        row = _row(case, report)
+        rows[tuple(row[: len(_KEY)])] = row
+        if arguments.output is not None:
+            _write(arguments.output, rows)
+    if arguments.output is None:
+        print(markdown(_HEADER, rows.values()))
+    else:
+        print(f"wrote {arguments.output}")
+    return 1 if refused else 0
+
+
+def _every_case() -> list[Case]:
+    return [
+        Case(
             name=name,
-            target=target,
-            head=_head(target),
+            target=_MODELS[name],
+            head=_head(_MODELS[name]),
             topology=topology,
             mesh=parse_mesh(mesh),
             tree=TreeConfig(num_nodes=num_nodes, depth=6, width=10),
+            batch_size=batch_size,
+            training_rows=training_rows,
         )
-        cases.append(case)
-    return cases
+        for name, topology, mesh, num_nodes, batch_size, training_rows in _RUNS
+    ]
+
+
+def _label(case: Case) -> str:
+    return f"{case.name} {case.topology} {case.mesh} rows={case.batch_size}"
+
+
+def _chosen(arguments: argparse.Namespace) -> list[Case]:
+    """Returns the cases to compile.
+
+    Raises:
+        InputError: If none begins with what was asked for.
+    """
+    cases = _every_case()
+    if arguments.only is not None:
+        cases = [case for case in cases if _label(case).startswith(arguments.only)]
+    if not cases:
+        names = ", ".join(_label(case) for case in _every_case())
+        raise InputError(f"--only {arguments.only!r}: no case begins so; see {names}")
+    if arguments.layers is None:
+        return cases
+    return [_cut(case, arguments.layers) for case in cases]
+
+
+def _cut(case: Case, layers: int) -> Case:
+    target = dataclasses.replace(case.target, num_layers=layers)
+    name = f"{case.name} ({layers} layers)"
+    return dataclasses.replace(case, name=name, target=target)
 
 
 def _row(case: Case, report: Report) -> list[str]:
     collectives = [f"{n} {name}" for name, n in sorted(report.collectives.items())]
+    is_training = report.program == "training step"
+    is_loop = report.program in ("round", "token")
+    most = report.most_collectives
     return [
         case.name,
         case.topology,
         str(case.mesh),
+        str(case.training_rows if is_training else case.batch_size),
         report.program,
+        f"{HBM_GIB[case.topology.split(':')[0]]:g}",
         f"{report.arguments / _GIB:.2f}",
         f"{report.temporaries / _GIB:.2f}",
-        f"{HBM_GIB[case.topology.split(':')[0]]:g}",
-        f"{report.caches / _GIB:.2f}",
-        "yes" if report.aliased >= report.caches else "no",
-        str(len(report.copies)),
+        f"{report.state / _GIB:.2f}" if report.state else NOTHING,
+        ("yes" if report.is_in_place else "no") if report.state else NOTHING,
+        str(len(report.copies)) if is_loop else NOTHING,
         str(len(report.host_calls)),
         ", ".join(collectives) or "none",
+        NOTHING if most is None else str(most),
+        f"{report.moved / _MIB:.1f}",
         f"{report.seconds:.0f}",
     ]
 
 
-def _write(path: Path, text: str) -> None:
+def _read(path: Path) -> dict[tuple[str, ...], list[str]]:
+    """Returns the rows of an earlier report by model, place and program.
+
+    Raises:
+        InputError: If the file is something else.
+    """
+    if not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    table = [line.strip("| ") for line in lines if line.startswith("|")]
+    cells = [re.split(r"\s*\|\s*", line) for line in table]
+    if not cells or tuple(cells[0]) != _HEADER:
+        raise InputError(f"{path} is no report of this command; give another file")
+    return {tuple(row[: len(_KEY)]): row for row in cells[2:]}
+
+
+def _write(path: Path, rows: dict[tuple[str, ...], list[str]]) -> None:
+    """Writes the report, in the order in which cases and programs are named here."""
+    places = [(c.name, c.topology, str(c.mesh)) for c in _every_case()]
+
+    def order(row: list[str]) -> tuple[int, int, int]:
+        place = (row[0], row[1], row[2])
+        first = places.index(place) if place in places else len(places)
+        return first, PROGRAMS.index(row[4]), int(row[3])
+
+    words = _WORDS.format(
+        slots=f"{_every_case()[0].num_slots:,}",
+        jax=importlib.metadata.version("jax"),
+        libtpu=importlib.metadata.version("libtpu"),
+    )
+    text = f"{words}\n\n{markdown(_HEADER, sorted(rows.values(), key=order))}\n"
+    write_whole(path, lambda part: _fill(part, text))
+
+
+def _fill(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 

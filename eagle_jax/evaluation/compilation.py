@@ -1,4 +1,4 @@
-"""The whole generation through the compiler of machines that are not at hand.
+"""The whole generation and a training step through the compiler of other machines.
 
 Weights, caches and requests are shapes only: nothing is allocated, and a 70B model
 compiles on a laptop. What comes out is what the machine would run.
@@ -6,7 +6,9 @@ compiles on a laptop. What comes out is what the machine would run.
 
 import dataclasses
 import functools
+import math
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,13 +21,24 @@ from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, Placement, place
+from eagle_jax.parallel.placement import Program
 from eagle_jax.testing import programs
+from eagle_jax.training.config import LossConfig, OptimizerConfig
+from eagle_jax.training.layout import state_shardings
+from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.step import StepConfig, init_state, train_step
 
 HBM_GIB = {"v5e": 16.0, "v6e": 32.0, "v5p": 95.0}
 """Memory of a chip, by the name in front of a topology's colon."""
+
+PROGRAMS = ("prefill", "round", "token", "training step")
+"""What is compiled: "round" is all rounds, "token" is plain decoding."""
+
+_LOOPS = ("round", "token")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +56,9 @@ class Case:
             copies of the cache are found by their shape.
         prompt_length: Of the padded prompt.
         batch_size: `B`.
-        dtype: Of weights and caches.
+        training_rows: Of a training step.
+        row_length: Tokens of each of these rows.
+        dtype: Of weights and caches; a head in training is float32.
     """
 
     name: str
@@ -55,6 +70,8 @@ class Case:
     max_length: int = 2100
     prompt_length: int = 512
     batch_size: int = 1
+    training_rows: int = 4
+    row_length: int = 2048
     dtype: str = "bfloat16"
 
     @property
@@ -62,97 +79,203 @@ class Case:
         """`S` of its caches."""
         return round_up_slots(self.max_length, depth=self.tree.levels)
 
-    @property
-    def cache_shape(self) -> tuple[int, ...]:
-        """Keys or values of one of the target's layers, on one device."""
-        layer, mesh = self.target.layer, self.mesh
-        rows = self.batch_size // mesh.data
-        heads = max(layer.num_kv_heads // mesh.tensor, 1)
-        return (rows, heads, self.num_slots, layer.head_dim)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
     """What a compiled program is, per device.
 
+    Where it decodes, instructions are those of its loops, otherwise all of them.
+
     Attributes:
-        program: "prefill", "round" for all rounds, or "token" for plain decoding.
-        seconds: That compiling took.
-        arguments: Bytes of weights, caches and requests.
+        program: One of `PROGRAMS`.
+        seconds: Of processor time that compiling took, on all cores together.
+        arguments: Bytes of weights, caches, requests and states.
         temporaries: Bytes beside them.
+        results: Bytes that are no argument's memory.
         aliased: Bytes of arguments whose memory the results take over.
-        caches: Bytes of all caches of the target.
-        copies: Instructions in loops that copy a whole cache.
-        host_calls: Instructions in loops that wait for the host.
-        collectives: Instructions in loops that move data between devices, by name.
+        state: Bytes that it changes: all caches, or a head and its optimizer. 0 for a
+            prefill, which makes them.
+        copies: Instructions that copy a whole cache.
+        host_calls: Instructions that wait for the host.
+        collectives: Instructions that move data between devices, by name.
+        moved: Bytes that a device gets from them.
+        most_collectives: How many there may be, `None` where no rule says so.
     """
 
     program: str
     seconds: float
     arguments: int
     temporaries: int
+    results: int
     aliased: int
-    caches: int
+    state: int
     copies: list[str]
     host_calls: list[str]
     collectives: dict[str, int]
+    moved: int
+    most_collectives: int | None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the results take over the memory of what changes."""
+        return self.aliased >= self.state
 
 
-def compile_case(case: Case) -> list[Report]:
-    """Compiles prefill, all rounds and plain decoding of a case.
+def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]:
+    """Compiles the programs of a case, one after the other.
+
+    Args:
+        case: See there.
+        only: Which of `PROGRAMS`.
 
     Raises:
-        jax.errors.JaxRuntimeError: If the compiler refuses, for instance because the
+        jax.errors.JaxRuntimeError: If the compiler refuses, for instance because a
             program does not fit the chip.
     """
+    # A host of one chip has to be asked for.
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if case.mesh.num_devices == 1 else {}
     devices = topologies.get_topology_desc(
-        platform="tpu", topology_name=case.topology
+        platform="tpu", topology_name=case.topology, **alone
     ).devices
+    placement, params = _placed_params(case, devices)
+    if set(only) - {"training step"}:
+        yield from _decoding(case, placement, params, only)
+    if "training step" in only:
+        yield _training(case, placement, params)
+
+
+def most_collectives(case: Case, program: str) -> int | None:
+    """Returns how many collectives a loop needs where each row's work is split.
+
+    A layer needs two, one of them for each expert of a mixture. Tables that are split
+    over the vocabulary need one to look tokens up, two to find the likeliest, its value
+    and its place, and one more for the sum that makes it a probability. A round runs
+    the target once and the head `D` times, and looks for the likeliest once more per
+    node that it accepts.
+
+    Args:
+        case: See there.
+        program: One of `PROGRAMS`.
+    """
+    if program not in _LOOPS:
+        return None
+    if case.mesh.tensor == 1:
+        return 0
+    lookup, likeliest, total = 1, 2, 1
+    layer = 1 + max(case.target.layer.num_experts, 1)
+    target = lookup + layer * case.target.num_layers + likeliest
+    head = lookup + 2 + likeliest + total
+    return target + (head * case.tree.levels if program == "round" else 0)
+
+
+def _decoding(
+    case: Case, placement: Placement, params: Params, only: Sequence[str]
+) -> Iterator[Report]:
     target = Transformer(config=case.target, dtype=case.dtype)
     model = EagleHead(config=case.head, dtype=case.dtype)
     drafter = TreeDrafter(model=model, tree=case.tree)
-    placement, params = _placed_params(case, devices)
     requests = _shapes(_requests(case), placement)
-    settings = {"num_slots": case.num_slots, "acceptance": "greedy"}
-    prefill = functools.partial(speculative.prefill, target, drafter, **settings)
+    slots, greedy = {"num_slots": case.num_slots}, {"acceptance": "greedy"}
+    prefill = functools.partial(speculative.prefill, target, drafter, **slots, **greedy)
+    plain = functools.partial(autoregressive.prefill, target, **slots, greedy=True)
     state = _shapes(jax.eval_shape(prefill, params, requests), placement)
-    rounds = functools.partial(
-        speculative.decode, target, drafter, acceptance=settings["acceptance"]
-    )
-    plain = functools.partial(
-        autoregressive.prefill, target, num_slots=case.num_slots, greedy=True
-    )
     plain_state = _shapes(jax.eval_shape(plain, params.target, requests), placement)
+    rounds = functools.partial(speculative.decode, target, drafter, **greedy)
     token = functools.partial(autoregressive.decode, target, greedy=True)
-    every = (
-        ("prefill", prefill, (params, requests), False),
-        ("round", rounds, (params, requests, state), True),
-        ("token", token, (params.target, requests, plain_state), True),
+    every = {
+        "prefill": (prefill, (params, requests), state),
+        "round": (rounds, (params, requests, state), state),
+        "token": (token, (params.target, requests, plain_state), plain_state),
+    }
+    for name, (program, inputs, changed) in every.items():
+        if name in only:
+            spread = _spread(case, placement, program, donates_state=name in _LOOPS)
+            yield _compile(case, name, spread, inputs, _caches(changed))
+
+
+def _spread(
+    case: Case, placement: Placement, program: Program, *, donates_state: bool
+) -> Any:
+    """Returns the program that the devices run; one alone runs it as it is."""
+    if case.mesh.num_devices == 1:
+        return jax.jit(program, donate_argnums=(2,) if donates_state else ())
+    return placement.spread(program, donates_state=donates_state)
+
+
+def _training(case: Case, placement: Placement, params: Params) -> Report:
+    """Compiles a step, placed as a run of `training.loop` places it."""
+    config = StepConfig(
+        target=Transformer(config=case.target, dtype=case.dtype),
+        head=case.head,
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        steps=10_000,
+        dtype=case.dtype,
     )
-    return [
-        _compile(case, name, placement.spread(program, donates_state=donates), inputs)
-        for name, program, inputs, donates in every
-    ]
+    shardings = state_shardings(config, placement)
+    state = _with(jax.eval_shape(lambda: init_state(config, 0)), shardings)
+    shape = (case.training_rows, case.row_length)
+    numbers = np.zeros(shape, np.int32)
+    rows = PackedRows(
+        tokens=numbers,
+        segments=numbers,
+        positions=numbers,
+        loss_mask=numbers.astype(bool),
+    )
+    step = jax.jit(
+        functools.partial(train_step, config=config),
+        donate_argnums=(0,),
+        out_shardings=(shardings, placement.everywhere),
+    )
+    inputs = (state, params.target, _shapes(rows, placement), None)
+    return _compile(case, "training step", step, inputs, jax.tree.leaves(state))
 
 
-def _compile(case: Case, name: str, program: Any, inputs: tuple[Any, ...]) -> Report:
-    started = time.perf_counter()
+def _compile(
+    case: Case, name: str, program: Any, inputs: tuple[Any, ...], changed: list[Any]
+) -> Report:
+    """Compiles a program that changes or makes some arrays."""
+    started = time.process_time()
     compiled = program.lower(*inputs).compile()
-    seconds = time.perf_counter() - started
-    memory = compiled.memory_analysis()
-    lines = programs.loop_lines(compiled.as_text())
-    one_array = int(np.prod(case.cache_shape)) * np.dtype(case.dtype).itemsize
+    seconds = time.process_time() - started
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    in_loops = programs.loop_lines(text)
+    lines = in_loops if name in _LOOPS else programs.every_line(text)
+    parts = {x.sharding.shard_shape(x.shape) for x in changed}
     return Report(
         program=name,
         seconds=seconds,
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
+        results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
-        caches=2 * case.target.num_layers * one_array,
-        copies=programs.find_copies(lines, case.cache_shape),
+        state=0 if name == "prefill" else sum(map(_bytes_of_part, changed)),
+        copies=[
+            line
+            for part in (parts if name in _LOOPS else ())
+            for line in programs.find_copies(in_loops, part)
+        ],
         host_calls=programs.find_host_calls(lines),
         collectives=programs.count_collectives(lines),
+        moved=programs.moved_bytes(lines),
+        most_collectives=most_collectives(case, name),
     )
+
+
+def _bytes_of_part(array: Any) -> int:
+    """Returns what an array takes on each of its devices."""
+    part = array.sharding.shard_shape(array.shape)
+    return math.prod(part) * np.dtype(array.dtype).itemsize
+
+
+def _caches(state: Any) -> list[Any]:
+    """Returns the keys and values of all layers, the head's included."""
+
+    def is_layer(x: Any) -> bool:
+        return isinstance(x, KeyValues)
+
+    layers = filter(is_layer, jax.tree.leaves(state, is_leaf=is_layer))
+    return jax.tree.leaves(list(layers))
 
 
 def _placed_params(case: Case, devices: Any) -> tuple[Placement, Params]:

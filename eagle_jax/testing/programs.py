@@ -1,6 +1,7 @@
-"""What a compiled program does inside its loops, read from its optimised HLO."""
+"""What a compiled program does, read from its optimised HLO."""
 
 import collections
+import math
 import re
 from collections.abc import Sequence
 
@@ -17,7 +18,20 @@ _CALLED = re.compile(
     r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(")
+_TUPLE = r"\([^()]*\)"
+for _ in range(3):  # Layouts have parentheses too.
+    _TUPLE = rf"\([^()]*(?:{_TUPLE}[^()]*)*\)"
+_OPERATION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = ({_TUPLE}|\S+) ([\w\-]+)\(")
+_ARRAY = re.compile(r"\b[a-z]+(\d+)\w*\[([\d,]*)\]")
+
+
+def every_line(text: str) -> list[str]:
+    """Returns all instructions of a program.
+
+    Args:
+        text: Of `jax.stages.Compiled.as_text`.
+    """
+    return [line for lines in _computations(text).values() for line in lines]
 
 
 def loop_lines(text: str) -> list[str]:
@@ -62,22 +76,37 @@ def count_collectives(lines: Sequence[str]) -> dict[str, int]:
     return dict(found)
 
 
+def moved_bytes(lines: Sequence[str]) -> int:
+    """Returns how many bytes a device gets from all collectives together.
+
+    An asynchronous one counts where it ends.
+    """
+    moved = 0
+    for line in lines:
+        kind, name = _operation(line)
+        if name.removesuffix("-done") in COLLECTIVES:
+            moved += sum(size for size, _ in _arrays(kind))
+    return moved
+
+
 def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
     """Returns the instructions that copy a whole array of one shape.
 
-    Moves into a TPU's vector memory and back are none: small arrays are brought there
-    before they are read.
+    The copy may have its axes in another order. Moves into a TPU's vector memory and
+    back are none: small arrays are brought there before they are read.
 
     Args:
-        lines: Of `loop_lines`.
+        lines: Of `loop_lines` or `every_line`.
         shape: As it is on one device. Give it a size that nothing else has: only
             whole shapes are compared.
     """
-    wanted = f"[{','.join(map(str, shape))}]"
+    wanted = _without_order(shape)
     found = []
     for line in lines:
         kind, name = _operation(line)
-        if name in _COPIES and wanted in kind and _VECTOR_MEMORY not in kind:
+        if name not in _COPIES or _VECTOR_MEMORY in kind:
+            continue
+        if any(_without_order(sizes) == wanted for _, sizes in _arrays(kind)):
             found.append(line.strip())
     return found
 
@@ -96,6 +125,19 @@ def _operation(line: str) -> tuple[str, str]:
     """Returns the result's type and the operation of an instruction."""
     match = _OPERATION.match(line)
     return (match[1], match[2]) if match else ("", "")
+
+
+def _arrays(kind: str) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns bytes and shape of each array of a type."""
+    found = []
+    for bits, sizes in _ARRAY.findall(kind):
+        shape = tuple(int(size) for size in sizes.split(",") if size)
+        found.append((math.prod(shape) * int(bits) // 8, shape))
+    return found
+
+
+def _without_order(shape: Sequence[int]) -> list[int]:
+    return sorted(size for size in shape if size != 1)
 
 
 def _called(line: str) -> list[str]:

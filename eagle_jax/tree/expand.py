@@ -49,17 +49,21 @@ def top_children(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
         `[..., K]` int32 tokens and `[..., K]` float32 log probabilities, in
         descending order.
     """
-    logits = logits.astype(jnp.float32)
+    rows = logits.shape[:-1]
+    # As a matrix: where devices hold parts of the vocabulary, XLA ranks each part where
+    # it lies and joins the winners, but of any other shape it gathers the whole.
+    logits = logits.astype(jnp.float32).reshape(-1, logits.shape[-1])
     count = min(width, logits.shape[-1])
     # Without the barrier XLA folds the slices below into the sort that top_k stands
     # for, no longer sees a top-k in it, and sorts the vocabulary: 150 times slower.
     best, tokens = jax.lax.optimization_barrier(jax.lax.top_k(logits, count))
     # The maximum is the first of the top: no second pass over the vocabulary.
-    total = jnp.exp(logits - best[..., :1]).sum(axis=-1, keepdims=True)
-    log_probs = best - best[..., :1] - jnp.log(total)
-    missing = [(0, 0)] * (logits.ndim - 1) + [(0, width - count)]
+    total = jnp.exp(logits - best[:, :1]).sum(axis=-1, keepdims=True)
+    log_probs = best - best[:, :1] - jnp.log(total)
+    missing = [(0, 0), (0, width - count)]
     tokens = jnp.pad(tokens.astype(jnp.int32), missing)
-    return tokens, jnp.pad(log_probs, missing, constant_values=-jnp.inf)
+    log_probs = jnp.pad(log_probs, missing, constant_values=-jnp.inf)
+    return tokens.reshape(*rows, width), log_probs.reshape(*rows, width)
 
 
 def draw_children(

@@ -3,7 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.testing.programs import find_copies, find_host_calls, loop_lines
+from eagle_jax.testing.programs import (
+    count_collectives,
+    find_copies,
+    find_host_calls,
+    loop_lines,
+    moved_bytes,
+)
 
 
 def test_a_call_of_the_host_is_found_in_a_loop_alone() -> None:
@@ -32,3 +38,26 @@ def test_a_copy_of_a_whole_array_is_found_by_its_shape() -> None:
     lines = loop_lines(text)
     assert find_copies(lines, (37, 37))
     assert not find_copies(lines, (37, 38))
+
+
+def test_a_copy_is_found_in_any_order_of_axes() -> None:
+    lines = [
+        "  %a = bf16[2,1,128,2112]{2,3,1,0:T(8,128)(2,1)} transpose(%x)",
+        "  ROOT %b = (bf16[2,2112,128]{2,1,0}, u32[]{:S(2)}) copy-start(%x)",
+        "  %c = bf16[1,2,2112,128]{3,2,1,0:T(8,128)(2,1)S(1)} copy(%x)",
+        "  %d = bf16[1,2,2112,128]{3,2,1,0} dynamic-update-slice(%x, %y)",
+        "  %e = bf16[1,2,2112,64]{3,2,1,0} copy(%x)",
+    ]
+    found = find_copies(lines, (1, 2, 2112, 128))
+    assert found == [lines[0].strip(), lines[1].strip()]
+
+
+def test_collectives_count_once_and_their_bytes_where_they_end() -> None:
+    lines = [
+        "  %a = ((bf16[1,8]{1,0:T(8,128)(2,1)}), bf16[4,8]{1,0}) all-gather-start(%x)",
+        "  %b = bf16[4,8]{1,0:T(8,128)(2,1)S(1)} all-gather-done(%a)",
+        "  ROOT %c = (f32[2]{0:T(128)}, s32[3]{0:T(128)}) all-reduce(%x, %y)",
+        "  %d = f32[1000]{0} add(%all-reduce.1, %x)",
+    ]
+    assert count_collectives(lines) == {"all-gather": 1, "all-reduce": 1}
+    assert moved_bytes(lines) == 4 * 8 * 2 + 2 * 4 + 3 * 4

@@ -225,6 +225,29 @@ def test_top_children_are_the_likeliest_tokens(seed, width, vocab_size):
     np.testing.assert_allclose(log_probs, [expected[t] for t in best], atol=5e-6)
 
 
+@given(
+    seed=SEEDS,
+    rows=st.sampled_from([(), (3,), (2, 3), (1, 2, 2)]),
+    vocab_size=st.sampled_from([1, 5, 40]),
+)
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_top_children_rank_each_row_alone(seed, rows, vocab_size):
+    rng = np.random.default_rng(seed)
+    # Few values: most are tied, and some tokens are impossible.
+    logits = rng.choice([-1.0, 0.0, 0.5, -math.inf], size=(*rows, vocab_size))
+    logits[..., rng.integers(vocab_size)] = 0.0
+    tokens, log_probs = top_children(jnp.array(logits, jnp.float32), width=4)
+    assert tokens.shape == log_probs.shape == (*rows, 4)
+    for row in np.ndindex(*rows):
+        best = np.argsort(-logits[row], kind="stable")[:4]
+        missing = [0] * (4 - len(best))
+        np.testing.assert_array_equal(tokens[row], [*best, *missing])
+        law = logits[row][best] - np.log(np.exp(logits[row]).sum())
+        expected = [*law, *(-math.inf for _ in missing)]
+        # float32 against float64: a few units in the last place of small numbers.
+        np.testing.assert_allclose(log_probs[row], expected, atol=2e-6)
+
+
 def test_top_children_pad_a_small_vocabulary():
     tokens, log_probs = top_children(jnp.array([1.0, 1.0]), width=3)
     np.testing.assert_array_equal(tokens, [0, 1, 0])
