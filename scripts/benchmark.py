@@ -4,7 +4,7 @@
     python scripts/benchmark.py --random llama2-7b --dtype bfloat16
     python scripts/benchmark.py --target FOLDER --draft FOLDER
     python scripts/benchmark.py --training
-    python scripts/benchmark.py --contexts 256 1024 4096 16384 --repeats 7 --iterations 8
+    python scripts/benchmark.py --contexts 512 4096 16384
 
 All figures of one run are taken in turn, so ratios hold where times do not.
 """

@@ -9,7 +9,6 @@ Texts and the summary go to standard output, everything else to standard error.
 
 import argparse
 import dataclasses
-import os
 import sys
 import typing
 from pathlib import Path
@@ -29,13 +28,21 @@ from eagle_jax.cli.command import (
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
 from eagle_jax.cli.methods import check_draft
 from eagle_jax.cli.pairs import PairSource, open_pair, open_random
+from eagle_jax.cli.processes import (
+    add_mesh_flags,
+    has_processes,
+    join,
+    mesh_shape,
+    print_once,
+)
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.errors import InputError
+from eagle_jax.models.quantised import num_bytes
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parallel import MeshShape, join_processes, parse_mesh, place
+from eagle_jax.parallel import MeshShape, place
 
 _EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
@@ -82,21 +89,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--show-tree", action="store_true", help="draw the last round's tree")
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
-    add(
-        "--mesh",
-        metavar="SIZES",
-        help="use all devices, such as data=2,tensor=4: the batch is split over data, "
-        "heads, vocabulary and feed-forward layers over tensor",
-    )
-    add("--coordinator", metavar="HOST:PORT", help="of process 0, if there are more")
-    add("--num-processes", type=int, metavar="N", help="with --coordinator")
-    add("--process-id", type=int, metavar="I", help="with --coordinator: 0 to N - 1")
+    add_mesh_flags(parser)
     # What follows are settings: their defaults are in eagle_jax/config.py.
     add("--method", choices=typing.get_args(Method))
     add("--max-new-tokens", type=int)
     add("--max-length", type=int, help="prompt plus output")
     add("--batch-size", type=int)
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    add(
+        "--quantization",
+        choices=("none", "int8", "int4"),
+        help="round the matrices of the target's layers to integers",
+    )
     add("--ignore-eos", action="store_true", default=None)
     add("--temperature", type=float)
     add("--top-p", type=float)
@@ -119,28 +123,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _join_processes(arguments: argparse.Namespace) -> None:
     """Makes one of several processes; all but the first keep silent."""
-    given = (arguments.coordinator, arguments.num_processes, arguments.process_id)
-    if all(value is None for value in given):
-        return
-    if any(value is None for value in given):
-        raise InputError(
-            "--coordinator, --num-processes and --process-id belong together; give "
-            "all three or none"
-        )
-    if arguments.mesh is None:
-        raise InputError("several processes need --mesh, over the devices of all")
-    if arguments.stream or arguments.trace or arguments.show_tree:
+    if has_processes(arguments) and (
+        arguments.stream or arguments.trace or arguments.show_tree
+    ):
         raise InputError(
             "--stream, --trace and --show-tree look at every round, which several "
             "processes cannot; leave them out"
         )
-    say(f"waiting for {arguments.num_processes} processes at {arguments.coordinator}")
-    join_processes(*given)
-    # What JAX's libraries print of their connections is no text: to standard error.
-    text = os.dup(1) if arguments.process_id == 0 else os.open(os.devnull, os.O_WRONLY)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(text, "w")
-    if arguments.process_id > 0:
+    join(arguments)
+    if not print_once():
         arguments.json = None
 
 
@@ -177,6 +168,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
             with_tokenizer=True,
             method=decoding.method,
             sampled=sampled,
+            bits=decoding.bits,
         )
     needs_draft = decoding.method not in ("autoregressive", "lookup")
     draft = arguments.draft if needs_draft else None
@@ -188,12 +180,13 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
         dtype=decoding.dtype,
         method=decoding.method,
         sampled=sampled,
+        bits=decoding.bits,
     )
 
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
-    shape = None if arguments.mesh is None else parse_mesh(arguments.mesh)
+    shape = mesh_shape(arguments)
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
@@ -248,6 +241,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             "settings": names | settings,
             "versions": report.versions(),
             "device": jax.devices()[0].device_kind,
+            "target_bytes": num_bytes(pair.params.target),
             "runs": session.runs,
             "totals": sums,
         }

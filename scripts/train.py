@@ -1,6 +1,7 @@
 """Train an EAGLE-1/2 head for a target.
 
     python scripts/train.py --target FOLDER --data chats.jsonl --output RUN
+    python scripts/train.py ... --mesh data=2,tensor=4
 
 The run's folder gets `head/`, the best head in the official layout, beside the log,
 its plot and the checkpoints. The same command with `--resume` goes on where it was
@@ -17,18 +18,22 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
+from eagle_jax.checkpoints.pair import shapes_of
 from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.pairs import open_pair
+from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.training_progress import TrainingProgress
 from eagle_jax.errors import InputError
+from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
     TransformerParams,
 )
+from eagle_jax.parallel import MeshShape, Placement, place, wait_for_all
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import cache_features, read_data
 from eagle_jax.training.files import (
@@ -43,7 +48,7 @@ from eagle_jax.training.loop import (
     LogRow,
     Run,
     TrainingData,
-    check_batch,
+    check_rows,
 )
 from eagle_jax.training.step import StepConfig
 
@@ -55,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         arguments = _parse(argv)
+        join(arguments)
+        print_once()
         config = join_settings(TrainConfig, arguments.config, arguments)
         return _train(arguments, config)
 
@@ -87,6 +94,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, help="folder of the run")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")
+    add_mesh_flags(parser)
     # What follows are settings: their defaults are in eagle_jax/training/config.py.
     add("--steps", type=int)
     add("--batch-size", type=int, help="rows per step, over all devices")
@@ -119,11 +127,21 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
             f"row_length = {config.data.row_length} is more than the target's "
             f"{source.config.max_positions} positions (max_position_embeddings)"
         )
+    shape = mesh_shape(arguments) or MeshShape(data=jax.device_count())
+    batch_size = config.run.batch_size
+    placement = place(shape, source.config, batch_size=batch_size)
+    if config.data.cache_features and jax.process_count() > 1:
+        raise InputError("--cache-features is for one process; leave it out")
     head = _head_config(source.config, config)
-    identity = _identity(arguments, config, folder)
+    placement = placement.with_drafter(
+        head.layer, shapes_of(eagle_head.init_params, head)
+    )
+    identity = _identity(arguments, config, folder, shape)
+    is_first = jax.process_index() == 0
+    report = say if is_first else _keep_silent
     if arguments.resume:
         _check_same_run(output, identity)
-    say("reading the data")
+    report("reading the data")
     data = read_data(
         arguments.data,
         arguments.held_out_data,
@@ -131,11 +149,11 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
         source.config,
         config,
         stop_tokens=checkpoints.stop_tokens(folder),
-        report=say,
+        report=report,
     )
-    check_batch(data.rows, config.run.batch_size)
-    say(f"loading {arguments.target}")
-    pair = source.load()
+    check_rows(data.rows, batch_size)
+    report(f"loading {arguments.target}")
+    pair = source.load(placement)
     step_config = StepConfig(
         target=Transformer(config=source.config, dtype=pair.target.dtype),
         head=head,
@@ -144,24 +162,30 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
         steps=config.run.steps,
         dtype=pair.target.dtype,
     )
-    if arguments.overwrite:
-        _remove_run(output)
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / "run.json", identity)
+    wait_for_all("all have looked at the output")
+    if is_first:
+        if arguments.overwrite:
+            _remove_run(output)
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(output / "run.json", identity)
+    wait_for_all("the output is there")
     if config.data.cache_features:
         with progress("computing features", len(data.rows)) as update:
             features = cache_features(
                 output / "features",
                 data.rows,
                 pair.params.target,
+                placement,
                 step_config=step_config,
                 target=identity["target"],
-                batch_size=config.run.batch_size,
+                batch_size=batch_size,
                 progress=update,
             )
         data = dataclasses.replace(data, features=features)
     title = f"{output.name}: a head for {folder.name}"
-    summary = _run(config, step_config, pair.params.target, data, output, title)
+    summary = _run(
+        config, step_config, pair.params.target, placement, data, output, title
+    )
     print(f"{output / 'head'} | {summary}")
     return 0
 
@@ -170,39 +194,44 @@ def _run(
     config: TrainConfig,
     step_config: StepConfig,
     target_params: TransformerParams,
+    placement: Placement,
     data: TrainingData,
     output: Path,
     title: str,
 ) -> str:
     """Trains, exports the best head, and returns the last evaluation in one line."""
     table = target_params.embedding if config.head.include_embedding else None
+    is_first = jax.process_index() == 0
 
     def export(params: EagleHeadParams) -> None:
-        checkpoints.export_head(
-            output / "head",
-            step_config.head,
-            jax.device_put(params, jax.devices()[0]),
-            embedding=table,
-            dtype="float32",
-            overwrite=True,
-        )
+        fetched, embedding = placement.fetch((params, table))
+        if is_first:
+            checkpoints.export_head(
+                output / "head",
+                step_config.head,
+                fetched,
+                embedding=embedding,
+                dtype="float32",
+                overwrite=True,
+            )
 
-    with TrainingProgress(config.run.steps) as shown:
+    with TrainingProgress(config.run.steps, is_shown=is_first) as shown:
 
         def observe(row: LogRow) -> None:
             shown.update(row)
-            if row.evaluation is not None:
+            if is_first and row.evaluation is not None:
                 plot_log(output / "log.csv", output / "curve.png", title=title)
 
         run = Run(
             config=config,
             step_config=step_config,
             target_params=target_params,
+            placement=placement,
             data=data,
             folder=output,
             observe=observe,
         )
-        if run.first_step:
+        if run.first_step and is_first:
             say(f"going on after step {run.first_step}")
         shown.start(run.first_step)
         try:
@@ -253,7 +282,7 @@ def _head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadCon
 
 
 def _identity(
-    arguments: argparse.Namespace, config: TrainConfig, folder: Path
+    arguments: argparse.Namespace, config: TrainConfig, folder: Path, shape: MeshShape
 ) -> dict[str, Any]:
     """Returns what a resumed run must have in common with the run it resumes."""
     paths = [*arguments.data, *arguments.held_out_data]
@@ -263,7 +292,7 @@ def _identity(
     return {
         "target": fingerprint_folder(folder),
         "data": [fingerprint_file(path) for path in paths],
-        "devices": jax.device_count(),
+        "mesh": str(shape),
         "settings": dataclasses.asdict(config),
     }
 
@@ -310,11 +339,15 @@ def _check_same_run(output: Path, identity: dict[str, Any]) -> None:
                     f"{output} holds a run with {name} = {earlier}, not {value}; a "
                     "resumed run keeps its settings"
                 )
-    if before.get("devices") != identity["devices"]:
+    if before.get("mesh", identity["mesh"]) != identity["mesh"]:
         say(
-            f"warning: the run began on {before.get('devices')} devices and goes on "
-            f"on {identity['devices']}: sums may round differently"
+            f"warning: the run began on the mesh {before.get('mesh')} and goes on on "
+            f"{identity['mesh']}: sums may round differently"
         )
+
+
+def _keep_silent(_: str) -> None:
+    pass
 
 
 def _is_unfinished(name: str) -> bool:

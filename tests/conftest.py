@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from tests.devices import add_quick_flags
 from tests.eagle3_pair import write_pair
 
 Main = Callable[[list[str]], int]
@@ -35,7 +37,8 @@ _TEMPLATE = (
 
 @pytest.fixture(scope="session", autouse=True)
 def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compiles every program of the suite once."""
+    """Compiles every program of the suite once, and quickly."""
+    add_quick_flags()
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # What one worker compiled serves the other.
@@ -62,6 +65,13 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def port() -> int:
+    """One that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from eagle_jax.training.loop import LogRow
 class TrainingProgress:
     """Shows each row of the log and keeps the last evaluation."""
 
-    def __init__(self, steps: int) -> None:
-        """Takes the steps of the whole run."""
-        self._steps = steps
+    def __init__(self, steps: int, *, is_shown: bool = True) -> None:
+        """Takes the steps of the whole run, and whether this process shows it."""
+        self._steps, self._is_shown = steps, is_shown
         self._console = Console(stderr=True)
         columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
         self._bar = Progress(
@@ -24,7 +24,7 @@ class TrainingProgress:
             TimeRemainingColumn(),
             TextColumn("{task.fields[state]}"),
             console=self._console,
-            disable=not sys.stderr.isatty(),
+            disable=not is_shown or not sys.stderr.isatty(),
         )
         self._task = self._bar.add_task("training", total=steps, state="")
         self._started, self._first_step = time.monotonic(), 0
@@ -76,6 +76,8 @@ class TrainingProgress:
         )
 
     def _print(self, line: str) -> None:
+        if not self._is_shown:
+            return
         if self._bar.disable:
             say(line)
         else:

@@ -1,8 +1,12 @@
 """Decoding over several devices: a mesh, and where every array lies on it."""
 
-from eagle_jax.parallel.mesh import MeshShape, check_mesh, make_mesh, parse_mesh
+from eagle_jax.parallel.mesh import DATA, MeshShape, check_mesh, make_mesh, parse_mesh
 from eagle_jax.parallel.placement import Placement, place
-from eagle_jax.parallel.processes import join_processes
+from eagle_jax.parallel.processes import (
+    detect_processes,
+    join_processes,
+    wait_for_all,
+)
 from eagle_jax.parallel.rules import (
     WHOLE,
     Rules,
@@ -13,11 +17,13 @@ from eagle_jax.parallel.rules import (
 )
 
 __all__ = [
+    "DATA",
     "WHOLE",
     "MeshShape",
     "Placement",
     "Rules",
     "check_mesh",
+    "detect_processes",
     "draft_rules",
     "join_processes",
     "make_mesh",
@@ -26,4 +32,5 @@ __all__ = [
     "place",
     "row_shardings",
     "split_rules",
+    "wait_for_all",
 ]

@@ -64,18 +64,23 @@ class Placement:
         """Returns where requests and states lie."""
         return row_shardings(self.mesh, self.target, self.drafter, rows)
 
+    @property
+    def everywhere(self) -> NamedSharding:
+        """Whole on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
     def put_rows(self, rows: Any) -> Any:
         """Returns requests, each device's rows on that device."""
-        shardings = self.row_shardings(rows)
-        if jax.process_count() == 1:
-            return jax.device_put(rows, shardings)
-        return jax.tree.map(_put_part, rows, shardings)
+        return _put(rows, self.row_shardings(rows))
+
+    def put_everywhere(self, arrays: Any) -> Any:
+        """Returns arrays that every process has whole, whole on every device."""
+        return _put(arrays, jax.tree.map(lambda _: self.everywhere, arrays))
 
     def fetch(self, arrays: Any) -> Any:
         """Returns arrays on the host, whole in every process."""
         if jax.process_count() > 1:
-            whole = NamedSharding(self.mesh, PartitionSpec())
-            arrays = jax.jit(_as_they_are, out_shardings=whole)(arrays)
+            arrays = jax.jit(_as_they_are, out_shardings=self.everywhere)(arrays)
         return jax.device_get(arrays)
 
     def spread(self, program: Program, *, donates_state: bool = False) -> Program:
@@ -112,6 +117,13 @@ class Placement:
 
 def _as_they_are(arrays: Any) -> Any:
     return arrays
+
+
+def _put(arrays: Any, shardings: Any) -> Any:
+    """Returns arrays that every process has whole as shardings say."""
+    if jax.process_count() == 1:
+        return jax.device_put(arrays, shardings)
+    return jax.tree.map(_put_part, arrays, shardings)
 
 
 def _put_part(array: jax.Array, sharding: NamedSharding) -> jax.Array:

@@ -5,6 +5,7 @@ import socket
 import time
 
 import jax
+from jax.experimental import multihost_utils
 
 from eagle_jax.errors import InputError
 
@@ -57,6 +58,37 @@ def join_processes(
         num_processes=num_processes,
         process_id=process_id,
     )
+
+
+def detect_processes() -> None:
+    """Joins this process with the others that a cluster's own start tells of.
+
+    Cloud TPU, SLURM, Open MPI and what else JAX knows; to be called before anything
+    else of JAX. Afterwards `jax.devices()` are those of all processes.
+
+    Raises:
+        InputError: If nothing tells of any, or they do not meet.
+    """
+    try:
+        jax.distributed.initialize()
+    except ValueError as error:
+        raise InputError(
+            "no cluster was found that tells of its processes, as Cloud TPU, SLURM and "
+            "Open MPI do; start a process on each machine with --coordinator, "
+            "--num-processes and --process-id"
+        ) from error
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"the cluster's processes did not meet: {error}") from error
+
+
+def wait_for_all(name: str) -> None:
+    """Waits until every process is here; does nothing where there is one.
+
+    Args:
+        name: Of this place, the same in all.
+    """
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
 
 
 def _call(port: int, num_processes: int, deadline: float) -> None:

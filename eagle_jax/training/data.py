@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.parallel import Placement
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import encode_examples
@@ -100,6 +101,7 @@ def cache_features(
     folder: Path,
     rows: PackedRows,
     target_params: TransformerParams,
+    placement: Placement,
     *,
     step_config: StepConfig,
     target: str,
@@ -112,6 +114,7 @@ def cache_features(
         folder: Of the features.
         rows: To train on.
         target_params: Frozen.
+        placement: Where they lie.
         step_config: Of the run; features are kept in its dtype, so that a run gets
             the same numbers as without the cache.
         target: Fingerprint of the target.
@@ -126,7 +129,7 @@ def cache_features(
     return write_features(
         folder,
         rows,
-        lambda batch: compute(target_params, batch),
+        lambda batch: compute(target_params, placement.put_rows(batch)),
         target=f"{target}-{dtype}",
         batch_size=batch_size,
         dtype=dtype,

@@ -1,19 +1,22 @@
 """What a head is worth: its agreement on held-out rows, and real tokens per round."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
-from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.models.transformer import TransformerParams
+from eagle_jax.parallel import DATA, Placement
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows
@@ -45,6 +48,10 @@ class Evaluation:
     tokens_per_round: float
 
 
+Evaluate = Callable[[EagleHeadParams, TransformerParams], Evaluation]
+"""Measures a head, float32, for its target."""
+
+
 def prompts_of(
     examples: Sequence[EncodedExample],
     *,
@@ -71,51 +78,63 @@ def prompts_of(
     return prompts[:count]
 
 
-def evaluate(
-    params: EagleHeadParams,
-    target_params: TransformerParams,
+def make_evaluation(
     rows: PackedRows,
     prompts: Sequence[Sequence[int]],
     *,
     config: StepConfig,
+    placement: Placement,
     tree: TreeConfig,
     batch_size: int,
     max_new_tokens: int,
     stop_tokens: Sequence[int] = (),
-) -> Evaluation:
-    """Measures a head.
+) -> Evaluate:
+    """Returns what measures a head; it is compiled once.
 
     Args:
-        params: Of the head, float32.
-        target_params: Frozen.
         rows: Held out, `[R, T]` of NumPy.
         prompts: Held out, at least one, shorter than the target's positions.
         config: Of the run.
+        placement: Where the weights of target and head lie.
         tree: For `tokens_per_round`.
-        batch_size: Rows per call.
+        batch_size: Rows per call, over all devices.
         max_new_tokens: Decoded per prompt.
         stop_tokens: Ids that end a text.
     """
-    metrics = _mean(
-        [
-            _eval_step(params, target_params, batch, config=config)
-            for batch in _batches(rows, batch_size)
-        ]
-    )
+    num_parts = placement.mesh.shape[DATA]
+    num_rows = -(-len(prompts) // num_parts) * num_parts
     requests = make_requests(
-        prompts,
+        [prompts[number % len(prompts)] for number in range(num_rows)],
         max_new_tokens=max_new_tokens,
         max_length=config.target.config.max_positions,
         stop_tokens=stop_tokens,
     )
-    chain = _accepted(params, target_params, requests, config, _CHAIN)
-    accepted = _accepted(params, target_params, requests, config, tree)
-    return Evaluation(
-        loss=float(metrics.loss),
-        agreement=float(metrics.agreement),
-        alphas=alphas(chain),
-        tokens_per_round=float(accepted.mean()) + 1 if len(accepted) else math.nan,
+    decode_chain, decode_tree = (
+        _decoder(config, placement, requests, shape) for shape in (_CHAIN, tree)
     )
+
+    def evaluate(
+        params: EagleHeadParams, target_params: TransformerParams
+    ) -> Evaluation:
+        metrics = _mean(
+            [
+                _eval_step(
+                    params, target_params, placement.put_rows(batch), config=config
+                )
+                for batch in _batches(rows, batch_size)
+            ]
+        )
+        both = _cast(params, target_params, config)
+        chain = _by_row(decode_chain(both), len(prompts))
+        accepted = _by_row(decode_tree(both), len(prompts))
+        return Evaluation(
+            loss=float(metrics.loss),
+            agreement=float(metrics.agreement),
+            alphas=alphas(chain),
+            tokens_per_round=float(accepted.mean()) + 1 if len(accepted) else math.nan,
+        )
+
+    return evaluate
 
 
 def alphas(accept_lengths: np.ndarray) -> tuple[float, ...]:
@@ -153,31 +172,40 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
     return jax.tree.map(lambda *xs: np.sum(weights * np.array(xs)), *fetched)
 
 
-def _accepted(
-    params: EagleHeadParams,
-    target_params: TransformerParams,
-    requests: Requests,
-    config: StepConfig,
-    tree: TreeConfig,
-) -> np.ndarray:
-    """Decodes greedily; returns the accepted drafts of every round of every row."""
+def _cast(
+    params: EagleHeadParams, target_params: TransformerParams, config: StepConfig
+) -> Params:
+    """Returns what decodes: the head in the type of the arithmetic."""
+    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    head = EagleHead(config=config.head, dtype=config.dtype)
+    return Params(target=target_params, drafter=head.params(cast, target_params))
+
+
+def _decoder(
+    config: StepConfig, placement: Placement, requests: Requests, tree: TreeConfig
+) -> Callable[[Params], tuple[np.ndarray, np.ndarray]]:
+    """Returns what decodes greedily: accepted drafts by round, and rounds, by row."""
     head = EagleHead(config=config.head, dtype=config.dtype)
     drafter = TreeDrafter(model=head, tree=tree)
-    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    state = jax.device_get(
-        speculative.generate(
-            config.target,
-            drafter,
-            Params(target=target_params, drafter=head.params(cast, target_params)),
-            requests,
-            acceptance="greedy",
-        )
+    bind = functools.partial
+    rule: dict[str, Any] = {"acceptance": "greedy"}
+    num_slots = cache_slots(requests, depth=drafter.depth)
+    prefill = placement.spread(
+        bind(speculative.prefill, config.target, drafter, num_slots=num_slots, **rule)
     )
-    return np.concatenate(
-        [
-            lengths[:rounds]
-            for lengths, rounds in zip(
-                state.accept_lengths, state.num_rounds, strict=True
-            )
-        ]
+    rounds = placement.spread(
+        bind(speculative.decode, config.target, drafter, **rule), donates_state=True
     )
+
+    def decode(params: Params) -> tuple[np.ndarray, np.ndarray]:
+        there = placement.put_rows(requests)
+        state = rounds(params, there, prefill(params, there))
+        return placement.fetch((state.accept_lengths, state.num_rounds))
+
+    return decode
+
+
+def _by_row(accepted: tuple[np.ndarray, np.ndarray], num_rows: int) -> np.ndarray:
+    """Joins the rounds of the first rows."""
+    found = list(zip(*accepted, strict=True))[:num_rows]
+    return np.concatenate([lengths[:rounds] for lengths, rounds in found])

@@ -23,23 +23,27 @@ class CsvLog:
         losses: Of the lines that were kept.
     """
 
-    def __init__(self, path: Path, *, after: int) -> None:
+    def __init__(self, path: Path, *, after: int, writes: bool = True) -> None:
         """Opens a log and drops what a resumed run will write again.
 
         Args:
             path: The file, made if it is missing.
             after: Keep lines up to this step.
+            writes: Whether this process is the one that writes it.
         """
         kept = [row for row in read_log(path) if int(row["step"]) <= after]
         self.losses = [float(row["loss"]) for row in kept]
-        lines = [",".join(COLUMNS)]
-        lines += [",".join(row[name] for name in COLUMNS) for row in kept]
-        text = "\n".join(lines) + "\n"
-        write_whole(path, lambda part: _write(part, text))
-        self._path = path
+        self._path, self._writes = path, writes
+        if writes:
+            lines = [",".join(COLUMNS)]
+            lines += [",".join(row[name] for name in COLUMNS) for row in kept]
+            text = "\n".join(lines) + "\n"
+            write_whole(path, lambda part: _write(part, text))
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends a line; absent columns stay empty."""
+        if not self._writes:
+            return
         with open(self._path, "a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(
                 {name: _text(value) for name, value in row.items()}

@@ -14,14 +14,16 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.models.transformer import TransformerParams
+from eagle_jax.parallel import Placement
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
-from eagle_jax.training.evaluate import Evaluation, evaluate
+from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.features import FeatureStore
+from eagle_jax.training.layout import first_state, state_shapes, state_shardings
 from eagle_jax.training.log import CsvLog
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows, rows_at
-from eagle_jax.training.step import StepConfig, TrainState, init_state, train_step
+from eagle_jax.training.step import StepConfig, TrainState, train_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ class Run:
         config: TrainConfig,
         step_config: StepConfig,
         target_params: TransformerParams,
+        placement: Placement,
         data: TrainingData,
         folder: Path,
         observe: Callable[[LogRow], None],
@@ -97,35 +100,49 @@ class Run:
         Args:
             config: All settings.
             step_config: What is static in a step.
-            target_params: Frozen.
+            target_params: Frozen, as the placement says.
+            placement: Of the target with the head.
             data: See `TrainingData`.
-            folder: Gets `log.csv` and `checkpoints/`.
+            folder: Gets `log.csv`, written by the first process, and
+                `checkpoints/`.
             observe: Called with every row of the log.
 
         Raises:
-            InputError: As `check_batch`, or if the checkpoint cannot be read.
+            InputError: As `check_rows`, or if the checkpoint cannot be read.
         """
-        check_batch(data.rows, config.run.batch_size)
+        check_rows(data.rows, config.run.batch_size)
         self._config, self._step_config, self._data = config, step_config, data
         self._observe, self._folder = observe, folder
-        self._by_row, everywhere = data_parallel()
-        self._target_params = jax.device_put(target_params, everywhere)
+        self._placement, self._target_params = placement, target_params
         self._checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.run.keep, best="agreement"
         )
-        state = jax.device_put(init_state(step_config, config.run.seed), everywhere)
-        self._shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-        )
+        shardings = state_shardings(step_config, placement)
+        self._shapes = state_shapes(step_config, shardings)
         latest = self._checkpoints.latest()
-        self._state = state if latest is None else self._restore(latest)
+        self._state = (
+            first_state(step_config, shardings, config.run.seed)
+            if latest is None
+            else self._restore(latest)
+        )
         self.first_step = latest or 0
-        self._log = CsvLog(folder / "log.csv", after=self.first_step)
+        is_first = jax.process_index() == 0
+        self._log = CsvLog(folder / "log.csv", after=self.first_step, writes=is_first)
         self._step = jax.jit(
             train_step,
             static_argnames=("config",),
             donate_argnames=("state",),
-            out_shardings=everywhere,
+            out_shardings=(shardings, placement.everywhere),
+        )
+        self._evaluate = make_evaluation(
+            data.held_out,
+            data.prompts,
+            config=step_config,
+            placement=placement,
+            tree=config.tree,
+            batch_size=config.run.batch_size,
+            max_new_tokens=config.run.eval_new_tokens,
+            stop_tokens=data.stop_tokens,
         )
         self._usual_loss: float | None = None
         for loss in self._log.losses:
@@ -152,7 +169,9 @@ class Run:
                 continue
             means = self._checked_means(pending, done)
             seconds = time.perf_counter() - started
-            evaluation = self._evaluate() if evaluates else None
+            evaluation = None
+            if evaluates:
+                evaluation = self._evaluate(self._state.params, self._target_params)
             if evaluation is not None and self._is_wrong(evaluation.loss):
                 raise DivergedError(self._went_wrong(done, evaluation.loss))
             row = LogRow(
@@ -190,7 +209,7 @@ class Run:
         chosen = rows_at(len(data.rows), step, run.batch_size, run.seed)
         rows = data.rows[chosen]
         features = None if data.features is None else data.features.read(chosen)
-        rows_there, features = jax.device_put((rows, features), self._by_row)
+        rows_there, features = self._placement.put_rows((rows, features))
         state, metrics = self._step(
             self._state,
             self._target_params,
@@ -248,34 +267,13 @@ class Run:
             f"{kept}; try a lower learning_rate or more warmup_steps"
         )
 
-    def _evaluate(self) -> Evaluation:
-        run = self._config.run
-        params = jax.device_put(self._state.params, jax.devices()[0])
-        return evaluate(
-            params,
-            jax.device_put(self._target_params, jax.devices()[0]),
-            self._data.held_out,
-            self._data.prompts,
-            config=self._step_config,
-            tree=self._config.tree,
-            # A device never holds more rows than in a step.
-            batch_size=run.batch_size // jax.device_count(),
-            max_new_tokens=run.eval_new_tokens,
-            stop_tokens=self._data.stop_tokens,
-        )
 
-
-def check_batch(rows: PackedRows, batch_size: int) -> None:
+def check_rows(rows: PackedRows, batch_size: int) -> None:
     """Refuses a batch that cannot be made, before any long work starts.
 
     Raises:
-        InputError: If it does not divide among the devices, or the rows are fewer.
+        InputError: If the rows are fewer.
     """
-    num_devices = jax.device_count()
-    if batch_size % num_devices:
-        raise InputError(
-            f"batch_size = {batch_size} must be a multiple of the {num_devices} devices"
-        )
     rows_at(len(rows), 0, batch_size, seed=0)
 
 

@@ -1,7 +1,6 @@
 """Two processes that decode as one."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -9,21 +8,16 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
-from eagle_jax.parallel import join_processes
+from eagle_jax.parallel import detect_processes, join_processes
 from eagle_jax.parallel.processes import _answer, _call
 from tests.conftest import Main
+from tests.devices import with_devices
 from tests.helpers import refused
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def port() -> int:
-    """One that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture
@@ -45,12 +39,6 @@ def test_two_processes_print_what_one_prints(
 ) -> None:
     assert main([*flags, "--json", str(tmp_path / "alone.json")]) == 0
     alone = capsys.readouterr().out.splitlines()
-    given = os.environ.get("XLA_FLAGS", "")
-    environment = os.environ | {
-        "XLA_FLAGS": f"{given} --xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
     together = ["--mesh", "data=2,tensor=2", "--coordinator", f"127.0.0.1:{port}"]
     processes = [
         subprocess.Popen(
@@ -60,7 +48,7 @@ def test_two_processes_print_what_one_prints(
                 *("--json", str(tmp_path / f"{number}.json")),
             ],
             cwd=_REPOSITORY,
-            env=environment,
+            env=with_devices(2),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -131,12 +119,25 @@ def test_what_makes_no_sense_is_refused(
     refused(lambda: join_processes(address, count, number), named)
 
 
+def test_a_machine_without_a_cluster_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def initialize() -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    refused(detect_processes, "no cluster was found", "--coordinator")
+
+
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
         (["--coordinator", "localhost:1234"], "belong together"),
         (["--process-id", "0", "--num-processes", "2"], "belong together"),
         (["--all"], "need --mesh"),
+        (["--distributed"], "need --mesh"),
+        (["--distributed", "--process-id", "0"], "leave out --coordinator"),
+        (["--distributed", "--mesh", "tensor=2", "--stream"], "every round"),
         (["--all", "--mesh", "tensor=2", "--stream"], "every round"),
     ],
 )

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Run
 from tests.conftest import Main, load_main
+from tests.devices import with_devices
 from tests.helpers import SMALL_LAYER
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -199,18 +201,62 @@ def test_a_killed_run_resumes_bit_for_bit(
     ]
 
 
+def assert_like(run: Path, other: Path) -> None:
+    """Compares heads and logged losses up to the order of sums."""
+    for name, tensor in head_of(run).items():
+        np.testing.assert_allclose(head_of(other)[name], tensor, rtol=0, atol=2e-4)
+    losses = []
+    for folder in (run, other):
+        with open(folder / "log.csv", newline="") as file:
+            losses.append([float(row["loss"]) for row in csv.DictReader(file)])
+    np.testing.assert_allclose(*losses, rtol=2e-4)
+
+
 def test_eight_devices_train_what_one_trains(
     flags: list[str], run: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "eight"
+    mesh = ["--mesh", "data=2,tensor=4", "--output", str(output)]
     subprocess.run(
-        [sys.executable, str(SCRIPT), *flags, "--output", str(output)],
+        [sys.executable, str(SCRIPT), *flags, *mesh],
         check=True,
         cwd=REPOSITORY,
-        env=same_programs() | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+        env=with_devices(8),
     )
-    for name, tensor in head_of(run).items():
-        np.testing.assert_allclose(head_of(output)[name], tensor, rtol=0, atol=2e-4)
+    assert_like(run, output)
+
+
+def test_two_processes_go_on_with_what_one_began(
+    flags: list[str], run: Path, tmp_path: Path, port: int
+) -> None:
+    output = tmp_path / "two"
+    shutil.copytree(run, output)
+    shutil.rmtree(output / "checkpoints" / "12")
+    shutil.rmtree(output / "head")
+    command = [*flags, "--mesh", "tensor=2", "--resume", "--output", str(output)]
+    # As SLURM tells of them.
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1"}
+    slurm |= {"SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), *command, "--distributed"],
+            cwd=REPOSITORY,
+            env=with_devices(1)
+            | slurm
+            | {"SLURM_PROCID": number, "SLURM_LOCALID": number},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in ("0", "1")
+    ]
+    (printed, errors), (silent, others) = (p.communicate() for p in processes)
+    assert [process.returncode for process in processes] == [0, 0], errors + others
+    assert "going on after step 8" in errors and "step 12 of 12" in errors
+    assert "tensor=2: sums may round differently" in errors
+    assert "step" not in others and silent == ""
+    assert printed.startswith(f"{output / 'head'} | step 12")
+    assert_like(run, output)
 
 
 def refused(train: Main, flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -321,6 +367,11 @@ def test_a_resumed_run_keeps_its_settings_data_and_target(
         (["--resume"], "holds no run"),
         (["--resume", "--overwrite"], "exclude each other"),
         (["--steps", "0"], "steps = 0"),
+        (["--mesh", "tensor=two"], "'tensor=two' is no size of an axis"),
+        (["--mesh", "data=64,tensor=4"], "for 256 devices, but there are"),
+        (["--process-id", "0"], "belong together"),
+        (["--distributed"], "need --mesh"),
+        (["--distributed", "--process-id", "0"], "leave out --coordinator"),
     ],
 )
 def test_bad_input_gets_one_clear_line(

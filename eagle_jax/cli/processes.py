@@ -1,0 +1,105 @@
+"""Flags of commands that use all devices, and the start of several processes."""
+
+import argparse
+import os
+import sys
+
+import jax
+
+from eagle_jax.cli.command import say
+from eagle_jax.errors import InputError
+from eagle_jax.parallel import (
+    MeshShape,
+    detect_processes,
+    join_processes,
+    parse_mesh,
+)
+
+
+def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds `--mesh` and what makes one of several processes."""
+    add = parser.add_argument
+    add(
+        "--mesh",
+        metavar="SIZES",
+        help="use all devices, such as data=2,tensor=4: the batch is split over data, "
+        "heads, vocabulary and feed-forward layers over tensor",
+    )
+    add("--coordinator", metavar="HOST:PORT", help="of process 0, if there are more")
+    add("--num-processes", type=int, metavar="N", help="with --coordinator")
+    add("--process-id", type=int, metavar="I", help="with --coordinator: 0 to N - 1")
+    add(
+        "--distributed",
+        action="store_true",
+        help="several processes of which Cloud TPU, SLURM or Open MPI tells",
+    )
+
+
+def mesh_shape(arguments: argparse.Namespace) -> MeshShape | None:
+    """Returns the mesh of the flags, `None` without one.
+
+    Raises:
+        InputError: If it is none, or several processes are to have none.
+    """
+    if arguments.mesh is not None:
+        return parse_mesh(arguments.mesh)
+    if has_processes(arguments):
+        raise InputError("several processes need --mesh, over the devices of all")
+    return None
+
+
+def has_processes(arguments: argparse.Namespace) -> bool:
+    """Returns whether the flags ask for several processes.
+
+    Raises:
+        InputError: If they do not go together.
+    """
+    given = [value is not None for value in _address(arguments)]
+    if any(given) and arguments.distributed:
+        raise InputError(
+            "--distributed finds the other processes by itself; leave out "
+            "--coordinator, --num-processes and --process-id"
+        )
+    if any(given) and not all(given):
+        raise InputError(
+            "--coordinator, --num-processes and --process-id belong together; give "
+            "all three or none"
+        )
+    return any(given) or arguments.distributed
+
+
+def join(arguments: argparse.Namespace) -> None:
+    """Joins the processes that the flags ask for, if any; before anything of JAX.
+
+    Raises:
+        InputError: If flags do not go together, or the processes do not meet.
+    """
+    mesh_shape(arguments)
+    if not has_processes(arguments):
+        return
+    if arguments.distributed:
+        detect_processes()
+        return
+    coordinator, num_processes, process_id = _address(arguments)
+    say(f"waiting for {num_processes} processes at {coordinator}")
+    join_processes(coordinator, num_processes, process_id)
+
+
+def print_once() -> bool:
+    """Lets no process but the first print to standard output.
+
+    What JAX's libraries print of their connections is no text: to standard error.
+
+    Returns:
+        Whether this is the first.
+    """
+    is_first = jax.process_index() == 0
+    if jax.process_count() > 1:
+        text = os.dup(1) if is_first else os.open(os.devnull, os.O_WRONLY)
+        os.dup2(2, 1)
+        sys.stdout = os.fdopen(text, "w")
+    return is_first
+
+
+def _address(arguments: argparse.Namespace) -> tuple[str, int, int]:
+    return arguments.coordinator, arguments.num_processes, arguments.process_id

@@ -1,0 +1,58 @@
+"""Where the state of a run lies: the optimizer's moments with the head's weights."""
+
+from typing import Any
+
+import jax
+import optax
+
+from eagle_jax.parallel import Placement
+from eagle_jax.training.step import StepConfig, TrainState, init_state, make_optimizer
+
+
+def state_shardings(config: StepConfig, placement: Placement) -> TrainState:
+    """Returns where each array of a run's state lies.
+
+    Args:
+        config: What is static in a step.
+        placement: Of the target with the head.
+
+    Returns:
+        A `TrainState` of shardings.
+    """
+    shapes = jax.eval_shape(lambda: init_state(config, 0))
+    head = placement.drafter_shardings(shapes.params)
+    optimizer: Any = make_optimizer(config.optimizer, config.steps)
+    opt_state = optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        shapes.opt_state,
+        head,
+        transform_non_params=lambda _: placement.everywhere,
+    )
+    everywhere: Any = placement.everywhere
+    return TrainState(step=everywhere, params=head, opt_state=opt_state, key=everywhere)
+
+
+def first_state(config: StepConfig, shardings: TrainState, seed: int) -> TrainState:
+    """Returns a run's first state, each part made where it lies.
+
+    Args:
+        config: What is static in a step.
+        shardings: Of `state_shardings`.
+        seed: Of the weights and the noise.
+    """
+    return jax.jit(lambda: init_state(config, seed), out_shardings=shardings)()
+
+
+def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:
+    """Returns a `TrainState` of shapes that say where each array lies.
+
+    Args:
+        config: What is static in a step.
+        shardings: Of `state_shardings`.
+    """
+    return jax.tree.map(
+        lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there),
+        jax.eval_shape(lambda: init_state(config, 0)),
+        shardings,
+    )

@@ -1,0 +1,187 @@
+"""What a process with four devices runs for `test_mesh_decoding`.
+
+python -m tests.parallel.on_four_devices
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.checkpoints.pair import shapes_of
+from eagle_jax.decoding import speculative
+from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
+from eagle_jax.interface import Params
+from eagle_jax.models import eagle3_head, eagle_head, transformer
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.parallel import MeshShape, Placement, place
+from eagle_jax.training.config import LossConfig, OptimizerConfig
+from eagle_jax.training.layout import state_shapes, state_shardings
+from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.step import StepConfig, train_step
+from tests.helpers import SMALL_LAYER
+from tests.parallel.on_eight_devices import REQUESTS, ROWS, SLOTS, TREE, held
+
+VOCABULARY, KNOWN, LAYERS = 32, 16, 3
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "max_positions": SLOTS}
+
+
+def sharp(weights: Any) -> Any:
+    """Weights of sharp laws, so that texts differ and drafts are accepted."""
+    return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, weights)
+
+
+def mixtral() -> tuple[Transformer, TreeDrafter, Params]:
+    layer = dataclasses.replace(SMALL_LAYER, num_experts=4, experts_per_token=2)
+    config = TransformerConfig(layer=layer, num_layers=1, **SIZES)
+    head = EagleHeadConfig(layer=SMALL_LAYER, **SIZES)
+    target = sharp(transformer.init_params(jax.random.key(0), config))
+    drafter = EagleHead.params(eagle_head.init_params(jax.random.key(1), head), target)
+    return (
+        Transformer(config=config),
+        TreeDrafter(model=EagleHead(config=head), tree=TREE),
+        Params(target=target, drafter=drafter),
+    )
+
+
+def eagle3() -> tuple[Transformer, TreeDrafter, Params]:
+    config = TransformerConfig(
+        layer=SMALL_LAYER,
+        num_layers=LAYERS,
+        feature_layers=tuple(range(LAYERS)),
+        **SIZES,
+    )
+    head = Eagle3HeadConfig(
+        layer=SMALL_LAYER,
+        draft_vocab_size=KNOWN,
+        feature_size=config.feature_size,
+        **SIZES,
+    )
+    target = sharp(transformer.init_params(jax.random.key(0), config))
+    params = eagle3_head.init_params(jax.random.key(1), head)
+    return (
+        Transformer(config=config),
+        TreeDrafter(model=Eagle3Head(config=head), tree=TREE),
+        Params(target=target, drafter=Eagle3Head.params(params, target)),
+    )
+
+
+def decode(
+    target: Transformer,
+    drafter: TreeDrafter,
+    params: Params,
+    placement: Placement | None,
+) -> list[np.ndarray]:
+    """Tokens, and how many drafts were accepted in each round."""
+    bind, requests, rule = functools.partial, REQUESTS, {"acceptance": "coupled"}
+    prefill: Any = bind(speculative.prefill, target, drafter, num_slots=SLOTS, **rule)
+    rounds: Any = bind(speculative.decode, target, drafter, **rule)
+    if placement is not None:
+        requests = placement.put_rows(requests)
+        prefill = placement.spread(prefill)
+        rounds = placement.spread(rounds, donates_state=True)
+    state = rounds(params, requests, prefill(params, requests))
+    return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
+
+
+def check(
+    name: str,
+    target: Transformer,
+    drafter: TreeDrafter,
+    params: Params,
+    shape: MeshShape,
+) -> None:
+    expected = decode(target, drafter, params, None)
+    assert expected[1].sum() > 0, "drafts are accepted"
+    placement = place(shape, target.config, batch_size=ROWS).with_drafter(
+        SMALL_LAYER, params.drafter
+    )
+    shardings = Params(
+        target=placement.target_shardings(params.target),
+        drafter=placement.drafter_shardings(params.drafter),
+    )
+    there = jax.device_put(params, shardings)
+    for weights in (there.target.layers[0], there.drafter.head.layer):
+        assert held(weights.query)[1] == 32 // shape.tensor
+        mlp = weights.mlp
+        for expert in getattr(mlp, "experts", (mlp,)):
+            assert held(expert.up) == (32, 48 // shape.tensor)
+    found = decode(target, drafter, there, placement)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    print("equal", name, shape, flush=True)
+
+
+def check_training() -> None:
+    """A training step moves sums and choices, and no weight."""
+    layer = dataclasses.replace(SMALL_LAYER, num_kv_heads=4)
+    config = TransformerConfig(layer=layer, num_layers=1, **SIZES)
+    head = EagleHeadConfig(layer=layer, **SIZES)
+    step = StepConfig(
+        target=Transformer(config=config),
+        head=head,
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        steps=4,
+    )
+    shape = MeshShape(data=2, tensor=2)
+    placement = place(shape, config, batch_size=ROWS).with_drafter(
+        layer, shapes_of(eagle_head.init_params, head)
+    )
+    shardings = state_shardings(step, placement)
+    state = state_shapes(step, shardings)
+    for moments in (state.params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
+        query: Any = moments.layer.query
+        assert query.sharding.shard_shape(query.shape) == (32, 16)
+    target = shapes_of(transformer.init_params, config)
+    tokens = jax.ShapeDtypeStruct((ROWS, SLOTS), jnp.int32)
+    loss_mask = jax.ShapeDtypeStruct((ROWS, SLOTS), jnp.bool_)
+    rows = PackedRows(
+        tokens=tokens, segments=tokens, positions=tokens, loss_mask=loss_mask
+    )
+    compiled: Any = (
+        jax.jit(
+            train_step,
+            static_argnames=("config",),
+            out_shardings=(shardings, placement.everywhere),
+        )
+        .lower(
+            state,
+            there(target, placement.target_shardings(target)),
+            there(rows, placement.row_shardings(rows)),
+            None,
+            config=step,
+        )
+        .compile()
+    )
+    text: str = compiled.as_text()
+    moves = re.compile(r" (all-gather|all-to-all|collective-permute)\(")
+    moved = [moves.split(line)[0] for line in text.splitlines() if moves.search(line)]
+    # The likeliest token of each device's part of the vocabulary.
+    choices = ROWS // shape.data * SLOTS * shape.tensor
+    for sizes in re.findall(r"\[([\d,]*)\]", " ".join(moved)):
+        assert math.prod(map(int, sizes.split(","))) <= choices, moved
+    assert "all-reduce" in text
+    print("no weight moves in training", shape, flush=True)
+
+
+def there(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        shapes,
+        shardings,
+    )
+
+
+if __name__ == "__main__":
+    assert jax.device_count() == 4
+    check("mixtral", *mixtral(), MeshShape(tensor=4))
+    check("eagle3", *eagle3(), MeshShape(data=2, tensor=2))
+    check_training()
+    print("done")
