@@ -24,7 +24,8 @@ from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli import report
 from eagle_jax.cli.command import run_command, say
 from eagle_jax.cli.files import check_writable, write_json
-from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair, open_random
+from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.cli.random_pairs import open_random
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError

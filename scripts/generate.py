@@ -27,7 +27,7 @@ from eagle_jax.cli.command import (
 )
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
 from eagle_jax.cli.methods import check_draft
-from eagle_jax.cli.pairs import PairSource, open_pair, open_random
+from eagle_jax.cli.pairs import PairSource, open_pair
 from eagle_jax.cli.processes import (
     add_mesh_flags,
     has_processes,
@@ -35,6 +35,7 @@ from eagle_jax.cli.processes import (
     mesh_shape,
     print_once,
 )
+from eagle_jax.cli.random_pairs import open_random
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests.devices import add_quick_flags
 from tests.eagle3_pair import write_pair
 
 Main = Callable[[list[str]], int]
@@ -37,8 +36,7 @@ _TEMPLATE = (
 
 @pytest.fixture(scope="session", autouse=True)
 def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compiles every program of the suite once, and quickly."""
-    add_quick_flags()
+    """Compiles every program of the suite once."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # What one worker compiled serves the other.

@@ -212,14 +212,14 @@ GREEDY_TREES = [
     ("trained", 8, {}),
     ("trained", 1, {}),
     ("trained", 20, {"num_nodes": 1}),
-    ("trained", 20, {"num_nodes": 2}),
-    ("trained", 20, {"num_nodes": 8}),
+    ("trained", 20, {"num_nodes": 2, "depth": 3}),
+    ("trained", 20, {"num_nodes": 8, "depth": 3}),
     ("trained", 4, {"num_nodes": 511}),  # Every candidate kept.
-    ("trained", 4, {"num_nodes": 600}),  # More than there are: padding.
+    ("trained", 4, {"num_nodes": 300, "depth": 3}),  # More than there are: padding.
     ("trained", 20, {"depth": 0}),
     ("trained", 20, {"depth": 1}),
-    ("trained", 20, {"width": 1}),
-    ("random", 20, {}),
+    ("trained", 20, {"width": 1, "depth": 3}),
+    ("random", 8, {}),
 ]
 
 
@@ -232,7 +232,7 @@ def test_greedy_text_is_plain_decodings(
     tree: dict[str, Any],
 ) -> None:
     # Hundreds of nodes cost hundreds of rows: a shorter text will do.
-    new_tokens = 4 if tree.get("num_nodes", 0) > 500 else NEW_TOKENS
+    new_tokens = 4 if tree.get("num_nodes", 0) > 200 else NEW_TOKENS
     requests = batches(stories, batch, new_tokens=new_tokens)
     # All openings with the settings that people use, the first with the others.
     requests = requests[:1] if tree or head == "random" else requests

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.cli import pairs
+from eagle_jax.cli import devices, pairs
 from tests.conftest import Main, load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -95,7 +95,7 @@ def test_a_device_without_the_product_is_refused(
     def fail(*_: Any) -> None:
         raise NotImplementedError("s8 operands are not supported\nsecond line")
 
-    monkeypatch.setattr(pairs, "linear", fail)
+    monkeypatch.setattr(devices, "linear", fail)
     monkeypatch.setattr(pairs.checkpoints, "load_target", None)
     flags = [*_folders(tiny_pair), "--quantization", "int8", "--dtype", "float16"]
     named = ("cannot multiply float16 with int8", "s8 operands", "--dtype")

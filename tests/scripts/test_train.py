@@ -53,7 +53,7 @@ depth = 2
 width = 2
 """
 # How often a run is killed; set the variable to be surer.
-NUM_KILLS = int(os.environ.get("EAGLE_JAX_KILLS", "2"))
+NUM_KILLS = int(os.environ.get("EAGLE_JAX_KILLS", "1"))
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
