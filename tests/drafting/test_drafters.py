@@ -106,8 +106,7 @@ def requests_of(prompts: list[list[int]], **settings: Any) -> Requests:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.0, 4), (1.0, 4)])
 def test_the_text_is_plain_decodings(
     target_params: Any, name: str, batch: int, temperature: float
 ) -> None:
