@@ -86,9 +86,14 @@ def test_processes_wait_for_the_last_one(port: int) -> None:
         met.append(time.monotonic())
 
     others = [threading.Thread(target=answer, args=(n,)) for n in (1, 2)]
-    others[0].start()
     caller = threading.Thread(target=_call, args=(port, 3, deadline))
     caller.start()
+    time.sleep(0.5)
+    # One that has come and died is not there.
+    with socket.create_connection(address) as dead:
+        dead.sendall(b"\0\0\0\2")
+    time.sleep(0.2)
+    others[0].start()
     time.sleep(0.5)
     # One that is started again counts once, who is no process of ours not at all.
     for number in (b"\0\0\0\1", b"\0\0\0\7", b""):
