@@ -23,6 +23,9 @@ Settings = TypeVar("Settings")
 Method = Literal["eagle2", "eagle1", "chain", "small-model", "lookup", "autoregressive"]
 """How text is generated; all give the target's own."""
 
+Quantization = Literal["none", "int8", "int4"]
+"""What the matrices of a target's layers are rounded to."""
+
 
 def require(holds: bool, name: str, value: object, wanted: str) -> None:
     """Raises an error that names the setting, what was given and what is wanted."""
@@ -128,7 +131,7 @@ class DecodingConfig:
     max_length: int | None = None
     batch_size: int = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8", "int4"] = "none"
+    quantization: Quantization = "none"
     ignore_eos: bool = False
 
     @property

@@ -205,6 +205,11 @@ def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> in
 
 def _benchmark_contexts(arguments: argparse.Namespace) -> int:
     """Prints what rounds cost in short and in long texts."""
+    if arguments.batch_size != 1:
+        raise InputError(
+            f"--contexts times one text at a time, but batch_size = "
+            f"{arguments.batch_size}; leave out one of them"
+        )
     tokens_added = arguments.iterations + arguments.depth + 1
     shortest = (arguments.repeats + 1) * tokens_added + 1
     if min(arguments.contexts) < shortest:

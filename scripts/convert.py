@@ -13,6 +13,7 @@ from pathlib import Path
 
 from eagle_jax.checkpoints import convert_pair, resolve
 from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.settings import add_quantization_flag
 from eagle_jax.config import DecodingConfig
 
 
@@ -41,12 +42,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         default="auto",
         help="of the weights; auto keeps what each checkpoint has",
     )
-    add(
-        "--quantization",
-        choices=("none", "int8", "int4"),
-        default="none",
-        help="round the matrices of the target's layers to integers",
-    )
+    add_quantization_flag(parser)
     add("--overwrite", action="store_true", help="replace an earlier conversion")
     return parser.parse_args(argv)
 
@@ -61,7 +57,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         target,
         head,
         dtype=None if arguments.dtype == "auto" else arguments.dtype,
-        bits=DecodingConfig(quantization=arguments.quantization).bits,
+        bits=DecodingConfig(quantization=arguments.quantization or "none").bits,
         overwrite=arguments.overwrite,
     )
     halves = ["target"] if head is None else ["target", "head"]

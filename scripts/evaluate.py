@@ -39,7 +39,7 @@ from eagle_jax.cli.runs import (
     parse_method,
     run_settings,
 )
-from eagle_jax.cli.settings import join_settings
+from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import GenerateConfig, Method
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import metrics
@@ -126,11 +126,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="per turn")
     add("--max-length", type=int, help="prompt plus output")
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
-    add(
-        "--quantization",
-        choices=("none", "int8", "int4"),
-        help="round the matrices of the target's layers to integers",
-    )
+    add_quantization_flag(parser)
     add("--ignore-eos", action="store_true", default=None)
     add("--top-p", type=float)
     add("--top-k", type=int)

@@ -37,7 +37,7 @@ from eagle_jax.cli.processes import (
 )
 from eagle_jax.cli.random_pairs import open_random
 from eagle_jax.cli.session import Session, View
-from eagle_jax.cli.settings import join_settings
+from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.errors import InputError
@@ -97,11 +97,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-length", type=int, help="prompt plus output")
     add("--batch-size", type=int)
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
-    add(
-        "--quantization",
-        choices=("none", "int8", "int4"),
-        help="round the matrices of the target's layers to integers",
-    )
+    add_quantization_flag(parser)
     add("--ignore-eos", action="store_true", default=None)
     add("--temperature", type=float)
     add("--top-p", type=float)

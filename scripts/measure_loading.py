@@ -55,9 +55,13 @@ def _measure(arguments: argparse.Namespace) -> int:
     if not files:
         raise InputError(f"{folder} holds no weights")
     placement = None if shape is None else place(shape, config, batch_size=shape.data)
+    bits = checkpoints.target_bits(checkpoints.open_weights(folder), config, None)
     dtype = None if arguments.dtype == "stored" else arguments.dtype
     load = functools.partial(
-        checkpoints.load_target, folder, dtype, target_shardings(placement, config)
+        checkpoints.load_target,
+        folder,
+        dtype,
+        target_shardings(placement, config, bits),
     )
     cost = measure_loading(lambda: load()[1], files)
     print(

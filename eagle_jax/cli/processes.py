@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from typing import Any
 
 import jax
 
@@ -101,5 +102,6 @@ def print_once() -> bool:
     return is_first
 
 
-def _address(arguments: argparse.Namespace) -> tuple[str, int, int]:
+def _address(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Returns coordinator, number and id; `None` for what was not given."""
     return arguments.coordinator, arguments.num_processes, arguments.process_id

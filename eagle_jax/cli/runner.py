@@ -11,7 +11,7 @@ import jax
 from eagle_jax.cli.pairs import LoadedPair
 from eagle_jax.config import GenerateConfig
 from eagle_jax.decoding import autoregressive, speculative
-from eagle_jax.decoding.growth import grow, has_room, ladder
+from eagle_jax.decoding.growth import decode_growing, grow, has_room, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.decoding.speculative import AcceptanceRule, Round
 from eagle_jax.decoding.state import DecodeState, StopReason
@@ -191,13 +191,13 @@ class Runner:
         return self._programs.prefill(self._params, requests)
 
     def _decode(self, requests: Requests, state: DecodeState) -> DecodeState:
-        state = self._programs.decode(self._params, requests, state)
-        for size in self._cache_sizes[1:]:
-            if not self._fetch(state.is_running).any():
-                break
-            state = self._programs.grow[size](self._params, state)
-            state = self._programs.decode(self._params, requests, state)
-        return state
+        return decode_growing(
+            state,
+            self._cache_sizes,
+            lambda state: self._programs.decode(self._params, requests, state),
+            lambda state, size: self._programs.grow[size](self._params, state),
+            self._fetch,
+        )
 
     def _advance(
         self, requests: Requests, state: DecodeState

@@ -2,10 +2,11 @@
 
 import argparse
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eagle_jax.config import load_config
+from eagle_jax.config import Quantization, load_config
 
 Settings = TypeVar("Settings")
 
@@ -35,3 +36,12 @@ def join_settings(
         }
         sections[section.name] = dataclasses.replace(settings, **flags)
     return kind(**sections)
+
+
+def add_quantization_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds `--quantization`."""
+    parser.add_argument(
+        "--quantization",
+        choices=typing.get_args(Quantization),
+        help="round the matrices of the target's layers to integers",
+    )

@@ -7,7 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding.growth import cache_sizes, grow, has_room
+from eagle_jax.decoding.growth import (
+    cache_sizes,
+    decode_growing,
+    grow,
+    has_room,
+)
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.sampling import choose_tokens
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
@@ -40,13 +45,12 @@ def generate(
     """
     sizes = cache_sizes(requests, num_slots, depth=0)
     state = prefill(target, params, requests, num_slots=sizes[0], greedy=greedy)
-    state = decode(target, params, requests, state, greedy=greedy)
-    for larger in sizes[1:]:
-        if not state.is_running.any():
-            break
-        state = grow(target, None, state, num_slots=larger)
-        state = decode(target, params, requests, state, greedy=greedy)
-    return state
+    return decode_growing(
+        state,
+        sizes,
+        lambda state: decode(target, params, requests, state, greedy=greedy),
+        lambda state, size: grow(target, None, state, num_slots=size),
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("target", "num_slots", "greedy"))

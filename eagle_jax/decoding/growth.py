@@ -7,6 +7,7 @@ with a larger one: each size is a program of its own, each text meets a few.
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -101,6 +102,30 @@ def grow(
         target_cache=jax.tree.map(_fill, cache, state.target_cache),
         drafter_state=drafter_state,
     )
+
+
+def decode_growing(
+    state: DecodeState,
+    sizes: Sequence[int],
+    decode: Callable[[DecodeState], DecodeState],
+    grow_to: Callable[[DecodeState, int], DecodeState],
+    fetch: Callable[[Any], Any] = jax.device_get,
+) -> DecodeState:
+    """Decodes every row to its end, with a larger cache whenever one needs it.
+
+    Args:
+        state: From a prefill, of the first size.
+        sizes: Of `cache_sizes`.
+        decode: Runs rounds as long as there is room.
+        grow_to: Returns a state with so many slots.
+        fetch: Brings arrays to the host.
+    """
+    state = decode(state)
+    for size in sizes[1:]:
+        if not fetch(state.is_running).any():
+            break
+        state = decode(grow_to(state, size))
+    return state
 
 
 def _fill(empty: Any, values: jax.Array) -> jax.Array:

@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.decoding.growth import cache_sizes, grow, has_room
+from eagle_jax.decoding.growth import (
+    cache_sizes,
+    decode_growing,
+    grow,
+    has_room,
+)
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.sampling import (
     draft_sampling,
@@ -87,13 +92,12 @@ def generate(
     sizes = cache_sizes(requests, num_slots, depth=depth)
     settings = {"acceptance": acceptance}
     state = prefill(target, drafter, params, requests, num_slots=sizes[0], **settings)
-    state = decode(target, drafter, params, requests, state, **settings)
-    for larger in sizes[1:]:
-        if not state.is_running.any():
-            break
-        state = grow(target, drafter, state, num_slots=larger)
-        state = decode(target, drafter, params, requests, state, **settings)
-    return state
+    return decode_growing(
+        state,
+        sizes,
+        lambda state: decode(target, drafter, params, requests, state, **settings),
+        lambda state, size: grow(target, drafter, state, num_slots=size),
+    )
 
 
 @functools.partial(

@@ -1,11 +1,9 @@
 """Quantised targets over several devices."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 from jax.sharding import AbstractMesh
 
@@ -13,6 +11,7 @@ from eagle_jax.checkpoints.pair import target_shapes
 from eagle_jax.cli.placing import target_shardings
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement, split_rules
+from tests.devices import with_devices
 from tests.helpers import SMALL_LAYER, refused
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -57,19 +56,11 @@ def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
 def test_two_devices_load_and_decode_what_one_does(
     tiny_pair: Path, tmp_path: Path
 ) -> None:
-    flags = os.environ.get("XLA_FLAGS", "")
-    cache = str(jax.config.values["jax_compilation_cache_dir"])
     module = "tests.parallel.quantised_on_two_devices"
     process = subprocess.run(
         [sys.executable, "-m", module, str(tiny_pair), str(tmp_path)],
         cwd=_REPOSITORY,
-        env=os.environ
-        | {
-            "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=2",
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": cache,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        },
+        env=with_devices(2),
         capture_output=True,
         text=True,
         check=False,
