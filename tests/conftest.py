@@ -13,8 +13,11 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from jax._src import compiler
 
+from tests.devices import QUICK
 from tests.eagle3_pair import write_pair
+from tests.stories import Stories, load_stories
 
 Main = Callable[[list[str]], int]
 
@@ -60,9 +63,19 @@ def forget_programs() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
     """For small models that run in no time: their tests wait for the compiler."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    get_options = compiler.get_compile_options
+
+    def get_quick_options(*args: Any, **options: Any) -> Any:
+        own = options.pop("env_options_overrides", None) or {}
+        return get_options(*args, env_options_overrides=QUICK | own, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # `XLA_FLAGS` would set it for programs whose code is the claim, too, and
+        # libtpu ends a process that has it there.
+        patch.setattr(compiler, "get_compile_options", get_quick_options)
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -89,6 +102,12 @@ def shared() -> Path:
             "parity/ and data/"
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def stories(shared: Path) -> Stories:
+    """The trained pair in the shared folder."""
+    return load_stories(shared)
 
 
 @pytest.fixture(scope="session")
