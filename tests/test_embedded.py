@@ -27,6 +27,9 @@ from eagle_jax.training import corpus
 from tests.conftest import Main
 from tests.helpers import texts
 
+# As optimised as for users it runs in the README's first command.
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
 
 

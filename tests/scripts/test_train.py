@@ -153,17 +153,8 @@ def test_cached_features_train_the_same_head(
 def start(flags: list[str], output: Path) -> subprocess.Popen[str]:
     command = [sys.executable, str(SCRIPT), *flags, "--output", str(output)]
     return subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=same_programs()
+        command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, env=with_devices(1)
     )
-
-
-def same_programs() -> dict[str, str]:
-    """The environment in which a process compiles what this one does."""
-    folder = jax.config.values["jax_compilation_cache_dir"]
-    return os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": folder,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
-    }
 
 
 def kill(process: subprocess.Popen[str], output: Path, at: str, step: int) -> None:
