@@ -109,6 +109,10 @@ def test_a_layer_needs_two_all_reduces(reports: dict[str, Report]) -> None:
         assert sum(after.values()) <= more.most_collectives
 
 
+def test_training_moves_nothing_but_sums(reports: dict[str, Report]) -> None:
+    assert reports["training step"].collectives.keys() == {"all-reduce"}
+
+
 def test_no_loop_moves_a_vocabulary_of_logits(reports: dict[str, Report]) -> None:
     """The likeliest tokens are found where the parts of the vocabulary lie."""
     one_row = 4 * _VOCABULARY

@@ -7,8 +7,10 @@ compiles on a laptop. What comes out is what the machine would run.
 import dataclasses
 import functools
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -236,9 +238,9 @@ def _compile(
 ) -> Report:
     """Compiles a program that changes or makes some arrays."""
     started = time.process_time()
-    compiled = program.lower(*inputs).compile()
+    compiled, text = _with_text(program.lower(*inputs))
     seconds = time.process_time() - started
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    memory = compiled.memory_analysis()
     in_loops = programs.loop_lines(text)
     lines = in_loops if name in _LOOPS else programs.every_line(text)
     parts = {x.sharding.shard_shape(x.shape) for x in changed}
@@ -260,6 +262,20 @@ def _compile(
         moved=programs.moved_bytes(lines),
         most_collectives=most_collectives(case, name),
     )
+
+
+def _with_text(lowered: Any) -> tuple[Any, str]:
+    """Returns the compiled program and its optimised HLO, as the compiler writes it.
+
+    `Compiled.as_text` reads the program back first, and jaxlib refuses some that libtpu
+    makes: those whose gathers run on a chip's SparseCore.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(compiler_options=options)
+        # What it compiles on the way, for a cost or a constant, is written behind it.
+        file = min(Path(folder).glob("module_*.after_optimizations.txt"))
+        return compiled, file.read_text()
 
 
 def _bytes_of_part(array: Any) -> int:
