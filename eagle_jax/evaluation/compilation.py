@@ -273,7 +273,7 @@ def _with_text(lowered: Any) -> tuple[Any, str]:
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         compiled = lowered.compile(compiler_options=options)
-        # What it compiles on the way, for a cost or a constant, is written behind it.
+        # Modules that it compiles on the way are numbered behind it.
         file = min(Path(folder).glob("module_*.after_optimizations.txt"))
         return compiled, file.read_text()
 
