@@ -49,8 +49,13 @@ class TreeConfig:
             paper's Table 3, "w/o value").
         rerank: If false, keep the expansion's own nodes, level by level (Table 3,
             "w/o reranking").
-        calibration: A file of `scripts/calibrate.py`, whose exponents make the draft's
-            confidences honest before they rank anything; `None` for none.
+        calibration: A file of `scripts/calibrate.py`, which makes the draft's
+            confidences honest before they rank anything; "none" for none, `None` for
+            `calibration.json` in the draft's own folder, if there is one.
+        kappa: Instead of a calibration: under shared noise, the factor of scores at
+            temperature 1 whose softmax is a confidence.
+        shared_noise: If false, children are the most likely tokens also where the
+            noise of the target's draws is known: the same text in more rounds.
     """
 
     num_nodes: int = 60
@@ -59,12 +64,20 @@ class TreeConfig:
     rank_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
     calibration: str | None = None
+    kappa: float | None = None
+    shared_noise: bool = True
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
         require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
         require(self.depth >= 0, "depth", self.depth, "0 or more")
         require(self.width >= 1, "width", self.width, "at least 1")
+        if self.kappa is not None:
+            is_kappa = math.isfinite(self.kappa) and self.kappa > 0
+            require(is_kappa, "kappa", self.kappa, "finite and above 0")
+            is_alone = self.calibration in (None, "none")
+            wanted = "left out beside a calibration, which has its own"
+            require(is_alone, "kappa", self.kappa, wanted)
 
     @property
     def levels(self) -> int:
@@ -80,6 +93,8 @@ class SamplingConfig:
         temperature: 0 for the likeliest token, otherwise the divisor of the logits.
         top_p: Keep the likeliest tokens with at least this mass; 1 keeps all.
         top_k: Keep this many of the likeliest tokens; 0 keeps all.
+        min_p: Keep what is at least this likely, relative to the most likely token; 0
+            keeps all.
         seed: Request `i` draws with seed `seed + i`.
         acceptance: "coupled" gives the very tokens of plain decoding with the same
             seed; "rejection" gives the same law with other tokens, and static trees
@@ -89,6 +104,7 @@ class SamplingConfig:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int = 0
     acceptance: Literal["coupled", "rejection"] = "coupled"
 
@@ -98,6 +114,7 @@ class SamplingConfig:
         require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
 
     @property
@@ -151,11 +168,29 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """All settings of `scripts/generate.py`, one TOML table per attribute."""
+    """All settings of `scripts/generate.py`, one TOML table per attribute.
+
+    Attributes:
+        tree: What is drafted.
+        sampled_tree: Likewise above temperature 0; `None` for the same.
+        sampling: How tokens are drawn.
+        decoding: Everything else.
+    """
 
     tree: TreeConfig = TreeConfig()
+    sampled_tree: TreeConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
     decoding: DecodingConfig = DecodingConfig()
+
+    def at(self, temperature: float) -> "GenerateConfig":
+        """Returns the settings at a temperature, with one tree."""
+        is_other = temperature > 0 and self.sampled_tree is not None
+        return dataclasses.replace(
+            self,
+            tree=self.sampled_tree if is_other else self.tree,
+            sampled_tree=None,
+            sampling=dataclasses.replace(self.sampling, temperature=temperature),
+        )
 
 
 def load_config(path: str | Path, kind: type[Settings]) -> Settings:
@@ -203,7 +238,7 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
         )
     values: dict[str, Any] = {}
     for name, value in table.items():
-        hint = hints[name]
+        hint = _table_type(hints[name])
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             if not isinstance(value, dict):
                 raise InputError(f"{where}: {name!r} must be a table, not {value!r}")
@@ -214,6 +249,14 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
         return kind(**values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
+
+
+def _table_type(hint: Any) -> Any:
+    """Returns the dataclass of a table that may be left out, else the hint."""
+    for kind in typing.get_args(hint) if isinstance(hint, types.UnionType) else ():
+        if dataclasses.is_dataclass(kind):
+            return kind
+    return hint
 
 
 def _check_type(hint: Any, value: Any, where: str) -> Any:

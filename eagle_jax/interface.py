@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 from flax import struct
 
+from eagle_jax.sampling import SamplingParams
 from eagle_jax.tree import DraftTree
 
 Cache = Any
@@ -52,20 +53,24 @@ class Params:
 
 
 @struct.dataclass(kw_only=True)
-class Sampling:
-    """How the tokens of a batch are drawn, for drafters that draw too.
+class Draws:
+    """How the tokens of one round will be drawn.
 
     Attributes:
-        keys: `[B]` typed PRNG keys, of this round and of drafting alone.
-        temperature: `[B]` float32; 0 takes the likeliest token.
-        top_p: `[B]` float32 in (0, 1].
-        top_k: `[B]` int32; 0 is off.
+        sampling: `[B]` fields.
+        noise: `[B, P, V]` float32, or `None` where the target's tokens are drawn with
+            none that is known before ("greedy", "rejection"). Behind a node at depth
+            `d` the target takes the argmax of its own processed logits plus row `d`: a
+            drafter that adds the same row to *its* processed logits and takes the
+            largest sums drafts what the target will draw, wherever the two
+            distributions are near. Zero in rows of temperature 0.
+        keys: `[B]` typed PRNG keys, of this round and of drafting alone: for drafts
+            that are themselves drawn, and tested by rejection.
     """
 
+    sampling: SamplingParams
+    noise: jax.Array | None
     keys: jax.Array
-    temperature: jax.Array
-    top_p: jax.Array
-    top_k: jax.Array
 
 
 class Target(Protocol):
@@ -158,7 +163,7 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, params: Any, state: Any, root: jax.Array, sampling: Sampling
+        self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
         """Returns a batched tree (`[B, N]` fields) and the new state.
 
@@ -169,7 +174,7 @@ class Drafter(Protocol):
             params: The drafter's parameters.
             state: Knows the text up to, not including, the root.
             root: `[B]` int32, the last emitted token.
-            sampling: For drafters that draw; others do not read it.
+            draws: Whoever has a distribution uses it; others do not read it.
         """
         ...
 

@@ -1,21 +1,33 @@
-"""Exponents that make a draft's confidences honest, fitted to evaluation records.
+"""What a draft's confidences are worth, fitted to evaluation records.
 
     python scripts/calibrate.py RECORDS_FOLDER... --output calibration.json
 
-The records must hold drafted nodes: `scripts/evaluate.py --nodes` writes them.
+The records must hold drafted trees of confidences as they are, at temperature 0, above
+it, or both, such as `scripts/evaluate.py --nodes --temperatures 0 1 --methods
+eagle2:kappa=1 eagle2:kappa=2` writes them. Every second question judges a fit to the
+others; what is written is fitted to all. In the folder of a head, as
+`calibration.json`, it is used without being asked for.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from eagle_jax.checkpoints.calibration import Kind
 from eagle_jax.cli.command import run_command
 from eagle_jax.cli.files import check_writable, write_json
-from eagle_jax.evaluation.calibrate import Fit, Trials, fit, read_trials
+from eagle_jax.config import require
+from eagle_jax.evaluation.calibrate import (
+    DEFAULT_KAPPA,
+    Fit,
+    calibration_file,
+    describe,
+    fit,
+    read_observed,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,45 +52,51 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         default="rank",
         help="one exponent per depth and rank among siblings, or per depth",
     )
-    add("--temperature", type=float, help="take only runs of this temperature")
+    add(
+        "--temperature",
+        type=float,
+        help="of sampled runs, take only those of this temperature",
+    )
     add("--draft", metavar="NAME", help="take only runs of this draft")
+    add(
+        "--num-nodes",
+        type=int,
+        help="of the trees that are compared, cut from the recorded ones; default half",
+    )
     return parser.parse_args(argv)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     check_writable(arguments.output)
-    trials = read_trials(
+    nodes = arguments.num_nodes
+    if nodes is not None:
+        require(nodes >= 2, "--num-nodes", nodes, "2 or more")
+    vocab_size, observed = read_observed(
         arguments.records, temperature=arguments.temperature, draft=arguments.draft
     )
-    fitted = fit(trials, by=arguments.by)
-    result = {
-        "exponents": [list(row) for row in fitted.calibration.exponents],
-        "rows": len(trials),
-        "ece_before": fitted.ece_before,
-        "ece_after": fitted.ece_after,
-        "source": [str(path) for path in arguments.records],
+    fits: dict[Kind, Fit] = {
+        kind: fit(
+            runs,
+            by=arguments.by,
+            default_kappa=DEFAULT_KAPPA[kind],
+            num_nodes=nodes,
+        )
+        for kind, runs in observed.items()
     }
-    write_json(arguments.output, result)
-    Console().print(_table(trials, fitted))
-    print(
-        f"wrote {arguments.output}: {len(trials):,} nodes of "
-        f"{len(np.unique(trials.question))} questions | expected calibration error on "
-        f"held-out questions {fitted.ece_before:.4f} before, "
-        f"{fitted.ece_after:.4f} after | the exponents are fitted to all questions"
-    )
+    source = [str(path) for path in arguments.records]
+    write_json(arguments.output, calibration_file(vocab_size, fits, source))
+    for kind, fitted in fits.items():
+        Console().print(_table(kind, fitted))
+    for kind, fitted in fits.items():
+        print(f"{kind}: {describe(fitted)}")
+    print(f"wrote {arguments.output}: fitted to all questions")
     return 0
 
 
-def _table(trials: Trials, fitted: Fit) -> Table:
-    table = Table("depth", "nodes", "confidence", "accepted", "exponents by rank")
-    for depth, row in enumerate(fitted.calibration.exponents, 1):
-        level = trials.where(trials.depth == depth)
-        means = ("-", "-")
-        if len(level):
-            confidence = np.exp(level.log_confidence).mean()
-            means = (f"{confidence:.3f}", f"{level.is_accepted.mean():.3f}")
-        exponents = " ".join(f"{entry:.2f}" for entry in row)
-        table.add_row(str(depth), f"{len(level):,}", *means, exponents)
+def _table(kind: Kind, fitted: Fit) -> Table:
+    table = Table("depth", "exponents by rank", title=f"{kind} text")
+    for depth, row in enumerate(fitted.confidence.exponents, 1):
+        table.add_row(str(depth), " ".join(f"{entry:.2f}" for entry in row))
     return table
 
 

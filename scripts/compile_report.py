@@ -35,6 +35,7 @@ from eagle_jax.config import TreeConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.compilation import (
     HBM_GIB,
+    LOOPS,
     PROGRAMS,
     Case,
     Report,
@@ -64,23 +65,30 @@ TPU is needed, and reads this table from what comes out (last with jax {jax} and
 {libtpu}). Sizes are GiB per chip; weights are bfloat16; the EAGLE head is included.
 
 - **Programs.** *prefill* reads prompts of 512 tokens; *round* is the loop over all
-  rounds (60 nodes, of 70B models 48; depth 6, width 10), *token* the loop of plain
-  decoding, both with {slots} cache slots; *training step* is one step of the head over
-  rows of 2,048 tokens, target included, with a float32 head and AdamW.
+  rounds (60 nodes, of 70B models 48; depth 6, width 10) at temperature 0, *sampled
+  round* the same at temperatures above 0, with the noise that drafting and verification
+  share, and *token* the loop of plain decoding at temperature 0, all with {slots} cache
+  slots; *training step* is one step of the head over rows of 2,048 tokens, target
+  included, with a float32 head and AdamW.
 - **Sizes.** *Arguments* are weights, caches and requests; the tables that a head
   borrows from its target are counted twice, though a run has them once. *Temporaries*
   are all memory beside them and the results. *Changed* are all caches, or the head and
   its optimizer; *in place* says whether the results take over their memory.
 - **Copies** of a whole cache, **host calls** and **collectives** are instructions. Of
-  *round* and *token* they are those inside the loop: each runs once per round or token,
-  those that find the argmax of an accepted node once per accepted level. Of the others
-  they are all.
+  the three loops they are those inside the loop: each runs once per round or token,
+  those that find the argmax of an accepted node once per accepted level. Top-p, top-k
+  and min-p run only where a row asks for one; two of their collectives run thirty times
+  then, once per step of the search for thresholds. *MiB moved* counts each instruction
+  once. Of the other programs they are all.
 - **At most** is the rule: a layer needs two all-reduces, and a table that is split over
   the vocabulary one to look tokens up, two to find the likeliest (value and place) and
   one for the sum that makes it a probability. With `L` layers and depth `D` a token
   takes `2 L + 3` and a round `2 L + 3 + 6 D`, whatever the batch and the tree's width;
-  the compiler may join some. In a mixture each expert has one of a layer's two, and
-  only those run whose expert is chosen.
+  the compiler may join some. A sampled round takes `5 (D + 1)` more: the filters of
+  each call need the maximum and the sum of a softmax, the largest probability, and the
+  mass and the count of a step of the search. Its noise needs none: each device makes
+  its own part. In a mixture each expert has one of a layer's two, and only those run
+  whose expert is chosen.
 - **Compile s** is processor time, all cores together.
 
 Nothing runs on a TPU here: there are no speeds, and no tokens to compare. `jax.export`
@@ -239,7 +247,7 @@ def _cut(case: Case, layers: int) -> Case:
 def _row(case: Case, report: Report) -> list[str]:
     collectives = [f"{n} {name}" for name, n in sorted(report.collectives.items())]
     is_training = report.program == "training step"
-    is_loop = report.program in ("round", "token")
+    is_loop = report.program in LOOPS
     most = report.most_collectives
     return [
         case.name,

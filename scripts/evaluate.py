@@ -43,7 +43,6 @@ from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import GenerateConfig, Method
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import metrics
-from eagle_jax.evaluation.calibrate import load_calibration
 from eagle_jax.evaluation.questions import (
     Question,
     choose,
@@ -130,6 +129,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--ignore-eos", action="store_true", default=None)
     add("--top-p", type=float)
     add("--top-k", type=int)
+    add("--min-p", type=float)
     add("--seed", type=int, help="question i draws with seed + i")
     arguments = parser.parse_args(argv)
     if arguments.target is None:
@@ -184,8 +184,6 @@ def _check_weights(run: Run, arguments: argparse.Namespace) -> None:
         )
     if run.method in HEAD_METHODS:
         check_draft(run.method, arguments.draft)
-    if run.config.tree.calibration is not None:
-        load_calibration(Path(run.config.tree.calibration))
 
 
 def _read_questions(arguments: argparse.Namespace) -> list[Question]:
@@ -227,7 +225,7 @@ def _open_jobs(
         check_records(path, wanted, questions)
     pair = source.load()
     params: dict[Method | None, Any] = {
-        kind: load(pair.params.target) for kind, (_, load) in models.items()
+        kind: source.load(pair.params.target) for kind, source in models.items()
     }
     return [
         Job(
@@ -270,6 +268,7 @@ def _settings(
         "template": arguments.template,
         "system_prompt": arguments.system_prompt,
         "target": _EMBEDDED.get(arguments.target, arguments.target),
+        "vocab_size": source.config.vocab_size,
         "draft": None if draft is None else _EMBEDDED.get(draft, draft),
         "dtype": source.dtype + ("" if source.bits is None else f"+int{source.bits}"),
         "device": jax.devices()[0].device_kind,

@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parse(argv)
         _join_processes(arguments)
         config = join_settings(GenerateConfig, arguments.config, arguments)
+        config = config.at(config.sampling.temperature)
         if arguments.target == str(assets.TARGET) and arguments.draft is None:
             is_small = config.decoding.method == "small-model"
             arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
@@ -102,12 +103,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--temperature", type=float)
     add("--top-p", type=float)
     add("--top-k", type=int)
+    add("--min-p", type=float)
     add("--seed", type=int)
     add("--acceptance", choices=("coupled", "rejection"))
     add("--num-nodes", type=int, help="nodes of the tree, root included")
     add("--depth", type=int, help="drafted levels")
     add("--width", type=int, help="nodes expanded per level")
-    add("--calibration", metavar="FILE", help="of scripts/calibrate.py")
+    add(
+        "--calibration",
+        metavar="FILE",
+        help="of scripts/calibrate.py; default the head's own, none for none",
+    )
+    add("--kappa", type=float, help="of confidences, instead of a calibration")
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None
     if is_embedded and arguments.draft is None:
@@ -155,7 +162,7 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
 
 
 def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
-    decoding, sampled = config.decoding, config.sampling.rule == "rejection"
+    decoding, rule = config.decoding, config.sampling.rule
     if arguments.random is not None:
         say("random weights: the text is noise; give --target and --draft for text")
         return open_random(
@@ -164,7 +171,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
             dtype=decoding.dtype,
             with_tokenizer=True,
             method=decoding.method,
-            sampled=sampled,
+            rule=rule,
             bits=decoding.bits,
         )
     needs_draft = decoding.method not in ("autoregressive", "lookup")
@@ -176,7 +183,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
         tree=config.tree,
         dtype=decoding.dtype,
         method=decoding.method,
-        sampled=sampled,
+        rule=rule,
         bits=decoding.bits,
     )
 

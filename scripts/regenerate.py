@@ -80,6 +80,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--temperature", type=float)
     add("--top-p", type=float)
     add("--top-k", type=int)
+    add("--min-p", type=float)
     add("--seed", type=int)
     add("--num-nodes", type=int, help="nodes of the tree, root included")
     add("--depth", type=int, help="drafted levels")

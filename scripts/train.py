@@ -18,14 +18,19 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
+from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.pair import shapes_of
 from eagle_jax.cli.command import keep_compiled_programs, run_command, say
-from eagle_jax.cli.pairs import open_pair
+from eagle_jax.cli.pairs import LoadedPair, open_pair
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.training_progress import TrainingProgress
+from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
+from eagle_jax.evaluation.calibrate import calibration_file, describe
+from eagle_jax.evaluation.observe import calibrate_pair
+from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import (
@@ -186,6 +191,8 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     summary = _run(
         config, step_config, pair.params.target, placement, data, output, title
     )
+    if config.run.calibrate:
+        _calibrate(config, step_config, pair, data, output)
     print(f"{output / 'head'} | {summary}")
     return 0
 
@@ -247,6 +254,48 @@ def _run(
         finally:
             run.close()
     return shown.summary()
+
+
+def _calibrate(
+    config: TrainConfig,
+    step_config: StepConfig,
+    pair: LoadedPair,
+    data: TrainingData,
+    output: Path,
+) -> None:
+    """Writes what the new head's confidences are worth on the held-out prompts."""
+    if jax.process_count() > 1:
+        advice = "scripts/evaluate.py --nodes and scripts/calibrate.py"
+        if jax.process_index() == 0:
+            say(f"several processes write no calibration; one can, with {advice}")
+        return
+    say("calibrating")
+    target, folder = step_config.target, output / "head"
+    target_params, placement = pair.params.target, pair.placement
+    everywhere = None if placement is None else placement.everywhere
+    _, head = checkpoints.load_head(
+        folder, target.config, target_params, step_config.dtype, everywhere
+    )
+    model = EagleHead(config=step_config.head, dtype=step_config.dtype)
+    try:
+        fits = calibrate_pair(
+            target,
+            model,
+            Params(target=target_params, drafter=model.params(head, target_params)),
+            data.prompts,
+            tree=config.tree,
+            max_new_tokens=config.run.eval_new_tokens,
+            max_length=target.config.max_positions,
+            stop_tokens=data.stop_tokens,
+        )
+    except InputError as error:
+        say(f"warning: no calibration is written: {error}")
+        return
+    source = ["held-out prompts of scripts/train.py"]
+    result = calibration_file(target.config.vocab_size, fits, source)
+    write_json(folder / CALIBRATION_FILE, result)
+    for kind, fitted in fits.items():
+        say(f"{kind}: {describe(fitted)}")
 
 
 def _head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:

@@ -56,7 +56,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--method", choices=("eagle2", "small-model"), default="eagle2")
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
-    add("--calibration", metavar="FILE", help="of scripts/calibrate.py")
+    add(
+        "--calibration",
+        metavar="FILE",
+        help="of scripts/calibrate.py; default the head's own, none for none",
+    )
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
     add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
     add("--temperature", type=float, default=0.0)
@@ -90,6 +94,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         tree=trees[0],
         dtype=arguments.dtype,
         method=arguments.method,
+        rule="greedy" if arguments.temperature == 0 else "coupled",
     )
     prompts = _choose_prompts(arguments, source)
     pair = source.load()
@@ -204,6 +209,7 @@ def _write(
     settings = tune_report.settings_file(
         best,
         method=arguments.method,
+        temperature=arguments.temperature,
         batch_size=arguments.batch_size,
         dtype=arguments.dtype,
         comments=comments,

@@ -1,6 +1,6 @@
 """What several tests share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -13,10 +13,11 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Params
+from eagle_jax.interface import Draws, Params
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer
+from eagle_jax.sampling import SamplingParams
 from eagle_jax.tree import DraftTree
 
 SMALL_LAYER = LayerConfig(
@@ -37,6 +38,28 @@ def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
     return [
         tokens[row, starts[row] : lengths[row]].tolist() for row in range(len(lengths))
     ]
+
+
+def make_draws(
+    rows: int,
+    noise: jax.Array | None = None,
+    *,
+    temperature: float | Sequence[float] = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> Draws:
+    """Draws of one round, each row with a key of its own."""
+    return Draws(
+        sampling=SamplingParams(
+            temperature=jnp.broadcast_to(jnp.array(temperature, jnp.float32), rows),
+            top_p=jnp.full(rows, top_p),
+            top_k=jnp.full(rows, top_k, jnp.int32),
+            min_p=jnp.full(rows, min_p),
+        ),
+        noise=noise,
+        keys=jax.random.split(jax.random.key(0), rows),
+    )
 
 
 def decoded_rounds(

@@ -19,14 +19,14 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import Eagle3Head, TreeDrafter
-from eagle_jax.interface import Params, Sampling
+from eagle_jax.interface import Params
 from eagle_jax.models import eagle3_head, transformer
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests.conftest import Main, load_main
-from tests.helpers import SMALL_LAYER, decoded_rounds, refused, texts
+from tests.helpers import SMALL_LAYER, decoded_rounds, make_draws, refused, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -193,14 +193,8 @@ def proposed(drafter: TreeDrafter, params: Params) -> tuple[DraftTree, Any]:
         jax.random.normal(jax.random.key(5), shape),
         jnp.arange(rows) % 8 + 1,
     )
-    draws = Sampling(
-        keys=jax.random.split(jax.random.key(0), rows),
-        temperature=jnp.ones(rows),
-        top_p=jnp.ones(rows),
-        top_k=jnp.zeros(rows, jnp.int32),
-    )
     root = jnp.arange(rows)
-    tree, _ = jax.jit(drafter.propose)(params.drafter, state, root, draws)
+    tree, _ = jax.jit(drafter.propose)(params.drafter, state, root, make_draws(rows))
     return tree, state
 
 

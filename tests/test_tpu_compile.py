@@ -117,6 +117,19 @@ def test_no_loop_moves_a_vocabulary_of_logits(reports: dict[str, Report]) -> Non
     """The likeliest tokens are found where the parts of the vocabulary lie."""
     one_row = 4 * _VOCABULARY
     assert 0 < reports["token"].moved < reports["round"].moved < one_row
+    assert 0 < reports["sampled round"].moved < one_row
+
+
+def test_each_device_makes_its_own_part_of_the_noise(
+    reports: dict[str, Report],
+) -> None:
+    """It needs no collective; the filters need five per call of head and target."""
+    sampled, greedy = reports["sampled round"], reports["round"]
+    positions = _CASE.tree.levels + 1
+    assert sampled.random_words == positions * _VOCABULARY // _CASE.mesh.tensor
+    assert greedy.random_words == 0
+    assert sampled.most_collectives is not None
+    assert sum(sampled.collectives.values()) <= sampled.most_collectives
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ class _Answerer:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
             seeds=seeds + [seeds[0]] * missing,
             prompt_bucket=runner.prompt_bucket,
         )

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from eagle_jax.checkpoints.calibration import CALIBRATION_FILE, load_calibration
+from eagle_jax.cli.command import say
 from eagle_jax.config import Method, TreeConfig
+from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter
+from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.calibrate import load_calibration
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain
 
 HEAD_METHODS = ("eagle2", "eagle1", "chain")
@@ -31,7 +34,12 @@ def check_draft(method: Method, draft: str | None) -> None:
 
 
 def tree_drafter(
-    method: Method, model: DraftModel, tree: TreeConfig, *, sampled: bool = False
+    method: Method,
+    model: DraftModel,
+    tree: TreeConfig,
+    *,
+    rule: AcceptanceRule = "greedy",
+    folder: Path | None = None,
 ) -> TreeDrafter:
     """Returns the drafter of a method that drafts with a model.
 
@@ -39,27 +47,56 @@ def tree_drafter(
         method: Any but "lookup" and "autoregressive".
         model: An EAGLE head, or the small model.
         tree: EAGLE-1 ignores it, chains take their length from its depth.
-        sampled: Whether static trees draw their children instead of taking the
-            likeliest: EAGLE-1 and standard speculative sampling as published. A
-            dynamic tree's shape would depend on what was drawn, so it never samples.
+        rule: How drafts are accepted. Under "rejection" static trees draw their
+            children instead of taking the most likely: EAGLE-1 and standard speculative
+            sampling as published. A dynamic tree's shape would depend on what was
+            drawn, so it never samples.
+        folder: Of the model, which may hold a calibration; `None` for none.
 
     Raises:
-        InputError: If the tree names a calibration that cannot be read.
+        InputError: If the tree names a calibration that cannot be used.
     """
     shape: TreeConfig | Topology = tree
     if method == "eagle1":
         shape = EAGLE1_TREE
     elif method == "chain" or (method == "small-model" and tree.width == 1):
         shape = chain(tree.levels if method == "small-model" else tree.depth)
-    calibration = None
-    if tree.calibration is not None:
-        calibration = load_calibration(Path(tree.calibration))
+    is_static = isinstance(shape, Topology)
     return TreeDrafter(
         model=model,
         tree=shape,
-        calibration=calibration,
-        sampled=sampled and isinstance(shape, Topology),
+        calibration=(
+            UNCALIBRATED
+            if is_static
+            else _calibration(tree, model.vocab_size, rule, folder)
+        ),
+        shares_noise=tree.shared_noise,
+        sampled=rule == "rejection" and is_static,
     )
+
+
+def _calibration(
+    tree: TreeConfig, vocab_size: int, rule: AcceptanceRule, folder: Path | None
+) -> Calibration:
+    """Returns the calibration that a tree names, or else the model's own if it fits."""
+    if tree.kappa is not None:
+        return Calibration(sampled=Confidence(kappa=tree.kappa))
+    own = None if folder is None else folder / CALIBRATION_FILE
+    is_own = tree.calibration is None and own is not None and own.is_file()
+    if tree.calibration == "none" or (tree.calibration is None and not is_own):
+        return UNCALIBRATED
+    try:
+        return load_calibration(
+            own if is_own and own is not None else Path(str(tree.calibration)),
+            vocab_size=vocab_size,
+            depth=tree.levels,
+            kind="sampled" if rule == "coupled" and tree.shared_noise else "greedy",
+        )
+    except InputError as error:
+        if not is_own:
+            raise
+        say(f"warning: confidences are not calibrated: {error}")
+        return UNCALIBRATED
 
 
 def lookup_drafter(tree: TreeConfig) -> LookupDrafter:

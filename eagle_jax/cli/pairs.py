@@ -15,6 +15,7 @@ from eagle_jax.cli.placing import (
     with_drafter,
 )
 from eagle_jax.config import Method, TreeConfig
+from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
     DraftModel,
     Eagle3Head,
@@ -33,6 +34,21 @@ from eagle_jax.parallel import Placement
 
 LoadDraft = Callable[..., Any]
 """Reads a draft model's weights: `(target_params, placement=None)` -> its own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftSource:
+    """A draft model that is opened, but whose weights are not read.
+
+    Attributes:
+        model: What drafts.
+        load: Reads its weights.
+        folder: Of its files.
+    """
+
+    model: DraftModel
+    load: LoadDraft
+    folder: Path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +102,7 @@ def open_pair(
     tree: TreeConfig,
     dtype: str,
     method: Method = "eagle2",
-    sampled: bool = False,
+    rule: AcceptanceRule = "greedy",
     bits: int | None = None,
 ) -> PairSource:
     """Opens a target and what drafts for it.
@@ -99,7 +115,7 @@ def open_pair(
         dtype: Of weights and caches; "auto" for float32 on CPUs and the target's own
             elsewhere.
         method: What the draft is, and how it drafts.
-        sampled: See `methods.tree_drafter`.
+        rule: How drafts are accepted, see `methods.tree_drafter`.
         bits: Of the target's matrices, see `checkpoints.load_target`.
 
     Raises:
@@ -112,7 +128,7 @@ def open_pair(
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     load_drafter = open_drafter(
-        draft_name, config, tree=tree, dtype=dtype, method=method, sampled=sampled
+        draft_name, config, tree=tree, dtype=dtype, method=method, rule=rule
     )
     check_product(bits, dtype)
     tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
@@ -143,7 +159,7 @@ def open_drafter(
     tree: TreeConfig,
     dtype: str,
     method: Method,
-    sampled: bool = False,
+    rule: AcceptanceRule = "greedy",
 ) -> Callable[[TransformerParams, Placement | None], tuple[Drafter | None, Any]]:
     """Opens what drafts for a target that is opened already.
 
@@ -160,16 +176,14 @@ def open_drafter(
         return lambda *_: (lookup_drafter(tree), ())
     if draft_name is None or method == "autoregressive":
         return lambda *_: (None, ())
-    model, load_params = open_draft_model(
-        draft_name, target, dtype=dtype, method=method
-    )
-    drafter = tree_drafter(method, model, tree, sampled=sampled)
-    return lambda params, placement: (drafter, load_params(params, placement))
+    source = open_draft_model(draft_name, target, dtype=dtype, method=method)
+    drafter = tree_drafter(method, source.model, tree, rule=rule, folder=source.folder)
+    return lambda params, placement: (drafter, source.load(params, placement))
 
 
 def open_draft_model(
     name: str, target: TransformerConfig, *, dtype: str, method: Method
-) -> tuple[DraftModel, LoadDraft]:
+) -> DraftSource:
     """Opens a model that drafts for a target that is opened already.
 
     Args:
@@ -178,9 +192,6 @@ def open_draft_model(
         target: Sizes of the target.
         dtype: Of the weights; not "auto".
         method: One that drafts with a model.
-
-    Returns:
-        The model, and what reads its parameters.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -196,7 +207,9 @@ def open_draft_model(
             shardings = draft_shardings(placement, small.layer, shapes)
             return checkpoints.load_target(folder, dtype, shardings)[1]
 
-        return SmallModel(decoder=Transformer(config=small, dtype=dtype)), load_small
+        decoder = Transformer(config=small, dtype=dtype)
+        model = SmallModel(decoder=decoder)
+        return DraftSource(model=model, load=load_small, folder=folder)
     if checkpoints.is_eagle3(folder):
         return _open_eagle3(folder, target, dtype)
     head = checkpoints.head_config(folder)
@@ -213,12 +226,12 @@ def open_draft_model(
         )
         return EagleHead.params(params, target_params)
 
-    return EagleHead(config=head, dtype=dtype), load
+    return DraftSource(
+        model=EagleHead(config=head, dtype=dtype), load=load, folder=folder
+    )
 
 
-def _open_eagle3(
-    folder: Path, target: TransformerConfig, dtype: str
-) -> tuple[DraftModel, LoadDraft]:
+def _open_eagle3(folder: Path, target: TransformerConfig, dtype: str) -> DraftSource:
     head = checkpoints.eagle3_config(folder)
     checkpoints.check_eagle3_pair(target, head)
     checkpoints.check_weights(folder)
@@ -233,7 +246,9 @@ def _open_eagle3(
         )
         return Eagle3Head.params(params, target_params)
 
-    return Eagle3Head(config=head, dtype=dtype), load
+    return DraftSource(
+        model=Eagle3Head(config=head, dtype=dtype), load=load, folder=folder
+    )
 
 
 def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:

@@ -12,6 +12,7 @@ from eagle_jax.cli.methods import lookup_drafter, tree_drafter
 from eagle_jax.cli.pairs import LoadedPair, PairSource
 from eagle_jax.cli.placing import draft_shardings, target_shardings, with_drafter
 from eagle_jax.config import Method, TreeConfig
+from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
@@ -48,7 +49,7 @@ def open_random(
     dtype: str,
     with_tokenizer: bool,
     method: Method = "eagle2",
-    sampled: bool = False,
+    rule: AcceptanceRule = "greedy",
     bits: int | None = None,
 ) -> PairSource:
     """Prepares a pair with random weights: for timing, and for a first look.
@@ -59,7 +60,7 @@ def open_random(
         dtype: Of weights and caches; "auto" for float32 on CPUs, bfloat16 elsewhere.
         with_tokenizer: Add a tokenizer of bytes; needs a vocabulary of at least 258.
         method: What drafts; there is no random small model.
-        sampled: See `methods.tree_drafter`.
+        rule: How drafts are accepted, see `methods.tree_drafter`.
         bits: 8 or 4 to quantise the matrices of the target's layers.
 
     Raises:
@@ -100,7 +101,7 @@ def open_random(
         drafter, drafter_params = lookup_drafter(tree), ()
         if method != "lookup":
             model = EagleHead(config=head, dtype=dtype)
-            drafter = tree_drafter(method, model, tree, sampled=sampled)
+            drafter = tree_drafter(method, model, tree, rule=rule)
             drafter_params = EagleHead.params(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),

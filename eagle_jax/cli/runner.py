@@ -181,6 +181,7 @@ class Runner:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
             seeds=seeds,
             prompt_bucket=self.prompt_bucket,
         )

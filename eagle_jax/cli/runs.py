@@ -3,26 +3,26 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from eagle_jax.cli.methods import HEAD_METHODS, lookup_drafter, tree_drafter
-from eagle_jax.cli.pairs import open_draft_model
+from eagle_jax.cli.pairs import DraftSource, open_draft_model
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter
+from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
-from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.models.transformer import TransformerConfig
 
-Models = dict[Method, tuple[DraftModel, Callable[[TransformerParams], Any]]]
-"""Draft models and what reads their parameters: "eagle2" for a head, "small-model"."""
+Models = dict[Method, DraftSource]
+"""Draft models: "eagle2" for a head, "small-model"."""
 
 _TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
 _SETTINGS: dict[Method, tuple[str, ...]] = {
     "eagle2": (*_TREE_FIELDS, "acceptance"),
-    "eagle1": ("acceptance",),
-    "chain": ("depth", "acceptance"),
+    "eagle1": ("shared_noise", "acceptance"),
+    "chain": ("depth", "shared_noise", "acceptance"),
     "small-model": (*_TREE_FIELDS, "acceptance"),
     "lookup": ("num_nodes", "depth", "width", "acceptance"),
     "autoregressive": (),
@@ -60,7 +60,11 @@ class Run:
         if "rank_by" in _SETTINGS[self.method]:
             parts += ["confidence"] if tree.rank_by == "confidence" else []
             parts += [] if tree.rerank else ["norerank"]
-            parts += [] if tree.calibration is None else ["calibrated"]
+            known = {None: [], "none": ["uncalibrated"]}
+            parts += known.get(tree.calibration, ["calibrated"])
+            parts += [] if tree.kappa is None else [f"kappa{tree.kappa:g}"]
+        if "shared_noise" in _SETTINGS[self.method] and not tree.shared_noise:
+            parts += ["likeliest"]
         parts += ["rejection"] if self.acceptance == "rejection" else []
         parts += [f"t{self.config.sampling.temperature:g}"]
         return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
@@ -108,6 +112,11 @@ def parse_method(text: str, config: GenerateConfig) -> Run:
         config=dataclasses.replace(
             config,
             tree=dataclasses.replace(config.tree, **chosen),
+            sampled_tree=(
+                None
+                if config.sampled_tree is None
+                else dataclasses.replace(config.sampled_tree, **chosen)
+            ),
             sampling=dataclasses.replace(
                 config.sampling, acceptance=sampling.acceptance
             ),
@@ -130,12 +139,11 @@ def make_runs(
     runs: dict[str, Run] = {}
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
-        config = method.config
+        config = method.config.at(temperature)
         run = dataclasses.replace(
             method,
             config=dataclasses.replace(
                 config,
-                sampling=dataclasses.replace(config.sampling, temperature=temperature),
                 decoding=dataclasses.replace(
                     config.decoding, method=method.method, batch_size=batch_size
                 ),
@@ -160,24 +168,27 @@ def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
     """
     config = run.config
     names = ("num_nodes", "depth", "width", "rank_by", "rerank", "calibration")
+    names = (*names, "kappa", "shared_noise")
     shape: dict[str, Any] = dict.fromkeys(names)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
     if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
         shape |= dataclasses.asdict(drafter.tree)
-        if drafter.calibration is not None:  # Its file may change between two runs.
-            shape |= {"exponents": drafter.calibration.exponents}
+        shape |= {"calibration": None, "kappa": None}
     elif isinstance(drafter, TreeDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None
     elif isinstance(drafter, LookupDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape |= {"width": drafter.num_matches}
+    if isinstance(drafter, TreeDrafter):
+        shape |= _confidence(run, drafter)
     return {
         "method": run.method,
         "label": run.label,
         "temperature": config.sampling.temperature,
         "top_p": config.sampling.top_p,
         "top_k": config.sampling.top_k,
+        "min_p": config.sampling.min_p,
         "seed": config.sampling.seed,
         "acceptance": run.acceptance,
         "batch_size": config.decoding.batch_size,
@@ -185,6 +196,19 @@ def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
         "max_new_tokens": config.decoding.max_new_tokens,
         "ignore_eos": config.decoding.ignore_eos,
     }
+
+
+def _confidence(run: Run, drafter: TreeDrafter) -> dict[str, Any]:
+    """Returns what a record says about confidences: files change between two runs."""
+    is_sampled = run.acceptance == "coupled"
+    is_shared = is_sampled and drafter.shares_noise
+    calibration = drafter.calibration
+    used = calibration.sampled if is_shared else calibration.greedy
+    found: dict[str, Any] = {"shared_noise": is_shared if is_sampled else None}
+    if not used.is_plain:
+        found["calibration"] = run.config.tree.calibration or "the draft's own"
+        found["exponents"] = used.exponents
+    return found | ({"kappa": used.kappa} if is_shared or not used.is_plain else {})
 
 
 def open_models(
@@ -237,9 +261,14 @@ def make_drafter(run: Run, models: Models) -> Drafter | None:
     if kind is None:
         is_lookup = run.method == "lookup"
         return lookup_drafter(run.config.tree) if is_lookup else None
-    model, _ = models[kind]
-    is_sampled = run.acceptance == "rejection"
-    return tree_drafter(run.method, model, run.config.tree, sampled=is_sampled)
+    source = models[kind]
+    return tree_drafter(
+        run.method,
+        source.model,
+        run.config.tree,
+        rule=run.acceptance,
+        folder=source.folder,
+    )
 
 
 def _read_value(text: str) -> Any:

@@ -29,6 +29,8 @@ def join_settings(
     sections: dict[str, Any] = {}
     for section in dataclasses.fields(config):
         settings = getattr(config, section.name)
+        if settings is None:
+            continue
         flags = {
             field.name: getattr(arguments, field.name)
             for field in dataclasses.fields(settings)

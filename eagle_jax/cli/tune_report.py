@@ -100,14 +100,21 @@ def distance(best: Entry, swept: Sequence[Entry]) -> str:
 
 
 def settings_file(
-    best: Entry, *, method: Method, batch_size: int, dtype: str, comments: Sequence[str]
+    best: Entry,
+    *,
+    method: Method,
+    temperature: float,
+    batch_size: int,
+    dtype: str,
+    comments: Sequence[str],
 ) -> str:
     """Returns a settings file for scripts/generate.py.
 
     Args:
         best: The quickest tree; plain decoding is recommended if that is quicker.
         method: What drafts.
-        batch_size: What was tuned for.
+        temperature: What was tuned for: above 0 the tree is that of sampled text.
+        batch_size: Likewise.
         dtype: As given; "auto" is left out.
         comments: Lines that say where the figures come from.
     """
@@ -120,7 +127,8 @@ def settings_file(
         figures = f"no tree pays; the best, {show(tree)}: {figures}"
     lines = [f"# {line}".rstrip() for line in (*comments, figures)]
     if pays:
-        lines += ["", "[tree]", f"num_nodes = {tree.num_nodes}"]
+        table = "sampled_tree" if temperature > 0 else "tree"
+        lines += ["", f"[{table}]", f"num_nodes = {tree.num_nodes}"]
         lines += [f"depth = {tree.depth}", f"width = {tree.width}"]
         if tree.calibration is not None:
             lines.append(f"calibration = {json.dumps(tree.calibration)}")

@@ -14,9 +14,9 @@ from eagle_jax.decoding.growth import (
     has_room,
 )
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.sampling import choose_tokens
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
 from eagle_jax.interface import Target
+from eagle_jax.sampling import choose_tokens
 
 
 def generate(
@@ -97,7 +97,9 @@ def _step(
         params, state.root[:, None], positions, None, state.target_cache
     )
     logits = target.unembed(params, output.hidden[:, 0])
-    chosen = choose_tokens(requests, logits, state.lengths, greedy=greedy)
+    chosen = choose_tokens(
+        requests.sampling, requests.keys, logits, state.lengths, greedy=greedy
+    )
 
     state = record_round(state, jnp.zeros_like(state.lengths))
     state, taken = emit(requests, state, chosen[:, None], jnp.ones_like(chosen))

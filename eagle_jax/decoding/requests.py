@@ -10,6 +10,7 @@ from flax import struct
 
 from eagle_jax.errors import InputError
 from eagle_jax.prefill import PREFILL_CHUNK
+from eagle_jax.sampling import SamplingParams
 
 NO_TOKEN = -1
 """Padding among stop tokens: equals no token."""
@@ -29,9 +30,7 @@ class Requests:
         max_new_tokens: `[B]` int32, at least 1.
         max_length: `[B]` int32, prompt plus output, larger than the prompt.
         stop_tokens: `[B, Z]` int32, padded with `NO_TOKEN`.
-        temperature: `[B]` float32; 0 takes the likeliest token.
-        top_p: `[B]` float32 in (0, 1].
-        top_k: `[B]` int32; 0 is off.
+        sampling: How tokens are drawn, `[B]` fields.
         keys: `[B]` typed PRNG keys; a row's text depends on its own key alone.
     """
 
@@ -40,9 +39,7 @@ class Requests:
     max_new_tokens: jax.Array
     max_length: jax.Array
     stop_tokens: jax.Array
-    temperature: jax.Array
-    top_p: jax.Array
-    top_k: jax.Array
+    sampling: SamplingParams
     keys: jax.Array
 
 
@@ -55,6 +52,7 @@ def make_requests(
     temperature: float | Sequence[float] = 0.0,
     top_p: float | Sequence[float] = 1.0,
     top_k: int | Sequence[int] = 0,
+    min_p: float | Sequence[float] = 0.0,
     seeds: int | Sequence[int] = 0,
     prompt_bucket: int | None = None,
 ) -> Requests:
@@ -68,6 +66,7 @@ def make_requests(
         temperature: 0 or more.
         top_p: In (0, 1].
         top_k: 0 (off) or more.
+        min_p: In [0, 1]; 0 is off.
         seeds: One per row draws independently; equal seeds draw equal noise.
         prompt_bucket: `T`; `None` for `bucket_prompt` of the longest.
 
@@ -94,6 +93,8 @@ def make_requests(
     _require((top_ps > 0) & (top_ps <= 1), "top_p", top_ps, "above 0 and at most 1")
     top_ks = _per_row(top_k, batch, np.int32, "top_k")
     _require(top_ks >= 0, "top_k", top_ks, "0 (off) or more")
+    min_ps = _per_row(min_p, batch, np.float32, "min_p")
+    _require((min_ps >= 0) & (min_ps <= 1), "min_p", min_ps, "0 (off) to 1")
 
     num_stops = max(1, -(-len(stop_tokens) // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
     stops = np.full(num_stops, NO_TOKEN, np.int32)
@@ -104,9 +105,12 @@ def make_requests(
         max_new_tokens=jnp.asarray(new_tokens),
         max_length=jnp.asarray(_longest_texts(lengths, new_tokens, max_length)),
         stop_tokens=jnp.asarray(np.broadcast_to(stops, (batch, num_stops))),
-        temperature=jnp.asarray(temperatures),
-        top_p=jnp.asarray(top_ps),
-        top_k=jnp.asarray(top_ks),
+        sampling=SamplingParams(
+            temperature=jnp.asarray(temperatures),
+            top_p=jnp.asarray(top_ps),
+            top_k=jnp.asarray(top_ks),
+            min_p=jnp.asarray(min_ps),
+        ),
         keys=jax.vmap(jax.random.key)(_per_row(seeds, batch, np.uint32, "seeds")),
     )
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,15 @@ from eagle_jax.decoding.growth import (
     has_room,
 )
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.sampling import (
-    draft_sampling,
-    draw_token,
-    rejection_noise,
-    target_law,
-)
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
-from eagle_jax.interface import Drafter, Params, Target, TargetOutput
-from eagle_jax.logits import is_filtered
+from eagle_jax.interface import Drafter, Draws, Params, Target, TargetOutput
+from eagle_jax.sampling import (
+    distribution,
+    drafting_keys,
+    draw_tokens,
+    position_noise,
+    rejection_noise,
+)
 from eagle_jax.tree import (
     Acceptance,
     DraftTree,
@@ -206,12 +206,16 @@ def _round(
 ) -> tuple[DecodeState, Round]:
     root_positions = state.lengths - 1
 
-    # Draft: a tree of likely continuations of the root.
+    # Draft: a tree of likely continuations of the root, under this round's noise.
+    draws = round_draws(
+        requests,
+        root_positions,
+        acceptance=acceptance,
+        depth=drafter.depth,
+        vocab_size=vocab_size(target, params.target, state),
+    )
     tree, drafter_state = drafter.propose(
-        params.drafter,
-        state.drafter_state,
-        state.root,
-        draft_sampling(requests, root_positions),
+        params.drafter, state.drafter_state, state.root, draws
     )
 
     # Verify: one call of the target over all nodes, beside its cache.
@@ -223,7 +227,13 @@ def _round(
 
     # Accept: the path that the target's own text follows.
     accepted = accept(
-        requests, tree, logits, root_positions, rule=acceptance, depth=drafter.depth
+        requests,
+        tree,
+        logits,
+        root_positions,
+        draws.noise,
+        rule=acceptance,
+        depth=drafter.depth,
     )
 
     # Commit: the text grows, and what it ends with becomes the next root.
@@ -233,11 +243,60 @@ def _round(
     return state, Round(tree=tree, acceptance=accepted, was_running=was_running)
 
 
+def round_draws(
+    requests: Requests,
+    root_positions: jax.Array,
+    *,
+    acceptance: AcceptanceRule,
+    depth: int,
+    vocab_size: int,
+) -> Draws:
+    """Returns how the tokens of the next round will be drawn.
+
+    The noise is made once per round, for drafting and verification alike: the nodes of
+    one depth share a position, so `P` rows serve a tree of any size.
+
+    Args:
+        requests: `B` rows.
+        root_positions: `[B]` int32, absolute.
+        acceptance: Static; without "coupled" there is no noise to share.
+        depth: `D`. Static.
+        vocab_size: `V`. Static.
+    """
+    noise = None
+    if acceptance == "coupled":
+        positions = root_positions[:, None] + jnp.arange(1, depth + 2)
+        noise = position_noise(requests.keys, positions, requests.sampling, vocab_size)
+    return Draws(
+        sampling=requests.sampling,
+        noise=noise,
+        keys=drafting_keys(requests.keys, root_positions),
+    )
+
+
+def vocab_size(target: Target, params: Any, state: DecodeState) -> int:
+    """Returns `V` before the target runs; nothing is computed.
+
+    Args:
+        target: Static.
+        params: The target's.
+        state: Between rounds.
+    """
+
+    def logits_of(params: Any, state: DecodeState) -> jax.Array:
+        tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
+        output = target.forward(params, tokens, positions, None, state.target_cache)
+        return target.unembed(params, output.hidden)
+
+    return jax.eval_shape(logits_of, params, state).shape[-1]
+
+
 def accept(
     requests: Requests,
     tree: DraftTree,
     logits: jax.Array,
     root_positions: jax.Array,
+    noise: jax.Array | None,
     *,
     rule: AcceptanceRule,
     depth: int,
@@ -249,47 +308,53 @@ def accept(
         tree: `[B, N]` fields.
         logits: `[B, N, V]` float32, the target's behind each node.
         root_positions: `[B]` int32, absolute.
+        noise: `[B, P, V]` float32 for "coupled", see `Draws.noise`; else unused.
         rule: Static.
         depth: `D`. Static.
 
     Returns:
         `[B, P]` paths, `[B]` counts and next tokens.
     """
-    filtered = is_filtered(requests.top_p, requests.top_k)
+    any_filter = requests.sampling.any_filter
 
     def accept_row(
-        row: Requests, tree: DraftTree, logits: jax.Array, root_position: jax.Array
+        row: Requests,
+        tree: DraftTree,
+        logits: jax.Array,
+        root_position: jax.Array,
+        noise: jax.Array | None,
     ) -> Acceptance:
-        sampling = (row.temperature, row.top_p, row.top_k, filtered)
-
         def follow_argmax(node: jax.Array, level: jax.Array) -> Step:
             del level
             return match_child(tree, node, jnp.argmax(logits[node]).astype(jnp.int32))
 
-        def follow_draw(node: jax.Array, level: jax.Array) -> Step:
-            position = root_position + level + 1
-            token = draw_token(logits[node], row.keys, position, *sampling)
-            return match_child(tree, node, token)
-
         if rule == "greedy":
             return verify(tree, follow_argmax, depth=depth)
         if rule == "coupled":
+            assert noise is not None, "coupled acceptance draws with the round's noise"
+
+            def follow_draw(node: jax.Array, level: jax.Array) -> Step:
+                token = draw_tokens(
+                    logits[node], noise[level], row.sampling, any_filter
+                )
+                return match_child(tree, node, token)
+
             return verify(tree, follow_draw, depth=depth)
         if rule != "rejection":
             raise ValueError(f"{rule!r} is no acceptance rule; see AcceptanceRule")
 
-        coins, noise = rejection_noise(row.keys, root_position, *logits.shape)
+        coins, last_noise = rejection_noise(row.keys, root_position, *logits.shape)
 
         def try_children(node: jax.Array, level: jax.Array) -> Step:
             del level
-            law = target_law(logits[node], *sampling)
+            law = distribution(logits[node], row.sampling, any_filter)
             if tree.draft_logits is None:
-                return reject_siblings(tree, node, law, coins, noise)
-            return reject_drawn_siblings(tree, node, law, coins, noise)
+                return reject_siblings(tree, node, law, coins, last_noise)
+            return reject_drawn_siblings(tree, node, law, coins, last_noise)
 
         return verify(tree, try_children, depth=depth)
 
-    return jax.vmap(accept_row)(requests, tree, logits, root_positions)
+    return jax.vmap(accept_row)(requests, tree, logits, root_positions, noise)
 
 
 def commit(

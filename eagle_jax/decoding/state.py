@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.sampling import choose_tokens
 from eagle_jax.interface import Cache, Target
 from eagle_jax.prefill import read_prompts
+from eagle_jax.sampling import choose_tokens
 
 
 class StopReason(enum.IntEnum):
@@ -85,7 +85,9 @@ def start(
     empty = target.init_cache(batch, num_slots)
     reading = read_prompts(target, params, requests.prompts, lengths, empty)
     logits = target.unembed(params, reading.hidden)
-    first = choose_tokens(requests, logits, lengths, greedy=greedy)
+    first = choose_tokens(
+        requests.sampling, requests.keys, logits, lengths, greedy=greedy
+    )
     is_prompt = jnp.arange(num_tokens) < lengths[:, None]
     tokens = jnp.zeros((batch, num_slots), jnp.int32)
     state = DecodeState(

@@ -1,6 +1,6 @@
 """Whatever proposes a tree, each behind the `Drafter` protocol."""
 
-from eagle_jax.drafting.calibration import Calibration
+from eagle_jax.drafting.calibration import Calibration, Confidence
 from eagle_jax.drafting.eagle3_head import Eagle3DrafterParams, Eagle3Head
 from eagle_jax.drafting.eagle_head import EagleDrafterParams, EagleHead
 from eagle_jax.drafting.feature_head import EagleState
@@ -11,6 +11,7 @@ from eagle_jax.drafting.trees import TreeDrafter
 
 __all__ = [
     "Calibration",
+    "Confidence",
     "DraftModel",
     "Eagle3DrafterParams",
     "Eagle3Head",

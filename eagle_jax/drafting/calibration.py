@@ -3,6 +3,13 @@
 EAGLE-2 takes the confidence for the probability of acceptance. Where a draft is too
 sure of itself, path values mislead the tree; an exponent per depth and rank mends most
 of it and keeps every value within (0, 1], so no child is worth more than its parent.
+
+Under shared noise the score of a token is `s = log q + g`, and what is accepted is the
+target's own largest `log p + g`. How sure the largest `s` is of being it depends on how
+far `log q` lies from `log p`: `softmax(kappa * s)` says so with one number. At another
+temperature `t` both logarithms are `1 / t` times as large, and so is what lies between
+them: there `softmax(kappa * t * s)` has the same `kappa`, and as `t` goes to 0 it
+becomes the confidence of greedy text.
 """
 
 import dataclasses
@@ -13,27 +20,38 @@ import jax.numpy as jnp
 
 from eagle_jax.config import require
 
+SAMPLED_KAPPA = 1.5
+"""Under shared noise and without a calibration."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Exponents of confidences, a static setting: `c' = c ** exponent`.
+class Confidence:
+    """How a score becomes a confidence, a static setting.
 
-    >>> calibration = Calibration(exponents=((1.0,), (2.0, 3.0)))
-    >>> calibration.apply(jnp.array([-1.0, -2.0, -3.0]), level=2)
+    `c = softmax(kappa * t * s) ** exponent` at temperature `t`, and at temperature 0
+    `softmax(kappa * log q) ** exponent`.
+
+    >>> confidence = Confidence(exponents=((1.0,), (2.0, 3.0)))
+    >>> confidence.apply(jnp.array([-1.0, -2.0, -3.0]), level=2)
     Array([-2., -6., -9.], dtype=float32)
 
     Attributes:
-        exponents: By depth (1 first) and rank among siblings (0, the likeliest,
+        kappa: Factor of the scores.
+        exponents: By depth (1 first) and rank among siblings (0, the most likely,
             first). Deeper nodes and higher ranks take the last entry there is.
 
     Raises:
-        InputError: If a depth has no exponent, or one is not finite and above 0.
+        InputError: If `kappa` or an exponent is not finite and above 0, or a depth has
+            no exponent.
     """
 
-    exponents: tuple[tuple[float, ...], ...]
+    kappa: float = 1.0
+    exponents: tuple[tuple[float, ...], ...] = ((1.0,),)
 
     def __post_init__(self) -> None:
-        """Refuses tables without entries and exponents out of range."""
+        """Refuses tables without entries and numbers out of range."""
+        is_kappa = math.isfinite(self.kappa) and self.kappa > 0
+        require(is_kappa, "kappa", self.kappa, "finite and above 0")
         wanted = "a table with at least one exponent per depth"
         is_table = bool(self.exponents) and all(self.exponents)
         require(is_table, "exponents", self.exponents, wanted)
@@ -41,6 +59,16 @@ class Calibration:
             for exponent in row:
                 is_exponent = math.isfinite(exponent) and exponent > 0
                 require(is_exponent, "exponents", exponent, "finite and above 0")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every exponent is 1."""
+        return all(exponent == 1 for row in self.exponents for exponent in row)
+
+    def factors(self, count: int, *, level: int) -> jax.Array:
+        """Returns the exponents of `count` siblings, `[count]` float32."""
+        row = self.exponents[min(level, len(self.exponents)) - 1]
+        return jnp.array([row[min(rank, len(row) - 1)] for rank in range(count)])
 
     def apply(self, log_probs: jax.Array, *, level: int) -> jax.Array:
         """Returns calibrated log probabilities.
@@ -53,7 +81,23 @@ class Calibration:
             `[..., K]`, not above 0 where `log_probs` are not; siblings may have
             changed places.
         """
-        row = self.exponents[min(level, len(self.exponents)) - 1]
-        ranks = range(log_probs.shape[-1])
-        factors = [row[min(rank, len(row) - 1)] for rank in ranks]
-        return log_probs * jnp.asarray(factors, log_probs.dtype)
+        return log_probs * self.factors(log_probs.shape[-1], level=level)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What a draft's confidences are worth, with and without shared noise.
+
+    Attributes:
+        greedy: Where children are the most likely tokens: temperature 0, and drafts
+            that are tested by rejection.
+        sampled: Where children are chosen under the noise that they share with the
+            target, at temperatures above 0.
+    """
+
+    greedy: Confidence = Confidence()
+    sampled: Confidence = Confidence(kappa=SAMPLED_KAPPA)
+
+
+UNCALIBRATED = Calibration()
+"""Confidences as they are; `kappa` is `SAMPLED_KAPPA` under shared noise."""

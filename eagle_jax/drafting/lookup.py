@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.config import require
-from eagle_jax.interface import Sampling
+from eagle_jax.interface import Draws
 from eagle_jax.tree import NO_PARENT, ROOT, DraftTree
 
 
@@ -79,10 +79,10 @@ class LookupDrafter:
         return LookupState(tokens=text, length=lengths)
 
     def propose(
-        self, params: Any, state: LookupState, root: jax.Array, sampling: Sampling
+        self, params: Any, state: LookupState, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, LookupState]:
         """See `Drafter.propose`."""
-        del params, sampling
+        del params, draws
         batch = root.shape[0]
         text = state.tokens.at[jnp.arange(batch), state.length].set(root)
         return jax.vmap(self._draft)(text, state.length + 1), state

@@ -10,10 +10,10 @@ import numpy as np
 
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig, require
-from eagle_jax.drafting.calibration import Calibration
+from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.drafting.model import DraftModel
-from eagle_jax.interface import Sampling
-from eagle_jax.logits import is_filtered, process_logits
+from eagle_jax.interface import Draws
+from eagle_jax.sampling import process_logits
 from eagle_jax.tree import DraftTree, Topology
 
 
@@ -28,11 +28,15 @@ class TreeDrafter:
         model: What drafts.
         tree: A `TreeConfig` for a dynamic tree, a `Topology` for a static one.
         calibration: Makes a dynamic tree's confidences honest before they rank
-            anything; `None` takes them as they are, as the paper does.
-        sampled: Draw a static tree's children from the model's law, as the published
-            EAGLE-1 and speculative sampling do at temperatures above 0, instead of
-            taking the likeliest. For the acceptance rule "rejection"; with any other
-            the text is the same and fewer drafts are accepted.
+            anything; the default takes those of temperature 0 as they are, as the
+            paper does.
+        shares_noise: Where the noise of the target's draws is known ("coupled"
+            acceptance above temperature 0), choose children under it: the tokens with
+            the largest `log q + g`. If false, the most likely ones all the same: the
+            text is the same and fewer drafts are accepted.
+        sampled: Under the acceptance rule "rejection", draw a static tree's children
+            from the model's law, as the published EAGLE-1 and speculative sampling do,
+            instead of taking the most likely.
 
     Raises:
         InputError: If a dynamic tree is to be sampled: its shape would depend on what
@@ -41,7 +45,8 @@ class TreeDrafter:
 
     model: DraftModel
     tree: TreeConfig | Topology
-    calibration: Calibration | None = None
+    calibration: Calibration = UNCALIBRATED
+    shares_noise: bool = True
     sampled: bool = False
 
     def __post_init__(self) -> None:
@@ -81,21 +86,17 @@ class TreeDrafter:
         return self.model.prefill(params, state, tokens, features, lengths)
 
     def propose(
-        self, params: Any, state: Any, root: jax.Array, sampling: Sampling
+        self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`."""
+        if not self.shares_noise:
+            draws = dataclasses.replace(draws, noise=None)
         if self.depth == 0:
             grow = functools.partial(trees.root_only, num_nodes=self.num_nodes)
             return jax.vmap(grow)(root), state
         output, state = self.model.read(params, state, root)
-        if isinstance(self.tree, TreeConfig):
-            grown = _grow_dynamic(
-                self.model, params, state, root, output, self.tree, self.calibration
-            )
-            return grown, state
-        draws = sampling if self.sampled else None
-        grown = _grow_static(self.model, params, state, root, output, self.tree, draws)
-        return grown, state
+        grow = _grow_dynamic if isinstance(self.tree, TreeConfig) else _grow_static
+        return grow(self, params, state, root, output, draws), state
 
     def advance(
         self,
@@ -113,32 +114,34 @@ class TreeDrafter:
 
 
 def _grow_dynamic(
-    model: DraftModel,
+    drafter: TreeDrafter,
     params: Any,
     state: Any,
     root: jax.Array,
     root_output: jax.Array,
-    config: TreeConfig,
-    calibration: Calibration | None,
+    draws: Draws,
 ) -> DraftTree:
     """Expands level by level, then reranks (EAGLE-2, section 4)."""
+    model, config, calibration = drafter.model, drafter.tree, drafter.calibration
+    assert isinstance(config, TreeConfig)
 
     def children(outputs: jax.Array, *, level: int) -> tuple[jax.Array, jax.Array]:
-        logits = model.logits(params, outputs)
-        choices, log_probs = trees.top_children(logits, config.width)
+        scores = _scores(model, params, outputs, draws, calibration, level=level)
+        choices, log_probs = trees.top_children(scores, config.width)
         tokens = model.tokens(params, choices)
-        if calibration is None:
+        factors = _exponents(calibration, draws, config.width, level=level)
+        if factors is None:
             return tokens, log_probs
-        # Ranks may have exponents of their own: the likeliest goes first again.
-        honest = calibration.apply(log_probs, level=level)
+        # Ranks may have exponents of their own: the most likely goes first again.
+        honest = log_probs * factors[..., None, :]
         log_probs, order = jax.lax.top_k(honest, config.width)
         return jnp.take_along_axis(tokens, order, axis=-1), log_probs
 
-    tokens, log_probs = children(root_output, level=1)
-    first_level = functools.partial(trees.first_level, depth=config.levels)
-    candidates, frontier = jax.vmap(first_level)(tokens, log_probs)
-
     outputs, earlier = root_output[:, None], None
+    tokens, log_probs = children(outputs, level=1)
+    first_level = functools.partial(trees.first_level, depth=config.levels)
+    candidates, frontier = jax.vmap(first_level)(tokens[:, 0], log_probs[:, 0])
+
     for level in range(2, config.levels + 1):
         above = jnp.take_along_axis(outputs, frontier.parents[..., None], axis=1)
         outputs, earlier = model.step(
@@ -163,15 +166,17 @@ def _grow_dynamic(
 
 
 def _grow_static(
-    model: DraftModel,
+    drafter: TreeDrafter,
     params: Any,
     state: Any,
     root: jax.Array,
     root_output: jax.Array,
-    shape: Topology,
-    draws: Sampling | None,
+    draws: Draws,
 ) -> DraftTree:
-    """Fills a fixed shape: the child of rank `r` is the `r`-th likeliest or drawn."""
+    """Fills a fixed shape: the child of rank `r` has the `r`-th score or draw."""
+    model, shape, calibration = drafter.model, drafter.tree, drafter.calibration
+    assert isinstance(shape, Topology)
+    is_drawn = drafter.sampled and draws.noise is None
     batch, num_nodes = root.shape[0], shape.num_nodes
     tokens = jnp.zeros((batch, num_nodes), jnp.int32).at[:, 0].set(root)
     log_values = jnp.zeros((batch, num_nodes), jnp.float32)
@@ -182,10 +187,11 @@ def _grow_static(
         children = np.flatnonzero(shape.depths == level)
         ranks, parents = shape.ranks[children], shape.parents[children]
         rows, width = np.searchsorted(inner, parents), int(ranks.max()) + 1
-        logits = model.logits(params, outputs)
-        if draws is None:
-            best, log_probs = trees.top_children(logits, width)
+        if not is_drawn:
+            scores = _scores(model, params, outputs, draws, calibration, level=level)
+            best, log_probs = trees.top_children(scores, width)
         else:
+            logits = model.logits(params, outputs)
             logits, noise = _law_and_noise(logits, inner, draws)
             draft_logits.append(_over_vocabulary(model, params, logits))
             best, log_probs = trees.draw_children(logits, noise, width)
@@ -218,6 +224,63 @@ def _grow_static(
     )
 
 
+def _scores(
+    model: DraftModel,
+    params: Any,
+    outputs: jax.Array,
+    draws: Draws,
+    calibration: Calibration,
+    *,
+    level: int,
+) -> jax.Array:
+    """Returns what ranks the children of nodes, and whose softmax is a confidence.
+
+    `kappa * t * s` at temperature `t`, where `s` is the log probability, up to a
+    constant, plus the noise that the target will draw with at the children's position;
+    see `drafting.calibration`.
+
+    Args:
+        model: Of the draft.
+        params: Its own.
+        outputs: `[B, M, X]`, of the parents.
+        draws: Of the round; without noise, `s` is the log probability.
+        calibration: Says `kappa`.
+        level: Depth of the children. Static.
+
+    Returns:
+        `[B, M, W]` float32; `-inf` for what the row's filters exclude.
+    """
+    logits = model.logits(params, outputs)
+    greedy, sampled = calibration.greedy.kappa, calibration.sampled.kappa
+    if draws.noise is None:
+        return logits if greedy == 1 else logits * greedy
+    noise = draws.noise[:, level - 1]
+    if logits.shape[-1] != noise.shape[-1]:
+        noise = noise[:, model.tokens(params, jnp.arange(logits.shape[-1]))]
+    temperature = draws.sampling.temperature
+    kappa = jnp.where(temperature > 0, sampled * temperature, greedy)
+    scores = process_logits(logits, draws.sampling) + noise[:, None]
+    return kappa[:, None, None] * scores
+
+
+def _exponents(
+    calibration: Calibration, draws: Draws, width: int, *, level: int
+) -> jax.Array | None:
+    """Returns the exponents `[K]` or `[B, K]` of siblings; `None` if all are 1."""
+    greedy = calibration.greedy
+    # Without shared noise every row drafts as at temperature 0.
+    sampled = calibration.greedy if draws.noise is None else calibration.sampled
+    if greedy.is_plain and sampled.is_plain:
+        return None
+    if greedy == sampled:
+        return greedy.factors(width, level=level)
+    return jnp.where(
+        draws.sampling.temperature[:, None] > 0,
+        sampled.factors(width, level=level),
+        greedy.factors(width, level=level),
+    )
+
+
 def _over_vocabulary(model: DraftModel, params: Any, logits: jax.Array) -> jax.Array:
     """Returns logits `[..., W]` as `[..., V]`, `-inf` where the model has no token."""
     num_known = logits.shape[-1]
@@ -229,20 +292,17 @@ def _over_vocabulary(model: DraftModel, params: Any, logits: jax.Array) -> jax.A
 
 
 def _law_and_noise(
-    logits: jax.Array, nodes: np.ndarray, draws: Sampling
+    logits: jax.Array, nodes: np.ndarray, draws: Draws
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the logits `[B, M, W]` of what nodes draw from, and Gumbel noise."""
-    filtered = is_filtered(draws.top_p, draws.top_k)
-    process = jax.vmap(process_logits, in_axes=(0, None, None, None, None))
-    over_rows = jax.vmap(process, in_axes=(0, 0, 0, 0, None))
-    logits = over_rows(logits, draws.temperature, draws.top_p, draws.top_k, filtered)
+    logits = process_logits(logits, draws.sampling)
 
     def noise_of(key: jax.Array, temperature: jax.Array) -> jax.Array:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, nodes)
         draw = functools.partial(jax.random.gumbel, shape=logits.shape[-1:])
         return jnp.where(temperature > 0, jax.vmap(draw)(keys), 0.0)
 
-    return logits, jax.vmap(noise_of)(draws.keys, draws.temperature)
+    return logits, jax.vmap(noise_of)(draws.keys, draws.sampling.temperature)
 
 
 def _by_node(levels: list[jax.Array], shape: Topology) -> jax.Array:

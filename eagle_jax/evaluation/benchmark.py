@@ -18,11 +18,10 @@ import numpy as np
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.sampling import draft_sampling
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.evaluation.timing import witness
-from eagle_jax.interface import Params, Target, TargetOutput
+from eagle_jax.interface import Draws, Params, Target, TargetOutput
 from eagle_jax.models import eagle_head
 from eagle_jax.models.transformer import (
     Transformer,
@@ -279,9 +278,8 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
 
     @jax.jit
     def verify(params: Params, state: DecodeState) -> tuple[DraftTree, TargetOutput]:
-        sampling = draft_sampling(requests, state.lengths - 1)
         tree, _ = drafter.propose(
-            params.drafter, state.drafter_state, state.root, sampling
+            params.drafter, state.drafter_state, state.root, _greedy_draws(requests)
         )
         flat = jax.vmap(flatten)(tree, state.lengths - 1)
         return tree, _forward(target, params, flat, state)
@@ -303,6 +301,7 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
                 shifted,
                 logits,
                 state.lengths - 1,
+                None,
                 rule="greedy",
                 depth=drafter.depth,
             )
@@ -328,9 +327,13 @@ def _propose(
     pair: Pair, params: Params, state: DecodeState, root: jax.Array
 ) -> jax.Array:
     """The drafting of a round, with its cache update."""
-    sampling = draft_sampling(pair.requests(1), state.lengths - 1)
-    drafted = pair.drafter.propose(params.drafter, state.drafter_state, root, sampling)
+    draws = _greedy_draws(pair.requests(1))
+    drafted = pair.drafter.propose(params.drafter, state.drafter_state, root, draws)
     return witness(drafted)
+
+
+def _greedy_draws(requests: Requests) -> Draws:
+    return Draws(sampling=requests.sampling, noise=None, keys=requests.keys)
 
 
 def _verify(

@@ -1,4 +1,4 @@
-"""How honest a draft's confidences are, and the exponents that make them so.
+"""How honest a draft's confidences are, and what makes them so.
 
 Every drafted node whose parent was accepted is one trial: it was accepted or not. With
 `c` its confidence, acceptance is taken for a Bernoulli trial of probability `c ** s`,
@@ -7,21 +7,29 @@ and `s` is fitted by maximum likelihood, one number per cell.
 Cells: one per depth, or one per depth and rank. A cell with fewer than `MIN_TRIALS`
 trials takes the exponent of its rank at all depths, which matters more than the depth;
 a rank or a depth with fewer takes that of all trials together.
+
+Under shared noise confidences depend on `kappa` too (`drafting.calibration`): each one
+that was decoded with gets exponents of its own, and that is taken whose trees, cut from
+the recorded ones, accept most.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from eagle_jax.drafting.calibration import Calibration
+from eagle_jax.checkpoints.calibration import Kind, calibration_part
+from eagle_jax.drafting.calibration import SAMPLED_KAPPA, Confidence
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.metrics import Reliability
+from eagle_jax.evaluation.nodes import VerifiedTree, tried_nodes
 from eagle_jax.evaluation.read_runs import read_runs
-from eagle_jax.evaluation.runs import Nodes
+from eagle_jax.evaluation.runs import Run
+
+DEFAULT_KAPPA: dict[Kind, float] = {"greedy": 1.0, "sampled": SAMPLED_KAPPA}
+"""What confidences are without a calibration."""
 
 MIN_TRIALS = 200
 """Trials that a cell needs for an exponent of its own."""
@@ -29,10 +37,12 @@ MIN_TRIALS = 200
 BOUNDS = (1 / 8, 8.0)
 """Smallest and largest exponent: all accepted, or none, would ask for 0 or infinity."""
 
-_HELD_OUT = 5  # Every fifth question is kept out of the fit that is judged.
+By = Literal["depth", "rank"]
+"""One exponent per depth, or one per depth and rank."""
+
 _BISECTIONS = 50
 _ALMOST_CERTAIN = -1e-6  # A certain node that was refused has no likelihood at all.
-_IMPOSSIBLE = 1e-30  # Has a finite logarithm.
+_IMPOSSIBLE = -69.0  # A logarithm, of about 1e-30.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,17 +51,15 @@ class Trials:
 
     Attributes:
         depth: `[M]` int, 1 for children of the root.
-        rank: `[M]` int, place among the siblings, 0 for the likeliest.
+        rank: `[M]` int, place among the siblings, 0 for the most likely.
         log_confidence: `[M]` float64, log probability given the parent.
         is_accepted: `[M]` bool.
-        question: `[M]` int, number of the question.
     """
 
     depth: np.ndarray
     rank: np.ndarray
     log_confidence: np.ndarray
     is_accepted: np.ndarray
-    question: np.ndarray
 
     def __len__(self) -> int:
         """Returns `M`."""
@@ -67,41 +75,81 @@ _FIELDS = dataclasses.fields(Trials)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fit:
-    """A calibration and what it is worth.
+class Observed:
+    """Rounds of one kind of text, drafted with one `kappa` and no exponents.
 
     Attributes:
-        calibration: Fitted to all questions.
-        ece_before: Expected calibration error of the bare confidences, held-out
-            questions.
-        ece_after: Likewise with exponents fitted to the other questions.
+        kappa: Of the confidences.
+        depth: `D` of the trees.
+        trees: Verified trees by question.
     """
 
-    calibration: Calibration
+    kappa: float
+    depth: int
+    trees: Mapping[Any, Sequence[VerifiedTree]]
+
+    def of(self, questions: Iterable[Hashable]) -> list[VerifiedTree]:
+        """Returns the trees of some questions."""
+        return [tree for key in questions for tree in self.trees.get(key, ())]
+
+    @property
+    def questions(self) -> set[Hashable]:
+        """Those with trees."""
+        return {key for key, trees in self.trees.items() if trees}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a draft's confidences are worth, and what knowing it is worth.
+
+    Errors and tokens per round are of questions that the judged fit did not see: every
+    second one, in the order of category and id.
+
+    Attributes:
+        confidence: Fitted to all questions.
+        rows: Trials that it was fitted to.
+        num_nodes: Of the trees that are compared, cut from the recorded ones.
+        ece_before: Expected calibration error without a calibration.
+        ece_after: Likewise with one fitted to the other questions.
+        tokens_before: Tokens per round, at the recorded roots, of trees that are ranked
+            without a calibration.
+        tokens_after: Likewise with one fitted to the other questions.
+        by_kappa: Tokens per round on the questions of the judged fit, calibrated.
+    """
+
+    confidence: Confidence
+    rows: int
+    num_nodes: int
     ece_before: float
     ece_after: float
+    tokens_before: float
+    tokens_after: float
+    by_kappa: dict[float, float]
 
 
-def read_trials(
+def read_observed(
     folders: Iterable[Path],
     *,
     temperature: float | None = None,
     draft: str | None = None,
-) -> Trials:
-    """Reads the trials of evaluation records.
+) -> tuple[int, dict[Kind, list[Observed]]]:
+    """Reads the rounds of evaluation records.
 
-    Passed over are runs without nodes or without a draft model, runs with a
-    calibration, whose confidences are no longer the draft's own, and runs with
-    rejection, whose drafts may be drawn.
+    Passed over are runs without trees or without a draft model, runs with a
+    calibration, whose confidences are no longer the draft's own, runs with rejection,
+    whose drafts may be drawn, and sampled runs that share no noise.
 
     Args:
         folders: Of evaluations.
-        temperature: Of the runs to take; needed where several have nodes.
-        draft: Likewise, as the records name it.
+        temperature: Of the sampled runs to take; `None` for all.
+        draft: Of the runs to take, as the records name it.
+
+    Returns:
+        `V` of the target, and by kind of text what was observed, by `kappa`.
 
     Raises:
-        InputError: If a folder cannot be read, no run with nodes is left, or runs of
-            several drafts or temperatures are.
+        InputError: If a folder cannot be read, no run with trees is left, or runs of
+            several targets or drafts are.
     """
     runs = [
         run
@@ -109,89 +157,184 @@ def read_trials(
         if run.settings.get("draft") is not None
         and run.settings.get("calibration") is None
         and run.settings.get("acceptance") != "rejection"
-        and (temperature is None or run.temperature == temperature)
+        and (run.temperature == 0 or run.settings.get("shared_noise"))
+        and (temperature is None or run.temperature in (0, temperature))
         and (draft is None or run.settings["draft"] == draft)
-        and any(answer.nodes for answer in run.answers.values())
+        and any(a.nodes and a.nodes.trees for a in run.answers.values())
     ]
     if not runs:
         raise InputError(
-            "no run of these records has drafted nodes of a draft model, without "
-            "calibration and rejection; write some with scripts/evaluate.py --nodes"
+            "no run of these records has drafted trees of a draft model, without "
+            "calibration and rejection; write some with scripts/evaluate.py --nodes "
+            "and methods such as eagle2:calibration=none or eagle2:kappa=1.5"
         )
-    for name in ("temperature", "draft"):
-        values = sorted({str(run.settings[name]) for run in runs})
+    for name in ("draft", "target", "vocab_size"):
+        values = sorted({str(run.settings.get(name)) for run in runs})
         if len(values) > 1:
+            advice = "; choose with --draft" if name == "draft" else ""
             raise InputError(
                 f"the records have runs of {name} {' and '.join(values)}, which no one "
-                f"calibration fits; choose with --{name}"
+                f"calibration fits{advice}"
             )
-    keys = sorted({key for run in runs for key in run.answers})
-    numbers = {key: number for number, key in enumerate(keys)}
-    parts = [
-        _trials(answer.nodes, numbers[key])
-        for run in runs
-        for key, answer in run.answers.items()
-        if answer.nodes is not None
-    ]
-    fields = {
-        f.name: np.concatenate([getattr(part, f.name) for part in parts])
-        for f in _FIELDS
-    }
-    trials = Trials(**fields)
-    if not len(trials):
-        raise InputError("the records have runs with nodes, but nothing was drafted")
-    return trials
+    vocab_size = runs[0].settings.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise InputError(
+            "the records do not say how many tokens the target knows (run.vocab_size); "
+            "write them again with scripts/evaluate.py --nodes"
+        )
+    found: dict[Kind, list[Observed]] = {}
+    for kind in ("greedy", "sampled"):
+        of_kind = [run for run in runs if (run.temperature > 0) == (kind == "sampled")]
+        if of_kind:
+            found[kind] = _by_kappa(of_kind, kind)
+    return vocab_size, found
 
 
-def fit(trials: Trials, *, by: Literal["depth", "rank"]) -> Fit:
-    """Fits a calibration and judges it on questions that it did not see.
-
-    Every fifth question, in the order of category and id, is held out of the fit that
-    is judged; the calibration returned is fitted to all questions.
+def fit(
+    observed: Sequence[Observed],
+    *,
+    by: By,
+    default_kappa: float,
+    num_nodes: int | None = None,
+) -> Fit:
+    """Fits confidences to one kind of text, and judges that on other questions.
 
     Args:
-        trials: Of at least two questions.
+        observed: By `kappa`, of at least two questions each.
         by: "depth" for one exponent per depth, "rank" for one per depth and rank.
+        default_kappa: Of confidences without a calibration.
+        num_nodes: Of the trees that are compared; `None` for half of the recorded ones.
 
     Raises:
-        InputError: If there is but one question.
+        InputError: If there is but one question, or nothing was drafted.
     """
-    questions = np.unique(trials.question)
+    questions = sorted(set.intersection(*(o.questions for o in observed)), key=str)
     if len(questions) < 2:
         raise InputError(
             "a fit is judged on questions that it did not see: give records of at "
             "least 2 questions"
         )
-    is_held_out = np.isin(trials.question, questions[::_HELD_OUT])
-    held_out = trials.where(is_held_out)
-    judged = fit_calibration(trials.where(~is_held_out), by=by)
+    fitted, judged = questions[::2], questions[1::2]
+    smallest = min(len(tree.parents) for o in observed for tree in o.of(questions))
+    nodes = max(smallest // 2, 2) if num_nodes is None else num_nodes
+    on_half = {
+        o.kappa: fit_confidence(trials_of(o.of(fitted)), o, by=by) for o in observed
+    }
+    by_kappa = {
+        o.kappa: tokens_per_round(o.of(fitted), on_half[o.kappa], nodes)
+        for o in observed
+    }
+    best = max(observed, key=lambda o: by_kappa[o.kappa])
+    before = min(observed, key=lambda o: abs(np.log(o.kappa / default_kappa)))
+    plain = Confidence(kappa=before.kappa)
+    rest, trials = trials_of(best.of(judged)), trials_of(best.of(questions))
     return Fit(
-        calibration=fit_calibration(trials, by=by),
-        ece_before=calibration_error(held_out),
-        ece_after=calibration_error(held_out, judged),
+        confidence=fit_confidence(trials, best, by=by),
+        rows=len(trials),
+        num_nodes=nodes,
+        ece_before=calibration_error(trials_of(before.of(judged))),
+        ece_after=calibration_error(rest, on_half[best.kappa]),
+        tokens_before=tokens_per_round(before.of(judged), plain, nodes),
+        tokens_after=tokens_per_round(best.of(judged), on_half[best.kappa], nodes),
+        by_kappa=by_kappa,
     )
 
 
-def fit_calibration(trials: Trials, *, by: Literal["depth", "rank"]) -> Calibration:
-    """Returns the exponents of greatest likelihood; see the rules above."""
+def describe(fitted: Fit) -> str:
+    """Returns in one line what a fit came to."""
+    sweep = ", ".join(f"{k:g}: {tau:.3f}" for k, tau in fitted.by_kappa.items())
+    return (
+        f"{fitted.rows:,} nodes | kappa {fitted.confidence.kappa:g} (tokens per round "
+        f"by kappa {sweep}) | on the other questions: expected calibration error "
+        f"{fitted.ece_before:.4f} before, {fitted.ece_after:.4f} after; trees of "
+        f"{fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens per round before, "
+        f"{fitted.tokens_after:.3f} after"
+    )
+
+
+def calibration_file(
+    vocab_size: int, fits: Mapping[Kind, Fit], source: Sequence[str]
+) -> dict[str, Any]:
+    """Returns what `checkpoints.calibration` reads, and where it comes from.
+
+    Args:
+        vocab_size: `V` of the target.
+        fits: By kind of text.
+        source: Of the records.
+    """
+    names = ("rows", "num_nodes", "ece_before", "ece_after")
+    names = (*names, "tokens_before", "tokens_after")
+    parts = {
+        kind: calibration_part(fitted.confidence)
+        | {name: getattr(fitted, name) for name in names}
+        for kind, fitted in fits.items()
+    }
+    return {"vocab_size": vocab_size, **parts, "source": list(source)}
+
+
+def trials_of(trees: Sequence[VerifiedTree]) -> Trials:
+    """Returns the trials of some rounds.
+
+    Raises:
+        InputError: If nothing was drafted in them.
+    """
+    tried = [node for tree in trees for node in tried_nodes(tree)]
+    if not tried:
+        raise InputError("there are rounds, but nothing was drafted in them")
+    depth, rank, log_confidence, is_accepted = zip(*tried, strict=True)
+    return Trials(
+        depth=np.array(depth),
+        rank=np.array(rank),
+        # Rounding in the logarithm may leave a probability just above 1.
+        log_confidence=np.clip(np.array(log_confidence), _IMPOSSIBLE, 0.0),
+        is_accepted=np.array(is_accepted),
+    )
+
+
+def fit_confidence(trials: Trials, observed: Observed, *, by: By) -> Confidence:
+    """Returns the confidence of trials that were drafted with an observed `kappa`."""
+    exponents = fit_exponents(trials, by=by, depth=observed.depth)
+    return Confidence(kappa=observed.kappa, exponents=exponents)
+
+
+def fit_exponents(
+    trials: Trials, *, by: By, depth: int
+) -> tuple[tuple[float, ...], ...]:
+    """Returns the exponents of greatest likelihood; see the rules above.
+
+    Args:
+        trials: At least one.
+        by: See `fit`.
+        depth: Levels to return, also those without trials.
+    """
     overall = fit_exponent(trials.log_confidence, trials.is_accepted)
-    depths = range(1, int(trials.depth.max()) + 1)
+    depths = range(1, depth + 1)
     if by == "depth":
-        levels = (trials.where(trials.depth == depth) for depth in depths)
-        return Calibration(
-            exponents=tuple((_fit_or(overall, level),) for level in levels)
-        )
+        levels = (trials.where(trials.depth == level) for level in depths)
+        return tuple((_fit_or(overall, level),) for level in levels)
     ranks = [trials.where(trials.rank == r) for r in range(int(trials.rank.max()) + 1)]
     shared = [_fit_or(overall, of_rank) for of_rank in ranks]
-    return Calibration(
-        exponents=tuple(
-            tuple(
-                _fit_or(other, of_rank.where(of_rank.depth == depth))
-                for other, of_rank in zip(shared, ranks, strict=True)
-            )
-            for depth in depths
+    return tuple(
+        tuple(
+            _fit_or(other, of_rank.where(of_rank.depth == level))
+            for other, of_rank in zip(shared, ranks, strict=True)
         )
+        for level in depths
     )
+
+
+def tokens_per_round(
+    trees: Sequence[VerifiedTree], confidence: Confidence, num_nodes: int
+) -> float:
+    """Returns the mean tokens of rounds whose trees keep fewer nodes, ranked anew.
+
+    Args:
+        trees: Verified.
+        confidence: Ranks their nodes; its `kappa` is theirs.
+        num_nodes: `N` of what is kept, root included.
+    """
+    accepted = [_accepted(tree, confidence, num_nodes) for tree in trees]
+    return 1.0 + float(np.mean(accepted))
 
 
 def fit_exponent(log_confidence: np.ndarray, is_accepted: np.ndarray) -> float:
@@ -222,34 +365,44 @@ def fit_exponent(log_confidence: np.ndarray, is_accepted: np.ndarray) -> float:
     return (low + high) / 2
 
 
-def calibration_error(trials: Trials, calibration: Calibration | None = None) -> float:
+def calibration_error(trials: Trials, confidence: Confidence | None = None) -> float:
     """Returns the expected calibration error of confidences, calibrated or bare."""
-    exponents = 1.0 if calibration is None else _exponents(trials, calibration)
+    exponents = 1.0 if confidence is None else _exponents(trials, confidence)
     predicted = np.exp(trials.log_confidence * exponents)
     error = Reliability.of(predicted, trials.is_accepted).expected_error
     assert error is not None, "there are trials"
     return error
 
 
-def load_calibration(path: Path) -> Calibration:
-    """Reads what scripts/calibrate.py wrote.
+def _by_kappa(runs: Sequence[Run], kind: Kind) -> list[Observed]:
+    """Returns the trees of runs of one kind, those of one `kappa` together."""
+    trees: dict[float, dict[Hashable, list[VerifiedTree]]] = {}
+    depths: dict[float, int] = {}
+    for run in runs:
+        kappa = float(run.settings.get("kappa") or DEFAULT_KAPPA[kind])
+        depths[kappa] = max(depths.get(kappa, 1), int(run.settings.get("depth") or 1))
+        questions = trees.setdefault(kappa, {})
+        for key, answer in run.answers.items():
+            if answer.nodes is not None:
+                questions.setdefault(key, []).extend(answer.nodes.trees)
+    return [
+        Observed(kappa=kappa, depth=depths[kappa], trees=trees[kappa])
+        for kappa in sorted(trees)
+    ]
 
-    Raises:
-        InputError: If the file cannot be read or holds no exponents.
-    """
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["exponents"]
-        exponents = tuple(tuple(float(entry) for entry in row) for row in rows)
-        return Calibration(exponents=exponents)
-    except OSError as error:
-        raise InputError(f"cannot read the calibration {path}: {error}") from error
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f'{path} must hold a JSON object with "exponents", a list of lists of '
-            f"numbers, as scripts/calibrate.py writes it ({error!r})"
-        ) from error
+
+def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int:
+    """Counts the accepted nodes that a smaller tree keeps."""
+    ranks, depths = tree.ranks, tree.depths
+    values = np.where(tree.is_node, 0.0, -np.inf)
+    for node in np.flatnonzero(tree.is_node[1:]) + 1:
+        parent = tree.parents[node]
+        step = min(tree.log_values[node] - tree.log_values[parent], 0.0)
+        exponent = _exponent(confidence, int(depths[node]), int(ranks[node]))
+        values[node] = values[parent] + exponent * step
+    # Ties go to the lower index, as in `rerank`.
+    kept = set(np.argsort(-values, kind="stable")[:num_nodes].tolist())
+    return sum(node in kept for node in tree.accepted)
 
 
 def _fit_or(shared: float, trials: Trials) -> float:
@@ -259,20 +412,12 @@ def _fit_or(shared: float, trials: Trials) -> float:
     return fit_exponent(trials.log_confidence, trials.is_accepted)
 
 
-def _exponents(trials: Trials, calibration: Calibration) -> np.ndarray:
+def _exponent(confidence: Confidence, depth: int, rank: int) -> float:
+    row = confidence.exponents[min(depth, len(confidence.exponents)) - 1]
+    return row[min(rank, len(row) - 1)]
+
+
+def _exponents(trials: Trials, confidence: Confidence) -> np.ndarray:
     """Returns `[M]`, each trial's exponent."""
-    table = calibration.exponents
-    longest = max(map(len, table))
-    padded = np.array([[*row, *[row[-1]] * (longest - len(row))] for row in table])
-    depth = np.minimum(trials.depth, len(table)) - 1
-    return padded[depth, np.minimum(trials.rank, longest - 1)]
-
-
-def _trials(nodes: Nodes, question: int) -> Trials:
-    return Trials(
-        depth=nodes.depth,
-        rank=nodes.rank,
-        log_confidence=np.log(np.maximum(nodes.confidence, _IMPOSSIBLE)),
-        is_accepted=nodes.is_accepted,
-        question=np.full(len(nodes.depth), question),
-    )
+    cells = zip(trials.depth.tolist(), trials.rank.tolist(), strict=True)
+    return np.array([_exponent(confidence, depth, rank) for depth, rank in cells])

@@ -37,10 +37,11 @@ from eagle_jax.training.step import StepConfig, init_state, train_step
 HBM_GIB = {"v5e": 16.0, "v6e": 32.0, "v5p": 95.0}
 """Memory of a chip, by the name in front of a topology's colon."""
 
-PROGRAMS = ("prefill", "round", "token", "training step")
-"""What is compiled: "round" is all rounds, "token" is plain decoding."""
+PROGRAMS = ("prefill", "round", "sampled round", "token", "training step")
+"""What is compiled: a "round" is all rounds, "token" is plain decoding."""
 
-_LOOPS = ("round", "token")
+LOOPS = ("round", "sampled round", "token")
+"""Those of `PROGRAMS` that decode; a "sampled round" draws, the others are greedy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,9 @@ class Report:
         copies: Instructions that copy a whole cache.
         host_calls: Instructions that wait for the host.
         collectives: Instructions that move data between devices, by name.
-        moved: Bytes that a device gets from them.
+        moved: Bytes that a device gets from them; each counts once, however often it
+            runs.
+        random_words: Of the largest array of noise that a device makes.
         most_collectives: How many there may be, `None` where no rule says so.
     """
 
@@ -115,6 +118,7 @@ class Report:
     host_calls: list[str]
     collectives: dict[str, int]
     moved: int
+    random_words: int
     most_collectives: int | None
 
     @property
@@ -155,19 +159,25 @@ def most_collectives(case: Case, program: str) -> int | None:
     the target once and the head `D` times, and looks for the likeliest once more per
     node that it accepts.
 
+    Noise needs none: each device makes its own part, and what is largest under it is
+    found like the likeliest. The filters of a sampled round, which run only where a row
+    asks for one, need five per call: the maximum and the sum of a softmax, the largest
+    probability, and the mass and the count of a step of the search for thresholds.
+
     Args:
         case: See there.
         program: One of `PROGRAMS`.
     """
-    if program not in _LOOPS:
+    if program not in LOOPS:
         return None
     if case.mesh.tensor == 1:
         return 0
     lookup, likeliest, total = 1, 2, 1
+    filters = 5 if program == "sampled round" else 0
     layer = 1 + max(case.target.layer.num_experts, 1)
-    target = lookup + layer * case.target.num_layers + likeliest
-    head = lookup + 2 + likeliest + total
-    return target + (head * case.tree.levels if program == "round" else 0)
+    target = lookup + layer * case.target.num_layers + likeliest + filters
+    head = lookup + 2 + likeliest + total + filters
+    return target + (0 if program == "token" else head * case.tree.levels)
 
 
 def _decoding(
@@ -182,16 +192,19 @@ def _decoding(
     plain = functools.partial(autoregressive.prefill, target, **slots, greedy=True)
     state = _shapes(jax.eval_shape(prefill, params, requests), placement)
     plain_state = _shapes(jax.eval_shape(plain, params.target, requests), placement)
-    rounds = functools.partial(speculative.decode, target, drafter, **greedy)
+    rounds = functools.partial(speculative.decode, target, drafter)
+    greedy_rounds = functools.partial(rounds, **greedy)
+    sampled_rounds = functools.partial(rounds, acceptance="coupled")
     token = functools.partial(autoregressive.decode, target, greedy=True)
     every = {
         "prefill": (prefill, (params, requests), state),
-        "round": (rounds, (params, requests, state), state),
+        "round": (greedy_rounds, (params, requests, state), state),
+        "sampled round": (sampled_rounds, (params, requests, state), state),
         "token": (token, (params.target, requests, plain_state), plain_state),
     }
     for name, (program, inputs, changed) in every.items():
         if name in only:
-            spread = _spread(case, placement, program, donates_state=name in _LOOPS)
+            spread = _spread(case, placement, program, donates_state=name in LOOPS)
             yield _compile(case, name, spread, inputs, _caches(changed))
 
 
@@ -242,7 +255,7 @@ def _compile(
     seconds = time.process_time() - started
     memory = compiled.memory_analysis()
     in_loops = programs.loop_lines(text)
-    lines = in_loops if name in _LOOPS else programs.every_line(text)
+    lines = in_loops if name in LOOPS else programs.every_line(text)
     parts = {x.sharding.shard_shape(x.shape) for x in changed}
     return Report(
         program=name,
@@ -254,12 +267,13 @@ def _compile(
         state=0 if name == "prefill" else sum(map(_bytes_of_part, changed)),
         copies=[
             line
-            for part in (parts if name in _LOOPS else ())
+            for part in (parts if name in LOOPS else ())
             for line in programs.find_copies(in_loops, part)
         ],
         host_calls=programs.find_host_calls(lines),
         collectives=programs.count_collectives(lines),
         moved=programs.moved_bytes(lines),
+        random_words=programs.random_words(lines),
         most_collectives=most_collectives(case, name),
     )
 

@@ -27,6 +27,27 @@ class VerifiedTree:
     is_node: np.ndarray
     accepted: Sequence[int]
 
+    @property
+    def depths(self) -> np.ndarray:
+        """`[N]` int, each node's distance from the root; 0 in padding."""
+        depths = np.zeros(len(self.parents), int)
+        for node in drafted_nodes(self):
+            depths[node] = depths[self.parents[node]] + 1
+        return depths
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """`[N]` int, each node's place among its siblings, 0 for the most likely."""
+        ranks = np.zeros(len(self.parents), int)
+        # Sorting is stable: siblings that tie stay in node order.
+        by_value = np.argsort(-self.log_values, kind="stable")
+        seen = np.zeros(len(self.parents), int)
+        for node in by_value[self.is_node[by_value]]:
+            if node != 0:
+                ranks[node] = seen[self.parents[node]]
+                seen[self.parents[node]] += 1
+        return ranks
+
     @classmethod
     def of(cls, tree: Any, acceptance: Any, row: int) -> "VerifiedTree":
         """Takes one row out of a round.
@@ -56,7 +77,9 @@ def nodes_record(rounds: Sequence[VerifiedTree]) -> dict[str, Any]:
         its place among its siblings (0 = likeliest, the earlier node first where they
         tie), its log probability given the parent, and whether it was accepted;
         `positions`, how often each of the `N` nodes was accepted; `drafted`, all
-        nodes but roots; and `values`, these by path value in equal bins of [0, 1].
+        nodes but roots; `values`, these by path value in equal bins of [0, 1]; and
+        `trees`, every round's parents, log values (`null` in padding) and accepted
+        nodes, from which `read_tree` makes the round again.
     """
     tried = {"depth": [], "rank": [], "log_confidence": [], "is_accepted": []}
     num_nodes = len(rounds[0].parents) if rounds else 1
@@ -64,12 +87,12 @@ def nodes_record(rounds: Sequence[VerifiedTree]) -> dict[str, Any]:
     values, were_accepted = [np.zeros(0)], [np.zeros(0, bool)]
     for done in rounds:
         positions[[0, *done.accepted]] += 1
-        for depth, rank, log_confidence, is_accepted in _tried(done):
+        for depth, rank, log_confidence, is_accepted in tried_nodes(done):
             tried["depth"].append(depth)
             tried["rank"].append(rank)
             tried["log_confidence"].append(round(log_confidence, _DIGITS))
             tried["is_accepted"].append(int(is_accepted))
-        drafted = _drafted(done)
+        drafted = drafted_nodes(done)
         values.append(np.exp(done.log_values[drafted]))
         were_accepted.append(np.isin(drafted, done.accepted))
     predicted = np.concatenate(values)
@@ -84,23 +107,65 @@ def nodes_record(rounds: Sequence[VerifiedTree]) -> dict[str, Any]:
             "accepted": bins.accepted.tolist(),
             "sum": [round(total, _DIGITS) for total in bins.total.tolist()],
         },
+        "trees": [_tree_record(done) for done in rounds],
     }
 
 
-def _drafted(done: VerifiedTree) -> np.ndarray:
+def read_tree(record: Any) -> VerifiedTree:
+    """Returns a round of the field `nodes.trees`.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        parents = np.asarray(record["parents"], int)
+        values = [-np.inf if x is None else float(x) for x in record["log_values"]]
+        accepted = [int(node) for node in record["accepted"]]
+    except (KeyError, TypeError) as error:
+        wanted = "parents, log_values or accepted"
+        raise ValueError(f"a tree lacks {wanted}: {error!r}") from error
+    nodes, log_values = np.arange(len(parents)), np.asarray(values)
+    path = np.array([0, *accepted])
+    is_tree = (
+        parents.ndim == 1
+        and len(values) == len(parents) > 0
+        and (parents >= -1).all()
+        and (parents < np.maximum(nodes, 0)).all()
+        and (path >= 0).all()
+        and (path < len(parents)).all()
+        and (parents[path[1:]] == path[:-1]).all()
+    )
+    if not is_tree:
+        raise ValueError("a tree's parents and accepted nodes do not fit")
+    return VerifiedTree(
+        parents=parents,
+        log_values=log_values,
+        is_node=log_values > -np.inf,
+        accepted=accepted,
+    )
+
+
+def _tree_record(done: VerifiedTree) -> dict[str, Any]:
+    values = zip(done.log_values.tolist(), done.is_node, strict=True)
+    return {
+        "parents": done.parents.tolist(),
+        "log_values": [round(x, _DIGITS) if known else None for x, known in values],
+        "accepted": list(done.accepted),
+    }
+
+
+def drafted_nodes(done: VerifiedTree) -> np.ndarray:
     """Returns the real nodes without the root."""
     return 1 + np.flatnonzero(done.is_node[1:])
 
 
-def _tried(done: VerifiedTree) -> Iterable[tuple[int, int, float, bool]]:
+def tried_nodes(done: VerifiedTree) -> Iterable[tuple[int, int, float, bool]]:
     """Yields depth, rank, log probability and fate of the children of a path."""
-    path = [0, *done.accepted]
+    path, ranks = [0, *done.accepted], done.ranks
+    nodes = drafted_nodes(done)
     for level, parent in enumerate(path, 1):
-        children = [node for node in _drafted(done) if done.parents[node] == parent]
-        # Sorting is stable: siblings that tie stay in node order.
-        by_value = sorted(children, key=lambda node: -done.log_values[node])
-        ranks = {node: rank for rank, node in enumerate(by_value)}
+        children = nodes[done.parents[nodes] == parent].tolist()
         following = path[level] if level < len(path) else None
         for node in children:
             confidence = done.log_values[node] - done.log_values[parent]
-            yield level, ranks[node], float(confidence), bool(node == following)
+            yield level, int(ranks[node]), float(confidence), bool(node == following)

@@ -11,6 +11,7 @@ import numpy as np
 
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.metrics import Reliability
+from eagle_jax.evaluation.nodes import VerifiedTree, read_tree
 from eagle_jax.evaluation.runs import Answer, Nodes, QuestionKey, Run
 
 _RECORDS = "records of scripts/evaluate.py"
@@ -227,7 +228,15 @@ def _read_nodes(nodes: Any) -> Nodes:
         values=Reliability(
             count=count.astype(int), accepted=accepted.astype(int), total=total
         ),
+        trees=_read_trees(nodes.get("trees", [])),
     )
+
+
+def _read_trees(records: Any) -> tuple[VerifiedTree, ...]:
+    try:
+        return tuple(read_tree(record) for record in records)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _MissingError(f"`nodes.trees`: {error}") from error
 
 
 def _columns(nodes: Any, table: str, names: Sequence[str]) -> list[np.ndarray]:

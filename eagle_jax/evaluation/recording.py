@@ -17,7 +17,7 @@ from eagle_jax.config import TreeConfig, require
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.interface import Drafter, Params, Sampling, Target
+from eagle_jax.interface import Drafter, Draws, Params, Target
 from eagle_jax.tree import NO_PARENT, ROOT, DraftTree, root_only
 
 NEVER = np.iinfo(np.int32).max
@@ -119,11 +119,11 @@ class Recorder:
         return drafter.prefill(params, drafted, tokens, features, lengths), trees
 
     def propose(
-        self, params: Any, state: Any, root: jax.Array, sampling: Sampling
+        self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`; the tree is the root alone."""
         before, _ = state
-        proposals = [d.propose(params, before, root, sampling) for d in self.drafters]
+        proposals = [d.propose(params, before, root, draws) for d in self.drafters]
         trees = tuple(tree for tree, _ in proposals)
         _, after = proposals[-1]
         return jax.vmap(lambda token: root_only(token, 1))(root), (after, trees)

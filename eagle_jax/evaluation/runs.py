@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.evaluation import metrics
+from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH
 
 SETUP = (
     *("target", "dtype", "device", "template", "system_prompt"),
     *("max_new_tokens", "max_length"),
-    *("ignore_eos", "top_p", "top_k", "seed"),
+    *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
 )
 """Settings that runs must share, besides temperature and batch size, to be compared."""
 
 TREE = (
     *("draft", "num_nodes", "depth", "width", "rank_by", "rerank", "calibration"),
-    "acceptance",
+    *("kappa", "shared_noise", "acceptance"),
 )
 """Settings of one method."""
 
@@ -46,6 +47,7 @@ class Nodes:
         positions: `[N]` int, times that each node of a static tree was accepted, the
             root's in front; `None` where it was not recorded.
         values: All drafted nodes by path value, the product of confidences.
+        trees: Every round's; empty in records of before they were kept.
     """
 
     rounds: int
@@ -56,6 +58,7 @@ class Nodes:
     is_accepted: np.ndarray
     positions: np.ndarray | None
     values: metrics.Reliability
+    trees: tuple[VerifiedTree, ...] = ()
 
     @property
     def accepted_per_round(self) -> float:

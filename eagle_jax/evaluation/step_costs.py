@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import speculative
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.decoding.state import start
@@ -95,6 +96,7 @@ def time_steps(
     state, features = begin(
         target, params.target, requests, num_slots=num_slots, greedy=greedy
     )
+    known = speculative.vocab_size(target, params.target, state)
     iterations = int(requests.max_new_tokens.max()) - 1
     whole = _middle_tree(nodes, widths, depth)
     settings = (target, drafter_of(whole), params, requests)
@@ -115,7 +117,7 @@ def time_steps(
             drafter = drafter_of(dataclasses.replace(tree, num_nodes=kept))
             drafted = _prefill(drafter, params, requests, features, num_slots)
             inputs = (params.drafter, dataclasses.replace(state, drafter_state=drafted))
-            body = draft_body(drafter, requests)
+            body = draft_body(drafter, requests, acceptance, known)
             programs[name, width] = time_loop(body, inputs, iterations)
     return _costs(medians(programs, repeats, report), whole, depth)
 

@@ -6,7 +6,6 @@ import jax
 
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.requests import Requests, round_up_slots
-from eagle_jax.decoding.sampling import draft_sampling
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.evaluation.timing import (
@@ -17,7 +16,7 @@ from eagle_jax.evaluation.timing import (
     time_tokens,
     verify_body,
 )
-from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.interface import Drafter, Draws, Params, Target
 
 StepSeconds = dict[str, float | None]
 
@@ -66,10 +65,16 @@ def measure_steps(
     slots = round_up_slots(longest, depth=drafter.depth)
     settings = (target, drafter, params, requests)
     state = speculative.prefill(*settings, num_slots=slots, acceptance=acceptance)
+    body = draft_body(
+        drafter,
+        requests,
+        acceptance,
+        speculative.vocab_size(target, params.target, state),
+    )
     num_nodes = _num_nodes(drafter, params, requests, state)
     programs["round"] = time_rounds(*settings, slots, acceptance)
     parts = {
-        "draft": (draft_body(drafter, requests), params.drafter),
+        "draft": (body, params.drafter),
         "verify": (verify_body(target, num_nodes), params.target),
     }
     for name, (body, weights) in parts.items():
@@ -83,8 +88,8 @@ def _num_nodes(
     drafter: Drafter, params: Params, requests: Requests, state: DecodeState
 ) -> int:
     """Returns `N` of what a drafter proposes; nothing is computed."""
-    sampling = draft_sampling(requests, state.lengths - 1)
+    draws = Draws(sampling=requests.sampling, noise=None, keys=requests.keys)
     tree, _ = jax.eval_shape(
-        drafter.propose, params.drafter, state.drafter_state, state.root, sampling
+        drafter.propose, params.drafter, state.drafter_state, state.root, draws
     )
     return tree.tokens.shape[1]

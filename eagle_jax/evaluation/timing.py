@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.sampling import draft_sampling
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.interface import Drafter, Params, Target
@@ -109,13 +108,23 @@ def verify_body(target: Target, num_nodes: int) -> Body:
     return body
 
 
-def draft_body(drafter: Drafter, requests: Requests) -> Body:
-    """The drafting of a round, with its cache update."""
+def draft_body(
+    drafter: Drafter, requests: Requests, acceptance: AcceptanceRule, vocab_size: int
+) -> Body:
+    """The drafting of a round, with its noise and its cache update."""
 
     def body(inputs: tuple[Any, DecodeState], root: jax.Array) -> jax.Array:
         params, state = inputs
-        sampling = draft_sampling(requests, state.lengths - 1)
-        return witness(drafter.propose(params, state.drafter_state, root, sampling))
+        # No token is below zero, but the compiler cannot know: the noise must wait.
+        root_positions = state.lengths - 1 + (root < 0)
+        draws = speculative.round_draws(
+            requests,
+            root_positions,
+            acceptance=acceptance,
+            depth=drafter.depth,
+            vocab_size=vocab_size,
+        )
+        return witness(drafter.propose(params, state.drafter_state, root, draws))
 
     return body
 

@@ -89,6 +89,23 @@ def moved_bytes(lines: Sequence[str]) -> int:
     return moved
 
 
+def random_words(lines: Sequence[str]) -> int:
+    """Returns how many random words a device makes at once, at most.
+
+    That is the size of the largest array of `threefry2x32`, which is made of exclusive
+    ors of unsigned words; 0 where nothing is random.
+
+    Args:
+        lines: Of `loop_lines` or `every_line`.
+    """
+    words = 0
+    for line in lines:
+        kind, name = _operation(line)
+        if name == "xor" and kind.startswith("u32["):
+            words = max(words, *(size // 4 for size, _ in _arrays(kind)))
+    return words
+
+
 def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
     """Returns the instructions that copy a whole array of one shape.
 

@@ -14,7 +14,8 @@ from flax import struct
 
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig
-from eagle_jax.interface import Sampling, TargetOutput
+from eagle_jax.interface import Draws, TargetOutput
+from eagle_jax.sampling import SamplingParams, process_logits
 
 
 def path_code(tokens: jax.Array, positions: jax.Array) -> jax.Array:
@@ -191,12 +192,14 @@ class ToyDrafter:
         return self.advance(params, state, tokens, features, lengths)
 
     def propose(
-        self, params: Any, state: ToyDraftState, root: jax.Array, sampling: Sampling
+        self, params: Any, state: ToyDraftState, root: jax.Array, draws: Draws
     ) -> tuple[trees.DraftTree, ToyDraftState]:
         """See `Drafter.propose`."""
-        del sampling
-        propose = functools.partial(self._propose_row, params)
-        return jax.vmap(propose)(root, state.state, state.length), state
+        propose = functools.partial(
+            self._propose_row, params, draws.sampling.any_filter
+        )
+        rows = (root, state.state, state.length, draws.sampling, draws.noise)
+        return jax.vmap(propose)(*rows), state
 
     def advance(
         self,
@@ -217,21 +220,31 @@ class ToyDrafter:
     def _propose_row(
         self,
         agreement: jax.Array,
+        any_filter: jax.Array,
         root: jax.Array,
         confirmed: jax.Array,
         length: jax.Array,
+        sampling: SamplingParams,
+        noise: jax.Array | None,
     ) -> trees.DraftTree:
         config = self.tree
         if self.depth == 0:
             return trees.root_only(root, config.num_nodes)
+
+        def children_of(states: jax.Array, level: int) -> tuple[jax.Array, jax.Array]:
+            scores = self._logits(agreement, states)
+            if noise is not None:
+                scores = process_logits(scores, sampling, any_filter) + noise[level - 1]
+            return trees.top_children(scores, config.width)
+
         states = confirmed + path_code(root, length)
-        children = trees.top_children(self._logits(agreement, states), config.width)
+        children = children_of(states, 1)
         candidates, frontier = trees.first_level(*children, depth=self.depth)
         states = states[None]
         for level in range(2, self.depth + 1):
             codes = path_code(frontier.tokens, length + level - 1)
             states = states[frontier.parents] + codes
-            children = trees.top_children(self._logits(agreement, states), config.width)
+            children = children_of(states, level)
             candidates, frontier = trees.expand(
                 candidates, frontier, *children, level=level, rank_by=config.rank_by
             )

@@ -150,6 +150,7 @@ class RunConfig:
         eval_prompts: Held-out prompts that are decoded to count tokens per round.
         eval_new_tokens: Decoded per prompt.
         eval_prompt_tokens: Of a plain text, its first tokens.
+        calibrate: Whether the head gets a calibration, fitted on the held-out prompts.
         keep: Newest checkpoints kept, beside the best.
         explode: Stop when the loss is this many times its running mean.
     """
@@ -164,6 +165,7 @@ class RunConfig:
     eval_prompts: int = 8
     eval_new_tokens: int = 64
     eval_prompt_tokens: int = 16
+    calibrate: bool = True
     keep: int = 2
     explode: float = 10.0
 

@@ -59,6 +59,9 @@ def top_children(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
     best, tokens = jax.lax.optimization_barrier(jax.lax.top_k(logits, count))
     # The maximum is the first of the top: no second pass over the vocabulary.
     total = jnp.exp(logits - best[:, :1]).sum(axis=-1, keepdims=True)
+    # XLA may compute what it subtracts from more exactly than it stored the maximum:
+    # a certain child would be worth more than its parent.
+    total = jnp.maximum(total, 1.0)
     log_probs = best - best[:, :1] - jnp.log(total)
     missing = [(0, 0), (0, width - count)]
     tokens = jnp.pad(tokens.astype(jnp.int32), missing)

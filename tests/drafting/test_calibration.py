@@ -1,11 +1,11 @@
-"""Exponents of confidences."""
+"""How scores become confidences: one factor, and exponents."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.drafting.calibration import Calibration
+from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
 from tests.helpers import refused
 
 LOGS = jnp.array([[-0.1, -1.0, -jnp.inf], [0.0, -3.0, -4.0]])
@@ -18,13 +18,14 @@ LOGS = jnp.array([[-0.1, -1.0, -jnp.inf], [0.0, -3.0, -4.0]])
 def test_deeper_levels_and_higher_ranks_take_the_last_entry(
     level: int, factors: list[float]
 ) -> None:
-    calibration = Calibration(exponents=((0.5,), (2.0, 3.0)))
-    found = calibration.apply(LOGS, level=level)
+    confidence = Confidence(exponents=((0.5,), (2.0, 3.0)))
+    found = confidence.apply(LOGS, level=level)
     np.testing.assert_allclose(found, np.asarray(LOGS) * factors, rtol=1e-6)
+    np.testing.assert_allclose(confidence.factors(3, level=level), factors)
 
 
 def test_no_child_is_worth_more_than_its_parent() -> None:
-    found = Calibration(exponents=((1 / 8, 8.0),)).apply(LOGS, level=1)
+    found = Confidence(exponents=((1 / 8, 8.0),)).apply(LOGS, level=1)
     assert found.dtype == LOGS.dtype
     assert bool((found <= 0).all())
     assert found[0, 2] == -jnp.inf
@@ -33,11 +34,21 @@ def test_no_child_is_worth_more_than_its_parent() -> None:
 def test_a_calibration_is_a_static_setting() -> None:
     @jax.jit
     def apply(logs: jax.Array) -> jax.Array:
-        return calibration.apply(logs, level=1)
+        return calibration.greedy.apply(logs, level=1)
 
-    calibration = Calibration(exponents=((2.0,),))
+    calibration = Calibration(greedy=Confidence(exponents=((2.0,),)))
     np.testing.assert_allclose(apply(LOGS), LOGS * 2)
-    assert hash(calibration) == hash(Calibration(exponents=((2.0,),)))
+    same = Calibration(greedy=Confidence(exponents=((2.0,),)))
+    assert hash(calibration) == hash(same)
+    assert calibration == same != UNCALIBRATED
+
+
+def test_without_a_calibration_confidences_are_as_they_are() -> None:
+    for confidence in (UNCALIBRATED.greedy, UNCALIBRATED.sampled):
+        assert confidence.is_plain
+        np.testing.assert_array_equal(confidence.apply(LOGS, level=2), LOGS)
+    assert UNCALIBRATED.greedy.kappa == 1
+    assert not Confidence(exponents=((1.0,), (1.0, 2.0))).is_plain
 
 
 @pytest.mark.parametrize(
@@ -48,4 +59,9 @@ def test_a_calibration_is_a_static_setting() -> None:
 def test_exponents_out_of_range_are_refused(
     exponents: tuple[tuple[float, ...], ...],
 ) -> None:
-    refused(lambda: Calibration(exponents=exponents), "exponents")
+    refused(lambda: Confidence(exponents=exponents), "exponents")
+
+
+@pytest.mark.parametrize("kappa", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_kappa_out_of_range_is_refused(kappa: float) -> None:
+    refused(lambda: Confidence(kappa=kappa), f"kappa = {kappa}")

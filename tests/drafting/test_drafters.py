@@ -13,19 +13,21 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
     Calibration,
+    Confidence,
     EagleHead,
     LookupDrafter,
     SmallModel,
     TreeDrafter,
 )
-from eagle_jax.interface import Drafter, Params, Sampling
+from eagle_jax.drafting.calibration import UNCALIBRATED
+from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
 from tests.drafting.toy_model import ToyModel
-from tests.helpers import SMALL_LAYER, texts
+from tests.helpers import SMALL_LAYER, make_draws, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -60,8 +62,8 @@ LOOKUPS = {
     "lookup of nothing": LookupDrafter(depth=0),
 }
 # The order of ranks turns round: the third child's value falls least.
-CALIBRATED = Calibration(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
-SAMPLING = ("keys", "temperature", "top_p", "top_k")
+TURNED = Confidence(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
+CALIBRATED = Calibration(greedy=TURNED, sampled=dataclasses.replace(TURNED, kappa=2.0))
 METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *LOOKUPS]
 
 
@@ -85,7 +87,7 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         drafter = TreeDrafter(
             model=SmallModel(decoder=Transformer(config=SMALLER)),
             tree=MODEL_TREES[name],
-            calibration=CALIBRATED if "calibrated" in name else None,
+            calibration=CALIBRATED if "calibrated" in name else UNCALIBRATED,
         )
         # The target's own first layer: a model that is right now and then.
         layers = target_params.layers[:1]
@@ -203,17 +205,15 @@ def test_lookup_searches_the_text_so_far(target_params: Any) -> None:
 
 def test_calibrated_values_are_those_of_their_tokens() -> None:
     model = ToyModel(vocab_size=5, sharpness=1.0, seed=3)
-    exponents = CALIBRATED.exponents[0]
+    exponents = TURNED.exponents[0]
     drafter = TreeDrafter(
         model=model,
         tree=TreeConfig(num_nodes=4, depth=1, width=3),
         calibration=CALIBRATED,
     )
-    root, unused = jnp.zeros(1, jnp.int32), jnp.zeros(1)
+    root = jnp.zeros(1, jnp.int32)
     state = drafter.init_state(1, 64)
-    tree, _ = drafter.propose(
-        (), state, root, Sampling(**dict.fromkeys(SAMPLING, unused))
-    )
+    tree, _ = drafter.propose((), state, root, make_draws(1))
     output, _ = model.read((), state, root)
     log_probs = np.asarray(jax.nn.log_softmax(model.logits((), output)))[0]
     by_rank = np.argsort(-log_probs)

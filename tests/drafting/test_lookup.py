@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from eagle_jax.drafting import LookupDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Sampling
 from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import DraftTree
+from tests.helpers import make_draws
 
 CAPACITY = 24
-NOTHING = jnp.zeros(1)
-UNUSED = Sampling(keys=NOTHING, temperature=NOTHING, top_p=NOTHING, top_k=NOTHING)
 
 
 def judge(text: list[int], depth: int, matches: int, ngram: int) -> list[list[int]]:
@@ -45,7 +43,7 @@ def propose(text: list[int], drafter: LookupDrafter) -> DraftTree:
         jnp.zeros(0),
         jnp.array([len(text) - 1]),
     )
-    tree, _ = drafter.propose((), state, jnp.array(text[-1:]), UNUSED)
+    tree, _ = drafter.propose((), state, jnp.array(text[-1:]), make_draws(1))
     return jax.tree.map(lambda x: np.asarray(x[0]), tree)
 
 

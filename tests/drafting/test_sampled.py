@@ -13,11 +13,11 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Params, Sampling
+from eagle_jax.interface import Params
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
 from tests.drafting.toy_model import NarrowToyModel, ToyModel
-from tests.helpers import texts
+from tests.helpers import make_draws, texts
 from tests.joint_law import LAW_TARGET as TARGET
 from tests.joint_law import check_joint_law, law_of
 
@@ -120,13 +120,7 @@ def proposed(
 ) -> Any:
     """Trees behind one text, each row with a key of its own."""
     drafter = sampled(model, tree)
-    settings = {"temperature": 1.0, "top_p": 1.0, "top_k": 0} | sampling
-    draws = Sampling(
-        keys=jax.random.split(jax.random.key(0), rows),
-        temperature=jnp.full(rows, settings["temperature"]),
-        top_p=jnp.full(rows, settings["top_p"]),
-        top_k=jnp.full(rows, settings["top_k"], jnp.int32),
-    )
+    draws = make_draws(rows, **sampling)
     state = drafter.init_state(rows, 64)
     trees, _ = jax.jit(drafter.propose)((), state, jnp.zeros(rows, jnp.int32), draws)
     return jax.device_get(trees)
@@ -169,9 +163,7 @@ def test_at_temperature_0_the_likeliest_are_drafted(tree: Topology) -> None:
     drawn = proposed(tree, 2, temperature=0.0)
     drafter = TreeDrafter(model=OTHER, tree=tree)
     state, root = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)
-    nothing = jnp.zeros(2)
-    unused = Sampling(keys=nothing, temperature=nothing, top_p=nothing, top_k=nothing)
-    chosen, _ = drafter.propose((), state, root, unused)
+    chosen, _ = drafter.propose((), state, root, make_draws(2))
     np.testing.assert_array_equal(drawn.tokens, chosen.tokens)
     np.testing.assert_allclose(drawn.log_values, chosen.log_values, atol=1e-5)
 

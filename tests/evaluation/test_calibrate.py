@@ -1,29 +1,35 @@
-"""The fit of exponents to what was accepted."""
+"""The fit of confidences to what was accepted."""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
-from eagle_jax.drafting.calibration import Calibration
+from eagle_jax.checkpoints.calibration import Kind, load_calibration
+from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.evaluation.calibrate import (
     BOUNDS,
+    By,
+    Fit,
+    Observed,
     Trials,
     calibration_error,
     fit,
-    fit_calibration,
     fit_exponent,
-    load_calibration,
-    read_trials,
+    fit_exponents,
+    read_observed,
+    tokens_per_round,
+    trials_of,
 )
+from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
 from tests.conftest import Main, load_main
 from tests.evaluation import synthetic
 from tests.helpers import refused
 
-By = Literal["depth", "rank"]
+VOCABULARY = 24
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +37,7 @@ def calibrate() -> Main:
     return load_main("calibrate")
 
 
-def draw(
-    true: dict[tuple[int, int], float], count: int, *, questions: int = 10
-) -> Trials:
+def draw(true: dict[tuple[int, int], float], count: int) -> Trials:
     """Trials whose acceptance follows these exponents, `count` per depth and rank."""
     rng = np.random.default_rng(0)
     cells = np.repeat(list(true), count, axis=0)
@@ -44,29 +48,39 @@ def draw(
         rank=cells[:, 1],
         log_confidence=logs,
         is_accepted=rng.uniform(size=len(cells)) < np.exp(exponents * logs),
-        question=rng.integers(questions, size=len(cells)),
     )
 
 
-def tried(trials: Trials) -> dict[str, Any]:
-    """Trials as the `nodes` of a record."""
-    lists = {
-        "depth": trials.depth.tolist(),
-        "rank": trials.rank.tolist(),
-        "log_confidence": trials.log_confidence.tolist(),
-        "is_accepted": trials.is_accepted.astype(int).tolist(),
+def two_branches(
+    first: float, second: float, accepted: int, deeper: float = 0.5
+) -> VerifiedTree:
+    """Two children of the root, each with a child of its own; the first is node 1."""
+    return VerifiedTree(
+        parents=np.array([-1, 0, 0, 1, 2]),
+        log_values=np.log([1.0, first, second, first * deeper, second * deeper]),
+        is_node=np.ones(5, bool),
+        accepted=[[], [1], [2], [1, 3], [2, 4]][accepted],
+    )
+
+
+def overconfident(questions: int, rounds: int, kappa: float = 1.0) -> Observed:
+    """First children say 0.6 and are right once in four, second ones say 0.3."""
+    rng = np.random.default_rng(1)
+    fates = rng.choice(5, size=(questions, rounds), p=[0.15, 0.2, 0.25, 0.05, 0.35])
+    trees = {
+        question: [two_branches(0.6, 0.3, fate) for fate in row]
+        for question, row in enumerate(fates.tolist())
     }
-    empty = {"count": [0] * 20, "accepted": [0] * 20, "sum": [0.0] * 20}
-    return {"rounds": 1, "tried": lists, "drafted": len(trials), "values": empty}
+    return Observed(kappa=kappa, depth=2, trees=trees)
 
 
-def write(path: Path, trials: Trials, **run: Any) -> None:
-    """Trials as a file of records, one per question."""
+def write(path: Path, observed: Observed, **run: Any) -> None:
+    """Trees as a file of records, one per question."""
     records = [
         synthetic.record(
-            int(question), nodes=tried(trials.where(trials.question == question)), **run
+            int(question), nodes=nodes_record(trees), vocab_size=VOCABULARY, **run
         )
-        for question in np.unique(trials.question)
+        for question, trees in observed.trees.items()
     ]
     synthetic.write(path, records)
 
@@ -104,10 +118,10 @@ def test_certain_outcomes_stay_within_the_bounds(confidence: float) -> None:
 def test_every_cell_has_its_own_exponent() -> None:
     true = {(1, 0): 0.5, (1, 1): 2.0, (2, 0): 3.0, (2, 1): 1.0}
     trials = draw(true, 20000)
-    table = fit_calibration(trials, by="rank").exponents
+    table = fit_exponents(trials, by="rank", depth=2)
     for (depth, rank), exponent in true.items():
         assert table[depth - 1][rank] == pytest.approx(exponent, rel=0.1)
-    for depth, row in enumerate(fit_calibration(trials, by="depth").exponents, 1):
+    for depth, row in enumerate(fit_exponents(trials, by="depth", depth=2), 1):
         own = [true[depth, rank] for rank in range(2)]
         assert len(row) == 1
         assert min(own) < row[0] < max(own)
@@ -131,34 +145,77 @@ def test_cells_with_few_trials_share_a_fit() -> None:
         for part in (trials.where(trials.rank == rank) for rank in (0, 1))
     ]
     overall = fit_exponent(trials.log_confidence, trials.is_accepted)
-    table = fit_calibration(trials, by="rank").exponents
-    assert table[1] == table[2] == (*of_rank, overall)
+    table = fit_exponents(trials, by="rank", depth=4)
+    # The drafted depth counts, also where nothing was tried.
+    assert table[1] == table[2] == table[3] == (*of_rank, overall)
     assert table[0][0] == of_rank[0]
     assert table[0][1] != of_rank[1]
-    by_depth = fit_calibration(trials, by="depth").exponents
+    by_depth = fit_exponents(trials, by="depth", depth=3)
     assert by_depth[1] == by_depth[2] == (overall,) != by_depth[0]
 
 
-@pytest.mark.parametrize("by", ["depth", "rank"])
-def test_held_out_confidences_become_honest(by: By) -> None:
-    fitted = fit(draw({(1, 0): 3.0, (2, 0): 2.0}, 10000), by=by)
-    assert fitted.ece_before > 0.1
-    assert fitted.ece_after < 0.03
+def fit_of(*observed: Observed, by: By = "rank", num_nodes: int = 3) -> Fit:
+    return fit(observed, by=by, default_kappa=1.0, num_nodes=num_nodes)
 
 
-def test_the_judged_fit_does_not_see_the_held_out_questions() -> None:
-    trials = draw({(1, 0): 1.0}, 4000, questions=5)
-    is_first = trials.question == 0
-    # The held-out question says the opposite of the others.
-    turned = np.where(is_first, ~trials.is_accepted, trials.is_accepted)
-    fields = {name: getattr(trials, name) for name in ("depth", "rank", "question")}
-    mixed = Trials(**fields, log_confidence=trials.log_confidence, is_accepted=turned)
-    others = fit_calibration(trials.where(~is_first), by="depth")
-    held_out = mixed.where(is_first)
-    found = fit(mixed, by="depth")
-    assert found.ece_after == calibration_error(held_out, others)
-    assert found.ece_before == calibration_error(held_out)
-    assert found.calibration == fit_calibration(mixed, by="depth")
+def test_held_out_confidences_become_honest() -> None:
+    fitted = fit_of(overconfident(8, 200))
+    assert fitted.ece_before > 0.2
+    assert fitted.ece_after < 0.05
+
+
+def test_calibrated_trees_accept_more_on_questions_that_were_not_seen() -> None:
+    # Three nodes: as drafted the first child and its own, where the second is right.
+    fitted = fit_of(overconfident(8, 200))
+    assert fitted.tokens_after > fitted.tokens_before + 0.2
+
+
+def test_the_judged_fit_does_not_see_every_second_question() -> None:
+    observed = overconfident(8, 40)
+    turned = {
+        question: [
+            two_branches(0.6, 0.3, 1) if question % 2 else tree for tree in trees
+        ]
+        for question, trees in observed.trees.items()
+    }
+    mixed = dataclasses.replace(observed, trees=turned)
+    fitted, untouched = fit_of(mixed), fit_of(observed)
+    assert fitted.by_kappa == untouched.by_kappa
+    assert fitted.confidence != untouched.confidence  # Fitted to all questions.
+    judged = [tree for question in (1, 3, 5, 7) for tree in turned[question]]
+    assert fitted.tokens_before == tokens_per_round(judged, Confidence(), 3)
+    assert fitted.ece_before == calibration_error(trials_of(judged))
+
+
+def test_the_kappa_is_taken_whose_trees_accept_most() -> None:
+    poor, good = overconfident(8, 100, 2.0), overconfident(8, 100, 0.5)
+    accepted = {
+        question: [two_branches(0.6, 0.3, 3) for _ in trees]
+        for question, trees in good.trees.items()
+    }
+    fitted = fit_of(poor, dataclasses.replace(good, trees=accepted))
+    assert fitted.confidence.kappa == 0.5
+    assert fitted.by_kappa[0.5] == 3.0 > fitted.by_kappa[2.0]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "exponents", "tokens"),
+    [
+        (2, ((1.0,),), 1.0),  # The first child alone, and the second is right.
+        (3, ((1.0,),), 2.0),
+        (4, ((1.0,),), 2.0),
+        (5, ((1.0,),), 3.0),
+        (2, ((2.0, 0.5),), 2.0),  # The second child is worth more.
+        (3, ((2.0, 0.5),), 2.0),
+        (4, ((2.0, 0.5),), 3.0),
+    ],
+)
+def test_smaller_trees_are_cut_by_calibrated_values(
+    num_nodes: int, exponents: tuple[tuple[float, ...], ...], tokens: float
+) -> None:
+    tree = two_branches(0.5, 0.4, 4, deeper=0.6)
+    confidence = Confidence(exponents=exponents)
+    assert tokens_per_round([tree], confidence, num_nodes) == tokens
 
 
 def test_the_error_takes_each_trials_own_exponent() -> None:
@@ -167,66 +224,121 @@ def test_the_error_takes_each_trials_own_exponent() -> None:
         rank=np.array([0, 1, 3]),
         log_confidence=np.log([0.5, 0.5, 0.5]),
         is_accepted=np.array([True, False, False]),
-        question=np.zeros(3, int),
     )
-    calibration = Calibration(exponents=((1.0,), (2.0, 3.0)))
+    confidence = Confidence(exponents=((1.0,), (2.0, 3.0)))
     # 0.5 missed by 0.5; 0.125 twice, missed by 0.125.
-    error = calibration_error(trials, calibration)
+    error = calibration_error(trials, confidence)
     assert error == pytest.approx((0.5 + 0.125 + 0.125) / 3)
 
 
-def test_a_written_calibration_is_read_back(calibrate: Main, tmp_path: Path) -> None:
-    trials = draw({(1, 0): 2.0, (1, 1): 0.5, (2, 0): 2.0}, 400)
-    write(tmp_path / "run" / "eagle2.jsonl", trials)
+def read_back(file: Path, kind: Kind) -> Confidence:
+    read = load_calibration(file, vocab_size=VOCABULARY, depth=2, kind=kind)
+    return getattr(read, kind)
+
+
+def test_greedy_and_sampled_text_are_fitted_apart(
+    calibrate: Main, tmp_path: Path
+) -> None:
+    sampled = {"temperature": 1.0, "shared_noise": True}
+    write(tmp_path / "run" / "a.jsonl", overconfident(4, 50), depth=2)
+    others = dataclasses.replace(overconfident(4, 60), kappa=2.0)
+    write(tmp_path / "run" / "b.jsonl", others, kappa=2.0, depth=2, **sampled)
     file = tmp_path / "out.json"
-    flags = [str(tmp_path / "run"), "--output", str(file), "--by", "rank"]
-    assert calibrate(flags) == 0
+    assert calibrate([str(tmp_path / "run"), "--output", str(file)]) == 0
     result = json.loads(file.read_text())
-    assert set(result) == {"exponents", "rows", "ece_before", "ece_after", "source"}
-    assert result["rows"] == len(trials)
+    assert set(result) == {"vocab_size", "greedy", "sampled", "source"}
     assert result["source"] == [str(tmp_path / "run")]
-    table = load_calibration(file).exponents
-    assert [list(row) for row in table] == result["exponents"]
-    np.testing.assert_allclose(table, fit(trials, by="rank").calibration.exponents)
+    # Records hold six digits of a log probability.
+    parts: dict[Kind, Observed] = {
+        "greedy": overconfident(4, 50),
+        "sampled": others,
+    }
+    for kind, observed in parts.items():
+        found, expected = read_back(file, kind), fit_of(observed).confidence
+        assert found.kappa == expected.kappa == observed.kappa
+        np.testing.assert_allclose(found.exponents, expected.exponents, rtol=1e-4)
 
 
 def test_only_the_drafts_own_confidences_are_read(tmp_path: Path) -> None:
-    trials = draw({(1, 0): 1.0}, 50)
-    write(tmp_path / "a.jsonl", trials)
-    write(tmp_path / "b.jsonl", trials, calibration="file.json")
-    write(tmp_path / "c.jsonl", trials, draft=None, method="lookup")
-    write(tmp_path / "d.jsonl", trials, acceptance="rejection")
-    write(tmp_path / "e.jsonl", trials, temperature=1.0)
-    assert len(read_trials([tmp_path], temperature=0.0)) == len(trials)
-    assert len(read_trials([tmp_path], temperature=1.0)) == len(trials)
+    observed = overconfident(2, 5)
+    write(tmp_path / "a.jsonl", observed)
+    write(tmp_path / "b.jsonl", observed, calibration="file.json")
+    write(tmp_path / "c.jsonl", observed, draft=None, method="lookup")
+    write(tmp_path / "d.jsonl", observed, acceptance="rejection")
+    write(tmp_path / "e.jsonl", observed, temperature=1.0, shared_noise=False)
+    for temperature in (0.7, 1.0):
+        name = f"t{temperature}.jsonl"
+        sampled = {"temperature": temperature, "shared_noise": True, "kappa": 3.0}
+        write(tmp_path / name, observed, **sampled)
+    for temperature, count in ((None, 10), (0.7, 5)):
+        vocab_size, found = read_observed([tmp_path], temperature=temperature)
+        assert vocab_size == VOCABULARY
+        assert [len(trees) for trees in found["greedy"][0].trees.values()] == [5, 5]
+        (sampled_runs,) = found["sampled"]
+        assert sampled_runs.kappa == 3.0
+        assert {len(trees) for trees in sampled_runs.trees.values()} == {count}
 
 
-def test_records_of_no_single_calibration_are_refused(tmp_path: Path) -> None:
-    trials = draw({(1, 0): 1.0}, 20, questions=2)
-    write(tmp_path / "a.jsonl", trials)
-    write(tmp_path / "b.jsonl", trials, temperature=1.0)
-    refused(lambda: read_trials([tmp_path]), "--temperature", "0.0 and 1.0")
-    write(tmp_path / "b.jsonl", trials, draft="another")
-    refused(lambda: read_trials([tmp_path]), "--draft", "another and toy-head")
-    chosen = read_trials([tmp_path], draft="another")
-    assert len(chosen) == len(trials)
-    single = chosen.where(chosen.question == 0)
-    refused(lambda: fit(single, by="depth"), "2 questions")
+@pytest.mark.parametrize("name", ["draft", "target", "vocab_size"])
+def test_records_of_no_single_calibration_are_refused(
+    tmp_path: Path, name: str
+) -> None:
+    observed = overconfident(2, 5)
+    write(tmp_path / "a.jsonl", observed)
+    records = [json.loads(x) for x in (tmp_path / "a.jsonl").read_text().splitlines()]
+    for record in records:
+        record["run"][name] = "another"
+    synthetic.write(tmp_path / "b.jsonl", records)
+    refused(lambda: read_observed([tmp_path]), name, "another")
 
 
-def test_records_without_nodes_are_refused(calibrate: Main, tmp_path: Path) -> None:
+def test_one_question_is_refused() -> None:
+    refused(lambda: fit_of(overconfident(1, 5)), "2 questions")
+
+
+def test_records_without_trees_are_refused(calibrate: Main, tmp_path: Path) -> None:
     synthetic.write(tmp_path / "a.jsonl", [synthetic.record(1)])
-    refused(lambda: read_trials([tmp_path]), "--nodes")
+    refused(lambda: read_observed([tmp_path]), "--nodes")
     flags = [str(tmp_path), "--output", str(tmp_path / "out.json")]
     assert calibrate(flags) == 2
     assert not (tmp_path / "out.json").exists()
 
 
+PART = {"kappa": 2.0, "exponents": [[1.0], [0.5]]}
+
+
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"exponents": [[0]]}', '{"exponents": [["x"]]}']
+    "content",
+    [
+        [],
+        {},
+        {"vocab_size": VOCABULARY, "greedy": {"kappa": 1}},
+        {"vocab_size": VOCABULARY, "greedy": {"exponents": [[1]]}},
+        {"vocab_size": VOCABULARY, "greedy": PART | {"kappa": 0}},
+        {"vocab_size": VOCABULARY, "greedy": PART | {"kappa": float("nan")}},
+        {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": [[0]]}},
+        {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": [["x"]]}},
+        {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": []}},
+        {"vocab_size": VOCABULARY + 1, "greedy": PART},
+        {"vocab_size": VOCABULARY, "sampled": PART},
+    ],
+    ids=str,
 )
-def test_a_broken_calibration_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_calibration_that_does_not_fit_is_refused(
+    tmp_path: Path, content: Any
+) -> None:
     file = tmp_path / "calibration.json"
-    file.write_text(text)
-    refused(lambda: load_calibration(file), str(file), "exponents")
-    refused(lambda: load_calibration(tmp_path / "none.json"), "none.json")
+    file.write_text(json.dumps(content))
+    refused(lambda: read_back(file, "greedy"), str(file))
+
+
+def test_a_calibration_for_fewer_levels_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps({"vocab_size": VOCABULARY, "greedy": PART}))
+    sizes = {"vocab_size": VOCABULARY, "kind": "greedy"}
+    read = load_calibration(file, depth=2, **sizes)
+    assert read.greedy == Confidence(kappa=2.0, exponents=((1.0,), (0.5,)))
+    assert read.sampled == UNCALIBRATED.sampled
+    refused(lambda: load_calibration(file, depth=3, **sizes), "depth = 3", "2 levels")
+    missing = tmp_path / "none.json"
+    refused(lambda: load_calibration(missing, depth=2, **sizes), "none.json")

@@ -21,13 +21,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.sampling import choose_tokens
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, Placement, place
+from eagle_jax.sampling import choose_tokens
 from eagle_jax.testing.programs import count_collectives, find_copies, loop_lines
 from eagle_jax.tree import top_children
 from tests.conftest import load_main
@@ -42,7 +42,8 @@ REQUESTS = make_requests(
     top_k=[0, 0, 0, 5] * (ROWS // 4),
     seeds=list(range(ROWS)),
 )
-GREEDY = dataclasses.replace(REQUESTS, temperature=jnp.zeros(ROWS))
+COLD = dataclasses.replace(REQUESTS.sampling, temperature=jnp.zeros(ROWS))
+GREEDY = dataclasses.replace(REQUESTS, sampling=COLD)
 
 
 Pair = tuple[Transformer, TreeDrafter, Params]
@@ -74,7 +75,7 @@ def decode(
 ) -> list[np.ndarray]:
     """Tokens, and how many drafts were accepted in each round."""
     target, drafter, params = pair
-    rule = "coupled" if requests.temperature.any() else "greedy"
+    rule = "coupled" if requests.sampling.temperature.any() else "greedy"
     prefill: Any = functools.partial(
         speculative.prefill, target, drafter, num_slots=SLOTS, acceptance=rule
     )
@@ -161,9 +162,13 @@ def check_program(text: str, placement: Placement, target: Transformer) -> None:
     calls = TREE.depth  # Of the head; the target is called once.
     sums = 2 * (target.config.num_layers + calls) + calls + 1
     assert found.keys() <= {"all-reduce", "all-gather"}, found
-    # What is left is per level, not per layer: a law's sum, and choosing tokens.
-    assert sums <= found["all-reduce"] <= sums + calls + 4, found
+    # What is left is per level, not per layer, and a number per node: a law's sum, and
+    # what filters ask of a level's drafts and of the target.
+    assert sums <= found["all-reduce"] <= sums + calls + 5 * (calls + 1), found
     assert found["all-gather"] <= calls + 2, found
+    # Each device makes the noise of its own tokens.
+    noise = f"[{rows},{TREE.depth + 1},{VOCABULARY}]"
+    assert not any(noise in line for line in lines)
     # No whole cache and no weight: at most the logits of one level of a tree.
     most = rows * TREE.width * VOCABULARY
     gathered = [
@@ -186,10 +191,10 @@ def check_ties(placement: Placement) -> None:
 
     @jax.jit
     def choose(requests: Requests, logits: jax.Array) -> Any:
-        positions = requests.prompt_lengths
+        settings = (requests.sampling, requests.keys, logits, requests.prompt_lengths)
         return (
-            choose_tokens(GREEDY, logits, positions, greedy=True),
-            choose_tokens(requests, logits, positions, greedy=False),
+            choose_tokens(*settings, greedy=True),
+            choose_tokens(*settings, greedy=False),
             jax.lax.top_k(logits, 2)[1],
             top_children(logits, 2)[0],
         )

@@ -41,6 +41,7 @@ def compiled(case: Case, only: Sequence[str]) -> Iterator[Report]:
             host_calls=[],
             collectives={"all-reduce": 2, "all-gather": 1},
             moved=2**20,
+            random_words=0,
             most_collectives=3,
         )
 
@@ -63,13 +64,15 @@ def test_a_report_is_made_in_pieces(main: Main, tmp_path: Path) -> None:
     output = ["--output", str(file)]
     assert main(["--only", "Mixtral", "--programs", "token", *output]) == 0
     assert main(["--only", "Llama-3-8B v5e", "--programs", "token", *output]) == 0
-    assert main(["--only", "Mixtral", "--programs", "round", *output]) == 0
+    both = ["sampled round", "round"]
+    assert main(["--only", "Mixtral", "--programs", *both, *output]) == 0
     assert main(["--only", "Mixtral", "--programs", "token", *output]) == 0
     rows = rows_of(file)
     assert [(row[0], row[3], row[4]) for row in rows] == [
         ("Llama-3-8B", "1", "token"),
         ("Llama-3-8B", "8", "token"),
         ("Mixtral-8x7B", "1", "round"),
+        ("Mixtral-8x7B", "1", "sampled round"),
         ("Mixtral-8x7B", "1", "token"),
     ]
     sizes = ["32", "1.00", "0.50", "0.25", "yes", "0", "0"]

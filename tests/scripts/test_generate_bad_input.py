@@ -237,6 +237,9 @@ def test_chat_without_a_template_is_refused(refused: Refused, pair: Path) -> Non
         ("--top-p", "1.5", "top_p = 1.5 must be above 0 and at most 1"),
         ("--top-p", "nan", "top_p = nan must be above 0 and at most 1"),
         ("--top-k", "-1", "top_k = -1 must be 0"),
+        ("--min-p", "1.5", "min_p = 1.5 must be 0 (off) to 1"),
+        ("--min-p", "-0.1", "min_p = -0.1 must be 0 (off) to 1"),
+        ("--min-p", "nan", "min_p = nan must be 0 (off) to 1"),
         ("--seed", "-1", "seed = -1 must be 0"),
     ],
 )

@@ -46,6 +46,7 @@ eval_every = 4
 eval_rows = 8
 eval_prompts = 2
 eval_new_tokens = 8
+calibrate = false
 
 [tree]
 num_nodes = 5

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,8 @@ def test_the_best_tree_is_recommended_if_it_pays(
 ) -> None:
     file = tmp_path / "tuned.toml"
     fast, slow = entry("8/7/1", 1.5), entry("8/7/1", 0.9)
-    common = {"batch_size": 3, "comments": ("a line",)}
+    common: dict[str, Any] = {"batch_size": 3, "comments": ("a line",)}
+    common |= {"temperature": 0.0}
     text = settings_file(fast, method=method, dtype="float32", **common)
     assert "1.50 times" in text
     file.write_text(text)
@@ -89,6 +91,15 @@ def test_the_best_tree_is_recommended_if_it_pays(
     assert config.tree == TreeConfig(num_nodes=8, depth=7, width=1)
     assert config.decoding.method == method
     assert (config.decoding.batch_size, config.decoding.dtype) == (3, "float32")
+
+    text = settings_file(
+        fast, method=method, dtype="auto", **common | {"temperature": 1}
+    )
+    file.write_text(text)
+    config = load_config(file, GenerateConfig)
+    assert config.tree == TreeConfig()
+    assert config.at(0.0).tree == TreeConfig()
+    assert config.at(0.7).tree == TreeConfig(num_nodes=8, depth=7, width=1)
 
     text = settings_file(slow, method=method, dtype="auto", **common)
     assert "no tree pays" in text
@@ -104,9 +115,8 @@ def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
     prediction = dataclasses.replace(best.prediction, tree=tree)
     best = dataclasses.replace(best, prediction=prediction)
     file = tmp_path / "tuned.toml"
-    file.write_text(
-        settings_file(best, method="eagle2", batch_size=1, dtype="auto", comments=())
-    )
+    sizes = {"temperature": 0.0, "batch_size": 1, "dtype": "auto"}
+    file.write_text(settings_file(best, method="eagle2", comments=(), **sizes))
     assert load_config(file, GenerateConfig).tree == tree
 
 

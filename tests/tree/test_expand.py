@@ -267,6 +267,21 @@ def test_top_children_of_a_certain_token_have_log_probability_zero():
     assert not np.signbit(log_probs[0])
 
 
+def test_no_child_is_worth_more_than_its_parent_where_logits_are_computed():
+    """Also where XLA fuses what made the logits with what they go through here."""
+
+    @jax.jit
+    def children(logits, factors, noise):
+        top = logits.max(axis=-1, keepdims=True)
+        certain = jnp.where(logits == top, logits, -jnp.inf) + noise
+        return trees.top_children(factors * certain, 2)[1]
+
+    rng = np.random.default_rng(0)
+    logits, noise = rng.normal(size=(2, 256, 8)).astype(np.float32) * 4
+    factors = rng.uniform(0.3, 3, size=(256, 1)).astype(np.float32)
+    assert (children(logits, factors, noise)[:, 0] <= 0).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_top_children_are_float32_and_batched(dtype):
     logits = jnp.arange(12, dtype=dtype).reshape(2, 2, 3)

@@ -1,0 +1,105 @@
+"""A pair decodes prompts round by round, and what was drafted is fitted at once."""
+
+from collections.abc import Sequence
+
+import jax
+
+from eagle_jax.checkpoints.calibration import Kind
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import speculative
+from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
+from eagle_jax.drafting import Calibration, Confidence, DraftModel, TreeDrafter
+from eagle_jax.evaluation.calibrate import DEFAULT_KAPPA, By, Fit, Observed, fit
+from eagle_jax.evaluation.nodes import VerifiedTree
+from eagle_jax.interface import Params, Target
+
+KAPPAS: dict[Kind, tuple[float, ...]] = {"greedy": (1.0,), "sampled": (1.0, 2.0)}
+"""That are tried; each is a program of its own."""
+
+
+def calibrate_pair(
+    target: Target,
+    model: DraftModel,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tree: TreeConfig,
+    max_new_tokens: int,
+    max_length: int,
+    stop_tokens: Sequence[int] = (),
+    by: By = "rank",
+) -> dict[Kind, Fit]:
+    """Fits a draft model's confidences to texts that its target writes now.
+
+    Args:
+        target: Static.
+        model: Of the draft. Static.
+        params: Of both.
+        prompts: At least two, of texts that the draft was not trained on.
+        tree: What is drafted; deeper trees cannot use the calibration.
+        max_new_tokens: Decoded per prompt, at temperature 0 and at temperature 1.
+        max_length: Prompt plus output.
+        stop_tokens: Ids that end a text.
+        by: See `calibrate.fit`.
+
+    Returns:
+        By kind of text.
+
+    Raises:
+        InputError: If there is but one prompt, or nothing was drafted.
+    """
+    fits: dict[Kind, Fit] = {}
+    for kind, kappas in KAPPAS.items():
+        observed = [
+            _observe(
+                target,
+                TreeDrafter(model=model, tree=tree, calibration=_plain(kind, kappa)),
+                params,
+                make_requests(
+                    prompts,
+                    max_new_tokens=max_new_tokens,
+                    max_length=max_length,
+                    stop_tokens=stop_tokens,
+                    temperature=1.0 if kind == "sampled" else 0.0,
+                    seeds=range(len(prompts)),
+                ),
+                kappa,
+            )
+            for kappa in kappas
+        ]
+        fits[kind] = fit(observed, by=by, default_kappa=DEFAULT_KAPPA[kind])
+    return fits
+
+
+def _plain(kind: Kind, kappa: float) -> Calibration:
+    return Calibration(**{kind: Confidence(kappa=kappa)})
+
+
+def _observe(
+    target: Target,
+    drafter: TreeDrafter,
+    params: Params,
+    requests: Requests,
+    kappa: float,
+) -> Observed:
+    """Decodes to the end and keeps every tree."""
+    is_sampled = bool(requests.sampling.temperature.any())
+    rule: speculative.AcceptanceRule = "coupled" if is_sampled else "greedy"
+    state = speculative.prefill(
+        target,
+        drafter,
+        params,
+        requests,
+        num_slots=cache_slots(requests, depth=drafter.depth),
+        acceptance=rule,
+    )
+    trees: dict[int, list[VerifiedTree]] = {}
+    while bool(state.is_running.any()):
+        state, done = speculative.decode_round(
+            target, drafter, params, requests, state, acceptance=rule
+        )
+        done = jax.device_get(done)
+        for row in done.was_running.nonzero()[0].tolist():
+            seen = VerifiedTree.of(done.tree, done.acceptance, row)
+            trees.setdefault(row, []).append(seen)
+    return Observed(kappa=kappa, depth=drafter.depth, trees=trees)

@@ -1,0 +1,245 @@
+"""From logits to a token: filters beside other code's, and noise."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.sampling import (
+    SamplingParams,
+    choose_tokens,
+    distribution,
+    drafting_keys,
+    draw_tokens,
+    position_noise,
+    process_logits,
+    rejection_noise,
+)
+from tests.helpers import make_draws
+
+VOCABULARY = 40
+KEYS = jax.vmap(jax.random.key)(jnp.arange(3))
+
+
+def kept(
+    logits: np.ndarray,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> np.ndarray:
+    """Which tokens of each row are left."""
+    sampling = make_draws(
+        len(logits), temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p
+    ).sampling
+    processed = jax.jit(process_logits)(jnp.asarray(logits), sampling)
+    return np.asarray(processed) > -np.inf
+
+
+def judge(
+    logits: np.ndarray, temperature: float, top_p: float, top_k: int, min_p: float
+) -> np.ndarray:
+    """Which tokens of one row are left: one token after the other, in float64."""
+    scaled = logits.astype(np.float64) / temperature
+    probs = np.exp(scaled - scaled.max())
+    probs /= probs.sum()
+    left = np.ones(len(probs), bool)
+    if top_p < 1:
+        for token, prob in enumerate(probs):
+            left[token] = probs[probs > prob].sum() < top_p
+    if top_k:
+        for token, prob in enumerate(probs):
+            left[token] &= (probs > prob).sum() < top_k
+    return left & (probs >= np.float32(min_p) * probs.max())
+
+
+def random_logits(rows: int, seed: int = 0) -> np.ndarray:
+    shape = (rows, VOCABULARY)
+    return (3 * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
+@pytest.mark.parametrize("min_p", [0.001, 0.05, 0.3, 0.9, 1.0])
+def test_min_p_keeps_what_transformers_keeps(min_p: float, temperature: float) -> None:
+    import torch
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper
+
+    logits = random_logits(64)
+    ids: torch.LongTensor = torch.zeros(64, 1, dtype=torch.long)  # pyright: ignore[reportAssignmentType]
+    scores = TemperatureLogitsWarper(temperature)(ids, torch.tensor(logits))  # pyright: ignore[reportArgumentType]
+    expected = torch.isfinite(MinPLogitsWarper(min_p)(ids, scores)).numpy()
+    found = kept(logits, temperature=temperature, min_p=min_p)
+    np.testing.assert_array_equal(found, expected)
+    assert min_p == 1 or 64 < found.sum() < found.size
+
+
+FILTERS = [
+    (1.0, 0, 0.0),
+    (0.8, 0, 0.0),
+    (1.0, 5, 0.0),
+    (1.0, 0, 0.1),
+    (0.9, 5, 0.0),
+    (0.9, 0, 0.1),
+    (1.0, 5, 0.1),
+    (0.95, 12, 0.02),
+    (0.3, 2, 0.5),
+    (1.0, VOCABULARY + 1, 1.0),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
+@pytest.mark.parametrize(("top_p", "top_k", "min_p"), FILTERS)
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_filters_keep_what_a_plain_judge_keeps(
+    temperature: float, top_p: float, top_k: int, min_p: float, has_ties: bool
+) -> None:
+    logits = random_logits(32, seed=1)
+    if has_ties:
+        logits = np.round(logits)
+    settings = {"top_k": top_k, "min_p": min_p}
+    found = kept(logits, temperature=temperature, top_p=top_p, **settings)
+    check = functools.partial(judge, temperature=temperature, **settings)
+    for row, left in zip(logits, found, strict=True):
+        assert left.any()
+        bounds = [top_p - 1e-5, top_p + 1e-5] if top_p < 1 else [top_p] * 2
+        least, most = (check(row, top_p=bound) for bound in bounds)
+        # Where they differ the mass is the bound up to rounding: either will do.
+        assert not (least & ~left).any() and not (left & ~most).any()
+
+
+def test_min_p_of_1_keeps_the_ties_of_the_most_likely_token() -> None:
+    logits = np.array([[1.0, 3.0, 3.0, 2.9999, 3.0, -1.0]], np.float32)
+    assert kept(logits, min_p=1.0).tolist() == [[False, True, True, False, True, False]]
+
+
+def test_without_filters_logits_are_divided_and_no_more() -> None:
+    logits = random_logits(2)
+    sampling = make_draws(2, temperature=[0.5, 2.0]).sampling
+    assert not sampling.any_filter
+    expected = logits / np.array([[0.5], [2.0]], np.float32)
+    np.testing.assert_array_equal(process_logits(jnp.array(logits), sampling), expected)
+
+
+@pytest.mark.parametrize("name, value", [("top_p", 0.5), ("top_k", 1), ("min_p", 0.01)])
+def test_any_one_filter_of_any_row_is_seen(name: str, value: float) -> None:
+    sampling = make_draws(3).sampling
+    field = getattr(sampling, name).at[1].set(value)
+    assert dataclasses.replace(sampling, **{name: field}).any_filter
+
+
+def test_rows_of_temperature_0_are_never_filtered() -> None:
+    logits = random_logits(3)
+    sampling = make_draws(
+        3, temperature=[0.0, 1.0, 0.0], top_p=0.1, top_k=1, min_p=1.0
+    ).sampling
+    found = np.asarray(process_logits(jnp.array(logits), sampling))
+    np.testing.assert_array_equal(found[[0, 2]], logits[[0, 2]])
+    assert (found[1] > -np.inf).sum() == 1
+
+
+MIXED = SamplingParams(
+    temperature=jnp.array([0.0, 0.7, 1.5]),
+    top_p=jnp.array([0.5, 0.9, 1.0]),
+    top_k=jnp.array([1, 0, 7]),
+    min_p=jnp.array([0.9, 0.0, 0.1]),
+)
+
+
+def row_of(sampling: SamplingParams, row: int) -> SamplingParams:
+    return jax.tree.map(lambda x: x[row], sampling)
+
+
+@pytest.mark.parametrize("nodes", [(), (5,), (2, 5)])
+def test_a_batch_is_processed_as_its_rows_are(nodes: tuple[int, ...]) -> None:
+    shape = (3, *nodes, VOCABULARY)
+    logits = 3 * jax.random.normal(jax.random.key(0), shape)
+    found = process_logits(logits, MIXED)
+    for row in range(3):
+        expected = process_logits(logits[row], row_of(MIXED, row))
+        np.testing.assert_array_equal(found[row], expected)
+    mapped = jax.vmap(process_logits, in_axes=(0, 0, None))
+    np.testing.assert_array_equal(mapped(logits, MIXED, MIXED.any_filter), found)
+
+
+POSITIONS = jnp.array([[3, 4, 5], [7, 8, 9], [3, 4, 5]])
+
+
+def test_noise_is_a_function_of_key_and_position_alone() -> None:
+    sampling = make_draws(3).sampling
+    found = position_noise(KEYS, POSITIONS, sampling, VOCABULARY)
+    assert found.shape == (3, 3, VOCABULARY) and found.dtype == jnp.float32
+    for row in range(3):
+        for place in range(3):
+            key = jax.random.fold_in(KEYS[row], POSITIONS[row, place])
+            expected = jax.random.gumbel(key, (VOCABULARY,))
+            np.testing.assert_array_equal(found[row, place], expected)
+    # Neither of the filters and the temperature, nor of the rows and places beside it.
+    filtered = make_draws(3, temperature=0.3, top_p=0.5, top_k=2, min_p=0.5).sampling
+    again = position_noise(KEYS, POSITIONS, filtered, VOCABULARY)
+    np.testing.assert_array_equal(again, found)
+    turned = position_noise(KEYS[::-1], POSITIONS[::-1, ::-1], sampling, VOCABULARY)
+    np.testing.assert_array_equal(turned, found[::-1, ::-1])
+    alone = make_draws(1).sampling
+    first = position_noise(KEYS[1:2], POSITIONS[1:2, 1:2], alone, VOCABULARY)
+    np.testing.assert_array_equal(first[0, 0], found[1, 1])
+
+
+def test_there_is_no_noise_at_temperature_0() -> None:
+    noise = position_noise(KEYS, POSITIONS, MIXED, VOCABULARY)
+    assert not noise[0].any()
+    assert noise[1:].all()
+
+
+def test_purposes_never_share_noise() -> None:
+    key, rows = KEYS[0], []
+    for position in range(3):
+        coins, last = rejection_noise(key, jnp.int32(position), 4, VOCABULARY)
+        assert coins.shape == (4,) and ((coins >= 0) & (coins < 1)).all()
+        (drafting,) = drafting_keys(key[None], jnp.array([position]))
+        drawn = jax.random.fold_in(key, position)
+        rows += [last]
+        rows += [jax.random.gumbel(key, (VOCABULARY,)) for key in (drafting, drawn)]
+    assert len({np.asarray(row).tobytes() for row in rows}) == len(rows)
+
+
+def test_the_drawn_token_has_the_largest_noisy_logit_of_those_left() -> None:
+    logits = jnp.array(random_logits(3, seed=2))
+    noise = position_noise(KEYS, POSITIONS[:, :1], MIXED, VOCABULARY)[:, 0]
+    found = draw_tokens(logits, noise, MIXED)
+    assert found.dtype == jnp.int32 and found[0] == jnp.argmax(logits[0])
+    for row in (1, 2):
+        settings: dict[str, Any] = {
+            name: getattr(MIXED, name)[row].item()
+            for name in ("temperature", "top_p", "top_k", "min_p")
+        }
+        left = judge(np.asarray(logits[row]), **settings)
+        noisy = logits[row] / MIXED.temperature[row] + noise[row]
+        assert found[row] == np.where(left, noisy, -np.inf).argmax()
+    plain = choose_tokens(MIXED, KEYS, logits, POSITIONS[:, 0], greedy=False)
+    np.testing.assert_array_equal(plain, found)
+    greedy = choose_tokens(MIXED, KEYS, logits, POSITIONS[:, 0], greedy=True)
+    np.testing.assert_array_equal(greedy, jnp.argmax(logits, axis=-1))
+
+
+def test_draws_have_the_stated_distribution() -> None:
+    draws, row = 20_000, 2
+    logits = jnp.array(random_logits(1, seed=3)[0, :8])
+    sampling = row_of(MIXED, row)
+    stated = np.asarray(distribution(logits, sampling, sampling.any_filter))
+    assert stated.sum() == pytest.approx(1, abs=1e-5)
+    np.testing.assert_array_equal(
+        stated > 0, judge(np.asarray(logits), 1.5, 1.0, 7, 0.1)
+    )
+    noise = jax.random.gumbel(KEYS[0], (draws, 8))
+    many = jax.tree.map(lambda x: jnp.full(draws, x), sampling)
+    found = draw_tokens(jnp.broadcast_to(logits, (draws, 8)), noise, many)
+    shares = np.bincount(np.asarray(found), minlength=8) / draws
+    spread = np.sqrt(stated * (1 - stated) / draws)
+    assert (np.abs(shares - stated) <= 4.5 * spread).all()
+    cold = distribution(logits, row_of(MIXED, 0), MIXED.any_filter)
+    np.testing.assert_array_equal(cold, jax.nn.one_hot(jnp.argmax(logits), 8))
