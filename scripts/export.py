@@ -28,7 +28,9 @@ from eagle_jax.checkpoints import (
     resolve,
     target_config,
 )
+from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.files import write_text
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
 
@@ -89,6 +91,9 @@ def _export(arguments: argparse.Namespace) -> int:
         )
     stored = str(params.fc.dtype)
     export_head(output, config, params, dtype=stored, overwrite=arguments.overwrite)
+    if (folder / CALIBRATION_FILE).is_file():
+        content = (folder / CALIBRATION_FILE).read_text(encoding="utf-8")
+        write_text(output / CALIBRATION_FILE, content)
     table = "without" if params.embedding is None else "with"
     files = ", ".join(sorted(path.name for path in output.iterdir()))
     print(

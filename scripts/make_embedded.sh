@@ -29,6 +29,16 @@ head -n 400 "$runs/target/train.jsonl" > "$runs/source.jsonl"
   --config configs/train-embedded.toml $(resume "$runs/head") \
   --data "$runs/source.jsonl" "$runs/answers-0.jsonl" "$runs/answers-1.jsonl"
 
+# What the head's confidences are worth, on texts that nothing else reads.
+trees=eagle2:num_nodes=60,depth=8,width=6
+calibration() {
+  "$python" scripts/evaluate.py --target "$runs/target/model" --draft "$runs/head/head" \
+    --questions "$runs/target/calibration_prompts.json" --max-new-tokens 96 --nodes \
+    --output "$runs/calibration" "$@"
+}
+calibration --temperatures 0 --methods "$trees,calibration=none"
+calibration --temperatures 1 --methods "$trees,kappa=1.5" "$trees,kappa=2" "$trees,kappa=3"
+
 # What eagle_jax/assets holds.
 mkdir -p "$runs/assets"
 cp -r "$runs/target/model" "$runs/assets/target"
@@ -37,3 +47,5 @@ cp "$runs/target/prompts.json" "$runs/assets/prompts.json"
 "$python" scripts/export.py --head "$runs/head/head" --dtype bfloat16 --embedding omit \
   --output "$runs/assets/head"
 rm -f "$runs/assets/head/pytorch_model.bin"
+"$python" scripts/calibrate.py "$runs/calibration" --num-nodes 26 \
+  --output "$runs/assets/head/calibration.json"

@@ -106,6 +106,9 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
             f"{len(pieces)} pieces"
         )
     write_json(output / "prompts.json", corpus.prompts(texts["held_out"]))
+    tests = corpus.read_texts(corpus.held_out_tests(arguments.library))
+    # Every second: enough to calibrate a head with.
+    write_json(output / "calibration_prompts.json", corpus.prompts(tests)[::2])
     state, perplexity = _train(config, start, streams, output / "checkpoints")
     model_folder = output / "model"
     checkpoints.export_target(

@@ -168,6 +168,18 @@ def _table_sections(
             speedups,
             "no runs but ablations, which are in Table 3",
         ),
+        (
+            "Table 1: temperatures side by side",
+            "Means over tasks of the table above.",
+            {
+                f"{title}, {name}": table
+                for name, flag in both
+                for title, table in tables.temperature_tables(
+                    runs, with_prefill=flag
+                ).items()
+            },
+            "runs of one temperature only",
+        ),
         ("Spread", _SPREAD, _by_group(tables.spread_table, compared), ""),
         (
             "First differences",

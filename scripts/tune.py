@@ -91,7 +91,13 @@ def _tune(arguments: argparse.Namespace) -> int:
     source = open_pair(
         arguments.target,
         arguments.draft,
-        tree=trees[0],
+        # Its calibration must serve them all.
+        tree=TreeConfig(
+            num_nodes=max(tree.num_nodes for tree in trees),
+            depth=max(tree.depth for tree in trees),
+            width=max(tree.width for tree in trees),
+            calibration=arguments.calibration,
+        ),
         dtype=arguments.dtype,
         method=arguments.method,
         rule="greedy" if arguments.temperature == 0 else "coupled",

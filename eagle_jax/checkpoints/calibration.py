@@ -76,10 +76,11 @@ def load_calibration(
 
 def calibration_part(confidence: Confidence) -> dict[str, Any]:
     """Returns a part of the file as JSON holds it."""
-    rows = [list(row) for row in confidence.exponents]
+    rows = [[round(entry, _DIGITS) for entry in row] for row in confidence.exponents]
     return {"kappa": confidence.kappa, "exponents": rows}
 
 
+_DIGITS = 4
 _KINDS: tuple[Kind, ...] = ("greedy", "sampled")
 
 

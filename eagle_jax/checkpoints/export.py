@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_space, new_folder, writing
+from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.config_json import WRITTEN_BY, head_fields, target_fields
 from eagle_jax.checkpoints.model_config import DTYPES, head_config, target_config
 from eagle_jax.checkpoints.pair import shapes_of
@@ -30,11 +31,11 @@ Tensors = dict[str, np.ndarray]
 _CONFIG, _SAFETENSORS, _BIN = "config.json", "model.safetensors", "pytorch_model.bin"
 # transformers asks for it. A second entry would come in any order.
 _METADATA = {"format": "pt"}
-# What an exported folder may hold; the tokenizer is the caller's.
+# What an exported folder may hold; tokenizer and calibration are the caller's.
 _NAMES = {
     *(_CONFIG, _SAFETENSORS, _BIN, "generation_config.json", "tokenizer.json"),
     *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "chat_template.jinja"),
+    *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
 }
 
 

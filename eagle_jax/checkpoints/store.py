@@ -25,6 +25,7 @@ from jax.sharding import Sharding
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_space, writing
+from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.parts import blocks, ends_of, local_part
 from eagle_jax.checkpoints.source import first_line, read_json
 from eagle_jax.checkpoints.stored import Part
@@ -170,7 +171,8 @@ def write_store(
         source: The checkpoint whose settings are kept.
         params: Weights.
         table: Their names, from `names`.
-        with_text: Copy the tokenizer's and generation settings too.
+        with_text: Copy the tokenizer's and generation settings too, which a target has;
+            what a head has, its calibration, is copied otherwise.
 
     Raises:
         InputError: If what is read back differs.
@@ -188,6 +190,8 @@ def write_store(
     described = {name: describe(tensors[name]) for name in sorted(tensors)}
     if with_text:
         _copy_text(source, folder)
+    elif (source / CALIBRATION_FILE).is_file():
+        shutil.copyfile(source / CALIBRATION_FILE, folder / CALIBRATION_FILE)
     settings = read_json(source / "config.json")
     given = "dtype" if "dtype" in settings else "torch_dtype"
     dtype = str(_common_dtype(described))

@@ -95,6 +95,7 @@ class TreeDrafter:
             grow = functools.partial(trees.root_only, num_nodes=self.num_nodes)
             return jax.vmap(grow)(root), state
         output, state = self.model.read(params, state, root)
+        draws = _noise_of_known_tokens(self.model, params, output, draws)
         grow = _grow_dynamic if isinstance(self.tree, TreeConfig) else _grow_static
         return grow(self, params, state, root, output, draws), state
 
@@ -224,6 +225,17 @@ def _grow_static(
     )
 
 
+def _noise_of_known_tokens(
+    model: DraftModel, params: Any, output: jax.Array, draws: Draws
+) -> Draws:
+    """Returns draws whose noise is `[B, P, W]`: once per round, not once per level."""
+    known = jax.eval_shape(model.logits, params, output).shape[-1]
+    if draws.noise is None or draws.noise.shape[-1] == known:
+        return draws
+    tokens = model.tokens(params, jnp.arange(known))
+    return dataclasses.replace(draws, noise=draws.noise[:, :, tokens])
+
+
 def _scores(
     model: DraftModel,
     params: Any,
@@ -243,7 +255,8 @@ def _scores(
         model: Of the draft.
         params: Its own.
         outputs: `[B, M, X]`, of the parents.
-        draws: Of the round; without noise, `s` is the log probability.
+        draws: Of the round, with the noise of the tokens that the model knows; without
+            noise, `s` is the log probability.
         calibration: Says `kappa`.
         level: Depth of the children. Static.
 
@@ -255,8 +268,6 @@ def _scores(
     if draws.noise is None:
         return logits if greedy == 1 else logits * greedy
     noise = draws.noise[:, level - 1]
-    if logits.shape[-1] != noise.shape[-1]:
-        noise = noise[:, model.tokens(params, jnp.arange(logits.shape[-1]))]
     temperature = draws.sampling.temperature
     kappa = jnp.where(temperature > 0, sampled * temperature, greedy)
     scores = process_logits(logits, draws.sampling) + noise[:, None]

@@ -76,7 +76,8 @@ def nodes_record(rounds: Sequence[VerifiedTree]) -> dict[str, Any]:
         `rounds`; under `tried` every node whose parent was accepted, with its depth,
         its place among its siblings (0 = likeliest, the earlier node first where they
         tie), its log probability given the parent, and whether it was accepted;
-        `positions`, how often each of the `N` nodes was accepted; `drafted`, all
+        `positions`, how often each of the `N` nodes was accepted, `None` where there
+        was no round; `drafted`, all
         nodes but roots; `values`, these by path value in equal bins of [0, 1]; and
         `trees`, every round's parents, log values (`null` in padding) and accepted
         nodes, from which `read_tree` makes the round again.
@@ -100,7 +101,7 @@ def nodes_record(rounds: Sequence[VerifiedTree]) -> dict[str, Any]:
     return {
         "rounds": len(rounds),
         "tried": tried,
-        "positions": positions.tolist(),
+        "positions": positions.tolist() if rounds else None,
         "drafted": len(predicted),
         "values": {
             "count": bins.count.tolist(),

@@ -120,12 +120,11 @@ def _check_fits(answers: dict[QuestionKey, Answer], new: Run, where: str) -> Non
         return
     if len(before.values.count) != len(answer.nodes.values.count):
         raise InputError(f"{where}: other bins of `nodes.values` than before")
-    if _length(before.positions) != _length(answer.nodes.positions):
+    # Where there was no round, there are no positions.
+    known = [a.nodes.positions for a in answers.values() if a.nodes]
+    lengths = {len(p) for p in (*known, answer.nodes.positions) if p is not None}
+    if len(lengths) > 1:
         raise InputError(f"{where}: another length of `nodes.positions` than before")
-
-
-def _length(positions: np.ndarray | None) -> int | None:
-    return None if positions is None else len(positions)
 
 
 def _join(

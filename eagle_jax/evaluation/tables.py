@@ -132,6 +132,51 @@ def speedup_table(group: Group, *, with_prefill: bool) -> str | None:
     )
 
 
+def temperature_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]:
+    """Returns every method at all its temperatures, side by side: means over tasks.
+
+    A method is known by its label: its tree and its confidences may depend on the
+    temperature.
+
+    Returns:
+        Tables by title, for setups with several temperatures; smallest batch size.
+    """
+    result = {}
+    compared = groups(runs, one_batch_size=True)
+    setups = list({json.dumps(group.runs[0].setup()): group for group in compared})
+    for number, setup in enumerate(setups, 1):
+        members = [g for g in compared if json.dumps(g.runs[0].setup()) == setup]
+        if len(members) < 2:
+            continue
+        header, cells = ["method"], dict[str, list[list[str]]]()
+        for place, group in enumerate(members):
+            shown = f"T={group.runs[0].temperature:g}"
+            header += [f"{shown} speedup", f"{shown} tau", f"{shown} lossless"]
+            for name, run in zip(group.names, group.runs, strict=True):
+                row = cells.setdefault(name, [])
+                row += [[NOTHING] * 3] * (place - len(row))
+                row.append(_means(run, runs, with_prefill=with_prefill))
+        rows = []
+        for name, parts in cells.items():
+            parts += [[NOTHING] * 3] * (len(members) - len(parts))
+            rows.append([name, *(cell for part in parts for cell in part)])
+        title = "all temperatures" + (f", setup {number}" if len(setups) > 1 else "")
+        result[title] = markdown(header, rows)
+    return result
+
+
+def _means(run: Run, everything: list[Run], *, with_prefill: bool) -> list[str]:
+    """Returns speedup and tau as means over tasks, and losslessness."""
+    baseline = find_baseline(run, everything)
+    gains, taus = [], []
+    for task in run.tasks:
+        found = speedups(run, baseline, task=task, with_prefill=with_prefill)
+        spread = Quartiles.of(found)
+        gains.append(None if spread is None else spread.median)
+        taus.append(run.tau(task))
+    return [ratio(_mean(gains)), tau(_mean(taus)), lossless(run, baseline)]
+
+
 def spread_table(group: Group) -> str:
     """Returns medians and quartiles over questions, by method and task."""
     header = ["method", "task", "questions", "tokens/s", "tokens/s, no prefill"]

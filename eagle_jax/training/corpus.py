@@ -44,16 +44,10 @@ def library_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
     Raises:
         InputError: If the folder holds no such files.
     """
-    root = root or Path(sysconfig.get_paths()["stdlib"])
+    root = root or _library()
     kept: list[Path] = []
     held_out: list[Path] = []
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        if name.startswith(_LEFT_OUT) or "/data/" in name:
-            continue
-        if not 64 <= path.stat().st_size <= _MAX_BYTES:
-            continue
-        module = name.removesuffix(".py")
+    for module, path in _modules(root):
         # A module may have become a package, or be both.
         if module.removesuffix("/__init__") in HELD_OUT:
             held_out.append(path)
@@ -62,6 +56,16 @@ def library_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
     if not kept or not held_out:
         raise InputError(f"{root} is no folder of Python's standard library")
     return kept, held_out
+
+
+def held_out_tests(root: Path | None = None) -> list[Path]:
+    """Lists the tests of `HELD_OUT`: neither trained on nor evaluated on.
+
+    Args:
+        root: As for `library_files`.
+    """
+    every = _modules(root or _library())
+    return [path for module, path in every if _is_test_of_held_out(module)]
 
 
 def read_texts(paths: Iterable[Path]) -> Iterator[str]:
@@ -100,6 +104,20 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)]
     )
     return tokenizer
+
+
+def _library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _modules(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yields names and files of source code, in alphabetical order."""
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if name.startswith(_LEFT_OUT) or "/data/" in name:
+            continue
+        if 64 <= path.stat().st_size <= _MAX_BYTES:
+            yield name.removesuffix(".py"), path
 
 
 def _is_test_of_held_out(module: str) -> bool:

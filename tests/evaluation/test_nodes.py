@@ -1,13 +1,15 @@
 """What became of drafted nodes, on trees made by hand."""
 
+import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
+from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record, read_tree
 from eagle_jax.tree import DraftTree, verify_greedy
 
 # root -> 1 (.5), 2 (.25), 3 (.25); 1 -> 4 (.1), 5 (.4); 5 -> 6 (.4); 7 is padding.
@@ -94,3 +96,40 @@ def test_a_row_of_a_round_is_taken_out() -> None:
     assert taken.accepted == [1, 5]
     assert nodes_record([taken])["positions"] == [1, 1, 0, 0, 0, 1, 0, 0]
     assert math.exp(taken.log_values[5]) == pytest.approx(0.4)
+
+
+def test_a_round_is_read_back_from_its_record() -> None:
+    for accepted in ([], [1], [1, 5], [1, 5, 6]):
+        record = json.loads(json.dumps(nodes_record([tree(*accepted)])))
+        (found,) = map(read_tree, record["trees"])
+        np.testing.assert_array_equal(found.parents, PARENTS)
+        np.testing.assert_array_equal(found.is_node, IS_NODE)
+        np.testing.assert_allclose(found.log_values[:7], np.log(VALUES[:7]), atol=1e-6)
+        assert found.accepted == accepted
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parents": [-1, 0, 0, 3]},
+        {"parents": [-1, 0, -2, 0]},
+        {"parents": [-1, 0, 0]},
+        {"parents": [], "log_values": []},
+        {"log_values": [0, "x", -1, -1]},
+        {"accepted": [4]},
+        {"accepted": [-1]},
+        {"accepted": [3]},
+        {"accepted": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_round_is_refused(changed: dict[str, Any]) -> None:
+    record = {"parents": [-1, 0, 0, 1], "log_values": [0, -1, -1, -2], "accepted": [1]}
+    assert read_tree(record).accepted == [1]
+    with pytest.raises(ValueError, match=r"tree|float"):
+        read_tree(record | changed)
+
+
+def test_depths_and_ranks_are_those_of_the_tree() -> None:
+    assert tree().depths.tolist() == [0, 1, 1, 1, 2, 2, 3, 0]
+    assert tree().ranks.tolist() == [0, 0, 1, 2, 1, 0, 0, 0]

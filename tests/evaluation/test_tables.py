@@ -333,3 +333,26 @@ def test_a_run_may_go_on_with_other_versions_and_another_label(tmp_path: Path) -
         "versions: jax 0.10.0",
         "versions: jax 0.11",
     ]
+
+
+def test_temperatures_stand_side_by_side(folder: Path) -> None:
+    assert tables.temperature_tables(read_runs([folder]), with_prefill=True) == {}
+    warm = {"temperature": 1.0, "acceptance": "coupled", "shared_noise": True}
+    write(folder / "c.jsonl", [plain(1, temperature=1.0)])
+    # Another tree and another kappa are the same method at another temperature.
+    shape = {"num_nodes": 9, "kappa": 1.5, **warm}
+    write(folder / "d.jsonl", [record(1, seconds=[0.5], accept_lengths=[3], **shape)])
+    write(folder / "e.jsonl", [record(1, label="eagle1", method="eagle1", **warm)])
+    (table,) = tables.temperature_tables(
+        read_runs([folder]), with_prefill=True
+    ).values()
+    header, *rows = _rows(table)
+    columns = [
+        f"T={t} {name}" for t in (0, 1) for name in ("speedup", "tau", "lossless")
+    ]
+    assert header == ["method", *columns]
+    assert rows == [
+        ["autoregressive", "1.00x", "1.00", "-", "1.00x", "1.00", "-"],
+        ["eagle2", "3.00x", "2.67", "1/2", "4.00x", "3.00", "1/1"],
+        ["eagle1", "-", "-", "-", "1.00x", "1.00", "1/1"],
+    ]

@@ -170,6 +170,8 @@ def test_export_writes_the_head_that_it_was_given(
 ) -> None:
     pytest.importorskip("torch")
     source = pair / "head"
+    calibration = source / "calibration.json"
+    calibration.write_text('{"vocab_size": 1}')
     if kind == "converted":
         converted = tmp_path / "converted"
         assert convert([*_folders(pair), "--output", str(converted)]) == 0
@@ -180,9 +182,10 @@ def test_export_writes_the_head_that_it_was_given(
     assert export([*argv, "--target", str(pair / "target")]) == 0
     out, _ = capsys.readouterr()
     assert out == (
-        f"wrote {output}: {', '.join(_EXPORTED)}; float32, with the embedding table, "
-        "every weight read back bit for bit\n"
+        f"wrote {output}: {', '.join(['calibration.json', *_EXPORTED])}; float32, with "
+        "the embedding table, every weight read back bit for bit\n"
     )
+    assert (output / "calibration.json").read_text() == calibration.read_text()
     expected = load_file(pair / "head" / "model.safetensors")
     written = load_file(output / "model.safetensors")
     assert written.keys() == expected.keys()

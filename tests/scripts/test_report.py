@@ -57,7 +57,13 @@ def test_every_figure_is_shown_and_every_table_is_there(whole: Path) -> None:
     shown = re.findall(r"!\[.+\]\((.+)\)", text)
     assert sorted(shown) == [name for name in file_names(whole) if name != "report.md"]
     assert [*_sections(whole)][1:8] == [
-        *("Runs", "Table 1: speedup and tau", "Spread", "Table 3: ablations"),
+        *(
+            "Runs",
+            "Table 1: speedup and tau",
+            "Table 1: temperatures side by side",
+            "Spread",
+            "Table 3: ablations",
+        ),
         *("Table 7: batch sizes and throughput", "Calibration and waste", "n-alpha"),
     ]
     table_1 = _sections(whole)["Table 1: speedup and tau"]

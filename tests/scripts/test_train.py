@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
+from eagle_jax.checkpoints.calibration import load_calibration
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Run
@@ -85,9 +86,12 @@ def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
 def run(
     train: Main, flags: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """An uninterrupted run."""
-    output = tmp_path_factory.mktemp("runs") / "run"
-    assert train([*flags, "--output", str(output)]) == 0
+    """An uninterrupted run, whose head gets a calibration."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = folder / "config.toml"
+    config.write_text(CONFIG.replace("calibrate = false", "calibrate = true"))
+    output = folder / "run"
+    assert train([*flags, "--config", str(config), "--output", str(output)]) == 0
     return output
 
 
@@ -128,6 +132,20 @@ def test_a_run_leaves_a_log_a_plot_checkpoints_and_a_head(run: Path) -> None:
     }
     steps = {int(path.name) for path in (run / "checkpoints").iterdir()}
     assert {8, 12} <= steps
+
+
+def test_a_trained_head_has_a_calibration_of_both_kinds(
+    run: Path, tiny_pair: Path
+) -> None:
+    settings = json.loads((tiny_pair / "target" / "config.json").read_text())
+    path = run / "head" / "calibration.json"
+    for kind in ("greedy", "sampled"):
+        read = load_calibration(
+            path, vocab_size=settings["vocab_size"], depth=2, kind=kind
+        )
+        found = read.greedy if kind == "greedy" else read.sampled
+        assert len(found.exponents) == 2
+        assert json.loads(path.read_text())[kind]["rows"] > 0
 
 
 def test_the_trained_head_generates(

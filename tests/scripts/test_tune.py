@@ -93,7 +93,7 @@ def test_the_best_tree_is_recommended_if_it_pays(
     assert (config.decoding.batch_size, config.decoding.dtype) == (3, "float32")
 
     text = settings_file(
-        fast, method=method, dtype="auto", **common | {"temperature": 1}
+        fast, method=method, dtype="auto", **common | dict[str, Any](temperature=1.0)
     )
     file.write_text(text)
     config = load_config(file, GenerateConfig)

@@ -46,6 +46,9 @@ def test_held_out_modules_and_their_tests_are_never_trained_on() -> None:
     assert {"textwrap", "heapq", "statistics"} <= {path.stem for path in held_out}
     assert not {"textwrap", "heapq", "statistics"} & names
     assert not set(kept) & set(held_out)
+    tests = corpus.held_out_tests()
+    assert {"test_textwrap", "test_heapq"} <= {path.stem for path in tests}
+    assert not set(tests) & {*kept, *held_out}
     assert len(kept) > 200
 
 

@@ -1,0 +1,108 @@
+"""Which calibration a drafter takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax.cli.methods import tree_drafter
+from eagle_jax.config import Method, TreeConfig
+from eagle_jax.decoding.speculative import AcceptanceRule
+from eagle_jax.drafting import Calibration, Confidence
+from eagle_jax.drafting.calibration import UNCALIBRATED
+from tests.drafting.toy_model import ToyModel
+from tests.helpers import refused
+
+MODEL = ToyModel(vocab_size=24, sharpness=1.0, seed=0)
+OWN = Confidence(kappa=2.0, exponents=((0.5,), (0.25,)))
+OTHER = Confidence(kappa=3.0, exponents=((4.0,), (2.0,)))
+
+
+def part(confidence: Confidence) -> dict[str, Any]:
+    return {"kappa": confidence.kappa, "exponents": confidence.exponents}
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    """The folder of a head with a calibration, of both kinds of text."""
+    content = {"vocab_size": 24, "greedy": part(OWN), "sampled": part(OWN)}
+    (tmp_path / "calibration.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """A calibration elsewhere, of sampled text alone."""
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"vocab_size": 24, "sampled": part(OTHER)}))
+    return path
+
+
+def chosen(folder: Path | None, rule: AcceptanceRule = "coupled", **tree: Any) -> Any:
+    sizes: dict[str, Any] = {"num_nodes": 6, "depth": 2, "width": 3}
+    config = TreeConfig(**(sizes | tree))
+    drafter = tree_drafter("eagle2", MODEL, config, rule=rule, folder=folder)
+    return drafter.calibration
+
+
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
+def test_a_heads_own_calibration_is_used_unasked(
+    head: Path, rule: AcceptanceRule
+) -> None:
+    assert chosen(head, rule) == Calibration(greedy=OWN, sampled=OWN)
+    assert chosen(head.parent, rule) == chosen(None, rule) == UNCALIBRATED
+
+
+def test_what_is_given_goes_before_the_heads_own(head: Path, other: Path) -> None:
+    assert chosen(head, calibration=str(other)).sampled == OTHER
+    assert chosen(head, calibration="none") == UNCALIBRATED
+    assert chosen(head, kappa=0.5) == Calibration(sampled=Confidence(kappa=0.5))
+
+
+@pytest.mark.parametrize(
+    ("changed", "tree"),
+    [
+        ({"vocab_size": 25}, {}),
+        ({}, {"depth": 3}),
+        ({"sampled": None}, {}),
+        ({"sampled": {"kappa": -1, "exponents": [[1], [1]]}}, {}),
+    ],
+    ids=["vocabulary", "depth", "broken", "kappa"],
+)
+def test_an_own_calibration_that_does_not_fit_is_left_out_aloud(
+    head: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    tree: dict[str, Any],
+) -> None:
+    path = head / "calibration.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert chosen(head, **tree) == UNCALIBRATED
+    said = capsys.readouterr().err
+    assert "not calibrated" in said and str(path) in said and said.count("\n") == 1
+    # Asked for, it is refused.
+    refused(lambda: chosen(head, calibration=str(path), **tree), str(path))
+
+
+def test_a_calibration_of_the_other_kind_of_text_is_refused(other: Path) -> None:
+    refused(lambda: chosen(None, "greedy", calibration=str(other)), "greedy text")
+    refused(lambda: chosen(None, "rejection", calibration=str(other)), "greedy text")
+
+
+@pytest.mark.parametrize("kappa", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_kappa_out_of_range_is_refused(kappa: float) -> None:
+    refused(lambda: TreeConfig(kappa=kappa), "kappa", "above 0")
+
+
+def test_a_kappa_beside_a_calibration_is_refused() -> None:
+    refused(lambda: TreeConfig(kappa=1.0, calibration="file.json"), "kappa")
+    assert TreeConfig(kappa=1.0, calibration="none").kappa == 1.0
+
+
+def test_noise_is_shared_unless_it_is_forbidden() -> None:
+    methods: tuple[Method, ...] = ("eagle2", "eagle1", "chain", "small-model")
+    for method in methods:
+        for shared in (True, False):
+            tree = TreeConfig(shared_noise=shared)
+            assert tree_drafter(method, MODEL, tree).shares_noise == shared
