@@ -59,11 +59,12 @@ class Draws:
     Attributes:
         sampling: `[B]` fields.
         noise: `[B, P, V]` float32, or `None` where the target's tokens are drawn with
-            none that is known before ("greedy", "rejection"). Behind a node at depth
+            none that is known before ("greedy", "rejection"). After a node at depth
             `d` the target takes the argmax of its own processed logits plus row `d`: a
             drafter that adds the same row to *its* processed logits and takes the
             largest sums drafts what the target will draw, wherever the two
-            distributions are near. Zero in rows of temperature 0.
+            distributions are near (`eagle_jax.sampling`). Zero in rows of
+            temperature 0.
         keys: `[B]` typed PRNG keys, of this round and of drafting alone: for drafts
             that are themselves drawn, and tested by rejection.
     """
@@ -167,7 +168,7 @@ class Drafter(Protocol):
     ) -> tuple[DraftTree, Any]:
         """Returns a batched tree (`[B, N]` fields) and the new state.
 
-        A drafter that draws children must say from which law, in
+        A drafter that draws children must say from which distribution, in
         `DraftTree.draft_logits`, and must not let the tree's shape depend on them.
 
         Args:

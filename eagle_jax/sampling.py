@@ -2,7 +2,8 @@
 
 Noise is a function of the request's key and the absolute position alone, so a text
 depends on neither drafts, nor rounds, nor the rest of the batch. And it is known before
-the target runs: drafters use the very noise that the target's tokens are drawn with.
+the target runs: drafters use the very noise that the target's tokens are drawn with, a
+coupling without communication (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
 """
 
 import jax
@@ -52,7 +53,7 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
 
     Args:
         probs: `[..., V]` float32.
-        top_p: `[...]` float32; the smallest set of likeliest tokens with this mass.
+        top_p: `[...]` float32; the smallest set of most likely tokens with this mass.
         top_k: `[...]` int32; 0 is off.
 
     Returns:
@@ -145,7 +146,7 @@ def draw_tokens(
     sampling: SamplingParams,
     any_filter: jax.Array | None = None,
 ) -> jax.Array:
-    """Draws tokens: with Gumbel noise the largest sum has the distribution's law.
+    """Draws tokens: under Gumbel noise the largest sum is a draw from the distribution.
 
     Args:
         logits: `[B, V]` float32, or `[V]` of one row.

@@ -15,7 +15,7 @@ from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Params
+from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
@@ -87,6 +87,10 @@ def open_random(
         vocab_size=config.vocab_size,
         max_positions=config.max_positions,
     )
+    drafter: Drafter = lookup_drafter(tree)
+    if method != "lookup":
+        model = EagleHead(config=head, dtype=dtype)
+        drafter = tree_drafter(method, model, tree, rule=rule)
 
     def load(placement: Placement | None = None) -> LoadedPair:
         shardings = target_shardings(placement, config, bits)
@@ -98,10 +102,8 @@ def open_random(
         head_params = jax.jit(
             eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
         )(jax.random.key(1), head, dtype)
-        drafter, drafter_params = lookup_drafter(tree), ()
+        drafter_params: Any = ()
         if method != "lookup":
-            model = EagleHead(config=head, dtype=dtype)
-            drafter = tree_drafter(method, model, tree, rule=rule)
             drafter_params = EagleHead.params(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),

@@ -240,6 +240,9 @@ def test_chat_without_a_template_is_refused(refused: Refused, pair: Path) -> Non
         ("--min-p", "1.5", "min_p = 1.5 must be 0 (off) to 1"),
         ("--min-p", "-0.1", "min_p = -0.1 must be 0 (off) to 1"),
         ("--min-p", "nan", "min_p = nan must be 0 (off) to 1"),
+        ("--kappa", "0", "kappa = 0.0 must be finite and above 0"),
+        ("--kappa", "nan", "kappa = nan must be finite and above 0"),
+        ("--calibration", "missing.json", "cannot read missing.json"),
         ("--seed", "-1", "seed = -1 must be 0"),
     ],
 )
