@@ -54,6 +54,7 @@ class TreeConfig:
             `calibration.json` in the draft's own folder, if there is one.
         kappa: Instead of a calibration: under shared noise, the factor of scores at
             temperature 1 whose softmax is a confidence.
+        sharpness: Likewise, the factor of the draft's logits before noise is added.
         shared_noise: If false, children are the most likely tokens also where the
             noise of the target's draws is known: the same text in more rounds.
     """
@@ -65,6 +66,7 @@ class TreeConfig:
     rerank: bool = True
     calibration: str | None = None
     kappa: float | None = None
+    sharpness: float | None = None
     shared_noise: bool = True
 
     def __post_init__(self) -> None:
@@ -72,12 +74,15 @@ class TreeConfig:
         require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
         require(self.depth >= 0, "depth", self.depth, "0 or more")
         require(self.width >= 1, "width", self.width, "at least 1")
-        if self.kappa is not None:
-            is_kappa = math.isfinite(self.kappa) and self.kappa > 0
-            require(is_kappa, "kappa", self.kappa, "finite and above 0")
+        for name in ("kappa", "sharpness"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            is_factor = math.isfinite(value) and value > 0
+            require(is_factor, name, value, "finite and above 0")
             is_alone = self.calibration in (None, "none")
             wanted = "left out beside a calibration, which has its own"
-            require(is_alone, "kappa", self.kappa, wanted)
+            require(is_alone, name, value, wanted)
 
     @property
     def levels(self) -> int:

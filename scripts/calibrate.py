@@ -21,7 +21,7 @@ from eagle_jax.cli.command import run_command
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.config import require
 from eagle_jax.evaluation.calibrate import (
-    DEFAULT_KAPPA,
+    PLAIN,
     Fit,
     calibration_file,
     describe,
@@ -78,7 +78,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         kind: fit(
             runs,
             by=arguments.by,
-            default_kappa=DEFAULT_KAPPA[kind],
+            plain=PLAIN[kind],
             num_nodes=nodes,
         )
         for kind, runs in observed.items()

@@ -115,6 +115,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="of scripts/calibrate.py; default the head's own, none for none",
     )
     add("--kappa", type=float, help="of confidences, instead of a calibration")
+    add("--sharpness", type=float, help="likewise, of the draft's logits")
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None
     if is_embedded and arguments.draft is None:

@@ -3,7 +3,7 @@
 ```json
 {"vocab_size": 2048,
  "greedy": {"kappa": 1.0, "exponents": [[0.4, 1.1], [0.5, 1.2]]},
- "sampled": {"kappa": 2.0, "exponents": [[0.9, 1.0], [0.8, 1.1]]}}
+ "sampled": {"kappa": 2.0, "sharpness": 1.2, "exponents": [[0.9, 1.0], [0.8, 1.1]]}}
 ```
 
 Either part may be missing; other keys say where the numbers come from.
@@ -50,9 +50,9 @@ def load_calibration(
         raise InputError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f'{path} must hold "vocab_size" and, under "greedy" or "sampled", "kappa" '
-            'and "exponents", a list of lists of numbers, as scripts/calibrate.py '
-            f"writes it ({error!r})"
+            f'{path} must hold "vocab_size" and, under "greedy" or "sampled", "kappa", '
+            '"sharpness" and "exponents", a list of lists of numbers, as '
+            f"scripts/calibrate.py writes it ({error!r})"
         ) from error
     if found != vocab_size:
         raise InputError(
@@ -77,7 +77,8 @@ def load_calibration(
 def calibration_part(confidence: Confidence) -> dict[str, Any]:
     """Returns a part of the file as JSON holds it."""
     rows = [[round(entry, _DIGITS) for entry in row] for row in confidence.exponents]
-    return {"kappa": confidence.kappa, "exponents": rows}
+    factors = {"kappa": confidence.kappa, "sharpness": confidence.sharpness}
+    return factors | {"exponents": rows}
 
 
 _DIGITS = 4
@@ -86,4 +87,5 @@ _KINDS: tuple[Kind, ...] = ("greedy", "sampled")
 
 def _read_part(part: Any) -> Confidence:
     rows = tuple(tuple(float(entry) for entry in row) for row in part["exponents"])
-    return Confidence(kappa=float(part["kappa"]), exponents=rows)
+    factors = {name: float(part[name]) for name in ("kappa", "sharpness")}
+    return Confidence(**factors, exponents=rows)

@@ -1,5 +1,6 @@
 """The methods that a command offers, and what drafts in each."""
 
+import dataclasses
 from pathlib import Path
 
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE, load_calibration
@@ -7,7 +8,7 @@ from eagle_jax.cli.command import say
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter
-from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
+from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.errors import InputError
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain
 
@@ -79,8 +80,11 @@ def _calibration(
     tree: TreeConfig, vocab_size: int, rule: AcceptanceRule, folder: Path | None
 ) -> Calibration:
     """Returns the calibration that a tree names, or else the model's own if it fits."""
-    if tree.kappa is not None:
-        return Calibration(sampled=Confidence(kappa=tree.kappa))
+    given = {"kappa": tree.kappa, "sharpness": tree.sharpness}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given:
+        sampled = dataclasses.replace(UNCALIBRATED.sampled, **given)
+        return Calibration(sampled=sampled)
     own = None if folder is None else folder / CALIBRATION_FILE
     is_own = tree.calibration is None and own is not None and own.is_file()
     if tree.calibration == "none" or (tree.calibration is None and not is_own):

@@ -62,7 +62,9 @@ class Run:
             parts += [] if tree.rerank else ["norerank"]
             known = {None: [], "none": ["uncalibrated"]}
             parts += known.get(tree.calibration, ["calibrated"])
-            parts += [] if tree.kappa is None else [f"kappa{tree.kappa:g}"]
+            for name in ("kappa", "sharpness"):
+                value = getattr(tree, name)
+                parts += [] if value is None else [f"{name}{value:g}"]
         if "shared_noise" in _SETTINGS[self.method] and not tree.shared_noise:
             parts += ["likeliest"]
         parts += ["rejection"] if self.acceptance == "rejection" else []
@@ -168,12 +170,12 @@ def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
     """
     config = run.config
     names = ("num_nodes", "depth", "width", "rank_by", "rerank", "calibration")
-    names = (*names, "kappa", "shared_noise")
+    names = (*names, "kappa", "sharpness", "shared_noise")
     shape: dict[str, Any] = dict.fromkeys(names)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
     if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
         shape |= dataclasses.asdict(drafter.tree)
-        shape |= {"calibration": None, "kappa": None}
+        shape |= {"calibration": None, "kappa": None, "sharpness": None}
     elif isinstance(drafter, TreeDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None
@@ -208,7 +210,8 @@ def _confidence(run: Run, drafter: TreeDrafter) -> dict[str, Any]:
     if not used.is_plain:
         found["calibration"] = run.config.tree.calibration or "the draft's own"
         found["exponents"] = used.exponents
-    return found | ({"kappa": used.kappa} if is_shared or not used.is_plain else {})
+    factors = {"kappa": used.kappa, "sharpness": used.sharpness}
+    return found | (factors if is_shared or not used.is_plain else {})
 
 
 def open_models(

@@ -10,6 +10,9 @@ far `log q` lies from `log p`: `softmax(kappa * s)` says so with one number. At 
 temperature `t` both logarithms are `1 / t` times as large, and so is what lies between
 them: there `softmax(kappa * t * s)` has the same `kappa`, and as `t` goes to 0 it
 becomes the confidence of greedy text.
+
+A draft whose distribution is flatter than the target's chooses other tokens under the
+same noise. So `log q` has a factor of its own before noise is added, its sharpness.
 """
 
 import dataclasses
@@ -28,8 +31,9 @@ SAMPLED_KAPPA = 1.5
 class Confidence:
     """How a score becomes a confidence, a static setting.
 
-    `c = softmax(kappa * t * s) ** exponent` at temperature `t`, and at temperature 0
-    `softmax(kappa * log q) ** exponent`.
+    `c = softmax(kappa * t * s) ** exponent` at temperature `t`, where
+    `s = sharpness * log q + g`, and at temperature 0
+    `softmax(kappa * sharpness * log q) ** exponent`.
 
     >>> confidence = Confidence(exponents=((1.0,), (2.0, 3.0)))
     >>> confidence.apply(jnp.array([-1.0, -2.0, -3.0]), level=2)
@@ -37,21 +41,25 @@ class Confidence:
 
     Attributes:
         kappa: Factor of the scores.
+        sharpness: Factor of the draft's logits before noise is added.
         exponents: By depth (1 first) and rank among siblings (0, the most likely,
             first). Deeper nodes and higher ranks take the last entry there is.
 
     Raises:
-        InputError: If `kappa` or an exponent is not finite and above 0, or a depth has
-            no exponent.
+        InputError: If `kappa`, the sharpness or an exponent is not finite and above 0,
+            or a depth has no exponent.
     """
 
     kappa: float = 1.0
+    sharpness: float = 1.0
     exponents: tuple[tuple[float, ...], ...] = ((1.0,),)
 
     def __post_init__(self) -> None:
         """Refuses tables without entries and numbers out of range."""
-        is_kappa = math.isfinite(self.kappa) and self.kappa > 0
-        require(is_kappa, "kappa", self.kappa, "finite and above 0")
+        for name in ("kappa", "sharpness"):
+            value = getattr(self, name)
+            is_factor = math.isfinite(value) and value > 0
+            require(is_factor, name, value, "finite and above 0")
         wanted = "a table with at least one exponent per depth"
         is_table = bool(self.exponents) and all(self.exponents)
         require(is_table, "exponents", self.exponents, wanted)

@@ -257,19 +257,22 @@ def _scores(
         outputs: `[B, M, X]`, of the parents.
         draws: Of the round, with the noise of the tokens that the model knows; without
             noise, `s` is the log probability.
-        calibration: Says `kappa`.
+        calibration: Says `kappa` and the sharpness.
         level: Depth of the children. Static.
 
     Returns:
         `[B, M, W]` float32; `-inf` for what the row's filters exclude.
     """
     logits = model.logits(params, outputs)
-    greedy, sampled = calibration.greedy.kappa, calibration.sampled.kappa
+    greedy = calibration.greedy.kappa * calibration.greedy.sharpness
     if draws.noise is None:
         return logits if greedy == 1 else logits * greedy
-    noise = draws.noise[:, level - 1]
+    noise, sampled = draws.noise[:, level - 1], calibration.sampled
     temperature = draws.sampling.temperature
-    kappa = jnp.where(temperature > 0, sampled * temperature, greedy)
+    kappa = jnp.where(temperature > 0, sampled.kappa * temperature, greedy)
+    if sampled.sharpness != 1:
+        sharpness = jnp.where(temperature > 0, sampled.sharpness, 1.0)
+        logits = logits * sharpness[:, None, None]
     scores = process_logits(logits, draws.sampling) + noise[:, None]
     return kappa[:, None, None] * scores
 

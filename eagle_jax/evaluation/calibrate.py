@@ -8,9 +8,9 @@ Cells: one per depth, or one per depth and rank. A cell with fewer than `MIN_TRI
 trials takes the exponent of its rank at all depths, which matters more than the depth;
 a rank or a depth with fewer takes that of all trials together.
 
-Under shared noise confidences depend on `kappa` too (`drafting.calibration`): each one
-that was decoded with gets exponents of its own, and that is taken whose trees, cut from
-the recorded ones, accept most.
+Under shared noise confidences depend on `kappa` and the sharpness too
+(`drafting.calibration`): each pair that was decoded with gets exponents of its own, and
+that is taken whose trees, cut from the recorded ones, accept most.
 """
 
 import dataclasses
@@ -21,14 +21,17 @@ from typing import Any, Literal
 import numpy as np
 
 from eagle_jax.checkpoints.calibration import Kind, calibration_part
-from eagle_jax.drafting.calibration import SAMPLED_KAPPA, Confidence
+from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.metrics import Reliability
 from eagle_jax.evaluation.nodes import VerifiedTree, tried_nodes
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.evaluation.runs import Run
 
-DEFAULT_KAPPA: dict[Kind, float] = {"greedy": 1.0, "sampled": SAMPLED_KAPPA}
+PLAIN: dict[Kind, Confidence] = {
+    "greedy": UNCALIBRATED.greedy,
+    "sampled": UNCALIBRATED.sampled,
+}
 """What confidences are without a calibration."""
 
 MIN_TRIALS = 200
@@ -76,15 +79,15 @@ _FIELDS = dataclasses.fields(Trials)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Observed:
-    """Rounds of one kind of text, drafted with one `kappa` and no exponents.
+    """Rounds of one kind of text, drafted with one confidence.
 
     Attributes:
-        kappa: Of the confidences.
+        confidence: Without exponents.
         depth: `D` of the trees.
         trees: Verified trees by question.
     """
 
-    kappa: float
+    confidence: Confidence
     depth: int
     trees: Mapping[Any, Sequence[VerifiedTree]]
 
@@ -114,7 +117,8 @@ class Fit:
         tokens_before: Tokens per round, at the recorded roots, of trees that are ranked
             without a calibration.
         tokens_after: Likewise with one fitted to the other questions.
-        by_kappa: Tokens per round on the questions of the judged fit, calibrated.
+        tried: By confidence, tokens per round on the questions of the judged fit,
+            calibrated.
     """
 
     confidence: Confidence
@@ -124,7 +128,7 @@ class Fit:
     ece_after: float
     tokens_before: float
     tokens_after: float
-    by_kappa: dict[float, float]
+    tried: dict[Confidence, float]
 
 
 def read_observed(
@@ -145,7 +149,7 @@ def read_observed(
         draft: Of the runs to take, as the records name it.
 
     Returns:
-        `V` of the target, and by kind of text what was observed, by `kappa`.
+        `V` of the target, and by kind of text what was observed, by confidence.
 
     Raises:
         InputError: If a folder cannot be read, no run with trees is left, or runs of
@@ -186,7 +190,7 @@ def read_observed(
     for kind in ("greedy", "sampled"):
         of_kind = [run for run in runs if (run.temperature > 0) == (kind == "sampled")]
         if of_kind:
-            found[kind] = _by_kappa(of_kind, kind)
+            found[kind] = _by_confidence(of_kind, kind)
     return vocab_size, found
 
 
@@ -194,15 +198,15 @@ def fit(
     observed: Sequence[Observed],
     *,
     by: By,
-    default_kappa: float,
+    plain: Confidence,
     num_nodes: int | None = None,
 ) -> Fit:
     """Fits confidences to one kind of text, and judges that on other questions.
 
     Args:
-        observed: By `kappa`, of at least two questions each.
+        observed: By confidence, of at least two questions each.
         by: "depth" for one exponent per depth, "rank" for one per depth and rank.
-        default_kappa: Of confidences without a calibration.
+        plain: The confidence without a calibration.
         num_nodes: Of the trees that are compared; `None` for half of the recorded ones.
 
     Raises:
@@ -218,35 +222,39 @@ def fit(
     smallest = min(len(tree.parents) for o in observed for tree in o.of(questions))
     nodes = max(smallest // 2, 2) if num_nodes is None else num_nodes
     on_half = {
-        o.kappa: fit_confidence(trials_of(o.of(fitted)), o, by=by) for o in observed
-    }
-    by_kappa = {
-        o.kappa: tokens_per_round(o.of(fitted), on_half[o.kappa], nodes)
+        o.confidence: fit_confidence(trials_of(o.of(fitted)), o, by=by)
         for o in observed
     }
-    best = max(observed, key=lambda o: by_kappa[o.kappa])
-    before = min(observed, key=lambda o: abs(np.log(o.kappa / default_kappa)))
-    plain = Confidence(kappa=before.kappa)
+    tried = {
+        o.confidence: tokens_per_round(o.of(fitted), on_half[o.confidence], nodes)
+        for o in observed
+    }
+    best = max(observed, key=lambda o: tried[o.confidence])
+    before = min(observed, key=lambda o: _distance(o.confidence, plain))
     rest, trials = trials_of(best.of(judged)), trials_of(best.of(questions))
     return Fit(
         confidence=fit_confidence(trials, best, by=by),
         rows=len(trials),
         num_nodes=nodes,
         ece_before=calibration_error(trials_of(before.of(judged))),
-        ece_after=calibration_error(rest, on_half[best.kappa]),
-        tokens_before=tokens_per_round(before.of(judged), plain, nodes),
-        tokens_after=tokens_per_round(best.of(judged), on_half[best.kappa], nodes),
-        by_kappa=by_kappa,
+        ece_after=calibration_error(rest, on_half[best.confidence]),
+        tokens_before=tokens_per_round(before.of(judged), before.confidence, nodes),
+        tokens_after=tokens_per_round(best.of(judged), on_half[best.confidence], nodes),
+        tried=tried,
     )
 
 
 def describe(fitted: Fit) -> str:
     """Returns in one line what a fit came to."""
-    sweep = ", ".join(f"{k:g}: {tau:.3f}" for k, tau in fitted.by_kappa.items())
+    found = fitted.confidence
+    sweep = ", ".join(
+        f"{tried.kappa:g}/{tried.sharpness:g}: {tau:.3f}"
+        for tried, tau in fitted.tried.items()
+    )
     return (
-        f"{fitted.rows:,} nodes | kappa {fitted.confidence.kappa:g} (tokens per round "
-        f"by kappa {sweep}) | on the other questions: expected calibration error "
-        f"{fitted.ece_before:.4f} before, {fitted.ece_after:.4f} after; trees of "
+        f"{fitted.rows:,} nodes | kappa/sharpness {found.kappa:g}/{found.sharpness:g} "
+        f"(tokens per round {sweep}) | on the other questions: expected calibration "
+        f"error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} after; trees of "
         f"{fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens per round before, "
         f"{fitted.tokens_after:.3f} after"
     )
@@ -292,9 +300,9 @@ def trials_of(trees: Sequence[VerifiedTree]) -> Trials:
 
 
 def fit_confidence(trials: Trials, observed: Observed, *, by: By) -> Confidence:
-    """Returns the confidence of trials that were drafted with an observed `kappa`."""
+    """Returns the observed confidence with exponents fitted to trials of its trees."""
     exponents = fit_exponents(trials, by=by, depth=observed.depth)
-    return Confidence(kappa=observed.kappa, exponents=exponents)
+    return dataclasses.replace(observed.confidence, exponents=exponents)
 
 
 def fit_exponents(
@@ -330,7 +338,7 @@ def tokens_per_round(
 
     Args:
         trees: Verified.
-        confidence: Ranks their nodes; its `kappa` is theirs.
+        confidence: Its exponents rank their nodes; the rest is theirs.
         num_nodes: `N` of what is kept, root included.
     """
     accepted = [_accepted(tree, confidence, num_nodes) for tree in trees]
@@ -374,21 +382,32 @@ def calibration_error(trials: Trials, confidence: Confidence | None = None) -> f
     return error
 
 
-def _by_kappa(runs: Sequence[Run], kind: Kind) -> list[Observed]:
-    """Returns the trees of runs of one kind, those of one `kappa` together."""
-    trees: dict[float, dict[Hashable, list[VerifiedTree]]] = {}
-    depths: dict[float, int] = {}
+def _by_confidence(runs: Sequence[Run], kind: Kind) -> list[Observed]:
+    """Returns the trees of runs of one kind, those of one confidence together."""
+    plain = PLAIN[kind]
+    trees: dict[Confidence, dict[Hashable, list[VerifiedTree]]] = {}
+    depths: dict[Confidence, int] = {}
     for run in runs:
-        kappa = float(run.settings.get("kappa") or DEFAULT_KAPPA[kind])
-        depths[kappa] = max(depths.get(kappa, 1), int(run.settings.get("depth") or 1))
-        questions = trees.setdefault(kappa, {})
+        confidence = Confidence(
+            kappa=float(run.settings.get("kappa") or plain.kappa),
+            sharpness=float(run.settings.get("sharpness") or plain.sharpness),
+        )
+        depth = int(run.settings.get("depth") or 1)
+        depths[confidence] = max(depths.get(confidence, 1), depth)
+        questions = trees.setdefault(confidence, {})
         for key, answer in run.answers.items():
             if answer.nodes is not None:
                 questions.setdefault(key, []).extend(answer.nodes.trees)
     return [
-        Observed(kappa=kappa, depth=depths[kappa], trees=trees[kappa])
-        for kappa in sorted(trees)
+        Observed(confidence=confidence, depth=depths[confidence], trees=found)
+        for confidence, found in trees.items()
     ]
+
+
+def _distance(one: Confidence, other: Confidence) -> float:
+    """Returns how far two confidences are apart."""
+    factors = ((one.kappa, other.kappa), (one.sharpness, other.sharpness))
+    return sum(abs(float(np.log(a / b))) for a, b in factors)
 
 
 def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int:

@@ -9,12 +9,19 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import Calibration, Confidence, DraftModel, TreeDrafter
-from eagle_jax.evaluation.calibrate import DEFAULT_KAPPA, By, Fit, Observed, fit
+from eagle_jax.evaluation.calibrate import PLAIN, By, Fit, Observed, fit
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.interface import Params, Target
 
-KAPPAS: dict[Kind, tuple[float, ...]] = {"greedy": (1.0,), "sampled": (1.0, 2.0)}
-"""That are tried; each is a program of its own."""
+TRIED: dict[Kind, tuple[Confidence, ...]] = {
+    "greedy": (Confidence(),),
+    "sampled": (
+        Confidence(kappa=1.0),
+        Confidence(kappa=2.0),
+        Confidence(kappa=1.0, sharpness=1.2),
+    ),
+}
+"""Each is a program of its own."""
 
 
 def calibrate_pair(
@@ -49,11 +56,15 @@ def calibrate_pair(
         InputError: If there is but one prompt, or nothing was drafted.
     """
     fits: dict[Kind, Fit] = {}
-    for kind, kappas in KAPPAS.items():
+    for kind, confidences in TRIED.items():
         observed = [
             _observe(
                 target,
-                TreeDrafter(model=model, tree=tree, calibration=_plain(kind, kappa)),
+                TreeDrafter(
+                    model=model,
+                    tree=tree,
+                    calibration=Calibration(**{kind: confidence}),
+                ),
                 params,
                 make_requests(
                     prompts,
@@ -63,16 +74,12 @@ def calibrate_pair(
                     temperature=1.0 if kind == "sampled" else 0.0,
                     seeds=range(len(prompts)),
                 ),
-                kappa,
+                confidence,
             )
-            for kappa in kappas
+            for confidence in confidences
         ]
-        fits[kind] = fit(observed, by=by, default_kappa=DEFAULT_KAPPA[kind])
+        fits[kind] = fit(observed, by=by, plain=PLAIN[kind])
     return fits
-
-
-def _plain(kind: Kind, kappa: float) -> Calibration:
-    return Calibration(**{kind: Confidence(kappa=kappa)})
 
 
 def _observe(
@@ -80,7 +87,7 @@ def _observe(
     drafter: TreeDrafter,
     params: Params,
     requests: Requests,
-    kappa: float,
+    confidence: Confidence,
 ) -> Observed:
     """Decodes to the end and keeps every tree."""
     is_sampled = bool(requests.sampling.temperature.any())
@@ -102,4 +109,4 @@ def _observe(
         for row in done.was_running.nonzero()[0].tolist():
             seen = VerifiedTree.of(done.tree, done.acceptance, row)
             trees.setdefault(row, []).append(seen)
-    return Observed(kappa=kappa, depth=drafter.depth, trees=trees)
+    return Observed(confidence=confidence, depth=drafter.depth, trees=trees)

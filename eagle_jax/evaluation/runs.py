@@ -24,7 +24,7 @@ SETUP = (
 
 TREE = (
     *("draft", "num_nodes", "depth", "width", "rank_by", "rerank", "calibration"),
-    *("kappa", "shared_noise", "acceptance"),
+    *("kappa", "sharpness", "shared_noise", "acceptance"),
 )
 """Settings of one method."""
 

@@ -1,5 +1,6 @@
 """Which calibration a drafter takes."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ OTHER = Confidence(kappa=3.0, exponents=((4.0,), (2.0,)))
 
 
 def part(confidence: Confidence) -> dict[str, Any]:
-    return {"kappa": confidence.kappa, "exponents": confidence.exponents}
+    return dataclasses.asdict(confidence)
 
 
 @pytest.fixture
@@ -57,7 +58,12 @@ def test_a_heads_own_calibration_is_used_unasked(
 def test_what_is_given_goes_before_the_heads_own(head: Path, other: Path) -> None:
     assert chosen(head, calibration=str(other)).sampled == OTHER
     assert chosen(head, calibration="none") == UNCALIBRATED
-    assert chosen(head, kappa=0.5) == Calibration(sampled=Confidence(kappa=0.5))
+    plain = UNCALIBRATED.sampled
+    factors: list[dict[str, Any]] = [{"kappa": 0.5}, {"sharpness": 2.0}]
+    factors.append(factors[0] | factors[1])
+    for given in factors:
+        expected = Calibration(sampled=dataclasses.replace(plain, **given))
+        assert chosen(head, **given) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ def test_what_is_given_goes_before_the_heads_own(head: Path, other: Path) -> Non
         ({"vocab_size": 25}, {}),
         ({}, {"depth": 3}),
         ({"sampled": None}, {}),
-        ({"sampled": {"kappa": -1, "exponents": [[1], [1]]}}, {}),
+        ({"sampled": {"kappa": -1, "sharpness": 1, "exponents": [[1], [1]]}}, {}),
     ],
     ids=["vocabulary", "depth", "broken", "kappa"],
 )
@@ -90,14 +96,18 @@ def test_a_calibration_of_the_other_kind_of_text_is_refused(other: Path) -> None
     refused(lambda: chosen(None, "rejection", calibration=str(other)), "greedy text")
 
 
-@pytest.mark.parametrize("kappa", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_kappa_out_of_range_is_refused(kappa: float) -> None:
-    refused(lambda: TreeConfig(kappa=kappa), "kappa", "above 0")
+@pytest.mark.parametrize("name", ["kappa", "sharpness"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_factor_out_of_range_is_refused(name: str, value: float) -> None:
+    factor: dict[str, Any] = {name: value}
+    refused(lambda: TreeConfig(**factor), name, "above 0")
 
 
-def test_a_kappa_beside_a_calibration_is_refused() -> None:
-    refused(lambda: TreeConfig(kappa=1.0, calibration="file.json"), "kappa")
-    assert TreeConfig(kappa=1.0, calibration="none").kappa == 1.0
+@pytest.mark.parametrize("name", ["kappa", "sharpness"])
+def test_a_factor_beside_a_calibration_is_refused(name: str) -> None:
+    factor: dict[str, Any] = {name: 1.0}
+    refused(lambda: TreeConfig(**factor, calibration="file.json"), name)
+    assert getattr(TreeConfig(**factor, calibration="none"), name) == 1.0
 
 
 def test_noise_is_shared_unless_it_is_forbidden() -> None:

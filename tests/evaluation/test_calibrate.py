@@ -71,7 +71,7 @@ def overconfident(questions: int, rounds: int, kappa: float = 1.0) -> Observed:
         question: [two_branches(0.6, 0.3, fate) for fate in row]
         for question, row in enumerate(fates.tolist())
     }
-    return Observed(kappa=kappa, depth=2, trees=trees)
+    return Observed(confidence=Confidence(kappa=kappa), depth=2, trees=trees)
 
 
 def write(path: Path, observed: Observed, **run: Any) -> None:
@@ -155,7 +155,7 @@ def test_cells_with_few_trials_share_a_fit() -> None:
 
 
 def fit_of(*observed: Observed, by: By = "rank", num_nodes: int = 3) -> Fit:
-    return fit(observed, by=by, default_kappa=1.0, num_nodes=num_nodes)
+    return fit(observed, by=by, plain=Confidence(), num_nodes=num_nodes)
 
 
 def test_held_out_confidences_become_honest() -> None:
@@ -180,7 +180,7 @@ def test_the_judged_fit_does_not_see_every_second_question() -> None:
     }
     mixed = dataclasses.replace(observed, trees=turned)
     fitted, untouched = fit_of(mixed), fit_of(observed)
-    assert fitted.by_kappa == untouched.by_kappa
+    assert fitted.tried == untouched.tried
     assert fitted.confidence != untouched.confidence  # Fitted to all questions.
     judged = [tree for question in (1, 3, 5, 7) for tree in turned[question]]
     assert fitted.tokens_before == tokens_per_round(judged, Confidence(), 3)
@@ -195,7 +195,7 @@ def test_the_kappa_is_taken_whose_trees_accept_most() -> None:
     }
     fitted = fit_of(poor, dataclasses.replace(good, trees=accepted))
     assert fitted.confidence.kappa == 0.5
-    assert fitted.by_kappa[0.5] == 3.0 > fitted.by_kappa[2.0]
+    assert fitted.tried[good.confidence] == 3.0 > fitted.tried[poor.confidence]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_greedy_and_sampled_text_are_fitted_apart(
 ) -> None:
     sampled = {"temperature": 1.0, "shared_noise": True}
     write(tmp_path / "run" / "a.jsonl", overconfident(4, 50), depth=2)
-    others = dataclasses.replace(overconfident(4, 60), kappa=2.0)
+    others = overconfident(4, 60, 2.0)
     write(tmp_path / "run" / "b.jsonl", others, kappa=2.0, depth=2, **sampled)
     file = tmp_path / "out.json"
     assert calibrate([str(tmp_path / "run"), "--output", str(file)]) == 0
@@ -255,7 +255,7 @@ def test_greedy_and_sampled_text_are_fitted_apart(
     }
     for kind, observed in parts.items():
         found, expected = read_back(file, kind), fit_of(observed).confidence
-        assert found.kappa == expected.kappa == observed.kappa
+        assert found.kappa == expected.kappa == observed.confidence.kappa
         np.testing.assert_allclose(found.exponents, expected.exponents, rtol=1e-4)
 
 
@@ -268,14 +268,15 @@ def test_only_the_drafts_own_confidences_are_read(tmp_path: Path) -> None:
     write(tmp_path / "e.jsonl", observed, temperature=1.0, shared_noise=False)
     for temperature in (0.7, 1.0):
         name = f"t{temperature}.jsonl"
-        sampled = {"temperature": temperature, "shared_noise": True, "kappa": 3.0}
+        sampled = {"temperature": temperature, "shared_noise": True}
+        sampled |= {"kappa": 3.0, "sharpness": 1.25}
         write(tmp_path / name, observed, **sampled)
     for temperature, count in ((None, 10), (0.7, 5)):
         vocab_size, found = read_observed([tmp_path], temperature=temperature)
         assert vocab_size == VOCABULARY
         assert [len(trees) for trees in found["greedy"][0].trees.values()] == [5, 5]
         (sampled_runs,) = found["sampled"]
-        assert sampled_runs.kappa == 3.0
+        assert sampled_runs.confidence == Confidence(kappa=3.0, sharpness=1.25)
         assert {len(trees) for trees in sampled_runs.trees.values()} == {count}
 
 
@@ -304,7 +305,7 @@ def test_records_without_trees_are_refused(calibrate: Main, tmp_path: Path) -> N
     assert not (tmp_path / "out.json").exists()
 
 
-PART = {"kappa": 2.0, "exponents": [[1.0], [0.5]]}
+PART = {"kappa": 2.0, "sharpness": 1.5, "exponents": [[1.0], [0.5]]}
 
 
 @pytest.mark.parametrize(
@@ -315,6 +316,7 @@ PART = {"kappa": 2.0, "exponents": [[1.0], [0.5]]}
         {"vocab_size": VOCABULARY, "greedy": {"kappa": 1}},
         {"vocab_size": VOCABULARY, "greedy": {"exponents": [[1]]}},
         {"vocab_size": VOCABULARY, "greedy": PART | {"kappa": 0}},
+        {"vocab_size": VOCABULARY, "greedy": PART | {"sharpness": -1}},
         {"vocab_size": VOCABULARY, "greedy": PART | {"kappa": float("nan")}},
         {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": [[0]]}},
         {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": [["x"]]}},
@@ -337,7 +339,9 @@ def test_a_calibration_for_fewer_levels_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps({"vocab_size": VOCABULARY, "greedy": PART}))
     sizes = {"vocab_size": VOCABULARY, "kind": "greedy"}
     read = load_calibration(file, depth=2, **sizes)
-    assert read.greedy == Confidence(kappa=2.0, exponents=((1.0,), (0.5,)))
+    assert read.greedy == Confidence(
+        kappa=2.0, sharpness=1.5, exponents=((1.0,), (0.5,))
+    )
     assert read.sampled == UNCALIBRATED.sampled
     refused(lambda: load_calibration(file, depth=3, **sizes), "depth = 3", "2 levels")
     missing = tmp_path / "none.json"
