@@ -223,7 +223,7 @@ def expected_paths(
             logits = np.asarray(model.logits((), total[None])).astype(np.float64)
             scores = logits + noise[level - 1][known]
             if temperature:
-                scaled = logits / temperature
+                scaled = confidence.sharpness * logits / temperature
                 least = np.sort(scaled)[-filters.get("top_k", 0)]  # All for 0.
                 least = max(least, scaled.max() + np.log(filters.get("min_p", 1e-30)))
                 scores = np.where(scaled < least, -np.inf, scaled)
@@ -262,7 +262,7 @@ def test_children_have_the_largest_sums_of_log_probability_and_noise(
     exponents = ((1.0, 2.0), (0.5, 0.75)) if is_dynamic else ((1.0,),)
     calibration = Calibration(
         greedy=Confidence(kappa=0.5, exponents=exponents[::-1]),
-        sampled=Confidence(kappa=2.0, exponents=exponents),
+        sampled=Confidence(kappa=2.0, sharpness=1.3, exponents=exponents),
     )
     drafter = TreeDrafter(model=model, tree=tree, calibration=calibration)
     temperatures = [1.0, 0.4, 0.0, 1.5]

@@ -1,5 +1,7 @@
 """How scores become confidences: one factor, and exponents."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,8 @@ def test_exponents_out_of_range_are_refused(
     refused(lambda: Confidence(exponents=exponents), "exponents")
 
 
-@pytest.mark.parametrize("kappa", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_kappa_out_of_range_is_refused(kappa: float) -> None:
-    refused(lambda: Confidence(kappa=kappa), f"kappa = {kappa}")
+@pytest.mark.parametrize("name", ["kappa", "sharpness"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_factor_out_of_range_is_refused(name: str, value: float) -> None:
+    factor: dict[str, Any] = {name: value}
+    refused(lambda: Confidence(**factor), f"{name} = {value}")
