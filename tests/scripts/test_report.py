@@ -56,7 +56,7 @@ def test_every_figure_is_shown_and_every_table_is_there(whole: Path) -> None:
     text = (whole / "report.md").read_text()
     shown = re.findall(r"!\[.+\]\((.+)\)", text)
     assert sorted(shown) == [name for name in file_names(whole) if name != "report.md"]
-    assert [*_sections(whole)][1:8] == [
+    assert [*_sections(whole)][1:9] == [
         *(
             "Runs",
             "Table 1: speedup and tau",
