@@ -33,6 +33,12 @@ def require(holds: bool, name: str, value: object, wanted: str) -> None:
         raise InputError(f"{name} = {value} must be {wanted}")
 
 
+def require_factor(name: str, value: float) -> None:
+    """Refuses what is not finite or not above 0."""
+    holds = math.isfinite(value) and value > 0
+    require(holds, name, value, "finite and above 0")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
     """Shape of the dynamic draft tree (EAGLE-2, section 4 and appendix A).
@@ -78,8 +84,7 @@ class TreeConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            is_factor = math.isfinite(value) and value > 0
-            require(is_factor, name, value, "finite and above 0")
+            require_factor(name, value)
             is_alone = self.calibration in (None, "none")
             wanted = "left out beside a calibration, which has its own"
             require(is_alone, name, value, wanted)

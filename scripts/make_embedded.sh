@@ -31,13 +31,10 @@ head -n 400 "$runs/target/train.jsonl" > "$runs/source.jsonl"
 
 # What the head's confidences are worth, on texts that nothing else reads.
 trees=eagle2:num_nodes=60,depth=8,width=6
-calibration() {
-  "$python" scripts/evaluate.py --target "$runs/target/model" --draft "$runs/head/head" \
-    --questions "$runs/target/calibration_prompts.json" --max-new-tokens 96 --nodes \
-    --output "$runs/calibration" "$@"
-}
-calibration --temperatures 0 --methods "$trees,calibration=none"
-calibration --temperatures 1 --methods "$trees,kappa=1.5" "$trees,kappa=2" "$trees,kappa=3"
+"$python" scripts/evaluate.py --target "$runs/target/model" --draft "$runs/head/head" \
+  --questions "$runs/target/calibration_prompts.json" --max-new-tokens 96 --nodes \
+  --temperatures 0 1 --methods "$trees,kappa=1.5" "$trees,kappa=2" "$trees,kappa=3" \
+  --output "$runs/calibration"
 
 # What eagle_jax/assets holds.
 mkdir -p "$runs/assets"

@@ -3,7 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.decoding import speculative
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import ToyTarget
+from tests.helpers import texts
 
 LAW_TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
 
@@ -31,6 +35,29 @@ def law_of(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
         for second, p_second in enumerate(next_law([*prompt, first])):
             law[first, second] = p_first * p_second * next_law([*prompt, first, second])
     return law
+
+
+def check_drawn_texts(
+    drafter: Drafter,
+    params: Params,
+    *,
+    rule: speculative.AcceptanceRule,
+    temperature: float,
+    top_k: int,
+    num_draws: int,
+) -> float:
+    """Draws texts with as many seeds, compares their law; returns drafts accepted."""
+    prompt = [1, 2, 3]
+    requests = make_requests(
+        [prompt] * num_draws,
+        max_new_tokens=3,
+        temperature=temperature,
+        top_k=top_k,
+        seeds=range(num_draws),
+    )
+    state = speculative.generate(LAW_TARGET, drafter, params, requests, acceptance=rule)
+    check_joint_law(texts(requests, state), law_of(prompt, temperature, top_k))
+    return float(state.accept_lengths.sum()) / num_draws
 
 
 def check_joint_law(drawn: list[list[int]], law: np.ndarray) -> None:

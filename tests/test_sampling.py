@@ -70,8 +70,9 @@ def test_min_p_keeps_what_transformers_keeps(min_p: float, temperature: float) -
     from transformers import MinPLogitsWarper, TemperatureLogitsWarper
 
     logits = random_logits(64)
-    ids: torch.LongTensor = torch.zeros(64, 1, dtype=torch.long)  # pyright: ignore[reportAssignmentType]
-    scores = TemperatureLogitsWarper(temperature)(ids, torch.tensor(logits))  # pyright: ignore[reportArgumentType]
+    ids: Any = torch.zeros(64, 1, dtype=torch.long)
+    given: Any = torch.tensor(logits)
+    scores = TemperatureLogitsWarper(temperature)(ids, given)
     expected = torch.isfinite(MinPLogitsWarper(min_p)(ids, scores)).numpy()
     found = kept(logits, temperature=temperature, min_p=min_p)
     np.testing.assert_array_equal(found, expected)

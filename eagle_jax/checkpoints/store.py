@@ -171,8 +171,7 @@ def write_store(
         source: The checkpoint whose settings are kept.
         params: Weights.
         table: Their names, from `names`.
-        with_text: Copy the tokenizer's and generation settings too, which a target has;
-            what a head has, its calibration, is copied otherwise.
+        with_text: Copy the tokenizer's and generation settings too.
 
     Raises:
         InputError: If what is read back differs.
@@ -190,7 +189,7 @@ def write_store(
     described = {name: describe(tensors[name]) for name in sorted(tensors)}
     if with_text:
         _copy_text(source, folder)
-    elif (source / CALIBRATION_FILE).is_file():
+    if (source / CALIBRATION_FILE).is_file():
         shutil.copyfile(source / CALIBRATION_FILE, folder / CALIBRATION_FILE)
     settings = read_json(source / "config.json")
     given = "dtype" if "dtype" in settings else "torch_dtype"

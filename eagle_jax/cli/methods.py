@@ -85,13 +85,17 @@ def _calibration(
     if given:
         sampled = dataclasses.replace(UNCALIBRATED.sampled, **given)
         return Calibration(sampled=sampled)
-    own = None if folder is None else folder / CALIBRATION_FILE
-    is_own = tree.calibration is None and own is not None and own.is_file()
-    if tree.calibration == "none" or (tree.calibration is None and not is_own):
+    if tree.calibration == "none":
+        return UNCALIBRATED
+    is_own = tree.calibration is None
+    path = folder / CALIBRATION_FILE if folder and is_own else None
+    if tree.calibration is not None:
+        path = Path(tree.calibration)
+    elif path is None or not path.is_file():
         return UNCALIBRATED
     try:
         return load_calibration(
-            own if is_own and own is not None else Path(str(tree.calibration)),
+            path,
             vocab_size=vocab_size,
             depth=tree.levels,
             kind="sampled" if rule == "coupled" and tree.shared_noise else "greedy",

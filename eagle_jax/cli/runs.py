@@ -132,7 +132,7 @@ def make_runs(
     """Returns every method at every temperature and batch size.
 
     Runs that come to the same are kept once: at temperature 0 there is but one rule
-    of acceptance.
+    of acceptance, and without coupled draws no noise to share.
 
     Raises:
         InputError: If a value lies outside its range, or two runs with different
@@ -146,6 +146,7 @@ def make_runs(
             method,
             config=dataclasses.replace(
                 config,
+                tree=_without_idle_noise(config),
                 decoding=dataclasses.replace(
                     config.decoding, method=method.method, batch_size=batch_size
                 ),
@@ -158,6 +159,21 @@ def make_runs(
                 f"{run.model_id}.jsonl; evaluate them into two folders"
             )
     return list(runs.values())
+
+
+def _without_idle_noise(config: GenerateConfig) -> TreeConfig:
+    """Returns the tree without settings of shared noise where there is none."""
+    tree = config.tree
+    if config.sampling.rule == "coupled":
+        return tree
+    is_plain = tree.kappa is None and tree.sharpness is None
+    return dataclasses.replace(
+        tree,
+        calibration=tree.calibration if is_plain else "none",
+        kappa=None,
+        sharpness=None,
+        shared_noise=True,
+    )
 
 
 def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:

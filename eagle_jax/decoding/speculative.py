@@ -331,7 +331,8 @@ def accept(
         if rule == "greedy":
             return verify(tree, follow_argmax, depth=depth)
         if rule == "coupled":
-            assert noise is not None, "coupled acceptance draws with the round's noise"
+            if noise is None:
+                raise ValueError("coupled acceptance needs the noise of round_draws")
 
             def follow_draw(node: jax.Array, level: jax.Array) -> Step:
                 token = draw_tokens(

@@ -16,12 +16,11 @@ same noise. So `log q` has a factor of its own before noise is added, its sharpn
 """
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.config import require
+from eagle_jax.config import require, require_factor
 
 SAMPLED_KAPPA = 1.5
 """Under shared noise and without a calibration."""
@@ -56,17 +55,14 @@ class Confidence:
 
     def __post_init__(self) -> None:
         """Refuses tables without entries and numbers out of range."""
-        for name in ("kappa", "sharpness"):
-            value = getattr(self, name)
-            is_factor = math.isfinite(value) and value > 0
-            require(is_factor, name, value, "finite and above 0")
+        require_factor("kappa", self.kappa)
+        require_factor("sharpness", self.sharpness)
         wanted = "a table with at least one exponent per depth"
         is_table = bool(self.exponents) and all(self.exponents)
         require(is_table, "exponents", self.exponents, wanted)
         for row in self.exponents:
             for exponent in row:
-                is_exponent = math.isfinite(exponent) and exponent > 0
-                require(is_exponent, "exponents", exponent, "finite and above 0")
+                require_factor("exponents", exponent)
 
     @property
     def is_plain(self) -> bool:

@@ -168,12 +168,7 @@ def temperature_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]
 def _means(run: Run, everything: list[Run], *, with_prefill: bool) -> list[str]:
     """Returns speedup and tau as means over tasks, and losslessness."""
     baseline = find_baseline(run, everything)
-    gains, taus = [], []
-    for task in run.tasks:
-        found = speedups(run, baseline, task=task, with_prefill=with_prefill)
-        spread = Quartiles.of(found)
-        gains.append(None if spread is None else spread.median)
-        taus.append(run.tau(task))
+    gains, taus = _by_task(run, baseline, run.tasks, with_prefill=with_prefill)
     return [ratio(_mean(gains)), tau(_mean(taus)), lossless(run, baseline)]
 
 
@@ -343,12 +338,7 @@ def _methods_by_tasks(
     rows = []
     for name, run in zip(names, runs, strict=True):
         baseline = find_baseline(run, everything)
-        gains, taus = [], []
-        for task in tasks:
-            found = speedups(run, baseline, task=task, with_prefill=with_prefill)
-            spread = Quartiles.of(found)
-            gains.append(None if spread is None else spread.median)
-            taus.append(run.tau(task))
+        gains, taus = _by_task(run, baseline, tasks, with_prefill=with_prefill)
         row = [name]
         for gain, length in zip(
             [*gains, _mean(gains)], [*taus, _mean(taus)], strict=True
@@ -356,6 +346,19 @@ def _methods_by_tasks(
             row += [ratio(gain), tau(length)]
         rows.append([*row, lossless(run, baseline)])
     return markdown([*header, "lossless"], rows)
+
+
+def _by_task(
+    run: Run, baseline: Run | None, tasks: Iterable[str], *, with_prefill: bool
+) -> tuple[list[float | None], list[float | None]]:
+    """Returns the median speedup and tau of each task."""
+    gains, taus = [], []
+    for task in tasks:
+        found = speedups(run, baseline, task=task, with_prefill=with_prefill)
+        spread = Quartiles.of(found)
+        gains.append(None if spread is None else spread.median)
+        taus.append(run.tau(task))
+    return gains, taus
 
 
 def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[str]:

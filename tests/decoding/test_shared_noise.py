@@ -28,7 +28,7 @@ from eagle_jax.testing.toys import path_code
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests.drafting.toy_model import NarrowToyModel, ToyModel
 from tests.helpers import make_draws, texts
-from tests.joint_law import LAW_TARGET, check_joint_law, law_of
+from tests.joint_law import LAW_TARGET, check_drawn_texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -328,20 +328,14 @@ LAW_OTHER = dataclasses.replace(LAW_TWIN, seed=7)
 def test_three_tokens_have_the_targets_joint_law(
     tree: TreeConfig | Topology, model: ToyModel
 ) -> None:
-    prompt = [1, 2, 3]
-    drafter = TreeDrafter(model=model, tree=tree)
     for temperature, top_k in ((1.0, 0), (0.6, 3)):
-        requests = make_requests(
-            [prompt] * NUM_DRAWS,
-            max_new_tokens=3,
+        accepted = check_drawn_texts(
+            TreeDrafter(model=model, tree=tree),
+            PARAMS,
+            rule="coupled",
             temperature=temperature,
             top_k=top_k,
-            seeds=range(NUM_DRAWS),
+            num_draws=NUM_DRAWS,
         )
-        state = speculative.generate(
-            LAW_TARGET, drafter, PARAMS, requests, acceptance="coupled"
-        )
-        check_joint_law(texts(requests, state), law_of(prompt, temperature, top_k))
-        accepted = float(state.accept_lengths.sum()) / NUM_DRAWS
         # The target's own model is right about both tokens after the first.
         assert accepted == 2 if model == LAW_TWIN else 0.25 < accepted < 1.9

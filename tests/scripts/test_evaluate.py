@@ -365,10 +365,7 @@ def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) ->
         (["--methods", "eagle3"], "'eagle3' is no method; known are eagle2"),
         (["--methods", "eagle2:nodes=3"], "'nodes=3' is not known; give key=value"),
         (["--methods", "eagle2:depth"], "'depth' is not known; give key=value"),
-        (
-            ["--methods", "eagle1:depth=3"],
-            "give key=value with shared_noise, acceptance",
-        ),
+        (["--methods", "eagle1:depth=3"], "give key=value with shared_noise"),
         (["--methods", "autoregressive:depth=3"], "give no settings"),
         (["--methods", "chain:depth=3,depth=4"], "depth is given twice"),
         (["--methods", "chain:depth=x"], "depth = 'x' must be int"),

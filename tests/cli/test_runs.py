@@ -1,0 +1,34 @@
+"""The runs of an evaluation."""
+
+from eagle_jax.cli.runs import make_runs, parse_method
+from eagle_jax.config import GenerateConfig, TreeConfig
+
+CONFIG = GenerateConfig()
+
+
+def names(*methods: str, temperatures: tuple[float, ...] = (0.0, 1.0)) -> list[str]:
+    parsed = [parse_method(text, CONFIG) for text in methods]
+    return [run.model_id for run in make_runs(parsed, temperatures, [1])]
+
+
+def test_settings_of_noise_are_one_run_where_no_noise_is_shared() -> None:
+    kappas = names("eagle2:kappa=1", "eagle2:kappa=2,sharpness=1.5")
+    assert kappas == [
+        "eagle2-60-6-10-uncalibrated-t0-b1",
+        "eagle2-60-6-10-kappa1-t1-b1",
+        "eagle2-60-6-10-kappa2-sharpness1.5-t1-b1",
+    ]
+    for method in ("eagle2", "eagle1", "chain"):
+        both = names(method, f"{method}:shared_noise=false")
+        assert len(both) == 3 and sum("likeliest" in name for name in both) == 1
+    rejection = "eagle2:acceptance=rejection"
+    assert len(names(rejection, f"{rejection},kappa=2", temperatures=(1.0,))) == 2
+
+
+def test_a_settings_file_may_have_another_tree_for_sampled_text() -> None:
+    config = GenerateConfig(sampled_tree=TreeConfig(num_nodes=9, depth=3, width=2))
+    method = parse_method("eagle2:depth=2", config)
+    assert [run.config.tree for run in make_runs([method], [0.0, 0.5], [1])] == [
+        TreeConfig(depth=2),
+        TreeConfig(num_nodes=9, depth=2, width=2),
+    ]
