@@ -10,13 +10,13 @@ num_nodes = 50
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import read_toml
 
 Settings = TypeVar("Settings")
 
@@ -217,13 +217,7 @@ def load_config(path: str | Path, kind: type[Settings]) -> Settings:
         InputError: If the file cannot be read, a key is unknown, a value has the
             wrong type or lies outside its range.
     """
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the settings file {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
-    return from_table(kind, table, str(path))
+    return from_table(kind, read_toml(Path(path)), str(path))
 
 
 def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Settings:

@@ -27,11 +27,12 @@ from eagle_jax.checkpoints.model_config import (
 from eagle_jax.checkpoints.pair import (
     load_head,
     load_target,
+    open_target,
     read_embedding,
     read_head,
     target_bits,
 )
-from eagle_jax.checkpoints.source import read_json, resolve
+from eagle_jax.checkpoints.source import resolve
 from eagle_jax.checkpoints.store import check_weights, open_weights
 from eagle_jax.checkpoints.tokenizer import load_tokenizer
 
@@ -57,10 +58,10 @@ __all__ = [
     "load_target",
     "load_tokenizer",
     "new_folder",
+    "open_target",
     "open_weights",
     "read_embedding",
     "read_head",
-    "read_json",
     "resolve",
     "stop_tokens",
     "stored_dtype",

@@ -18,13 +18,13 @@ from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.config_json import WRITTEN_BY, head_fields, target_fields
 from eagle_jax.checkpoints.model_config import DTYPES, head_config, target_config
 from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.checkpoints.source import read_json
 from eagle_jax.checkpoints.stored import open_bin, open_safetensors
 from eagle_jax.checkpoints.weights import convert
 from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.parsing import read_json
 
 Tensors = dict[str, np.ndarray]
 

@@ -27,7 +27,7 @@ from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_space, writing
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.parts import blocks, ends_of, local_part
-from eagle_jax.checkpoints.source import first_line, read_json
+from eagle_jax.checkpoints.source import file_inside, first_line
 from eagle_jax.checkpoints.stored import Part
 from eagle_jax.checkpoints.weights import (
     TensorFiles,
@@ -37,6 +37,7 @@ from eagle_jax.checkpoints.weights import (
 )
 from eagle_jax.errors import InputError
 from eagle_jax.models.quantised import bits_of
+from eagle_jax.parsing import read_json
 
 _PARAMS, _LIST = "params", "store.json"
 _FORMAT, _VERSION = "eagle_jax store", 1
@@ -272,9 +273,7 @@ def _read_list(folder: Path) -> dict[str, Any]:
     for name, size in files.items():
         if not name.startswith(f"{_PARAMS}/"):
             continue  # Settings may be edited.
-        file = folder / name
-        if not file.is_file():
-            raise InputError(f"{file} is missing; {advice}")
+        file = file_inside(folder, name, _LIST)
         if file.stat().st_size != size:
             raise InputError(
                 f"{file} has {file.stat().st_size} bytes instead of {size}; {advice}"

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.source import first_line, read_json
+from eagle_jax.checkpoints.source import first_line
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import read_json
 
 # Importing transformers advises to install torch, which tokenizers do not need.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -26,14 +27,22 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """
     try:
         kind = _tokenizer_class(folder)
-        tokenizer = kind.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # A broken file ends in whatever its parser trips over.
+        # Left unset, transformers asks on a terminal whether to run such code.
+        tokenizer = kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        highest = max(tokenizer.get_vocab().values(), default=-1)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # A broken file ends in whatever its parser trips over; what tokenizers' Rust
+        # code ends in is no `Exception`.
         raise InputError(
             f"{folder} holds no usable tokenizer: {first_line(error)}"
         ) from error
-    if len(tokenizer) > vocab_size:
+    if highest >= vocab_size:
         raise InputError(
-            f"{folder}: the tokenizer knows {len(tokenizer)} ids, but the target's "
+            f"{folder}: the tokenizer knows ids up to {highest}, but the target's "
             f"embedding has {vocab_size} rows; they do not belong together"
         )
     return tokenizer

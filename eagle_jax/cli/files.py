@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import parse_json
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -30,12 +31,12 @@ def read_prompts(path: Path) -> list[str]:
     if path.suffix == ".txt":
         prompts = [line for line in text.splitlines() if line.strip()]
     elif path.suffix == ".json":
-        prompts = _parse(text, f"{path}")
+        prompts = parse_json(text, f"{path}")
         if not isinstance(prompts, list):
             raise InputError(f"{path} must hold a JSON list of strings")
     elif path.suffix == ".jsonl":
         prompts = [
-            _first_turn(_parse(line, f"{path}, line {number}"))
+            _first_turn(parse_json(line, f"{path}, line {number}"))
             for number, line in enumerate(text.split("\n"), 1)
             if line.strip()
         ]
@@ -102,13 +103,6 @@ def write_text(path: Path, text: str) -> None:
 def _is_special(path: Path) -> bool:
     """Returns whether a path is a pipe or a device, which no file may replace."""
     return path.exists() and not path.is_file()
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{where} is not valid JSON: {error}") from error
 
 
 def _first_turn(record: Any) -> Any:

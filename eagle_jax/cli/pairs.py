@@ -122,9 +122,9 @@ def open_pair(
         InputError: If something is missing or does not fit.
     """
     folder = checkpoints.resolve(target_name)
-    config = checkpoints.target_config(folder)
     # Says what is broken before anything is read.
-    bits = checkpoints.target_bits(checkpoints.open_weights(folder), config, bits)
+    config, files = checkpoints.open_target(folder)
+    bits = checkpoints.target_bits(files, config, bits)
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     load_drafter = open_drafter(
@@ -198,9 +198,8 @@ def open_draft_model(
     """
     folder = checkpoints.resolve(name)
     if method == "small-model":
-        small = checkpoints.target_config(folder)
+        small, _ = checkpoints.open_target(folder)
         checkpoints.check_small_model(target, small)
-        checkpoints.check_weights(folder)
 
         def load_small(_: TransformerParams, placement: Placement | None = None) -> Any:
             shapes = shapes_of(transformer.init_params, small)

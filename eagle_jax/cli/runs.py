@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parsing import parse_json
 
 Models = dict[Method, DraftSource]
 """Draft models: "eagle2" for a head, "small-model"."""
@@ -293,8 +293,8 @@ def make_drafter(run: Run, models: Models) -> Drafter | None:
 def _read_value(text: str) -> Any:
     """Returns a number or a truth value if the text is one, the text itself if not."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text, text)
+    except InputError:
         return text
 
 

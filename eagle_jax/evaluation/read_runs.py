@@ -1,7 +1,6 @@
 """Records of an evaluation in, checked runs out."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.metrics import Reliability
 from eagle_jax.evaluation.nodes import VerifiedTree, read_tree
 from eagle_jax.evaluation.runs import Answer, Nodes, QuestionKey, Run
+from eagle_jax.parsing import parse_json
 
 _RECORDS = "records of scripts/evaluate.py"
 _WANTED = {int: "a whole number of 0 or more", float: "a number of 0 or more"}
@@ -140,11 +140,10 @@ class _MissingError(Exception):
 
 def _parse(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line)
-    except ValueError as error:
+        return parse_json(line, where)
+    except InputError as error:
         raise InputError(
-            f"{where} is not valid JSON ({error}); remove the line, or write it again "
-            "with scripts/evaluate.py"
+            f"{error}; remove the line, or write it again with scripts/evaluate.py"
         ) from error
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Question, QuestionId
+from eagle_jax.parsing import parse_json
 
 try:
     import fcntl
@@ -242,8 +243,8 @@ def _identity(question: Question) -> tuple[str, str, int]:
 
 def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
-        record = json.loads(line)
-    except ValueError as error:
+        record = parse_json(line, f"{path}:{number}")
+    except InputError as error:
         raise _foreign(path, number) from error
     is_record = isinstance(record, dict) and set(record) >= _FIELDS
     if not is_record or not isinstance(record["run"], dict):

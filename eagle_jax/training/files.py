@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from eagle_jax import parsing
 from eagle_jax.errors import InputError
 
 _TAIL_BYTES = 1 << 16
@@ -65,10 +66,9 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Returns a JSON object, or `None` where the file is missing or is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parsing.read_json(path)
+    except InputError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import parse_json
 from eagle_jax.training.files import read_json, write_json, writing
 
 _BLOCK = 1 << 20
@@ -123,8 +124,8 @@ def _drop_broken_line(path: Path) -> int:
     if end < 0:
         return 0
     try:
-        return int(json.loads(line)["index"]) + 1
-    except (ValueError, TypeError, KeyError) as error:
+        return int(parse_json(line, str(path))["index"]) + 1
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(
             f"the last line of {path} is no record of this command; give another "
             "output, or --overwrite to lose it"
