@@ -28,7 +28,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.training import corpus
 from eagle_jax.training.checkpoint import Checkpoints
-from eagle_jax.training.files import read_json, write_json, write_whole
+from eagle_jax.training.files import read_json, value_at, write_json, write_whole
 from eagle_jax.training.loop import data_parallel
 from eagle_jax.training.pretrain import (
     PretrainConfig,
@@ -189,7 +189,7 @@ def _check_same_run(
     if before is not None:
         for table in ("model", "run"):
             for name, value in settings[table].items():
-                earlier = before.get(table, {}).get(name)
+                earlier = value_at(before, table, name)
                 if earlier != value and name not in _MAY_CHANGE:
                     raise InputError(
                         f"{output} holds a run with {name} = {earlier}, not {value}"

@@ -45,6 +45,7 @@ from eagle_jax.training.files import (
     fingerprint_file,
     fingerprint_folder,
     read_json,
+    value_at,
     write_json,
 )
 from eagle_jax.training.log import plot_log
@@ -382,7 +383,7 @@ def _check_same_run(output: Path, identity: dict[str, Any]) -> None:
         raise InputError(f"{output} holds a run on other data; give the same files")
     for table, values in identity["settings"].items():
         for name, value in values.items():
-            earlier = before.get("settings", {}).get(table, {}).get(name)
+            earlier = value_at(before, "settings", table, name)
             if earlier != value:
                 raise InputError(
                     f"{output} holds a run with {name} = {earlier}, not {value}; a "

@@ -71,6 +71,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def value_at(record: Any, *names: str) -> Any:
+    """Returns what lies under these names, each inside the one before.
+
+    `None` where there is nothing, or where something else than an object lies between.
+    """
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turns what goes wrong while a file is written into one clear line.
