@@ -9,6 +9,7 @@ stopped, bit for bit.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import shutil
 import sys
@@ -42,11 +43,13 @@ from eagle_jax.parallel import MeshShape, Placement, place, wait_for_all
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import cache_features, read_data
 from eagle_jax.training.files import (
+    LOCK,
     fingerprint_file,
     fingerprint_folder,
     read_json,
     value_at,
     write_json,
+    writing_run,
 )
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import (
@@ -69,7 +72,9 @@ def main(argv: list[str] | None = None) -> int:
         join(arguments)
         print_once()
         config = join_settings(TrainConfig, arguments.config, arguments)
-        return _train(arguments, config)
+        is_first = jax.process_index() == 0
+        with writing_run(arguments.output) if is_first else contextlib.nullcontext():
+            return _train(arguments, config)
 
     return run_command(
         run,
@@ -172,7 +177,6 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     if is_first:
         if arguments.overwrite:
             _remove_run(output)
-        output.mkdir(parents=True, exist_ok=True)
         write_json(output / "run.json", identity)
     wait_for_all("the output is there")
     if config.data.cache_features:
@@ -351,11 +355,9 @@ def _check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuses an output folder before any long work starts."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other")
-    if output.exists() and not output.is_dir():
-        raise InputError(f"--output {output} is no folder; give another name")
     names = {path.name for path in output.iterdir()} if output.is_dir() else set()
     # What a kill left half-written has a hidden name.
-    names = {name for name in names if not _is_unfinished(name)}
+    names = {name for name in names - {LOCK} if not _is_unfinished(name)}
     if resume:
         if "run.json" not in names:
             raise InputError(f"--resume: {output} holds no run; leave out --resume")

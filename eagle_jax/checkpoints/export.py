@@ -37,6 +37,7 @@ _NAMES = {
     *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
 }
+_HALF_CALIBRATION = f".{CALIBRATION_FILE}."
 
 
 def export_head(
@@ -47,6 +48,7 @@ def export_head(
     embedding: jax.Array | None = None,
     dtype: str = "float32",
     with_bin: bool | None = None,
+    also: Callable[[Path], object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes a head in the layout of the published ones, and reads it back.
@@ -63,6 +65,7 @@ def export_head(
         dtype: "float32", "bfloat16" or "float16", of the files.
         with_bin: Write `pytorch_model.bin`, which needs torch; `None` where torch is
             installed.
+        also: Called with the unfinished folder, to add a calibration.
         overwrite: Replace an earlier export.
 
     Raises:
@@ -92,6 +95,8 @@ def export_head(
         if with_bin:
             _write_bin(unfinished / _BIN, tensors)
         _check(unfinished, head_config, config, tensors)
+        if also is not None:
+            also(unfinished)
 
 
 def export_target(
@@ -135,7 +140,9 @@ def export_target(
 
 def is_export(folder: Path) -> bool:
     """Returns whether a folder holds an export of ours and nothing else."""
-    if any(path.name not in _NAMES or path.is_dir() for path in folder.iterdir()):
+    # What a kill left half-written has a hidden name.
+    found = [p for p in folder.iterdir() if not p.name.startswith(_HALF_CALIBRATION)]
+    if any(path.name not in _NAMES or path.is_dir() for path in found):
         return False
     try:
         fields = read_json(folder / _CONFIG)

@@ -1,13 +1,13 @@
 """Prompts in, results out."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.checkpoints.outputs import unfinished
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import parse_json
+from eagle_jax.training.files import publish
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -29,7 +29,8 @@ def read_prompts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the prompts {path}: {error}") from error
     if path.suffix == ".txt":
-        prompts = [line for line in text.splitlines() if line.strip()]
+        # Not splitlines: a prompt may hold other line separators.
+        prompts = [line for line in text.split("\n") if line.strip()]
     elif path.suffix == ".json":
         prompts = parse_json(text, f"{path}")
         if not isinstance(prompts, list):
@@ -57,7 +58,7 @@ def check_writable(path: Path) -> None:
     """Refuses an output path before any long work starts.
 
     Raises:
-        InputError: If no file can be made there.
+        InputError: If no file can be made there, or another process writes it.
     """
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
@@ -65,14 +66,13 @@ def check_writable(path: Path) -> None:
         return
     path = path.resolve()
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with unfinished(path) as part:
+            part.touch()
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror}; give a file in a folder that "
             "exists and can be written to"
         ) from error
-    os.close(handle)
-    os.unlink(name)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -87,17 +87,9 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
         return
     path = path.resolve()  # A link stays a link.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private.
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with unfinished(path) as part:
+        part.write_text(text, encoding="utf-8")
+        publish(part, path)
 
 
 def _is_special(path: Path) -> bool:

@@ -15,14 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from eagle_jax.checkpoints.outputs import lock
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Question, QuestionId
 from eagle_jax.parsing import parse_json
-
-try:
-    import fcntl
-except ImportError:  # Not on Windows; there nothing keeps two processes apart.
-    fcntl = None
 
 Record = dict[str, Any]
 
@@ -147,7 +143,7 @@ class RecordFile:
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         try:
-            _lock(self._file.fileno(), path)
+            lock(self._file.fileno(), path)
             self._file.seek(0)
             content = self._file.read()
             self.records = _check(path, content, run, questions)
@@ -182,19 +178,6 @@ class RecordFile:
     ) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def _lock(handle: int, path: Path) -> None:
-    """Keeps other processes out for as long as the file is open."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise InputError(
-            f"{path} is being written by another process; wait for it, or give "
-            "another --output"
-        ) from error
 
 
 def _check(

@@ -4,13 +4,16 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from eagle_jax import parsing
+from eagle_jax.checkpoints.outputs import only_writer, unfinished
 from eagle_jax.errors import InputError
+
+LOCK = ".lock"
+"""In the folder of a run that is being written."""
 
 _TAIL_BYTES = 1 << 16
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
@@ -25,17 +28,39 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         write: Fills the file that it is given.
 
     Raises:
-        InputError: If the disk is full or the folder cannot be written to.
+        InputError: If the disk is full, the folder cannot be written to, or another
+            process writes the file.
     """
-    with writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            write(Path(name))
-            publish(Path(name), path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    with writing(path), unfinished(path) as part:
+        write(part)
+        publish(part, path)
+
+
+@contextlib.contextmanager
+def writing_run(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a run's folder, which is made if it is missing.
+
+    If the block ends with nothing in the folders that were made for it, they go too.
+
+    Args:
+        folder: Of the run.
+
+    Raises:
+        InputError: If another process writes the run, or the folder cannot be made.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output {folder} is no folder; give another name")
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with contextlib.ExitStack() as stack:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(only_writer(folder, folder / LOCK))
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            for place in made:
+                place.rmdir()
 
 
 def publish(part: Path, path: Path) -> None:
@@ -47,7 +72,7 @@ def publish(part: Path, path: Path) -> None:
     """
     umask = os.umask(0)
     os.umask(umask)
-    os.chmod(part, 0o666 & ~umask)  # Temporary files are private.
+    os.chmod(part, 0o666 & ~umask)  # safetensors makes files private.
     with part.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(part, path)

@@ -1,5 +1,6 @@
 """A JSON-lines file that a later run goes on with after its last complete line."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from eagle_jax.checkpoints.outputs import lock
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import parse_json
 from eagle_jax.training.files import read_json, write_json, writing
@@ -36,7 +38,7 @@ class ResumableLines:
 
         Raises:
             InputError: If the file was made with other settings or by something
-                else, or cannot be written.
+                else, cannot be written, or another process writes it.
         """
         if path.exists() and not path.is_file():
             raise InputError(f"cannot write {path}: it is no file; give a file name")
@@ -44,15 +46,17 @@ class ResumableLines:
         self._path = path.resolve()  # A link stays a link.
         beside = self._path.with_name(f"{self._path.name}.settings.json")
         settings = json.loads(json.dumps(settings))  # Tuples become lists.
-        is_new = overwrite or not path.exists() or path.stat().st_size == 0
-        with writing(path):
-            if is_new:
-                self._path.write_bytes(b"")
+        with writing(path), contextlib.ExitStack() as stack:
+            file = stack.enter_context(self._path.open("ab"))
+            lock(file.fileno(), path)
+            if overwrite or self._path.stat().st_size == 0:
+                file.truncate(0)
                 write_json(beside, settings)
             else:
                 _check_settings(path, read_json(beside), settings)
                 self.next_index = _drop_broken_line(self._path)
-            self._file = self._path.open("ab")
+            stack.pop_all()
+            self._file = file
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends one line.

@@ -85,7 +85,9 @@ def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
         refused(lambda: check_weights(left / unfinished), str(left / unfinished))
 
 
-def test_a_killed_process_leaves_the_old_pair(converted: Path, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_the_old_pair_and_the_next_one_nothing_else(
+    converted: Path, tmp_path: Path
+) -> None:
     output = Path(shutil.copytree(converted, tmp_path / "pair"))
     before = {name: (output / name).read_bytes() for name in file_names(output)}
     code = f"""
@@ -102,10 +104,11 @@ convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
     )
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
     assert {name: (output / name).read_bytes() for name in file_names(output)} == before
-    (left,) = (path for path in tmp_path.iterdir() if path != output)
-    assert left.name.startswith(".pair.")
+    (left,) = tmp_path.glob(".pair.*.unfinished")
     assert (left / "target" / "params").is_dir()
     refused(lambda: check_weights(left / "target"), str(left), "not whole")
+    convert_pair(output, converted / "target", overwrite=True)
+    assert list(tmp_path.iterdir()) == [output]
 
 
 def test_what_the_disk_cannot_take_is_not_begun(

@@ -270,6 +270,18 @@ def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
         ResumableLines(tmp_path / "nowhere" / "out.jsonl", {})
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_writer_is_refused(tmp_path: Path, overwrite: bool) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResumableLines(path, {}) as lines:
+        lines.write({"index": 0})
+        with pytest.raises(InputError, match="is being written by another process"):
+            ResumableLines(path, {}, overwrite=overwrite)
+        lines.write({"index": 1})
+    with ResumableLines(path, {}) as lines:
+        assert lines.next_index == 2
+
+
 def test_a_full_disk_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
