@@ -50,7 +50,7 @@ from eagle_jax.evaluation.questions import (
     plain_questions,
     read_questions,
 )
-from eagle_jax.evaluation.records import Record, check_records
+from eagle_jax.evaluation.records import Record, check_records, recorded_date
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
 from eagle_jax.interface import Drafter, Params
 
@@ -157,6 +157,7 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         dtype=config.decoding.dtype,
         method="autoregressive",
         bits=config.decoding.bits,
+        date=recorded_date(arguments.output),
     )
     check_template(source.tokenizer, arguments.template)
     max_length = config.decoding.max_length or source.config.max_positions
@@ -263,7 +264,7 @@ def _settings(
     kind = model_kind(run.method)
     draft = arguments.small_model if kind == "small-model" else arguments.draft
     draft = None if kind is None else draft
-    return run_settings(run, drafter) | {
+    settings = run_settings(run, drafter) | {
         "max_length": max_length,
         "template": arguments.template,
         "system_prompt": arguments.system_prompt,
@@ -274,6 +275,9 @@ def _settings(
         "device": jax.devices()[0].device_kind,
         "versions": report.versions(),
     }
+    if arguments.template == "tokenizer" and source.date is not None:
+        settings["date"] = source.date
+    return settings
 
 
 def _print_table(jobs: Sequence[Job], records: dict[str, list[Record]]) -> None:

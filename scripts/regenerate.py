@@ -40,7 +40,7 @@ from eagle_jax.training.regenerate import (
     regenerate,
     sample_tasks,
 )
-from eagle_jax.training.resumable import ResumableLines
+from eagle_jax.training.resumable import ResumableLines, made_with
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,18 +91,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     _check(arguments, config)
     say(f"loading {arguments.target}")
+    before = {} if arguments.overwrite else made_with(arguments.output)
     source = open_pair(
         arguments.target,
         arguments.draft,
         tree=config.tree,
         dtype=config.regeneration.dtype,
+        date=before.get("date"),
     )
     max_length = config.regeneration.max_length or source.config.max_positions
     check_max_length(source.config, max_length)
     tasks, total = _tasks(arguments, config, source.tokenizer)
-    made_with = _made_with(arguments, config, max_length)
+    settings = _settings(arguments, config, max_length, source.date)
     with ResumableLines(
-        arguments.output, made_with, overwrite=arguments.overwrite
+        arguments.output, settings, overwrite=arguments.overwrite
     ) as lines:
         first = lines.next_index
         if first:
@@ -174,14 +176,18 @@ def _tasks(
     return tasks, len(examples)
 
 
-def _made_with(
-    arguments: argparse.Namespace, config: RegenerateConfig, max_length: int
+def _settings(
+    arguments: argparse.Namespace,
+    config: RegenerateConfig,
+    max_length: int,
+    date: str | None,
 ) -> dict[str, Any]:
     """Returns all that the texts depend on: neither batches nor drafts do."""
     data, dtype = arguments.data, config.regeneration.dtype
     settings = {
         "target": fingerprint_folder(resolve(arguments.target)),
         "data": "samples" if data is None else fingerprint_file(data),
+        "date": None if data is None else date,
     }
     settings |= dataclasses.asdict(config.sampling)
     settings |= dataclasses.asdict(config.regeneration) | {

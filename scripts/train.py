@@ -132,7 +132,14 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     dtype = config.run.dtype
     if dtype == "auto":
         dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
-    source = open_pair(arguments.target, None, tree=config.tree, dtype=dtype)
+    before = read_json(output / "run.json") if arguments.resume else None
+    source = open_pair(
+        arguments.target,
+        None,
+        tree=config.tree,
+        dtype=dtype,
+        date=None if before is None else before.get("date"),
+    )
     if config.data.row_length > source.config.max_positions:
         raise InputError(
             f"row_length = {config.data.row_length} is more than the target's "
@@ -147,11 +154,11 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     placement = placement.with_drafter(
         head.layer, shapes_of(eagle_head.init_params, head)
     )
-    identity = _identity(arguments, config, folder, shape)
+    identity = _identity(arguments, config, folder, shape) | {"date": source.date}
     is_first = jax.process_index() == 0
     report = say if is_first else _keep_silent
     if arguments.resume:
-        _check_same_run(output, identity)
+        _check_same_run(output, before, identity)
     report("reading the data")
     data = read_data(
         arguments.data,
@@ -374,15 +381,21 @@ def _check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
         )
 
 
-def _check_same_run(output: Path, identity: dict[str, Any]) -> None:
+def _check_same_run(
+    output: Path, before: dict[str, Any] | None, identity: dict[str, Any]
+) -> None:
     """Refuses to go on with other settings, data or another target."""
-    before = read_json(output / "run.json")
     if before is None:
         raise InputError(f"{output / 'run.json'} cannot be read; start the run again")
     if before.get("target") != identity["target"]:
         raise InputError(f"{output} holds a run of another target; give that target")
     if before.get("data") != identity["data"]:
         raise InputError(f"{output} holds a run on other data; give the same files")
+    if before.get("date") != identity["date"]:
+        raise InputError(
+            f"{output} holds a run that did not record which date its chat template "
+            "was given, so its rows cannot be made again; start it again"
+        )
     for table, values in identity["settings"].items():
         for name, value in values.items():
             earlier = value_at(before, "settings", table, name)

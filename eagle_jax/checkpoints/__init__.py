@@ -34,7 +34,7 @@ from eagle_jax.checkpoints.pair import (
 )
 from eagle_jax.checkpoints.source import resolve
 from eagle_jax.checkpoints.store import check_weights, open_weights
-from eagle_jax.checkpoints.tokenizer import load_tokenizer
+from eagle_jax.checkpoints.tokenizer import fix_date, load_tokenizer
 
 __all__ = [
     "check_apart",
@@ -49,6 +49,7 @@ __all__ = [
     "eagle3_target",
     "export_head",
     "export_target",
+    "fix_date",
     "has_torch",
     "head_config",
     "is_eagle3",

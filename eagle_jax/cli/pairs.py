@@ -86,6 +86,7 @@ class PairSource:
         load: Reads or makes the weights, on the devices of a placement or, given
             `None`, on the default device.
         bits: Of the matrices of the target's layers, `None` if they are not quantised.
+        date: ISO, what the chat template takes for today's; `None` if it asks for none.
     """
 
     config: TransformerConfig
@@ -93,6 +94,7 @@ class PairSource:
     tokenizer: Any
     load: Callable[..., LoadedPair]
     bits: int | None = None
+    date: str | None = None
 
 
 def open_pair(
@@ -104,6 +106,7 @@ def open_pair(
     method: Method = "eagle2",
     rule: AcceptanceRule = "greedy",
     bits: int | None = None,
+    date: str | None = None,
 ) -> PairSource:
     """Opens a target and what drafts for it.
 
@@ -117,6 +120,7 @@ def open_pair(
         method: What the draft is, and how it drafts.
         rule: How drafts are accepted, see `methods.tree_drafter`.
         bits: Of the target's matrices, see `checkpoints.load_target`.
+        date: For the chat template, see `checkpoints.fix_date`.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -132,6 +136,7 @@ def open_pair(
     )
     check_product(bits, dtype)
     tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
+    date = checkpoints.fix_date(tokenizer, date)
 
     def load(placement: Placement | None = None) -> LoadedPair:
         shardings = target_shardings(placement, config, bits)
@@ -148,7 +153,12 @@ def open_pair(
         )
 
     return PairSource(
-        config=config, dtype=dtype, tokenizer=tokenizer, load=load, bits=bits
+        config=config,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        load=load,
+        bits=bits,
+        date=date,
     )
 
 

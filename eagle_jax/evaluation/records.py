@@ -115,6 +115,28 @@ def check_records(
     _check(path, content, run, questions)
 
 
+def recorded_date(folder: Path) -> str | None:
+    """Returns the date of the prompts that a folder's records are answers to.
+
+    What goes beside them is compared with them, and needs the same prompts.
+
+    Args:
+        folder: Of evaluations; need not exist.
+
+    Returns:
+        That of the first record with one, `None` without any.
+    """
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            with path.open("rb") as file:
+                date = json.loads(file.readline())["run"]["date"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # Of before dates were recorded, or no records at all.
+        if date is not None:
+            return date
+    return None
+
+
 class RecordFile:
     """A file of records that is gone on with.
 

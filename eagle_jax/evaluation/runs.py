@@ -16,7 +16,7 @@ from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH
 
 SETUP = (
-    *("target", "dtype", "device", "template", "system_prompt"),
+    *("target", "dtype", "device", "template", "system_prompt", "date"),
     *("max_new_tokens", "max_length"),
     *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
 )

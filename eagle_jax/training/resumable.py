@@ -44,7 +44,7 @@ class ResumableLines:
             raise InputError(f"cannot write {path}: it is no file; give a file name")
         self.next_index = 0
         self._path = path.resolve()  # A link stays a link.
-        beside = self._path.with_name(f"{self._path.name}.settings.json")
+        beside = _beside(path)
         settings = json.loads(json.dumps(settings))  # Tuples become lists.
         with writing(path), contextlib.ExitStack() as stack:
             file = stack.enter_context(self._path.open("ab"))
@@ -97,6 +97,16 @@ class ResumableLines:
             self.close()
         else:
             self._file.close()  # What went wrong must not be hidden by the next thing.
+
+
+def made_with(path: Path) -> Mapping[str, Any]:
+    """Returns the settings that made a file, none where nothing tells of them."""
+    return read_json(_beside(path)) or {}
+
+
+def _beside(path: Path) -> Path:
+    path = path.resolve()
+    return path.with_name(f"{path.name}.settings.json")
 
 
 def _check_settings(
