@@ -21,7 +21,7 @@ import jax
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.cli import text
 from eagle_jax.cli.command import keep_compiled_programs, run_command, say
-from eagle_jax.cli.pairs import LoadedPair, open_pair
+from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.runner import Runner
 from eagle_jax.cli.settings import join_settings
@@ -29,7 +29,7 @@ from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
-from eagle_jax.training.conversations import read_examples
+from eagle_jax.training.conversations import check_ids, read_examples
 from eagle_jax.training.encode import check_template
 from eagle_jax.training.files import fingerprint_file, fingerprint_folder
 from eagle_jax.training.regenerate import (
@@ -101,7 +101,8 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     )
     max_length = config.regeneration.max_length or source.config.max_positions
     check_max_length(source.config, max_length)
-    tasks, total = _tasks(arguments, config, source.tokenizer)
+    counts = _Counts()
+    tasks, total = _tasks(arguments, config, source, counts.refused)
     settings = _settings(arguments, config, max_length, source.date)
     with ResumableLines(
         arguments.output, settings, overwrite=arguments.overwrite
@@ -114,7 +115,6 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
             return 0
         batch_size = min(config.regeneration.batch_size, total - first)
         answerer = _Answerer(source.load(), config, max_length, batch_size)
-        counts = _Counts()
         with progress("regenerating", total, first) as update:
             for index, record in regenerate(
                 tasks,
@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
         raise InputError(
             f"none of {total} prompts left room for an answer in max_length = "
             f"{max_length}, or the chat template refused them; give shorter ones or "
-            "raise --max-length"
+            f"raise --max-length ({counts})"
         )
     print(f"{arguments.output} | {counts}")
     return 0
@@ -159,12 +159,15 @@ def _check(arguments: argparse.Namespace, config: RegenerateConfig) -> None:
 
 
 def _tasks(
-    arguments: argparse.Namespace, config: RegenerateConfig, tokenizer: Any
+    arguments: argparse.Namespace,
+    config: RegenerateConfig,
+    source: PairSource,
+    refused: list[str],
 ) -> tuple[Iterable[Task], int]:
     """Returns the texts to write, and how many there are."""
+    tokenizer, settings = source.tokenizer, config.regeneration
     if arguments.samples is not None:
         return sample_tasks(tokenizer, arguments.samples), arguments.samples
-    settings = config.regeneration
     found = read_examples(
         arguments.data, max_malformed=settings.max_malformed, need_answers=False
     )
@@ -172,7 +175,10 @@ def _tasks(
     examples = found.examples[: arguments.limit]
     if any(example.messages for example in examples):
         check_template(tokenizer)
-    tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed)
+    for example in examples:
+        if not example.messages:
+            check_ids(example, source.config.vocab_size)
+    tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed, refused)
     return tasks, len(examples)
 
 
@@ -248,6 +254,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self.texts = self._tokens = self._left_out = 0
+        self.refused: list[str] = []
 
     def add(self, record: dict[str, Any] | None) -> None:
         if record is None:
@@ -262,6 +269,10 @@ class _Counts:
             parts.append(
                 f"{self._left_out} left out: no room for an answer, or refused by the "
                 "chat template"
+            )
+        if self.refused:
+            parts.append(
+                f"{len(self.refused)} refused from some turn on ({self.refused[0]})"
             )
         return " | ".join(parts)
 

@@ -139,6 +139,25 @@ def read_examples(
     return found
 
 
+def check_ids(example: Example, vocab_size: int | None) -> None:
+    """Refuses an example with exact ids of another target.
+
+    Args:
+        example: With ids or without.
+        vocab_size: `V` of the target, `None` where it is not known.
+
+    Raises:
+        InputError: If an id is not below it.
+    """
+    if example.ids is None or vocab_size is None:
+        return
+    if int(example.ids.max()) >= vocab_size:
+        raise InputError(
+            f"{example.where} has the id {example.ids.max()}, but the target knows "
+            f"only {vocab_size}; it was made for another target"
+        )
+
+
 def _check(path: Path, found: DataFile, count: int, max_malformed: float) -> None:
     """Refuses a file that is not what it seems to be."""
     if len(found.malformed) > max_malformed * count:
