@@ -13,6 +13,11 @@ from eagle_jax.checkpoints.outputs import unfinished
 from eagle_jax.checkpoints.source import first_line
 from eagle_jax.errors import InputError
 
+try:
+    import resource
+except ImportError:  # Not on Windows, which has no such limits.
+    resource = None
+
 
 @contextlib.contextmanager
 def new_folder(
@@ -103,17 +108,32 @@ def check_apart(output: Path, *sources: Path) -> None:
             )
 
 
-def check_space(folder: Path, num_bytes: int) -> None:
+def check_space(folder: Path, num_bytes: int, largest: int) -> None:
     """Refuses to start writing what the disk cannot take.
 
+    Args:
+        folder: To be written to.
+        num_bytes: In all.
+        largest: Of them, in one file.
+
     Raises:
-        OSError: If fewer than `num_bytes` bytes are free.
+        OSError: If fewer are free, or this process may not write so large a file.
     """
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         full = os.strerror(errno.ENOSPC)
         raise OSError(
             errno.ENOSPC, f"{full}: {num_bytes:,} bytes are needed, {free:,} are free"
+        )
+    if resource is None:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < largest:
+        large = os.strerror(errno.EFBIG)
+        raise OSError(
+            errno.EFBIG,
+            f"{large}: {largest:,} bytes are needed in one file, {limit:,} are allowed "
+            "(ulimit -f)",
         )
 
 

@@ -90,7 +90,7 @@ def export_head(
         with_bin = has_torch()
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes * (2 if with_bin else 1))
+        check_space(unfinished, num_bytes * (2 if with_bin else 1), num_bytes)
         _write(unfinished, head_fields(config, dtype), tensors)
         if with_bin:
             _write_bin(unfinished / _BIN, tensors)
@@ -131,7 +131,7 @@ def export_target(
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes)
+        check_space(unfinished, num_bytes, num_bytes)
         _write(unfinished, fields, tensors)
         _check(unfinished, target_config, config, tensors)
         if also is not None:

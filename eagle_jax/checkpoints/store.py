@@ -44,6 +44,8 @@ _FORMAT, _VERSION = "eagle_jax store", 1
 _COMMIT_MARK = "_CHECKPOINT_METADATA"
 # Slices of a large tensor can be read alone, and none outgrows a compressor.
 _CHUNK_BYTES = 256 * 2**20
+# About the largest that Orbax makes.
+_FILE_BYTES = 2**31
 _TEXT_FILES = ("*.json", "*.model", "*.jinja")
 
 
@@ -182,10 +184,15 @@ def write_store(
 
     tensors = names.by_name(params, table)
     path = folder / _PARAMS
-    check_space(folder, sum(tensor.nbytes for tensor in tensors.values()))
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    check_space(folder, num_bytes, min(num_bytes, _FILE_BYTES))
     save_args = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in tensors}
     with _quiet(), writing(path), ocp.PyTreeCheckpointer() as checkpointer:
-        arguments = ocp.args.PyTreeSave(tensors, save_args=save_args)
+        arguments = ocp.args.PyTreeSave(
+            tensors,
+            save_args=save_args,
+            ocdbt_target_data_file_size=_FILE_BYTES,
+        )
         checkpointer.save(path.resolve(), args=arguments)
     described = {name: describe(tensors[name]) for name in sorted(tensors)}
     if with_text:

@@ -1,6 +1,7 @@
 """Conversions that are killed, find the disk full, or replace an earlier one."""
 
 import dataclasses
+import resource
 import shutil
 import signal
 import subprocess
@@ -122,6 +123,20 @@ def test_what_the_disk_cannot_take_is_not_begun(
         lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
         "No space left on device",
         "1,000 are free",
+    )
+    assert calls == [0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_larger_than_allowed_is_not_begun(
+    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    calls = _count_calls(monkeypatch, ocp.PyTreeCheckpointer, "save", die_at=0)
+    refused(
+        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
+        "File too large",
+        "1,000 are allowed (ulimit -f)",
     )
     assert calls == [0]
     assert not list(tmp_path.iterdir())
