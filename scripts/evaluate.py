@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import assets
-from eagle_jax.checkpoints import check_max_length
+from eagle_jax.checkpoints import check_max_length, fingerprint_folder
 from eagle_jax.cli import report
 from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.evaluate import Job, evaluate
@@ -217,8 +217,12 @@ def _open_jobs(
         dtype=source.dtype,
     )
     drafters = [make_drafter(run, models) for run in runs]
+    assert source.folder is not None
+    prints: dict[Method | None, str] = {None: fingerprint_folder(source.folder)}
+    for kind, model in models.items():
+        prints[kind] = fingerprint_folder(model.folder)
     settings = [
-        _settings(run, drafter, arguments, source, max_length)
+        _settings(run, drafter, arguments, source, max_length, prints)
         for run, drafter in zip(runs, drafters, strict=True)
     ]
     paths = [arguments.output / f"{run.model_id}.jsonl" for run in runs]
@@ -259,8 +263,9 @@ def _settings(
     arguments: argparse.Namespace,
     source: PairSource,
     max_length: int,
+    prints: dict[Method | None, str],
 ) -> dict[str, Any]:
-    """Returns the field `run` of a run's records."""
+    """Returns the field `run` of a run's records; `None` names the target's print."""
     kind = model_kind(run.method)
     draft = arguments.small_model if kind == "small-model" else arguments.draft
     draft = None if kind is None else draft
@@ -269,8 +274,10 @@ def _settings(
         "template": arguments.template,
         "system_prompt": arguments.system_prompt,
         "target": _EMBEDDED.get(arguments.target, arguments.target),
+        "target_fingerprint": prints[None],
         "vocab_size": source.config.vocab_size,
         "draft": None if draft is None else _EMBEDDED.get(draft, draft),
+        "draft_fingerprint": None if kind is None else prints[kind],
         "dtype": source.dtype + ("" if source.bits is None else f"+int{source.bits}"),
         "device": jax.devices()[0].device_kind,
         "versions": report.versions(),

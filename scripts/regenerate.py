@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints import check_max_length, resolve
+from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
 from eagle_jax.cli import text
 from eagle_jax.cli.command import keep_compiled_programs, run_command, say
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
@@ -31,7 +31,7 @@ from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import check_ids, read_examples
 from eagle_jax.training.encode import check_template
-from eagle_jax.training.files import fingerprint_file, fingerprint_folder
+from eagle_jax.training.files import fingerprint_file
 from eagle_jax.training.regenerate import (
     Answer,
     RegenerateConfig,

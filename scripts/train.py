@@ -45,7 +45,6 @@ from eagle_jax.training.data import cache_features, read_data
 from eagle_jax.training.files import (
     LOCK,
     fingerprint_file,
-    fingerprint_folder,
     read_json,
     value_at,
     write_json,
@@ -351,7 +350,7 @@ def _identity(
         if not path.is_file():
             raise InputError(f"cannot read the data {path}: it is no file")
     return {
-        "target": fingerprint_folder(folder),
+        "target": checkpoints.fingerprint_folder(folder),
         "data": [fingerprint_file(path) for path in paths],
         "mesh": str(shape),
         "settings": dataclasses.asdict(config),

@@ -14,6 +14,7 @@ from eagle_jax.checkpoints.export import (
     has_torch,
     is_export,
 )
+from eagle_jax.checkpoints.fingerprint import fingerprint_folder
 from eagle_jax.checkpoints.model_config import (
     check_max_length,
     check_pair,
@@ -49,6 +50,7 @@ __all__ = [
     "eagle3_target",
     "export_head",
     "export_target",
+    "fingerprint_folder",
     "fix_date",
     "has_torch",
     "head_config",

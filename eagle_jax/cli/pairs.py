@@ -87,6 +87,7 @@ class PairSource:
             `None`, on the default device.
         bits: Of the matrices of the target's layers, `None` if they are not quantised.
         date: ISO, what the chat template takes for today's; `None` if it asks for none.
+        folder: Of the target's files, `None` if it has none.
     """
 
     config: TransformerConfig
@@ -95,6 +96,7 @@ class PairSource:
     load: Callable[..., LoadedPair]
     bits: int | None = None
     date: str | None = None
+    folder: Path | None = None
 
 
 def open_pair(
@@ -159,6 +161,7 @@ def open_pair(
         load=load,
         bits=bits,
         date=date,
+        folder=folder,
     )
 
 

@@ -16,14 +16,16 @@ from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH
 
 SETUP = (
-    *("target", "dtype", "device", "template", "system_prompt", "date"),
+    *("target", "target_fingerprint", "dtype", "device"),
+    *("template", "system_prompt", "date"),
     *("max_new_tokens", "max_length"),
     *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
 )
 """Settings that runs must share, besides temperature and batch size, to be compared."""
 
 TREE = (
-    *("draft", "num_nodes", "depth", "width", "rank_by", "rerank", "calibration"),
+    *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
+    *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
 )
 """Settings of one method."""

@@ -15,10 +15,6 @@ from eagle_jax.errors import InputError
 LOCK = ".lock"
 """In the folder of a run that is being written."""
 
-_TAIL_BYTES = 1 << 16
-_WEIGHT_SUFFIXES = (".safetensors", ".bin")
-_SETTINGS_SUFFIXES = (".json", ".model", ".jinja")
-
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Writes a file under a temporary name and renames it: whole or not at all.
@@ -120,31 +116,6 @@ def writing(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}; free some space or give "
             "another place, then run the same command again: it goes on from there"
         ) from error
-
-
-def fingerprint_folder(folder: Path) -> str:
-    """Returns what tells one checkpoint from another, without reading all of it.
-
-    Covers the settings and tokenizer files whole, and of every file of weights its
-    size and its last 64 KiB.
-
-    Args:
-        folder: Of a Hugging Face checkpoint.
-
-    Returns:
-        32 hexadecimal digits, the same on every machine.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _SETTINGS_SUFFIXES:
-            digest.update(f"{path.name}\n".encode() + path.read_bytes())
-        elif path.suffix in _WEIGHT_SUFFIXES:
-            size = path.stat().st_size
-            digest.update(f"{path.name} {size}\n".encode())
-            with path.open("rb") as file:
-                file.seek(max(0, size - _TAIL_BYTES))
-                digest.update(file.read())
-    return digest.hexdigest()[:32]
 
 
 def fingerprint_file(path: Path) -> str:
