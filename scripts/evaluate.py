@@ -130,7 +130,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--top-p", type=float)
     add("--top-k", type=int)
     add("--min-p", type=float)
-    add("--seed", type=int, help="question i draws with seed + i")
+    add(
+        "--seed",
+        type=int,
+        help="question i draws with seed + i, a later turn with others",
+    )
     arguments = parser.parse_args(argv)
     if arguments.target is None:
         arguments.target = str(assets.TARGET)

@@ -42,3 +42,18 @@ def test_records_of_other_weights_under_the_same_path_are_refused(
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"was written with {name}_fingerprint = " in error
     assert path.read_bytes() == before
+
+
+def test_two_turns_with_the_same_cut_prompt_draw_other_noise(
+    evaluate_main: Main, tiny_pair: Path, tmp_path: Path
+) -> None:
+    turns = ["1!2?3%4&5=6+7-8*9"] * 2
+    question = {"question_id": 1, "category": "qa", "turns": turns}
+    (tmp_path / "two.jsonl").write_text(json.dumps(question) + "\n")
+    flags = ["--target", f"{tiny_pair}/target", "--questions", f"{tmp_path}/two.jsonl"]
+    flags += ["--methods", "autoregressive", "--temperatures", "1"]
+    flags += ["--max-length", "16", "--max-new-tokens", "8", "--output"]
+    assert evaluate_main([*flags, f"{tmp_path}/out"]) == 0
+    (path,) = (tmp_path / "out").iterdir()
+    first, second = json.loads(path.read_text())["choices"][0]["token_ids"]
+    assert first != second
