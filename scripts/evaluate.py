@@ -41,6 +41,7 @@ from eagle_jax.cli.runs import (
 )
 from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import GenerateConfig, Method
+from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.questions import (
@@ -316,11 +317,11 @@ def _print_table(jobs: Sequence[Job], records: dict[str, list[Record]]) -> None:
             )
             for name in ("wall_time", "decode_time")
         ]
-        tau = metrics.mean_accept_length(choice["accept_lengths"] for choice in choices)
+        steps = sum(len(choice["accept_lengths"]) for choice in choices)
         table.add_row(
             job.run.model_id,
             str(len(own)),
-            _number(tau, ".2f"),
+            _number(tokens_per_round(tokens, steps), ".2f"),
             *(_number(speed, ".1f") for speed in speeds),
             _differing(job, own, plain),
         )

@@ -105,7 +105,7 @@ class Observed:
 class Fit:
     """What a draft's confidences are worth, and what knowing it is worth.
 
-    Errors and tokens per round are of questions that the judged fit did not see: every
+    Errors and tokens per root are of questions that the judged fit did not see: every
     second one, in the order of category and id.
 
     Attributes:
@@ -114,10 +114,10 @@ class Fit:
         num_nodes: Of the trees that are compared, cut from the recorded ones.
         ece_before: Expected calibration error without a calibration.
         ece_after: Likewise with one fitted to the other questions.
-        tokens_before: Tokens per round, at the recorded roots, of trees that are ranked
-            without a calibration.
+        tokens_before: Tokens per recorded root, see `tokens_per_root`, of trees that
+            are ranked without a calibration.
         tokens_after: Likewise with one fitted to the other questions.
-        tried: By confidence, tokens per round on the questions of the judged fit,
+        tried: By confidence, tokens per root on the questions of the judged fit,
             calibrated.
     """
 
@@ -226,7 +226,7 @@ def fit(
         for o in observed
     }
     tried = {
-        o.confidence: tokens_per_round(o.of(fitted), on_half[o.confidence], nodes)
+        o.confidence: tokens_per_root(o.of(fitted), on_half[o.confidence], nodes)
         for o in observed
     }
     best = max(observed, key=lambda o: tried[o.confidence])
@@ -238,8 +238,8 @@ def fit(
         num_nodes=nodes,
         ece_before=calibration_error(trials_of(before.of(judged))),
         ece_after=calibration_error(rest, on_half[best.confidence]),
-        tokens_before=tokens_per_round(before.of(judged), before.confidence, nodes),
-        tokens_after=tokens_per_round(best.of(judged), on_half[best.confidence], nodes),
+        tokens_before=tokens_per_root(before.of(judged), before.confidence, nodes),
+        tokens_after=tokens_per_root(best.of(judged), on_half[best.confidence], nodes),
         tried=tried,
     )
 
@@ -253,10 +253,10 @@ def describe(fitted: Fit) -> str:
     )
     return (
         f"{fitted.rows:,} nodes | kappa/sharpness {found.kappa:g}/{found.sharpness:g} "
-        f"(tokens per round {sweep}) | on the other questions: expected calibration "
-        f"error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} after; trees of "
-        f"{fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens per round before, "
-        f"{fitted.tokens_after:.3f} after"
+        f"(tokens per recorded root {sweep}) | on the other questions: expected "
+        f"calibration error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} "
+        f"after; trees of {fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens "
+        f"per root before, {fitted.tokens_after:.3f} after"
     )
 
 
@@ -331,10 +331,13 @@ def fit_exponents(
     )
 
 
-def tokens_per_round(
+def tokens_per_root(
     trees: Sequence[VerifiedTree], confidence: Confidence, num_nodes: int
 ) -> float:
-    """Returns the mean tokens of rounds whose trees keep fewer nodes, ranked anew.
+    """Returns the mean tokens of trees that keep fewer nodes, ranked anew.
+
+    At the roots of the recorded rounds, whether or not a smaller tree would have come
+    to them, and uncut where a text ended: figures to compare, not tokens per round.
 
     Args:
         trees: Verified.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH
@@ -100,6 +101,11 @@ class Answer:
         """MT-bench's categories are one task, every other category is its own."""
         return "mt_bench" if self.category in MT_BENCH else self.category
 
+    @property
+    def tau(self) -> float | None:
+        """Tokens per step, over all turns."""
+        return tokens_per_round(self.new_tokens, len(self.accept_lengths))
+
     def speed(self, *, with_prefill: bool) -> float | None:
         """Returns tokens per second over all turns."""
         seconds = self.wall_time if with_prefill else self.decode_time
@@ -175,7 +181,10 @@ class Run:
     def tau(self, task: str | None = None) -> float | None:
         """Returns tokens per step, over all steps of a task; of all for `None`."""
         answers = self.of_task(task).values()
-        return metrics.mean_accept_length(answer.accept_lengths for answer in answers)
+        return tokens_per_round(
+            [number for answer in answers for number in answer.new_tokens],
+            sum(len(answer.accept_lengths) for answer in answers),
+        )
 
     def nodes(self) -> Nodes | None:
         """Returns the nodes of all questions together, `None` where there are none."""

@@ -181,7 +181,7 @@ def spread_table(group: Group) -> str:
         baseline = find_baseline(run, group.everything)
         for task in run.tasks:
             answers = list(run.of_task(task).values())
-            taus = [metrics.mean_accept_length([a.accept_lengths]) for a in answers]
+            taus = [answer.tau for answer in answers]
             speeds = [
                 _spread(
                     (answer.speed(with_prefill=with_prefill) for answer in answers),

@@ -21,7 +21,7 @@ from eagle_jax.evaluation.calibrate import (
     fit_exponent,
     fit_exponents,
     read_observed,
-    tokens_per_round,
+    tokens_per_root,
     trials_of,
 )
 from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
@@ -183,7 +183,7 @@ def test_the_judged_fit_does_not_see_every_second_question() -> None:
     assert fitted.tried == untouched.tried
     assert fitted.confidence != untouched.confidence  # Fitted to all questions.
     judged = [tree for question in (1, 3, 5, 7) for tree in turned[question]]
-    assert fitted.tokens_before == tokens_per_round(judged, Confidence(), 3)
+    assert fitted.tokens_before == tokens_per_root(judged, Confidence(), 3)
     assert fitted.ece_before == calibration_error(trials_of(judged))
 
 
@@ -215,7 +215,7 @@ def test_smaller_trees_are_cut_by_calibrated_values(
 ) -> None:
     tree = two_branches(0.5, 0.4, 4, deeper=0.6)
     confidence = Confidence(exponents=exponents)
-    assert tokens_per_round([tree], confidence, num_nodes) == tokens
+    assert tokens_per_root([tree], confidence, num_nodes) == tokens
 
 
 def test_the_error_takes_each_trials_own_exponent() -> None:
