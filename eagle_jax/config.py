@@ -39,6 +39,11 @@ def require_factor(name: str, value: float) -> None:
     require(holds, name, value, "finite and above 0")
 
 
+def shortest(value: float) -> str:
+    """Returns the shortest text that is this number's alone, such as 1 or 0.7."""
+    return repr(value).removesuffix(".0")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
     """Shape of the dynamic draft tree (EAGLE-2, section 4 and appendix A).
@@ -100,7 +105,8 @@ class SamplingConfig:
     """How tokens are chosen.
 
     Attributes:
-        temperature: 0 for the likeliest token, otherwise the divisor of the logits.
+        temperature: 0 for the likeliest token, otherwise the divisor of the logits;
+            lower ones than 1e-6 count as 1e-6.
         top_p: Keep the likeliest tokens with at least this mass; 1 keeps all.
         top_k: Keep this many of the likeliest tokens; 0 keeps all.
         min_p: Keep what is at least this likely, relative to the most likely token; 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle_jax.cli.methods import HEAD_METHODS, lookup_drafter, tree_drafter
 from eagle_jax.cli.pairs import DraftSource, open_draft_model
-from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table
+from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
@@ -64,11 +64,11 @@ class Run:
             parts += known.get(tree.calibration, ["calibrated"])
             for name in ("kappa", "sharpness"):
                 value = getattr(tree, name)
-                parts += [] if value is None else [f"{name}{value:g}"]
+                parts += [] if value is None else [f"{name}{shortest(value)}"]
         if "shared_noise" in _SETTINGS[self.method] and not tree.shared_noise:
             parts += ["likeliest"]
         parts += ["rejection"] if self.acceptance == "rejection" else []
-        parts += [f"t{self.config.sampling.temperature:g}"]
+        parts += [f"t{shortest(self.config.sampling.temperature)}"]
         return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
 
 

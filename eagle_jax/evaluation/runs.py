@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle_jax.config import shortest
 from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.nodes import VerifiedTree
@@ -267,10 +268,10 @@ def groups(runs: list[Run], *, one_batch_size: bool) -> list[Group]:
         if one_batch_size:
             members = [run for run in members if run.batch_size == smallest]
         first = members[0]
-        parts = [f"temperature {first.temperature:g}"]
+        parts = [f"temperature {shortest(first.temperature)}"]
         parts += [f"batch size {smallest}"] if one_batch_size else []
         parts += [f"{name} {first.settings.get(name)}" for name in differing]
-        slug = f"t{first.temperature:g}"
+        slug = f"t{shortest(first.temperature)}"
         used = sum(group.slug.split("-")[0] == slug for group in result)
         group = Group(
             title=", ".join(parts),
