@@ -110,6 +110,8 @@ class Fit:
 
     Attributes:
         confidence: Fitted to all questions.
+        is_idle: Whether it changes no tree: `kappa` and the sharpness are those without
+            a calibration, and one exponent for all nodes leaves their order as it is.
         rows: Trials that it was fitted to.
         num_nodes: Of the trees that are compared, cut from the recorded ones.
         ece_before: Expected calibration error without a calibration.
@@ -122,6 +124,7 @@ class Fit:
     """
 
     confidence: Confidence
+    is_idle: bool
     rows: int
     num_nodes: int
     ece_before: float
@@ -172,7 +175,8 @@ def read_observed(
             "calibration and rejection; write some with scripts/evaluate.py --nodes "
             "and methods such as eagle2:calibration=none or eagle2:kappa=1.5"
         )
-    for name in ("draft", "target", "vocab_size"):
+    models = ("draft", "draft_fingerprint", "target", "target_fingerprint")
+    for name in (*models, "vocab_size"):
         values = sorted({str(run.settings.get(name)) for run in runs})
         if len(values) > 1:
             advice = "; choose with --draft" if name == "draft" else ""
@@ -232,8 +236,11 @@ def fit(
     best = max(observed, key=lambda o: tried[o.confidence])
     before = min(observed, key=lambda o: _distance(o.confidence, plain))
     rest, trials = trials_of(best.of(judged)), trials_of(best.of(questions))
+    found = fit_confidence(trials, best, by=by)
+    is_one = len({exponent for row in found.exponents for exponent in row}) == 1
     return Fit(
-        confidence=fit_confidence(trials, best, by=by),
+        confidence=found,
+        is_idle=is_one and _distance(found, plain) == 0,
         rows=len(trials),
         num_nodes=nodes,
         ece_before=calibration_error(trials_of(before.of(judged))),
@@ -251,13 +258,19 @@ def describe(fitted: Fit) -> str:
         f"{tried.kappa:g}/{tried.sharpness:g}: {tau:.3f}"
         for tried, tau in fitted.tried.items()
     )
-    return (
+    line = (
         f"{fitted.rows:,} nodes | kappa/sharpness {found.kappa:g}/{found.sharpness:g} "
         f"(tokens per recorded root {sweep}) | on the other questions: expected "
         f"calibration error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} "
         f"after; trees of {fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens "
         f"per root before, {fitted.tokens_after:.3f} after"
     )
+    if fitted.is_idle:
+        line += (
+            "; it changes no tree, as all nodes have one exponent: a depth or rank "
+            f"needs {MIN_TRIALS} tried nodes for its own, so record more questions"
+        )
+    return line
 
 
 def calibration_file(

@@ -12,11 +12,13 @@ from eagle_jax.checkpoints.calibration import Kind, load_calibration
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.evaluation.calibrate import (
     BOUNDS,
+    MIN_TRIALS,
     By,
     Fit,
     Observed,
     Trials,
     calibration_error,
+    describe,
     fit,
     fit_exponent,
     fit_exponents,
@@ -280,7 +282,10 @@ def test_only_the_drafts_own_confidences_are_read(tmp_path: Path) -> None:
         assert {len(trees) for trees in sampled_runs.trees.values()} == {count}
 
 
-@pytest.mark.parametrize("name", ["draft", "target", "vocab_size"])
+@pytest.mark.parametrize(
+    "name",
+    ["draft", "draft_fingerprint", "target", "target_fingerprint", "vocab_size"],
+)
 def test_records_of_no_single_calibration_are_refused(
     tmp_path: Path, name: str
 ) -> None:
@@ -291,6 +296,27 @@ def test_records_of_no_single_calibration_are_refused(
         record["run"][name] = "another"
     synthetic.write(tmp_path / "b.jsonl", records)
     refused(lambda: read_observed([tmp_path]), name, "another")
+
+
+def test_a_fit_that_changes_no_tree_says_so() -> None:
+    """Cells with few trials share one exponent, which leaves every order as it is."""
+    few, many = fit_of(overconfident(2, 20)), fit_of(overconfident(8, 200))
+    assert few.rows < MIN_TRIALS < many.rows
+    assert few.tokens_after == few.tokens_before
+    assert "changes no tree" in describe(few)
+    assert "changes no tree" not in describe(many)
+    other = fit([overconfident(2, 20, 2.0)], by="rank", plain=Confidence(), num_nodes=3)
+    assert "changes no tree" not in describe(other), "kappa does"
+
+
+def test_text_that_stays_uncalibrated_is_named(
+    calibrate: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "run" / "a.jsonl", overconfident(8, 200), depth=2)
+    file = tmp_path / "out.json"
+    assert calibrate([str(tmp_path / "run"), "--output", str(file)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: ") and "no records of sampled text" in line
 
 
 def test_one_question_is_refused() -> None:
