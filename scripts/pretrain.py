@@ -30,7 +30,6 @@ from eagle_jax.training import corpus
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.files import (
     LOCK,
-    fingerprint_folder,
     read_json,
     value_at,
     write_json,
@@ -94,7 +93,7 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     start = deepened = None
     if arguments.deepen is not None:
         start = _deepened(arguments.deepen, config)
-        deepened = fingerprint_folder(arguments.deepen / "model")
+        deepened = checkpoints.fingerprint_folder(arguments.deepen / "model")
     train_files, held_files = corpus.library_files(arguments.library)
     texts = {
         "train": list(corpus.read_texts(train_files)),

@@ -153,7 +153,8 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     placement = placement.with_drafter(
         head.layer, shapes_of(eagle_head.init_params, head)
     )
-    identity = _identity(arguments, config, folder, shape) | {"date": source.date}
+    identity = _identity(arguments, config, folder, shape)
+    identity["date"] = source.date
     is_first = jax.process_index() == 0
     report = say if is_first else _keep_silent
     if arguments.resume:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
-from eagle_jax.checkpoints.source import read_json
+from eagle_jax.parsing import read_json
 
 _STORE_LIST = "store.json"  # See `store`.
 _WEIGHTS = (".safetensors", ".bin")
