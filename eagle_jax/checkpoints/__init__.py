@@ -35,9 +35,16 @@ from eagle_jax.checkpoints.pair import (
 )
 from eagle_jax.checkpoints.source import resolve
 from eagle_jax.checkpoints.store import check_weights, open_weights
-from eagle_jax.checkpoints.tokenizer import fix_date, load_tokenizer
+from eagle_jax.checkpoints.tokenizer import (
+    RefusedError,
+    apply_chat_template,
+    fix_date,
+    load_tokenizer,
+)
 
 __all__ = [
+    "RefusedError",
+    "apply_chat_template",
     "check_apart",
     "check_eagle3_pair",
     "check_max_length",

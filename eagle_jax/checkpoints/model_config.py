@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.families import FAMILIES, Family
+from eagle_jax.checkpoints.families import FAMILIES
 from eagle_jax.checkpoints.fields import (
     MOST,
     MOST_POSITIONS,
@@ -13,6 +13,7 @@ from eagle_jax.checkpoints.fields import (
     size_of,
 )
 from eagle_jax.checkpoints.rope_json import read_rope
+from eagle_jax.checkpoints.window_json import read_windows
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
@@ -24,9 +25,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be stored in."""
 
 _MOST_LAYERS = 10_000
-_QWEN_FULL_LAYERS = 28
-_SLIDING = "sliding_attention"
-_LAYER_TYPES = ("full_attention", _SLIDING)
 
 _READ = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -115,7 +113,7 @@ def target_config(folder: Path) -> TransformerConfig:
                 f"num_local_experts = {layer.num_experts}"
             )
     num_layers = size_of(config, "num_hidden_layers", path, most=_MOST_LAYERS)
-    window, windowed = _windows(config, family, num_layers, path)
+    window, windowed = read_windows(config, family, num_layers, path)
     return TransformerConfig(
         layer=dataclasses.replace(layer, qk_norm=family.qk_norm),
         num_layers=num_layers,
@@ -280,51 +278,6 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
             f"max_length = {max_length} is more than the target's "
             f"{target.max_positions} positions (max_position_embeddings)"
         )
-
-
-def _windows(
-    config: dict[str, Any], family: Family, num_layers: int, path: Path
-) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the sliding window and the layers that have it."""
-    types = config.get("layer_types")
-    is_list = isinstance(types, list) and len(types) == num_layers
-    if types and (not is_list or any(name not in _LAYER_TYPES for name in types)):
-        raise InputError(
-            f"{path}: layer_types must name {' or '.join(_LAYER_TYPES)} for each of "
-            f"{num_layers} layers, not {types!r}"
-        )
-    window = None
-    is_on = not family.has_switch or flag_of(
-        config, "use_sliding_window", path, default=False
-    )
-    # A field that is left out means the family's own; only null means none.
-    if family.has_window and is_on and config.get("sliding_window", 0) is not None:
-        default = family.window
-        if default is not None or "sliding_window" in config:
-            window = size_of(
-                config, "sliding_window", path, default=default, most=MOST_POSITIONS
-            )
-    sliding = [number for number, name in enumerate(types or ()) if name == _SLIDING]
-    if window is None and sliding:
-        raise InputError(
-            f"{path}: layer_types asks for sliding_attention, but there is no "
-            "sliding_window"
-        )
-    is_everywhere = not types or len(sliding) == num_layers
-    if window is not None and not family.has_switch and not is_everywhere:
-        raise InputError(
-            f"{path}: layer_types contradicts sliding_window = {window}, which this "
-            "family has in every layer"
-        )
-    start = 0
-    if family.has_switch:
-        start = size_of(
-            config, "max_window_layers", path, default=_QWEN_FULL_LAYERS, least=0
-        )
-    windowed = tuple(sliding if types else range(start, num_layers))
-    if window is None or not windowed:
-        return None, ()
-    return window, windowed
 
 
 def layer_config(

@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import string
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,41 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
             f"embedding has {vocab_size} rows; they do not belong together"
         )
     return tokenizer
+
+
+class RefusedError(InputError):
+    """A chat template has no use for one conversation; it may have for others."""
+
+
+def apply_chat_template(
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], **arguments: Any
+) -> Any:
+    """Renders a conversation.
+
+    Args:
+        tokenizer: A `transformers` tokenizer with a chat template.
+        messages: Each with a `role` and its `content`.
+        arguments: Of `tokenizer.apply_chat_template`.
+
+    Returns:
+        What that returns.
+
+    Raises:
+        RefusedError: If the template raises something for these messages.
+        InputError: If it is no valid template.
+    """
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        return tokenizer.apply_chat_template(list(messages), **arguments)
+    except (TemplateSyntaxError, RecursionError) as error:
+        raise InputError(
+            f"the chat template is no valid template: {first_line(error)}"
+        ) from error
+    except Exception as error:  # Templates are programs and raise what they like.
+        raise RefusedError(
+            f"the chat template refuses the conversation: {first_line(error)}"
+        ) from error
 
 
 def fix_date(tokenizer: Any, date: str | None = None) -> str | None:

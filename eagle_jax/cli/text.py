@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+from eagle_jax.checkpoints import apply_chat_template
 from eagle_jax.errors import InputError
 
 _INCOMPLETE = "\ufffd"
@@ -17,7 +18,8 @@ def encode(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
         chat: Wrap the prompt as a user's turn in the tokenizer's chat template.
 
     Raises:
-        InputError: If there is no template, or the prompt is no text or has no token.
+        InputError: If there is no template, or it refuses the prompt, or the prompt is
+            no text or has no token.
     """
     try:
         prompt.encode()
@@ -30,8 +32,8 @@ def encode(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
                 "--chat or give a chat model"
             )
         turns = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False
+        text = apply_chat_template(
+            tokenizer, turns, add_generation_prompt=True, tokenize=False
         )
         # The template writes the special tokens itself.
         ids = tokenizer(text, add_special_tokens=False).input_ids

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from eagle_jax.checkpoints import apply_chat_template
 from eagle_jax.errors import InputError
 
 Template = Literal["tokenizer", "vicuna", "llama-2-chat", "none"]
@@ -138,12 +139,6 @@ def _render_by_tokenizer(
         messages.append({"role": "user", "content": turn})
         messages.append({"role": "assistant", "content": answer.strip()})
     messages.append({"role": "user", "content": turns[-1]})
-    try:
-        return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
-    except Exception as error:  # Templates are programs and raise what they like.
-        reason = str(error).strip().split("\n")[0]
-        raise InputError(
-            f"the tokenizer's chat template refuses the conversation: {reason}"
-        ) from error
+    return apply_chat_template(
+        tokenizer, messages, add_generation_prompt=True, tokenize=False
+    )

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import jinja2
 import numpy as np
 
+from eagle_jax.checkpoints import RefusedError, apply_chat_template
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import Example, Message, check_ids
 
@@ -81,10 +81,6 @@ class Encoded:
         if self.refused:
             parts.append(f"{len(self.refused)} left out ({self.refused[0]})")
         return " | ".join(parts)
-
-
-class RefusedError(InputError):
-    """A chat template has no use for one conversation."""
 
 
 def encode_examples(
@@ -385,10 +381,8 @@ def _render(
 def _apply(
     tokenizer: Any, messages: Sequence[Message], where: str, **arguments: Any
 ) -> Any:
-    """Applies the chat template; what it raises on purpose is about the messages."""
+    """Applies the chat template; what it raises is about the messages."""
     try:
-        return tokenizer.apply_chat_template(list(messages), **arguments)
-    except jinja2.TemplateSyntaxError as error:
-        raise InputError(f"the chat template is no valid template: {error}") from error
-    except jinja2.TemplateError as error:
-        raise RefusedError(f"{where}: the chat template refuses it: {error}") from error
+        return apply_chat_template(tokenizer, messages, **arguments)
+    except RefusedError as error:
+        raise RefusedError(f"{where}: {error}") from error

@@ -14,12 +14,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from eagle_jax.checkpoints import RefusedError
 from eagle_jax.config import SamplingConfig, TreeConfig
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import (
     EncodedExample,
-    RefusedError,
     encode_prompt,
     encode_text,
 )

@@ -63,8 +63,8 @@ def test_what_is_no_id_of_the_target_is_named(wrong: Any) -> None:
 
 
 def test_prompts_may_be_arrays() -> None:
-    ids: Any = np.array([1, 2], np.int64)
-    requests = make_requests([ids, jnp.array(ids)], max_new_tokens=5, vocab_size=3)
+    prompts: Any = [np.array([1, 2], np.int64), jnp.array([1, 2])]
+    requests = make_requests(prompts, max_new_tokens=5, vocab_size=3)
     assert requests.prompts[:, :2].tolist() == [[1, 2]] * 2
 
 

@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.checkpoints import load_tokenizer
+from eagle_jax.checkpoints import RefusedError, load_tokenizer
 from eagle_jax.cli import text as cli_text
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import (
     EncodedExample,
-    RefusedError,
     check_template,
     encode_examples,
     encode_prompt,
