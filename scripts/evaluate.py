@@ -30,6 +30,7 @@ from eagle_jax.cli.evaluate import Job, evaluate
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.cli.methods import HEAD_METHODS, check_draft
 from eagle_jax.cli.pairs import PairSource, open_pair, with_features
+from eagle_jax.cli.programs import Programs
 from eagle_jax.cli.runs import (
     Run,
     make_drafter,
@@ -237,6 +238,7 @@ def _open_jobs(
     params: dict[Method | None, Any] = {
         kind: source.load(pair.params.target) for kind, source in models.items()
     }
+    programs = Programs()
     return [
         Job(
             run=run,
@@ -255,6 +257,7 @@ def _open_jobs(
             system=arguments.system_prompt,
             max_length=max_length,
             with_nodes=arguments.nodes,
+            programs=programs,
         )
         for run, drafter, wanted, path in zip(
             runs, drafters, settings, paths, strict=True

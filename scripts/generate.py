@@ -39,7 +39,7 @@ from eagle_jax.cli.random_pairs import open_random
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
-from eagle_jax.decoding.requests import bucket_prompt
+from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.models.quantised import num_bytes
 from eagle_jax.models.transformer import TransformerConfig
@@ -230,7 +230,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     sums = report.totals(
         session.runs,
         decode_seconds=session.decode_seconds,
-        compile_seconds=compile_seconds,
+        compile_seconds=compile_seconds + session.compile_seconds,
     )
     if arguments.compare and finished:
         plain_runner.warm_up(by_round=view.by_round)
@@ -282,9 +282,9 @@ def _max_length(
 
 
 def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:
-    """Returns the rows of a batch: no more than there are prompts, split evenly."""
+    """Returns the rows of a batch: few more than there are prompts, split evenly."""
     parts = 1 if shape is None else shape.data
-    return min(batch_size, -(-num_prompts // parts) * parts)
+    return min(batch_size, bucket_rows(-(-num_prompts // parts)) * parts)
 
 
 def _comparison(

@@ -26,7 +26,7 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.runner import Runner
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig
-from eagle_jax.decoding.requests import bucket_prompt
+from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import check_ids, read_examples
@@ -113,7 +113,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
         if first >= total:
             print(f"{arguments.output} | complete")
             return 0
-        batch_size = min(config.regeneration.batch_size, total - first)
+        batch_size = min(config.regeneration.batch_size, bucket_rows(total - first))
         answerer = _Answerer(source.load(), config, max_length, batch_size)
         with progress("regenerating", total, first) as update:
             for index, record in regenerate(

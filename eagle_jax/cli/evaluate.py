@@ -11,6 +11,7 @@ import jax
 from eagle_jax.cli import text
 from eagle_jax.cli.command import say
 from eagle_jax.cli.pairs import LoadedPair
+from eagle_jax.cli.programs import Programs
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.runner import BatchResult, Runner, Snapshot
 from eagle_jax.cli.runs import Run
@@ -40,6 +41,7 @@ class Job:
         system: System prompt, or `None`.
         max_length: Prompt plus output.
         with_nodes: Decode every batch once more, to see what became of its nodes.
+        programs: What is compiled, of all runs.
     """
 
     run: Run
@@ -50,6 +52,7 @@ class Job:
     system: str | None
     max_length: int
     with_nodes: bool
+    programs: Programs
 
     @property
     def room(self) -> int:
@@ -195,6 +198,7 @@ class _Answerer:
                 max_length=min(job.max_length, needed),
                 prompt_bucket=bucket,
                 batch_size=config.decoding.batch_size,
+                programs=job.programs,
             )
             runner.warm_up(by_round=False)
             self._runners[bucket] = runner

@@ -2,16 +2,18 @@
 
 import dataclasses
 import functools
+import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
 from eagle_jax.cli.pairs import LoadedPair
+from eagle_jax.cli.programs import Programs
 from eagle_jax.config import GenerateConfig
 from eagle_jax.decoding import autoregressive, speculative
-from eagle_jax.decoding.growth import decode_growing, grow, has_room, ladder
+from eagle_jax.decoding.growth import decode_growing, grow, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.decoding.speculative import AcceptanceRule, Round
 from eagle_jax.decoding.state import DecodeState, StopReason
@@ -59,23 +61,16 @@ class BatchResult:
         rows: One per request.
         prefill_seconds: Reading the prompts, the first tokens included.
         decode_seconds: Without the prefill, and without the observer.
+        compile_seconds: Of programs that this batch was the first to need, as for a
+            larger cache; they are no part of the other two.
         was_interrupted: Whether Ctrl-C ended it.
     """
 
     rows: list[Row]
-    prefill_seconds: float
     decode_seconds: float
+    prefill_seconds: float = 0.0
+    compile_seconds: float = 0.0
     was_interrupted: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Programs:
-    """What runs on the devices, from weights, requests and a state to a state."""
-
-    prefill: Callable[..., Any]
-    decode: Callable[..., Any]
-    advance: Callable[..., Any]
-    grow: Mapping[int, Callable[..., Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +84,7 @@ class Runner:
         max_length: Prompt plus output.
         prompt_bucket: Padded length of the prompts.
         batch_size: `B`.
+        programs: What is compiled; runners for other shapes may share it.
     """
 
     pair: LoadedPair
@@ -97,25 +93,24 @@ class Runner:
     max_length: int
     prompt_bucket: int
     batch_size: int
+    programs: Programs = dataclasses.field(default_factory=Programs)
 
     def warm_up(self, *, by_round: bool) -> float:
-        """Compiles on requests of two tokens, for every size that the cache may take.
+        """Compiles on requests of two tokens, for the first size of the cache.
+
+        Larger sizes are compiled when a text reaches them: few do.
 
         Returns:
             The seconds it took.
         """
         new_tokens = min(2, self.config.decoding.max_new_tokens)
-        requests = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
+        requests, limits = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
         started = time.perf_counter()
         state = self._prefill(requests)
-        for size in self._cache_sizes:
-            if size > state.tokens.shape[1]:
-                state = self._programs.grow[size](self._params, state)
-            if by_round:
-                state, _ = self._advance(requests, state)
-                state.is_running.any()  # Compiles too, and is asked after every round.
-            else:
-                state = self._programs.decode(self._params, requests, state)
+        if by_round:
+            state, _ = self._advance(limits, state)
+        else:
+            state = self._rounds(limits, state)
         jax.block_until_ready(state)
         return time.perf_counter() - started
 
@@ -138,25 +133,28 @@ class Runner:
         """
         missing = self.batch_size - len(prompts)
         new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
-        requests = self._requests(
+        requests, limits = self._requests(
             prompts + [[0]] * missing,
             new_tokens + [1] * missing,
             seeds=seeds + [0] * missing,
         )
         jax.block_until_ready(requests)
-        started = time.perf_counter()
+        compiled_before, started = self.programs.compile_seconds, self._clock()
         state = jax.block_until_ready(self._prefill(requests))
-        prefill_seconds = time.perf_counter() - started
+        prefill_seconds = self._clock() - started
         if observer is not None:
-            result = self._observe(requests, state, observer, prefill_seconds)
-            return dataclasses.replace(result, rows=result.rows[: len(prompts)])
-        started = time.perf_counter()
-        state = jax.block_until_ready(self._decode(requests, state))
-        decode_seconds = time.perf_counter() - started
-        return BatchResult(
-            rows=self._rows(requests, state)[: len(prompts)],
+            result = self._observe(limits, state, observer)
+        else:
+            started = self._clock()
+            state = jax.block_until_ready(self._decode(limits, state))
+            decode_seconds = self._clock() - started
+            rows = self._rows(limits, state)
+            result = BatchResult(rows=rows, decode_seconds=decode_seconds)
+        return dataclasses.replace(
+            result,
+            rows=result.rows[: len(prompts)],
             prefill_seconds=prefill_seconds,
-            decode_seconds=decode_seconds,
+            compile_seconds=self.programs.compile_seconds - compiled_before,
         )
 
     @property
@@ -168,9 +166,14 @@ class Runner:
     def _greedy(self) -> bool:
         return self.acceptance == "greedy"
 
+    def _clock(self) -> float:
+        """Seconds on a clock that stands still while something is compiled."""
+        return time.perf_counter() - self.programs.compile_seconds
+
     def _requests(
         self, prompts: list[list[int]], new_tokens: int | list[int], *, seeds: Any
-    ) -> Requests:
+    ) -> tuple[Requests, Requests]:
+        """Returns requests for the prefill, and without prompts for the rounds."""
         sampling = self.config.sampling
         ignored = self.config.decoding.ignore_eos
         requests = make_requests(
@@ -186,62 +189,95 @@ class Runner:
             prompt_bucket=self.prompt_bucket,
             vocab_size=self.pair.target.config.vocab_size,
         )
+        both = requests, requests.without_prompts()
         placement = self.pair.placement
-        return requests if placement is None else placement.put_rows(requests)
+        return both if placement is None else placement.put_rows(both)
 
     def _prefill(self, requests: Requests) -> DecodeState:
-        return self._programs.prefill(self._params, requests)
+        size = self._cache_sizes[0]
+        return self._call(self._library.prefill, requests, num_slots=size)
 
-    def _decode(self, requests: Requests, state: DecodeState) -> DecodeState:
+    def _rounds(self, limits: Requests, state: DecodeState) -> DecodeState:
+        return self._call(self._library.decode, limits, state)
+
+    def _grow(self, state: DecodeState, size: int) -> DecodeState:
+        return self._call(grow, state, num_slots=size)
+
+    def _decode(self, limits: Requests, state: DecodeState) -> DecodeState:
         return decode_growing(
             state,
             self._cache_sizes,
-            lambda state: self._programs.decode(self._params, requests, state),
-            lambda state, size: self._programs.grow[size](self._params, state),
+            lambda state: self._rounds(limits, state),
+            self._grow,
             self._fetch,
         )
 
     def _advance(
-        self, requests: Requests, state: DecodeState
+        self, limits: Requests, state: DecodeState
     ) -> tuple[DecodeState, Round | None]:
-        """Runs one round, with a larger cache if it needs one."""
-        if not has_room(state, self._depth):
-            size = min(x for x in self._cache_sizes if x > state.tokens.shape[1])
-            state = self._programs.grow[size](self._params, state)
-        done = self._programs.advance(self._params, requests, state)
-        return (done, None) if self.drafter is None else done
+        """Runs one round, for which the cache must have room."""
+        if self.drafter is None:
+            return self._call(autoregressive.decode_step, limits, state), None
+        return self._call(speculative.decode_round, limits, state)
+
+    @property
+    def _library(self) -> Any:
+        return autoregressive if self.drafter is None else speculative
 
     @property
     def _params(self) -> Any:
         params = self.pair.params
         return params.target if self.drafter is None else params
 
-    @functools.cached_property
-    def _programs(self) -> _Programs:
+    def _call(
+        self, function: Callable[..., Any], *rows: Any, num_slots: int | None = None
+    ) -> Any:
+        """Runs a function of the library on the weights, compiled once per shape.
+
+        Args:
+            function: Under `jax.jit`.
+            rows: Its requests and its state.
+            num_slots: `S` of the state that it returns, if that is not given.
+        """
+        key = (function, num_slots, self._identity, _shapes(rows))
+        arguments = (self._params, *rows)
+        program = self.programs.get(
+            key, lambda: self._bind(function, num_slots).lower(*arguments).compile()
+        )
+        return program(*arguments)
+
+    def _bind(
+        self, function: Callable[..., Any], num_slots: int | None
+    ) -> jax.stages.Wrapped:
+        """Returns a function of weights and rows that keeps no program by itself."""
+        # What a module's own `jax.jit` compiles lives as long as the module.
+        plain = inspect.unwrap(function)
         target, drafter = self.pair.target, self.drafter
-        bind = functools.partial
-        if drafter is None:
-            programs, pair, rule = autoregressive, (target,), {"greedy": self._greedy}
-            advance = bind(programs.decode_step, *pair, **rule)
+        slots = {} if num_slots is None else {"num_slots": num_slots}
+        if function is grow:
+
+            def bound(_: Any, state: DecodeState) -> DecodeState:
+                return plain(target, drafter, state, **slots)
+
+        elif drafter is None:
+            bound = functools.partial(plain, target, greedy=self._greedy, **slots)
         else:
-            programs, pair = speculative, (target, drafter)
-            rule = {"acceptance": self.acceptance}
-            advance = bind(programs.decode_round, *pair, **rule)
-        sizes = self._cache_sizes
-        prefill = bind(programs.prefill, *pair, num_slots=sizes[0], **rule)
-        decode = bind(programs.decode, *pair, **rule)
-
-        def grow_to(num_slots: int) -> Callable[..., Any]:
-            return lambda _, state: grow(target, drafter, state, num_slots=num_slots)
-
-        larger = {size: grow_to(size) for size in sizes[1:]}
+            bound = functools.partial(
+                plain, target, drafter, acceptance=self.acceptance, **slots
+            )
+        donates = num_slots is None
         placement = self.pair.placement
         if placement is not None:
-            prefill = placement.spread(prefill)
-            decode = placement.spread(decode, donates_state=True)
-            advance = placement.spread(advance, donates_state=True)
-            larger = {size: placement.spread(grow) for size, grow in larger.items()}
-        return _Programs(prefill=prefill, decode=decode, advance=advance, grow=larger)
+            return placement.spread(bound, donates_state=donates)
+        return jax.jit(bound, donate_argnums=(2,) if donates else ())
+
+    @functools.cached_property
+    def _identity(self) -> Hashable:
+        """All but the rows that a program is compiled for."""
+        leaves = jax.tree.leaves(self._params)
+        where = tuple(leaf.sharding for leaf in leaves)
+        pair = self.pair.target, self.drafter, self.acceptance
+        return (*pair, _shapes(self._params), where)
 
     @property
     def _depth(self) -> int:
@@ -253,22 +289,18 @@ class Runner:
         slots = round_up_slots(longest, depth=self._depth)
         return ladder(slots, prompt=self.prompt_bucket, depth=self._depth)
 
-    def _rows(self, requests: Requests, state: DecodeState) -> list[Row]:
-        return read_rows(requests, state, self._fetch)
+    def _rows(self, limits: Requests, state: DecodeState) -> list[Row]:
+        return read_rows(limits, state, self._fetch)
 
     def _fetch(self, arrays: Any) -> Any:
         placement = self.pair.placement
         return (jax.device_get if placement is None else placement.fetch)(arrays)
 
     def _observe(
-        self,
-        requests: Requests,
-        state: DecodeState,
-        observer: Observer,
-        prefill_seconds: float,
+        self, limits: Requests, state: DecodeState, observer: Observer
     ) -> BatchResult:
         """Decodes round by round; Ctrl-C ends it with what there is."""
-        rows = self._rows(requests, state)
+        rows = self._rows(limits, state)
         watched = 0.0
         was_interrupted = False
 
@@ -278,21 +310,36 @@ class Runner:
             observer(snapshot)
             watched += time.perf_counter() - began
 
-        started = time.perf_counter()
+        started = self._clock()
         try:
             watch(Snapshot(rows=rows, round=None))
-            while bool(state.is_running.any()):
-                state, done = self._advance(requests, state)
-                rows = self._rows(requests, state)
+            while longest := _longest_running(rows):
+                slots = state.tokens.shape[1]
+                if longest + self._depth + 1 > slots:
+                    larger = min(size for size in self._cache_sizes if size > slots)
+                    state = self._grow(state, larger)
+                state, done = self._advance(limits, state)
+                rows = self._rows(limits, state)
                 watch(Snapshot(rows=rows, round=done))
         except KeyboardInterrupt:
             was_interrupted = True
         return BatchResult(
             rows=rows,
-            prefill_seconds=prefill_seconds,
-            decode_seconds=time.perf_counter() - started - watched,
+            decode_seconds=self._clock() - started - watched,
             was_interrupted=was_interrupted,
         )
+
+
+def _shapes(arrays: Any) -> Hashable:
+    """Returns all of some arrays that a program is compiled for."""
+    leaves, structure = jax.tree.flatten(arrays)
+    return structure, tuple(jax.typeof(leaf) for leaf in leaves)
+
+
+def _longest_running(rows: list[Row]) -> int:
+    """Returns the tokens of the longest text that is not finished, 0 without any."""
+    running = (row for row in rows if row.stop_reason == StopReason.RUNNING)
+    return max((len(r.prompt_ids) + len(r.generated_ids) for r in running), default=0)
 
 
 def read_rows(

@@ -47,6 +47,7 @@ class Session:
     Attributes:
         runs: A record per decoded prompt, see `report.run_record`.
         decode_seconds: Without prefills and compilation.
+        compile_seconds: Of what no warm-up had compiled, as for larger caches.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Session:
             view: What to show.
         """
         self.runs: list[dict[str, Any]] = []
-        self.decode_seconds = 0.0
+        self.decode_seconds = self.compile_seconds = 0.0
         self._runner = runner
         self._prompts = prompts
         self._encoded = encoded
@@ -109,6 +110,7 @@ class Session:
             encoded, seeds, observer if self._view.by_round else None
         )
         self.decode_seconds += result.decode_seconds
+        self.compile_seconds += result.compile_seconds
         for row, number in enumerate(numbers):
             decoded = result.rows[row]
             generated = text.continuation(

@@ -16,6 +16,9 @@ from eagle_jax.evaluation.recording import Recording, all_candidates, record
 from eagle_jax.evaluation.step_costs import StepCosts, num_programs, time_steps
 from eagle_jax.evaluation.tuning import NODES
 
+MOST_TREES = 12
+"""Trees that are measured in turns: their programs must all be kept meanwhile."""
+
 _TIMED_STEPS = 12
 _TIMED_DEPTH = 4  # Deeper programs take long to compile.
 _RECORDED_TOGETHER = 8  # Rows of a batch; recording is not timed.
@@ -78,7 +81,7 @@ class Contest:
         """Times plain decoding and every tree, batch by batch in turn.
 
         Args:
-            trees: What to measure.
+            trees: What to measure, up to `MOST_TREES`.
             label: Shown beside the progress.
 
         Returns:

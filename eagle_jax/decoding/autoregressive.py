@@ -45,10 +45,11 @@ def generate(
     """
     sizes = cache_sizes(requests, num_slots, depth=0)
     state = prefill(target, params, requests, num_slots=sizes[0], greedy=greedy)
+    limits = requests.without_prompts()
     return decode_growing(
         state,
         sizes,
-        lambda state: decode(target, params, requests, state, greedy=greedy),
+        lambda state: decode(target, params, limits, state, greedy=greedy),
         lambda state, size: grow(target, None, state, num_slots=size),
     )
 

@@ -1,5 +1,6 @@
 """What is to be decoded, as arrays: every value here is traced, never static."""
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 
@@ -42,6 +43,14 @@ class Requests:
     stop_tokens: jax.Array
     sampling: SamplingParams
     keys: jax.Array
+
+    def without_prompts(self) -> "Requests":
+        """Returns what rounds need, which is all but the prompts.
+
+        What is compiled for these serves prompts of any length: `T` is 0.
+        """
+        nothing = np.zeros((self.prompts.shape[0], 0), np.int32)
+        return dataclasses.replace(self, prompts=jnp.asarray(nothing))
 
 
 def make_requests(
@@ -177,12 +186,26 @@ def _check_ids(row: int, prompt: Sequence[int], end: int) -> None:
 def bucket_prompt(length: int) -> int:
     """Returns the padded length of a prompt.
 
-    The next power of two, at least 16; behind `PREFILL_CHUNK` its next multiple, since
-    padding takes memory there.
+    The next power of two, at least 16; behind `PREFILL_CHUNK` a multiple of it with
+    four or more in each octave, since padding takes memory there.
+
+    >>> [bucket_prompt(length) for length in (1, 17, 512, 513, 4097, 100_000)]
+    [16, 32, 512, 1024, 5120, 114688]
     """
     if length > PREFILL_CHUNK:
-        return -(-length // PREFILL_CHUNK) * PREFILL_CHUNK
+        return _round_up(-(-length // PREFILL_CHUNK), bits=3) * PREFILL_CHUNK
     return max(16, 1 << (length - 1).bit_length())
+
+
+def bucket_rows(count: int) -> int:
+    """Returns the rows of a batch that holds so many: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    return _round_up(count, bits=2)
+
+
+def _round_up(number: int, *, bits: int) -> int:
+    """Returns the next number of which only the leading bits are set."""
+    step = 1 << max(0, (number - 1).bit_length() - bits)
+    return -(-number // step) * step
 
 
 def cache_slots(requests: Requests, depth: int) -> int:

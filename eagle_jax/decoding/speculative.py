@@ -92,10 +92,11 @@ def generate(
     sizes = cache_sizes(requests, num_slots, depth=depth)
     settings = {"acceptance": acceptance}
     state = prefill(target, drafter, params, requests, num_slots=sizes[0], **settings)
+    limits = requests.without_prompts()
     return decode_growing(
         state,
         sizes,
-        lambda state: decode(target, drafter, params, requests, state, **settings),
+        lambda state: decode(target, drafter, params, limits, state, **settings),
         lambda state, size: grow(target, drafter, state, num_slots=size),
     )
 

@@ -83,7 +83,9 @@ class Placement:
             arrays = jax.jit(_as_they_are, out_shardings=self.everywhere)(arrays)
         return jax.device_get(arrays)
 
-    def spread(self, program: Program, *, donates_state: bool = False) -> Program:
+    def spread(
+        self, program: Program, *, donates_state: bool = False
+    ) -> jax.stages.Wrapped:
         """Compiles a program for all devices.
 
         Each device of the data axis runs its own rows as if there were no others, and

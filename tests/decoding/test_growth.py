@@ -95,6 +95,35 @@ def test_a_cache_that_grows_holds_the_same_text(
     np.testing.assert_array_equal(grown.num_rounds, fixed.num_rounds)
 
 
+@pytest.mark.parametrize("name", ["head", "plain"])
+def test_rounds_are_compiled_once_for_prompts_of_any_length(
+    params: dict[str, Params], name: str
+) -> None:
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    def decode(length: int) -> int:
+        asked = requests(length, new_tokens=4)
+        compiled.clear()
+        if name == "plain":
+            weights = params["head"].target
+            autoregressive.generate(TARGET, weights, asked, num_slots=128, greedy=False)
+        else:
+            settings = (TARGET, DRAFTERS[name], params[name], asked)
+            speculative.generate(*settings, num_slots=128, acceptance="coupled")
+        return len(compiled)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        assert decode(3) >= 2
+        assert decode(20) == 1  # Of 32 tokens with their padding: another prefill.
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 def test_plain_decoding_grows_its_cache_only_when_it_must(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Params]
 ) -> None:

@@ -1,0 +1,66 @@
+"""Compiled programs that can be dropped; `jax.jit` alone would keep them for good."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import jax
+
+from eagle_jax.cli.command import say
+
+MOST_PROGRAMS = 64
+"""How many are kept: on a CPU each holds some 300 memory maps and 15 MB.
+
+Linux lets a process have 65,530 maps, and aborts the one that asks for more.
+"""
+
+
+class Programs:
+    """Compiles every program once, and keeps those that were used last.
+
+    Attributes:
+        compile_seconds: That compiling took, of all programs so far.
+    """
+
+    def __init__(self, most: int = MOST_PROGRAMS) -> None:
+        """Starts without a program.
+
+        Args:
+            most: Programs kept at once.
+        """
+        self.compile_seconds = 0.0
+        self._most = most
+        self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
+        self._has_dropped = False
+
+    @property
+    def num_kept(self) -> int:
+        """How many programs there are now."""
+        return len(self._kept)
+
+    def get(
+        self, key: Hashable, compile_it: Callable[[], jax.stages.Compiled]
+    ) -> jax.stages.Compiled:
+        """Returns a program.
+
+        Args:
+            key: What it is and what it was compiled for.
+            compile_it: Makes it, if it is not kept.
+        """
+        if key not in self._kept:
+            self._make_room()
+            started = time.perf_counter()
+            self._kept[key] = compile_it()
+            self.compile_seconds += time.perf_counter() - started
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _make_room(self) -> None:
+        while len(self._kept) >= self._most:
+            self._kept.popitem(last=False)
+            if not self._has_dropped:
+                say(
+                    f"more than {self._most} compiled programs: those unused longest "
+                    "are dropped, and compiled again when they are needed"
+                )
+            self._has_dropped = True

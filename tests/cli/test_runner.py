@@ -1,0 +1,173 @@
+"""What is compiled, when, and for how long it is kept."""
+
+import dataclasses
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from eagle_jax.cli.pairs import LoadedPair
+from eagle_jax.cli.programs import Programs
+from eagle_jax.cli.runner import Runner, Snapshot
+from eagle_jax.config import DecodingConfig, GenerateConfig, TreeConfig
+from eagle_jax.decoding import growth
+from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.models.transformer import Transformer
+from tests.decoding.small import HEAD, TARGET, init_params
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+LONG, SHORT = 100, 3
+TREE = TreeConfig(num_nodes=3, depth=1, width=2)
+DRAFTER = TreeDrafter(model=EagleHead(config=HEAD), tree=TREE)
+
+
+@pytest.fixture(scope="module")
+def pair() -> LoadedPair:
+    return LoadedPair(
+        target=TARGET,
+        drafter=DRAFTER,
+        params=init_params(),
+        tokenizer=None,
+        stop_tokens=(),
+    )
+
+
+@pytest.fixture
+def make_runner(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes runners of texts whose cache begins with 64 slots and ends with 192."""
+    monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
+
+    def make(**settings: Any) -> Runner:
+        defaults: dict[str, Any] = {
+            "drafter": pair.drafter,
+            "max_length": 180,
+            "prompt_bucket": 16,
+            "batch_size": 1,
+        }
+        decoding = DecodingConfig(max_new_tokens=settings.pop("new_tokens", LONG))
+        config = GenerateConfig(decoding=decoding)
+        return Runner(pair=pair, config=config, **(defaults | settings))
+
+    return make
+
+
+MakeRunner = Callable[..., Runner]
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
+@pytest.mark.parametrize("by_round", [False, True])
+def test_warming_up_makes_the_first_cache_alone(
+    make_runner: MakeRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Any,
+    by_round: bool,
+) -> None:
+    made: set[int] = set()
+    init_cache = Transformer.init_cache
+
+    def noted(target: Transformer, batch: int, capacity: int) -> Any:
+        made.add(capacity)
+        return init_cache(target, batch, capacity)
+
+    monkeypatch.setattr(Transformer, "init_cache", noted)
+    runner = make_runner(drafter=drafter)
+    runner.warm_up(by_round=by_round)
+    assert made == {0, 64}  # 0: nothing is cached when a prompt is read.
+    runner.run([[1, 2]], [0], (lambda _: None) if by_round else None)
+    assert made == {0, 64, 192}
+
+
+def test_compiling_for_a_larger_cache_is_counted_once(make_runner: MakeRunner) -> None:
+    runner = make_runner()
+    runner.warm_up(by_round=False)
+    first = runner.run([[1, 2]], [0])
+    again = runner.run([[1, 2]], [0])
+    assert first.compile_seconds > 0
+    assert again.compile_seconds == 0
+    assert first.rows == again.rows
+    assert len(first.rows[0].generated_ids) == LONG
+
+
+def test_what_is_compiled_in_a_run_is_no_part_of_its_decoding(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, bind = 0.0, Runner._bind
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal now
+        now += 1000
+        return bind(*arguments)
+
+    monkeypatch.setattr(Runner, "_bind", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    result = make_runner().run([[1, 2]], [0])
+    assert (result.prefill_seconds, result.decode_seconds) == (0, 0)
+    assert result.compile_seconds == 4000  # Prefill, rounds, a larger cache, rounds.
+
+
+def test_rounds_are_compiled_once_for_prompts_of_any_length(
+    make_runner: MakeRunner,
+) -> None:
+    programs = Programs()
+    counts = []
+    for bucket in (16, 32):
+        runner = make_runner(
+            programs=programs, prompt_bucket=bucket, max_length=48, new_tokens=SHORT
+        )
+        runner.run([[1, 2]], [0])
+        counts.append(programs.num_kept)
+    assert counts == [2, 3]  # Another prefill.
+
+
+def test_rounds_seen_one_by_one_give_the_same_text(make_runner: MakeRunner) -> None:
+    runner = make_runner(batch_size=2)
+    seen: list[Snapshot] = []
+    prompts = [[1, 2, 3], [7]]
+    assert (
+        runner.run(prompts, [0, 1], seen.append).rows
+        == runner.run(prompts, [0, 1]).rows
+    )
+    assert len(seen) == max(len(row.accept_lengths) for row in seen[-1].rows) + 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory maps are Linux's")
+def test_programs_that_are_dropped_free_their_memory_maps(
+    make_runner: MakeRunner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def num_maps() -> int:
+        gc.collect()
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    programs = Programs(most=2)
+    runner = make_runner(programs=programs, max_length=40, new_tokens=SHORT)
+    maps = []
+    for rows in (1, 2, 3):
+        dataclasses.replace(runner, batch_size=rows).run([[1, 2]], [0])
+        maps.append(num_maps())
+    assert programs.num_kept == 2
+    assert maps[-1] - maps[0] < 100, maps  # A program has hundreds.
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "more than 2 compiled programs: those unused longest are dropped, and compiled "
+        "again when they are needed"
+    ]
+
+
+def test_the_program_unused_longest_is_dropped() -> None:
+    programs, compiled = Programs(most=2), []
+
+    def get(name: str) -> None:
+        def compile_it() -> jax.stages.Compiled:
+            compiled.append(name)
+            return jax.jit(lambda x: x + 1).lower(1).compile()
+
+        programs.get(name, compile_it)
+
+    for name in "abacab":
+        get(name)
+    assert compiled == ["a", "b", "c", "b"]
