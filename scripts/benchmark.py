@@ -9,6 +9,15 @@
 All figures of one run are taken in turn, so ratios hold where times do not.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
 import sys
@@ -22,7 +31,7 @@ from rich.table import Table
 
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli import report
-from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.command import run_command, run_script, say
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.random_pairs import open_random
@@ -266,4 +275,4 @@ def _table(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

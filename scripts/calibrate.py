@@ -9,15 +9,23 @@ others; what is written is fitted to all. In the folder of a head, as
 `calibration.json`, it is used without being asked for.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
-import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from eagle_jax.checkpoints.calibration import Kind
-from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.command import run_command, run_script, say
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.config import require
 from eagle_jax.evaluation.calibrate import (
@@ -107,4 +115,4 @@ def _table(kind: Kind, fitted: Fit) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -1,6 +1,6 @@
 """Compiles generation and training for TPUs that are not at hand; says what comes out.
 
-    pip install ".[tpu]"
+    pip install ".[tpu-compile]"
     python scripts/compile_report.py --output docs/compile.md
     python scripts/compile_report.py --only "Llama-3-8B v5e:2x2" --layers 2
 
@@ -8,14 +8,21 @@ Takes minutes per case: the layers of a model are compiled one by one. So a repo
 be made in pieces: rows of an earlier one that are not compiled now stay in it.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
 import itertools
-import os
 import re
-import sys
 from pathlib import Path
 
 # Nothing asks for a TPU's metadata: the compiler alone is needed.
@@ -30,7 +37,7 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import jax
 
-from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.command import run_command, run_script, say
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.compilation import (
@@ -175,7 +182,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _report(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            "the TPU compiler is not installed; pip install '.[tpu]' brings it"
+            "the TPU compiler is not installed; pip install '.[tpu-compile]' brings it"
         )
     if arguments.layers is not None:
         require(arguments.layers >= 1, "--layers", arguments.layers, "at least 1")
@@ -308,4 +315,4 @@ def _fill(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -7,12 +7,20 @@ Weights go into Orbax folders, with a checksum for each tensor. Folders may be H
 Face hub names.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
-import sys
 from pathlib import Path
 
 from eagle_jax.checkpoints import convert_pair, resolve
-from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.command import run_command, run_script, say
 from eagle_jax.cli.settings import add_quantization_flag
 from eagle_jax.config import DecodingConfig
 
@@ -67,4 +75,4 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

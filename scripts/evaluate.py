@@ -11,6 +11,15 @@ of JSON lines per run, in Spec-Bench's layout; the same command, run again, goes
 where it was stopped.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
 import sys
@@ -25,7 +34,7 @@ from rich.table import Table
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length, fingerprint_folder
 from eagle_jax.cli import report
-from eagle_jax.cli.command import keep_compiled_programs, run_command, say
+from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
 from eagle_jax.cli.evaluate import Job, evaluate
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.cli.methods import HEAD_METHODS, check_draft
@@ -352,4 +361,4 @@ def _number(value: Any, form: str) -> str:
 
 if __name__ == "__main__":
     keep_compiled_programs()
-    sys.exit(main())
+    run_script(main)

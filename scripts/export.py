@@ -7,10 +7,18 @@ Writes config.json, model.safetensors and, where torch is installed,
 pytorch_model.bin, and reads them back. Folders may be Hugging Face hub names.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +38,7 @@ from eagle_jax.checkpoints import (
     target_config,
 )
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
-from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.command import run_command, run_script, say
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
 
@@ -142,4 +150,4 @@ def _with_embedding(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -7,9 +7,17 @@ Without a target the embedded pair writes Python. Folders may be Hugging Face hu
 Texts and the summary go to standard output, everything else to standard error.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -23,6 +31,7 @@ from eagle_jax.cli.command import (
     EXIT_INTERRUPTED,
     keep_compiled_programs,
     run_command,
+    run_script,
     say,
 )
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
@@ -258,7 +267,10 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     if unshown is not None:
         raise unshown
     print(report.summary(sums))
-    return 0 if finished else EXIT_INTERRUPTED
+    if finished:
+        return 0
+    say("interrupted")
+    return EXIT_INTERRUPTED
 
 
 def _max_length(
@@ -308,4 +320,4 @@ def _comparison(
 
 if __name__ == "__main__":
     keep_compiled_programs()
-    sys.exit(main())
+    run_script(main)

@@ -7,14 +7,22 @@ r"""Measures what loading a target's weights takes: memory and time, in each pro
 Needs Linux, which tells the peak of a process's memory.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import functools
-import sys
 
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.cli.command import run_command
+from eagle_jax.cli.command import run_command, run_script
 from eagle_jax.cli.placing import target_shardings
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape
 from eagle_jax.errors import InputError
@@ -73,4 +81,4 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -8,11 +8,19 @@ passages to continue, and `train.jsonl` and `held_out.jsonl`, the texts in piece
 where it was stopped. `--deepen RUN` begins with the model of a finished, shallower run.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +29,7 @@ import jax
 import numpy as np
 
 from eagle_jax import checkpoints
-from eagle_jax.cli.command import keep_compiled_programs, run_command, say
+from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.errors import InputError
@@ -327,4 +335,4 @@ def _write(path: Path, text: str) -> None:
 
 if __name__ == "__main__":
     keep_compiled_programs()
-    sys.exit(main())
+    run_script(main)

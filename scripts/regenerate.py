@@ -9,9 +9,17 @@ the start token alone. With `--draft` the target decodes speculatively: the same
 sooner. The same command, run again, goes on where it was stopped.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +28,7 @@ import jax
 
 from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
 from eagle_jax.cli import text
-from eagle_jax.cli.command import keep_compiled_programs, run_command, say
+from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.runner import Runner
@@ -279,4 +287,4 @@ class _Counts:
 
 if __name__ == "__main__":
     keep_compiled_programs()
-    sys.exit(main())
+    run_script(main)

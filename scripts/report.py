@@ -7,15 +7,23 @@ files of the folders, which scripts/evaluate.py wrote; several folders are read
 together.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.command import run_command, run_script, say
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import plots, tables
 from eagle_jax.evaluation.read_runs import read_runs
@@ -287,4 +295,4 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

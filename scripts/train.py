@@ -8,11 +8,19 @@ its plot and the checkpoints. The same command with `--resume` goes on where it 
 stopped, bit for bit.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import contextlib
 import dataclasses
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +29,7 @@ import jax
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.cli.command import keep_compiled_programs, run_command, say
+from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
 from eagle_jax.cli.pairs import LoadedPair, open_pair
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
@@ -433,4 +441,4 @@ def _remove_run(output: Path) -> None:
 
 if __name__ == "__main__":
     keep_compiled_programs()
-    sys.exit(main())
+    run_script(main)

@@ -10,10 +10,18 @@ Without a target it tunes the embedded pair. What it writes is for
 `scripts/generate.py --config`.
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # Imports take a while; until `run_script` nothing is to be undone.
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(os.write(2, b"interrupted\n") and 130)
+    )
+
 import argparse
 import dataclasses
 import importlib.metadata
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +30,7 @@ from rich.console import Console
 
 from eagle_jax import assets
 from eagle_jax.cli import text, tune, tune_report
-from eagle_jax.cli.command import keep_compiled_programs, run_command, say
+from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
 from eagle_jax.cli.files import check_writable, read_prompts, write_text
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.runner import Runner
@@ -245,4 +253,4 @@ def _write(
 
 if __name__ == "__main__":
     keep_compiled_programs()
-    sys.exit(main())
+    run_script(main)

@@ -15,9 +15,12 @@ import pytest
 import safetensors.numpy
 from jax._src import compiler
 
+from eagle_jax.cli.devices import leave_out_tpus
 from tests.devices import QUICK
 from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories
+
+leave_out_tpus()  # Before a test, or what one imports, asks JAX for anything.
 
 Main = Callable[[list[str]], int]
 

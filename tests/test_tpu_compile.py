@@ -27,7 +27,7 @@ from tests.helpers import SMALL_LAYER
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
-    reason="the TPU compiler is missing; pip install '.[tpu]' brings it",
+    reason="the TPU compiler is missing; pip install '.[tpu-compile]' brings it",
 )
 
 # Small: the compiler's time is what this costs. But the vocabulary is what most shows.

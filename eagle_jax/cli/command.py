@@ -1,15 +1,21 @@
 """What every command does with messages, bad input and Ctrl-C."""
 
+import _thread
+import contextlib
 import io
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
 
-from eagle_jax.errors import InputError
+from eagle_jax.cli.devices import leave_out_tpus
+from eagle_jax.errors import InputError, one_line
 
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -34,7 +40,7 @@ def run_command(
     Returns:
         The exit code.
     """
-    warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    warnings.showwarning = lambda message, *_: say(one_line(f"warning: {message}"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -47,11 +53,63 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        say("error: " + unwritable.format(error=error))
+        say("error: " + one_line(unwritable.format(error=error)))
         return EXIT_INPUT
     except KeyboardInterrupt:
         say(interrupted)
         return EXIT_INTERRUPTED
+
+
+def run_script(main: Callable[[], int]) -> NoReturn:
+    """Runs the command of a script and ends the process with its exit code.
+
+    Until then Ctrl-C raises `KeyboardInterrupt`, wherever it comes.
+
+    Args:
+        main: The command, over `run_command`.
+    """
+    leave_out_tpus()
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        _raise_at_ctrl_c()
+    try:
+        code = main()
+    except KeyboardInterrupt:  # Before `run_command` or, once more, behind it.
+        say("interrupted")
+        code = EXIT_INTERRUPTED
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # It ends already.
+    if code == EXIT_INTERRUPTED:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        # Threads of JAX may still run: Python's own end would crash in them.
+        os._exit(code)
+    sys.exit(code)
+
+
+def _raise_at_ctrl_c() -> None:
+    """Makes Ctrl-C raise `KeyboardInterrupt` where Python alone would lose it.
+
+    What is raised in a callback of the garbage collector, as JAX has one, is shown with
+    its stack and forgotten. Here it is raised again a moment later.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt_later() -> None:
+        time.sleep(0.01)
+        _thread.interrupt_main()
+
+    show = sys.unraisablehook
+
+    def look(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            # A `Thread` takes locks that whoever was collecting may hold.
+            _thread.start_new_thread(interrupt_later, ())
+        else:
+            show(unraisable)
+
+    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = look
 
 
 def keep_compiled_programs() -> None:

@@ -1,11 +1,36 @@
 """What the devices at hand are good for."""
 
+import glob
+from typing import NoReturn
+
 import jax
 import jax.numpy as jnp
+from jax.extend import backend
 
 from eagle_jax.errors import InputError
 from eagle_jax.models.linear import linear
 from eagle_jax.models.quantised import GROUP_SIZE, quantise
+
+_TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
+"""What the drivers of TPU chips make; other devices may have such files, too."""
+
+
+def leave_out_tpus() -> None:
+    """Keeps JAX from loading libtpu where there is no TPU; to be called before it runs.
+
+    Without a TPU libtpu prints warnings and reports of its own. Nothing changes where
+    platforms are chosen: by the user in `JAX_PLATFORMS`, or by JAX, which looks for the
+    chips when it is imported.
+    """
+    is_chosen = jax.config.values["jax_platforms"]
+    if is_chosen or any(glob.glob(files) for files in _TPU_FILES):
+        return
+    # As if libtpu were not installed: other devices are found as ever.
+    backend.register_backend_factory("tpu", _find_no_tpu, fail_quietly=True)
+
+
+def _find_no_tpu() -> NoReturn:
+    raise RuntimeError("this machine has no TPU")
 
 
 def on_cpu() -> bool:

@@ -14,7 +14,7 @@ from tests.conftest import Main, load_main
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
-    reason="the TPU compiler is missing; pip install '.[tpu]' brings it",
+    reason="the TPU compiler is missing; pip install '.[tpu-compile]' brings it",
 )
 
 _SET_BY_THE_SCRIPT = (
