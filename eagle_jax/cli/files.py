@@ -8,6 +8,8 @@ from typing import Any
 
 from eagle_jax.errors import InputError
 
+_PROBE_BYTES = 4096
+
 
 def read_prompts(path: Path) -> list[str]:
     """Reads prompts by the file's suffix.
@@ -52,26 +54,67 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def check_writable(path: Path) -> None:
-    """Refuses an output path before any long work starts.
+def expand_home(path: Path) -> Path:
+    """Returns a path with the home folder for `~`.
 
     Raises:
-        InputError: If no file can be made there.
+        InputError: If there is no such home.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: {error} Give the whole path.") from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuses an output path before any long work starts; nothing is left there.
+
+    Raises:
+        InputError: If no file can be made there, or nothing can be written to it.
     """
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
-    if _is_special(path):
-        return
-    path = path.resolve()
+    if path.is_fifo() or path.is_socket():
+        return  # Who reads there would take an attempt for the output.
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if _is_special(path):
+            with path.open("wb", buffering=0) as device:
+                device.write(b"")  # Enough for /dev/full.
+        else:
+            path = path.resolve()
+            _try_file(path.parent, f".{path.name}.")
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror}; give a file in a folder that "
             "exists and can be written to"
         ) from error
-    os.close(handle)
-    os.unlink(name)
+
+
+def check_folder(path: Path) -> None:
+    """Refuses an output folder before any long work starts; it need not exist.
+
+    Raises:
+        InputError: If it is no folder, cannot be made or cannot be written to.
+    """
+    existing = path.resolve()
+    try:
+        while not existing.exists():
+            existing = existing.parent
+        _try_file(existing, ".")
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {path}: {error.strerror}; give a folder that can be made "
+            "and written to"
+        ) from error
+
+
+def _try_file(folder: Path, prefix: str) -> None:
+    handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+    try:
+        os.write(handle, bytes(_PROBE_BYTES))
+    finally:
+        os.close(handle)
+        os.unlink(name)
 
 
 def write_json(path: Path, value: Any) -> None:
