@@ -20,8 +20,9 @@ import jax
 
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.cli import text
-from eagle_jax.cli.command import keep_compiled_programs, run_command, say
-from eagle_jax.cli.pairs import LoadedPair, open_pair
+from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
+from eagle_jax.cli.files import check_writable
+from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.runner import Runner
 from eagle_jax.cli.settings import join_settings
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Let a target rewrite the answers of its training data."
     )
     add = parser.add_argument
@@ -90,7 +91,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     _check(arguments, config)
-    say(f"loading {arguments.target}")
     source = open_pair(
         arguments.target,
         arguments.draft,
@@ -99,7 +99,9 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     )
     max_length = config.regeneration.max_length or source.config.max_positions
     check_max_length(source.config, max_length)
-    tasks, total = _tasks(arguments, config, source.tokenizer)
+    new_tokens = config.regeneration.max_new_tokens
+    source.check_room(batch_size=1, max_length=min(max_length, 1 + new_tokens))
+    tasks, total = _tasks(arguments, config, source)
     made_with = _made_with(arguments, config, max_length)
     with ResumableLines(
         arguments.output, made_with, overwrite=arguments.overwrite
@@ -111,6 +113,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
             print(f"{arguments.output} | complete")
             return 0
         batch_size = min(config.regeneration.batch_size, total - first)
+        say(f"loading {arguments.target}")
         answerer = _Answerer(source.load(), config, max_length, batch_size)
         counts = _Counts()
         with progress("regenerating", total, first) as update:
@@ -138,6 +141,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
 
 def _check(arguments: argparse.Namespace, config: RegenerateConfig) -> None:
     """Refuses flags that do not go together, before any long work starts."""
+    check_writable(arguments.output)
     if (arguments.data is None) == (arguments.samples is None):
         raise InputError("give either --data FILE or --samples N")
     for name in ("samples", "limit"):
@@ -157,17 +161,17 @@ def _check(arguments: argparse.Namespace, config: RegenerateConfig) -> None:
 
 
 def _tasks(
-    arguments: argparse.Namespace, config: RegenerateConfig, tokenizer: Any
+    arguments: argparse.Namespace, config: RegenerateConfig, source: PairSource
 ) -> tuple[Iterable[Task], int]:
     """Returns the texts to write, and how many there are."""
     if arguments.samples is not None:
-        return sample_tasks(tokenizer, arguments.samples), arguments.samples
+        return sample_tasks(source.tokenizer, arguments.samples), arguments.samples
     settings = config.regeneration
     found = read_examples(
         arguments.data, max_malformed=settings.max_malformed, need_answers=False
     )
     say(f"{arguments.data}: {found.summary()}")
-    examples = found.examples[: arguments.limit]
+    examples, tokenizer = found.examples[: arguments.limit], source.tokenizer
     if any(example.messages for example in examples):
         check_template(tokenizer)
     tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed)

@@ -1,10 +1,12 @@
 """What every command does with messages, bad input and Ctrl-C."""
 
+import argparse
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 
@@ -13,6 +15,18 @@ from eagle_jax.errors import InputError
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads flags; what is wrong with them is bad input like any other, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses flags that do not parse.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError(f"{message}; --help tells what there is")
 
 
 def run_command(
@@ -51,11 +65,14 @@ def run_command(
 def keep_compiled_programs() -> None:
     """Keeps compiled programs on disk between runs.
 
-    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder.
+    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder; who has neither
+    that nor a home keeps none.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "eagle_jax"))
+        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if not os.path.isabs(folder):
+            return
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "eagle_jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 

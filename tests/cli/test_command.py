@@ -1,0 +1,83 @@
+"""What every command does with its flags and its cache."""
+
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command
+
+
+@pytest.fixture
+def cache() -> Iterator[None]:
+    """Lets a test change where compiled programs are kept."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home, as in a container."""
+
+    def unknown(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("cache", "homeless")
+def test_who_has_a_cache_folder_needs_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "eagle_jax")
+
+
+@pytest.mark.usefixtures("cache", "homeless")
+def test_who_has_neither_keeps_no_compiled_programs() -> None:
+    keep_compiled_programs()
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.usefixtures("cache", "homeless")
+def test_compiled_programs_are_kept_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keep_compiled_programs()
+    found = jax.config.jax_compilation_cache_dir
+    assert found == str(tmp_path / ".cache" / "eagle_jax")
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--number", "many"], "argument --number: invalid int value: 'many'"),
+        (["--number"], "argument --number: expected one argument"),
+        (["--other"], "unrecognized arguments: --other"),
+        ([], "the following arguments are required: --number"),
+    ],
+)
+def test_flags_that_do_not_parse_are_refused_in_one_line(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def action() -> int:
+        parser = Parser()
+        parser.add_argument("--number", type=int, required=named[4:13] == "following")
+        parser.parse_args(argv)
+        return 0
+
+    assert run_command(action) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {named}")
+    assert len(err.splitlines()) == 1
