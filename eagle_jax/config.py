@@ -10,13 +10,13 @@ num_nodes = 50
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import read_toml
 
 Settings = TypeVar("Settings")
 
@@ -50,6 +50,11 @@ def require_factor(name: str, value: float) -> None:
     holds = math.isfinite(value) and value > 0
     require(holds, name, value, "finite and above 0")
     require_float32(name, value)
+
+
+def shortest(value: float) -> str:
+    """Returns the shortest text that is this number's alone, such as 1 or 0.7."""
+    return repr(value).removesuffix(".0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,8 @@ class SamplingConfig:
     """How tokens are chosen.
 
     Attributes:
-        temperature: 0 for the likeliest token, otherwise the divisor of the logits.
+        temperature: 0 for the likeliest token, otherwise the divisor of the logits;
+            lower ones than 1e-6 count as 1e-6.
         top_p: Keep the likeliest tokens with at least this mass; 1 keeps all.
         top_k: Keep this many of the likeliest tokens; 0 keeps all.
         min_p: Keep what is at least this likely, relative to the most likely token; 0
@@ -237,13 +243,7 @@ def load_config(path: str | Path, kind: type[Settings]) -> Settings:
         InputError: If the file cannot be read, a key is unknown, a value has the
             wrong type or lies outside its range.
     """
-    try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the settings file {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from error
-    return from_table(kind, table, str(path))
+    return from_table(kind, read_toml(Path(path)), str(path))
 
 
 def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Settings:

@@ -1,9 +1,41 @@
 """The one error that means: the input is wrong, not the program."""
 
+_LONGEST = 1000
+
 
 class InputError(ValueError):
     """Something the caller gave cannot be used.
 
     The message is one line that names what was given, what was expected and what
-    to do. Scripts print it without a traceback and exit with code 2.
+    to do. Scripts print it without a traceback and exit with code 2. Since it may
+    repeat what a file says, it passes through `one_line`.
     """
+
+    def __init__(self, message: object) -> None:
+        """Takes the message.
+
+        Args:
+            message: Text, or an error whose text is taken.
+        """
+        super().__init__(one_line(str(message)))
+
+
+def one_line(text: str) -> str:
+    r"""Returns a text as a line that any terminal may show.
+
+    Line breaks, control characters and those that turn the direction of writing are
+    escaped. Of a text of more than 1,000 characters the middle is left out: what is
+    wrong stands at its beginning, what to do at its end.
+
+    >>> one_line("a\x1b[2J\n\u202eb")
+    'a\\x1b[2J\\n\\u202eb'
+    """
+    if len(text) > _LONGEST:
+        half = _LONGEST // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    return "".join(
+        character
+        if character.isprintable()
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )

@@ -12,6 +12,10 @@ from flax import struct
 
 _MAX_BITS = 0x3F800001  # One above the bits of 1.0: no probability reaches it.
 
+# There float32 rounds logits over temperature by as much as noise weighs, so that the
+# likeliest token is certain; further down sums of them would be no numbers.
+_LEAST_TEMPERATURE = 1e-6
+
 # Folds that no position reaches, so that purposes never share noise.
 _REJECTION = 2**32 - 1
 _DRAFTING = 2**32 - 2
@@ -27,6 +31,7 @@ class SamplingParams:
 
     Attributes:
         temperature: `[B]` float32; 0 takes the most likely token, whatever the filters.
+            Lower ones than 1e-6 count as 1e-6.
         top_p: `[B]` float32 in (0, 1]; the smallest set of tokens with this mass.
         top_k: `[B]` int32; this many of the most likely tokens; 0 is off.
         min_p: `[B]` float32 in [0, 1]; tokens at least this likely, relative to the
@@ -37,6 +42,12 @@ class SamplingParams:
     top_p: jax.Array
     top_k: jax.Array
     min_p: jax.Array
+
+    @property
+    def divisor(self) -> jax.Array:
+        """`[B]` float32, what logits are divided by: 1 at temperature 0."""
+        least = jnp.maximum(self.temperature, _LEAST_TEMPERATURE)
+        return jnp.where(self.temperature > 0, least, 1.0)
 
     @property
     def any_filter(self) -> jax.Array:
@@ -102,7 +113,7 @@ def process_logits(
 
     rows = jax.tree.map(per_node, sampling)
     is_drawn = rows.temperature[..., None] > 0
-    scaled = logits / jnp.where(is_drawn, rows.temperature[..., None], 1.0)
+    scaled = logits / rows.divisor[..., None]
 
     def filtered(scaled: jax.Array) -> jax.Array:
         probs = jax.nn.softmax(scaled)

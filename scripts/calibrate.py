@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax.checkpoints.calibration import Kind
-from eagle_jax.cli.command import Parser, run_command
+from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.config import require
 from eagle_jax.evaluation.calibrate import (
@@ -82,6 +82,12 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     }
     source = [str(path) for path in arguments.records]
     write_json(arguments.output, calibration_file(vocab_size, fits, source))
+    for kind in PLAIN:
+        if kind not in fits:
+            say(
+                f"warning: no records of {kind} text: {arguments.output} leaves its "
+                "confidences as they are"
+            )
     for kind, fitted in fits.items():
         Console().print(_table(kind, fitted))
     for kind, fitted in fits.items():

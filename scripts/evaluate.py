@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import assets
-from eagle_jax.checkpoints import check_max_length
+from eagle_jax.checkpoints import check_max_length, fingerprint_folder
 from eagle_jax.cli import report
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
 from eagle_jax.cli.evaluate import Job, evaluate
@@ -42,6 +42,7 @@ from eagle_jax.cli.runs import (
 )
 from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import GenerateConfig, Method
+from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.questions import (
@@ -51,7 +52,7 @@ from eagle_jax.evaluation.questions import (
     plain_questions,
     read_questions,
 )
-from eagle_jax.evaluation.records import Record, check_records
+from eagle_jax.evaluation.records import Record, check_records, recorded_date
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
 from eagle_jax.interface import Drafter, Params
 
@@ -131,7 +132,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--top-p", type=float)
     add("--top-k", type=int)
     add("--min-p", type=float)
-    add("--seed", type=int, help="question i draws with seed + i")
+    add(
+        "--seed",
+        type=int,
+        help="question i draws with seed + i, a later turn with others",
+    )
     arguments = parser.parse_args(argv)
     if arguments.target is None:
         arguments.target = str(assets.TARGET)
@@ -158,6 +163,7 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         dtype=config.decoding.dtype,
         method="autoregressive",
         bits=config.decoding.bits,
+        date=recorded_date(arguments.output),
     )
     for run in runs:
         check_depth(run.config.tree, source.config)
@@ -224,8 +230,12 @@ def _open_jobs(
             max_length=min(max_length, 1 + decoding.max_new_tokens),
         )
     check_template(source.tokenizer, arguments.template)
+    assert source.folder is not None
+    prints: dict[Method | None, str] = {None: fingerprint_folder(source.folder)}
+    for kind, model in models.items():
+        prints[kind] = fingerprint_folder(model.folder)
     settings = [
-        _settings(run, drafter, arguments, source, max_length)
+        _settings(run, drafter, arguments, source, max_length, prints)
         for run, drafter in zip(runs, drafters, strict=True)
     ]
     paths = [arguments.output / f"{run.model_id}.jsonl" for run in runs]
@@ -268,22 +278,28 @@ def _settings(
     arguments: argparse.Namespace,
     source: PairSource,
     max_length: int,
+    prints: dict[Method | None, str],
 ) -> dict[str, Any]:
-    """Returns the field `run` of a run's records."""
+    """Returns the field `run` of a run's records; `None` names the target's print."""
     kind = model_kind(run.method)
     draft = arguments.small_model if kind == "small-model" else arguments.draft
     draft = None if kind is None else draft
-    return run_settings(run, drafter) | {
+    settings = run_settings(run, drafter) | {
         "max_length": max_length,
         "template": arguments.template,
         "system_prompt": arguments.system_prompt,
         "target": _EMBEDDED.get(arguments.target, arguments.target),
+        "target_fingerprint": prints[None],
         "vocab_size": source.config.vocab_size,
         "draft": None if draft is None else _EMBEDDED.get(draft, draft),
+        "draft_fingerprint": None if kind is None else prints[kind],
         "dtype": source.dtype + ("" if source.bits is None else f"+int{source.bits}"),
         "device": jax.devices()[0].device_kind,
         "versions": report.versions(),
     }
+    if arguments.template == "tokenizer" and source.date is not None:
+        settings["date"] = source.date
+    return settings
 
 
 def _print_table(jobs: Sequence[Job], records: dict[str, list[Record]]) -> None:
@@ -311,11 +327,11 @@ def _print_table(jobs: Sequence[Job], records: dict[str, list[Record]]) -> None:
             )
             for name in ("wall_time", "decode_time")
         ]
-        tau = metrics.mean_accept_length(choice["accept_lengths"] for choice in choices)
+        steps = sum(len(choice["accept_lengths"]) for choice in choices)
         table.add_row(
             job.run.model_id,
             str(len(own)),
-            _number(tau, ".2f"),
+            _number(tokens_per_round(tokens, steps), ".2f"),
             *(_number(speed, ".1f") for speed in speeds),
             _differing(job, own, plain),
         )

@@ -9,6 +9,7 @@ pytorch_model.bin, and reads them back. Folders may be Hugging Face hub names.
 
 import argparse
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import expand_home, write_text
+from eagle_jax.cli.files import expand_home
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
 
@@ -90,10 +91,14 @@ def _export(arguments: argparse.Namespace) -> int:
         )
     say(f"exporting {arguments.head}")
     stored = str(params.fc.dtype)
-    export_head(output, config, params, dtype=stored, overwrite=arguments.overwrite)
-    if (folder / CALIBRATION_FILE).is_file():
-        content = (folder / CALIBRATION_FILE).read_text(encoding="utf-8")
-        write_text(output / CALIBRATION_FILE, content)
+    export_head(
+        output,
+        config,
+        params,
+        dtype=stored,
+        also=lambda new: _copy_calibration(folder, new),
+        overwrite=arguments.overwrite,
+    )
     table = "without" if params.embedding is None else "with"
     files = ", ".join(sorted(path.name for path in output.iterdir()))
     print(
@@ -101,6 +106,11 @@ def _export(arguments: argparse.Namespace) -> int:
         "read back bit for bit"
     )
     return 0
+
+
+def _copy_calibration(head: Path, new: Path) -> None:
+    if (head / CALIBRATION_FILE).is_file():
+        shutil.copyfile(head / CALIBRATION_FILE, new / CALIBRATION_FILE)
 
 
 def _with_embedding(

@@ -228,7 +228,11 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     say("compiling")
     compile_seconds = main_runner.warm_up(by_round=view.by_round)
     session = Session(main_runner, prompts, encoded, view)
-    finished = session.decode_all()
+    unshown: OSError | None = None
+    try:
+        finished = session.decode_all()
+    except OSError as error:  # As where nobody reads on: results are written first.
+        finished, unshown = False, error
     sums = report.totals(
         session.runs,
         decode_seconds=session.decode_seconds,
@@ -257,6 +261,8 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             "totals": sums,
         }
         write_json(arguments.json, result)
+    if unshown is not None:
+        raise unshown
     print(report.summary(sums))
     return 0 if finished else EXIT_INTERRUPTED
 

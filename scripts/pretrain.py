@@ -22,7 +22,6 @@ import numpy as np
 
 from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
-from eagle_jax.cli.files import check_folder
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.room import check_training
 from eagle_jax.cli.settings import join_settings
@@ -30,7 +29,14 @@ from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.training import corpus
 from eagle_jax.training.checkpoint import Checkpoints
-from eagle_jax.training.files import read_json, write_json, write_whole
+from eagle_jax.training.files import (
+    LOCK,
+    read_json,
+    value_at,
+    write_json,
+    write_whole,
+    writing_run,
+)
 from eagle_jax.training.loop import data_parallel
 from eagle_jax.training.pretrain import (
     PretrainConfig,
@@ -51,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     def run() -> int:
         arguments = _parse(argv)
         config = join_settings(PretrainConfig, arguments.config, arguments)
-        return _pretrain(arguments, config)
+        with writing_run(arguments.output):
+            return _pretrain(arguments, config)
 
     return run_command(
         run,
@@ -90,7 +97,10 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
         batch_size=config.run.batch_size,
         row_length=config.run.row_length,
     )
-    start = None if arguments.deepen is None else _deepened(arguments.deepen, config)
+    start = deepened = None
+    if arguments.deepen is not None:
+        start = _deepened(arguments.deepen, config)
+        deepened = checkpoints.fingerprint_folder(arguments.deepen / "model")
     train_files, held_files = corpus.library_files(arguments.library)
     texts = {
         "train": list(corpus.read_texts(train_files)),
@@ -101,7 +111,8 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     )
     streams = {name: corpus.token_stream(tokenizer, x) for name, x in texts.items()}
     _check_sizes(streams, config)
-    _check_same_run(output, config, streams, resume=arguments.resume)
+    _check_same_run(output, config, streams, deepened=deepened, resume=arguments.resume)
+    write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
     for name, part in texts.items():
         pieces = [p for text in part for p in corpus.pieces(text, _PIECE_LENGTH)]
         # Mixed, so that the first few are a sample of all.
@@ -137,13 +148,14 @@ def _check_output(output: Path, *, resume: bool) -> None:
     """Refuses a folder that holds something else, before any long work starts."""
     if resume and read_json(output / "run.json") is None:
         raise InputError(f"--resume: {output} holds no run; leave out --resume")
-    is_taken = output.exists() and (not output.is_dir() or any(output.iterdir()))
+    # What a kill left half-written has a hidden name.
+    hidden = (LOCK, ".run.json.")
+    is_taken = any(not path.name.startswith(hidden) for path in output.iterdir())
     if is_taken and not resume:
         raise InputError(
             f"{output} is not empty; give --resume to go on with its run, or another "
             "folder"
         )
-    check_folder(output)
 
 
 def _deepened(run: Path, config: PretrainConfig) -> TransformerParams:
@@ -189,16 +201,21 @@ def _check_same_run(
     config: PretrainConfig,
     streams: dict[str, corpus.TokenStream],
     *,
+    deepened: str | None,
     resume: bool,
 ) -> None:
-    """Records what makes a run, and refuses to go on with another; steps may grow."""
+    """Records what makes a run, and refuses to go on with another; steps may grow.
+
+    A checkpoint holds all that came of the model which the run began with, so that
+    one, whose fingerprint is `deepened`, is wanted again only where there is none.
+    """
     settings = dataclasses.asdict(config)
     tokens = {name: stream.fingerprint() for name, stream in streams.items()}
     before = read_json(output / "run.json") if resume else None
     if before is not None:
         for table in ("model", "run"):
             for name, value in settings[table].items():
-                earlier = before.get(table, {}).get(name)
+                earlier = value_at(before, table, name)
                 if earlier != value and name not in _MAY_CHANGE:
                     raise InputError(
                         f"{output} holds a run with {name} = {earlier}, not {value}"
@@ -207,8 +224,16 @@ def _check_same_run(
             raise InputError(
                 f"{output} holds a run on other texts; take the Python that began it"
             )
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / "run.json", settings | {"tokens": tokens})
+        began = before.get("deepened", deepened)
+        saved = (path.name for path in (output / "checkpoints").glob("*"))
+        if began != deepened and not any(map(str.isdigit, saved)):
+            advice = "give the --deepen RUN that it began with"
+            raise InputError(
+                f"{output} holds a run without a checkpoint that began with other "
+                f"weights; {'leave out --deepen' if began is None else advice}"
+            )
+        deepened = began
+    write_json(output / "run.json", settings | {"tokens": tokens, "deepened": deepened})
 
 
 def _tokenizer(
@@ -225,8 +250,6 @@ def _tokenizer(
     else:
         say("training the tokenizer")
         tokenizer = corpus.train_tokenizer(texts, config.model.vocab_size)
-    output.mkdir(parents=True, exist_ok=True)
-    write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
     if tokenizer.get_vocab_size() > config.model.vocab_size:
         raise InputError(
             f"the tokenizer has {tokenizer.get_vocab_size()} ids, but vocab_size = "

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints import check_max_length, resolve
+from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
 from eagle_jax.cli import text
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
 from eagle_jax.cli.files import check_writable
@@ -30,9 +30,9 @@ from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
-from eagle_jax.training.conversations import read_examples
+from eagle_jax.training.conversations import check_ids, read_examples
 from eagle_jax.training.encode import check_template
-from eagle_jax.training.files import fingerprint_file, fingerprint_folder
+from eagle_jax.training.files import fingerprint_file
 from eagle_jax.training.regenerate import (
     Answer,
     RegenerateConfig,
@@ -41,7 +41,7 @@ from eagle_jax.training.regenerate import (
     regenerate,
     sample_tasks,
 )
-from eagle_jax.training.resumable import ResumableLines
+from eagle_jax.training.resumable import ResumableLines, made_with
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,20 +91,23 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     _check(arguments, config)
+    before = {} if arguments.overwrite else made_with(arguments.output)
     source = open_pair(
         arguments.target,
         arguments.draft,
         tree=config.tree,
         dtype=config.regeneration.dtype,
+        date=before.get("date"),
     )
     max_length = config.regeneration.max_length or source.config.max_positions
     check_max_length(source.config, max_length)
     new_tokens = config.regeneration.max_new_tokens
     source.check_room(batch_size=1, max_length=min(max_length, 1 + new_tokens))
-    tasks, total = _tasks(arguments, config, source)
-    made_with = _made_with(arguments, config, max_length)
+    counts = _Counts()
+    tasks, total = _tasks(arguments, config, source, counts.refused)
+    settings = _settings(arguments, config, max_length, source.date)
     with ResumableLines(
-        arguments.output, made_with, overwrite=arguments.overwrite
+        arguments.output, settings, overwrite=arguments.overwrite
     ) as lines:
         first = lines.next_index
         if first:
@@ -115,7 +118,6 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
         batch_size = min(config.regeneration.batch_size, total - first)
         say(f"loading {arguments.target}")
         answerer = _Answerer(source.load(), config, max_length, batch_size)
-        counts = _Counts()
         with progress("regenerating", total, first) as update:
             for index, record in regenerate(
                 tasks,
@@ -133,7 +135,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
         raise InputError(
             f"none of {total} prompts left room for an answer in max_length = "
             f"{max_length}, or the chat template refused them; give shorter ones or "
-            "raise --max-length"
+            f"raise --max-length ({counts})"
         )
     print(f"{arguments.output} | {counts}")
     return 0
@@ -161,12 +163,15 @@ def _check(arguments: argparse.Namespace, config: RegenerateConfig) -> None:
 
 
 def _tasks(
-    arguments: argparse.Namespace, config: RegenerateConfig, source: PairSource
+    arguments: argparse.Namespace,
+    config: RegenerateConfig,
+    source: PairSource,
+    refused: list[str],
 ) -> tuple[Iterable[Task], int]:
     """Returns the texts to write, and how many there are."""
+    settings = config.regeneration
     if arguments.samples is not None:
         return sample_tasks(source.tokenizer, arguments.samples), arguments.samples
-    settings = config.regeneration
     found = read_examples(
         arguments.data, max_malformed=settings.max_malformed, need_answers=False
     )
@@ -174,18 +179,25 @@ def _tasks(
     examples, tokenizer = found.examples[: arguments.limit], source.tokenizer
     if any(example.messages for example in examples):
         check_template(tokenizer)
-    tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed)
+    for example in examples:
+        if not example.messages:
+            check_ids(example, source.config.vocab_size)
+    tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed, refused)
     return tasks, len(examples)
 
 
-def _made_with(
-    arguments: argparse.Namespace, config: RegenerateConfig, max_length: int
+def _settings(
+    arguments: argparse.Namespace,
+    config: RegenerateConfig,
+    max_length: int,
+    date: str | None,
 ) -> dict[str, Any]:
     """Returns all that the texts depend on: neither batches nor drafts do."""
     data, dtype = arguments.data, config.regeneration.dtype
     settings = {
         "target": fingerprint_folder(resolve(arguments.target)),
         "data": "samples" if data is None else fingerprint_file(data),
+        "date": None if data is None else date,
     }
     settings |= dataclasses.asdict(config.sampling)
     settings |= dataclasses.asdict(config.regeneration) | {
@@ -246,6 +258,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self.texts = self._tokens = self._left_out = 0
+        self.refused: list[str] = []
 
     def add(self, record: dict[str, Any] | None) -> None:
         if record is None:
@@ -260,6 +273,10 @@ class _Counts:
             parts.append(
                 f"{self._left_out} left out: no room for an answer, or refused by the "
                 "chat template"
+            )
+        if self.refused:
+            parts.append(
+                f"{len(self.refused)} refused from some turn on ({self.refused[0]})"
             )
         return " | ".join(parts)
 

@@ -46,8 +46,9 @@ _COUNTING = """\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
 token and the stop token included. Cells are medians over questions of the speedup over
 plain decoding of the same question, with the same settings, temperature and batch size.
-tau is accepted drafts and the bonus per verification, over all steps of a task
-together, also what limits cut off a text's last step; mean is the mean over tasks.
+tau is tokens per verification, over all steps of a task together: what steps emitted,
+bonus included, neither the prefill's token nor what a limit cut off; mean is the mean
+over tasks.
 lossless counts the questions whose tokens are plain decoding's in every turn, of those
 that both runs hold; rejection draws other tokens of the same law.
 "-" stands for what is missing."""

@@ -9,6 +9,7 @@ stopped, bit for bit.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import shutil
 import sys
@@ -21,7 +22,6 @@ from eagle_jax import checkpoints
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.pair import shapes_of
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
-from eagle_jax.cli.files import check_folder
 from eagle_jax.cli.pairs import LoadedPair, open_pair
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
@@ -44,10 +44,12 @@ from eagle_jax.parallel import MeshShape, Placement, place, wait_for_all
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import cache_features, read_data
 from eagle_jax.training.files import (
+    LOCK,
     fingerprint_file,
-    fingerprint_folder,
     read_json,
+    value_at,
     write_json,
+    writing_run,
 )
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import (
@@ -70,7 +72,9 @@ def main(argv: list[str] | None = None) -> int:
         join(arguments)
         print_once()
         config = join_settings(TrainConfig, arguments.config, arguments)
-        return _train(arguments, config)
+        is_first = jax.process_index() == 0
+        with writing_run(arguments.output) if is_first else contextlib.nullcontext():
+            return _train(arguments, config)
 
     return run_command(
         run,
@@ -128,7 +132,14 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     dtype = config.run.dtype
     if dtype == "auto":
         dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
-    source = open_pair(arguments.target, None, tree=config.tree, dtype=dtype)
+    before = read_json(output / "run.json") if arguments.resume else None
+    source = open_pair(
+        arguments.target,
+        None,
+        tree=config.tree,
+        dtype=dtype,
+        date=None if before is None else before.get("date"),
+    )
     if config.data.row_length > source.config.max_positions:
         raise InputError(
             f"row_length = {config.data.row_length} is more than the target's "
@@ -147,10 +158,11 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
         head.layer, shapes_of(eagle_head.init_params, head)
     )
     identity = _identity(arguments, config, folder, shape)
+    identity["date"] = source.date
     is_first = jax.process_index() == 0
     report = say if is_first else _keep_silent
     if arguments.resume:
-        _check_same_run(output, identity)
+        _check_same_run(output, before, identity)
     report("reading the data")
     data = read_data(
         arguments.data,
@@ -176,7 +188,6 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     if is_first:
         if arguments.overwrite:
             _remove_run(output)
-        output.mkdir(parents=True, exist_ok=True)
         write_json(output / "run.json", identity)
     wait_for_all("the output is there")
     if config.data.cache_features:
@@ -344,7 +355,7 @@ def _identity(
         if not path.is_file():
             raise InputError(f"cannot read the data {path}: it is no file")
     return {
-        "target": fingerprint_folder(folder),
+        "target": checkpoints.fingerprint_folder(folder),
         "data": [fingerprint_file(path) for path in paths],
         "mesh": str(shape),
         "settings": dataclasses.asdict(config),
@@ -355,12 +366,9 @@ def _check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuses an output folder before any long work starts."""
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other")
-    if output.exists() and not output.is_dir():
-        raise InputError(f"--output {output} is no folder; give another name")
-    check_folder(output)
     names = {path.name for path in output.iterdir()} if output.is_dir() else set()
     # What a kill left half-written has a hidden name.
-    names = {name for name in names if not _is_unfinished(name)}
+    names = {name for name in names - {LOCK} if not _is_unfinished(name)}
     if resume:
         if "run.json" not in names:
             raise InputError(f"--resume: {output} holds no run; leave out --resume")
@@ -377,18 +385,24 @@ def _check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
         )
 
 
-def _check_same_run(output: Path, identity: dict[str, Any]) -> None:
+def _check_same_run(
+    output: Path, before: dict[str, Any] | None, identity: dict[str, Any]
+) -> None:
     """Refuses to go on with other settings, data or another target."""
-    before = read_json(output / "run.json")
     if before is None:
         raise InputError(f"{output / 'run.json'} cannot be read; start the run again")
     if before.get("target") != identity["target"]:
         raise InputError(f"{output} holds a run of another target; give that target")
     if before.get("data") != identity["data"]:
         raise InputError(f"{output} holds a run on other data; give the same files")
+    if before.get("date") != identity["date"]:
+        raise InputError(
+            f"{output} holds a run that did not record which date its chat template "
+            "was given, so its rows cannot be made again; start it again"
+        )
     for table, values in identity["settings"].items():
         for name, value in values.items():
-            earlier = before.get("settings", {}).get(table, {}).get(name)
+            earlier = value_at(before, "settings", table, name)
             if earlier != value:
                 raise InputError(
                     f"{output} holds a run with {name} = {earlier}, not {value}; a "

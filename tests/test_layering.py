@@ -9,7 +9,8 @@ ROOT = Path(__file__).parent.parent / "eagle_jax"
 ALLOWED = {
     "errors": set(),
     "assets": set(),
-    "config": {"errors"},
+    "parsing": {"errors"},
+    "config": {"errors", "parsing"},
     "sampling": set(),
     "tree": {"config"},
     "interface": {"sampling", "tree"},
@@ -17,20 +18,20 @@ ALLOWED = {
     "models": {"interface"},
     "drafting": {"config", "interface", "models", "prefill", "sampling", "tree"},
     "decoding": {"config", "errors", "interface", "prefill", "sampling", "tree"},
-    "checkpoints": {"drafting", "errors", "models"},
+    "checkpoints": {"drafting", "errors", "models", "parsing"},
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "sampling", "tree"},
     "training": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
-        *("models", "parallel", "tree"),
+        *("models", "parallel", "parsing", "tree"),
     },
     "evaluation": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
-        *("models", "parallel", "testing", "training", "tree"),
+        *("models", "parallel", "parsing", "testing", "training", "tree"),
     },
     "cli": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
-        *("interface", "models", "parallel", "training", "tree"),
+        *("interface", "models", "parallel", "parsing", "training", "tree"),
     },
 }
 

@@ -118,6 +118,23 @@ def test_min_p_of_1_keeps_the_ties_of_the_most_likely_token() -> None:
     assert kept(logits, min_p=1.0).tolist() == [[False, True, True, False, True, False]]
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "top_k": 5, "min_p": 0.1}])
+def test_next_to_temperature_0_the_most_likely_token_is_certain(
+    filters: dict[str, Any],
+) -> None:
+    """Down to the smallest number there is, whatever it is divided by."""
+    temperatures = [1e-7, 1e-9, 1e-30, 1e-36, 1e-37, 1.2e-38, 1e-39, 1e-45]
+    logits = jnp.asarray(30 * random_logits(len(temperatures)))
+    sampling = make_draws(len(logits), temperature=temperatures, **filters).sampling
+    processed = jax.jit(process_logits)(logits, sampling)
+    assert not jnp.isnan(processed).any()
+    assert (processed < jnp.inf).all()
+    law = jax.jit(jax.vmap(distribution, in_axes=(0, 0, None)))
+    expected = jax.nn.one_hot(logits.argmax(axis=-1), VOCABULARY)
+    found = law(logits, sampling, sampling.any_filter)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_without_filters_logits_are_divided_and_no_more() -> None:
     logits = random_logits(2)
     sampling = make_draws(2, temperature=[0.5, 2.0]).sampling

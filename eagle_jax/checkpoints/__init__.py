@@ -14,6 +14,7 @@ from eagle_jax.checkpoints.export import (
     has_torch,
     is_export,
 )
+from eagle_jax.checkpoints.fingerprint import fingerprint_folder
 from eagle_jax.checkpoints.model_config import (
     check_max_length,
     check_pair,
@@ -27,13 +28,14 @@ from eagle_jax.checkpoints.model_config import (
 from eagle_jax.checkpoints.pair import (
     load_head,
     load_target,
+    open_target,
     read_embedding,
     read_head,
     target_bits,
 )
-from eagle_jax.checkpoints.source import read_json, resolve
+from eagle_jax.checkpoints.source import resolve
 from eagle_jax.checkpoints.store import check_weights, open_weights
-from eagle_jax.checkpoints.tokenizer import load_tokenizer
+from eagle_jax.checkpoints.tokenizer import fix_date, load_tokenizer
 
 __all__ = [
     "check_apart",
@@ -48,6 +50,8 @@ __all__ = [
     "eagle3_target",
     "export_head",
     "export_target",
+    "fingerprint_folder",
+    "fix_date",
     "has_torch",
     "head_config",
     "is_eagle3",
@@ -57,10 +61,10 @@ __all__ = [
     "load_target",
     "load_tokenizer",
     "new_folder",
+    "open_target",
     "open_weights",
     "read_embedding",
     "read_head",
-    "read_json",
     "resolve",
     "stop_tokens",
     "stored_dtype",

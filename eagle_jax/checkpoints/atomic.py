@@ -4,14 +4,19 @@ import contextlib
 import errno
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import safetensors
 
+from eagle_jax.checkpoints.outputs import unfinished
 from eagle_jax.checkpoints.source import first_line
 from eagle_jax.errors import InputError
+
+try:
+    import resource
+except ImportError:  # Not on Windows, which has no such limits.
+    resource = None
 
 
 @contextlib.contextmanager
@@ -21,9 +26,9 @@ def new_folder(
     """Yields an empty folder that takes its name only when everything is in it.
 
     The folder yielded is a hidden sibling of `path`. It is renamed when the block
-    ends, and removed if the block raises; a process that is killed leaves it behind
-    under its hidden name. What `path` held before is moved aside first and deleted
-    last.
+    ends, and removed if the block raises; what a process that is killed leaves behind
+    under its hidden name, the next one removes. What `path` held before is moved aside
+    first and deleted last.
 
     Args:
         path: Where the folder shall be.
@@ -35,24 +40,25 @@ def new_folder(
         The folder to write to.
 
     Raises:
-        InputError: If `path` may not be replaced or cannot be written.
+        InputError: If `path` may not be replaced or cannot be written, or another
+            process writes it.
     """
     check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
     path = path.resolve()  # A link stays a link.
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.unfinished")
     try:
-        unfinished.mkdir()
-        yield unfinished
-        _settle(unfinished)
-        # Somebody may have put files there meanwhile.
-        check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
-        _replace(path, unfinished)
+        with unfinished(path) as new:
+            new.mkdir()
+            # One that was moved aside may be back.
+            check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
+            yield new
+            _settle(new)
+            # Somebody may have put files there meanwhile.
+            check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
+            _replace(path, new)
     except OSError as error:
         raise InputError(
-            f"cannot write {path}: {_reason(error, unfinished)}; nothing was written"
+            f"cannot write {path}: {_reason(error, path)}; nothing was written"
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def check_new_folder(
@@ -102,17 +108,32 @@ def check_apart(output: Path, *sources: Path) -> None:
             )
 
 
-def check_space(folder: Path, num_bytes: int) -> None:
+def check_space(folder: Path, num_bytes: int, largest: int) -> None:
     """Refuses to start writing what the disk cannot take.
 
+    Args:
+        folder: To be written to.
+        num_bytes: In all.
+        largest: Of them, in one file.
+
     Raises:
-        OSError: If fewer than `num_bytes` bytes are free.
+        OSError: If fewer are free, or this process may not write so large a file.
     """
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         full = os.strerror(errno.ENOSPC)
         raise OSError(
             errno.ENOSPC, f"{full}: {num_bytes:,} bytes are needed, {free:,} are free"
+        )
+    if resource is None:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < largest:
+        large = os.strerror(errno.EFBIG)
+        raise OSError(
+            errno.EFBIG,
+            f"{large}: {largest:,} bytes are needed in one file, {limit:,} are allowed "
+            "(ulimit -f)",
         )
 
 
@@ -169,10 +190,10 @@ def _replace(path: Path, new: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _reason(error: OSError, unfinished: Path) -> str:
+def _reason(error: OSError, path: Path) -> str:
     """Returns what went wrong; hidden names that are gone by now say nothing."""
     reason = error.strerror or first_line(error)
     named = str(error.filename or "")
-    if named and unfinished.name not in named:
+    if named and f"/.{path.name}." not in named:
         reason = f"{reason} ({named})"
     return reason

@@ -13,9 +13,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle_jax.checkpoints.source import read_json
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import read_json
 
 CALIBRATION_FILE = "calibration.json"
 """Its name in the folder of a head."""

@@ -5,18 +5,14 @@ from pathlib import Path
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_apart, new_folder
-from eagle_jax.checkpoints.model_config import (
-    check_pair,
-    head_config,
-    target_config,
+from eagle_jax.checkpoints.model_config import check_pair, head_config
+from eagle_jax.checkpoints.pair import (
+    load_head,
+    load_target,
+    open_target,
+    target_bits,
 )
-from eagle_jax.checkpoints.pair import load_head, load_target, target_bits
-from eagle_jax.checkpoints.store import (
-    check_weights,
-    is_store,
-    open_weights,
-    write_store,
-)
+from eagle_jax.checkpoints.store import check_weights, is_store, write_store
 
 _TARGET, _HEAD = "target", "head"
 
@@ -48,8 +44,8 @@ def convert_pair(
         InputError: If the pair cannot be used, a weight does not fit into `dtype`, or
             `output` cannot be written.
     """
-    config = target_config(target)
-    target_bits(open_weights(target), config, bits)
+    config, files = open_target(target)
+    target_bits(files, config, bits)
     check_apart(output, target)
     if head is not None:
         check_pair(config, head_config(head))

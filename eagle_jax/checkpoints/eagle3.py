@@ -18,15 +18,15 @@ import numpy as np
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.families import FAMILIES
-from eagle_jax.checkpoints.fields import size_of
+from eagle_jax.checkpoints.fields import flag_of, size_of
 from eagle_jax.checkpoints.model_config import (
     check_head_type,
+    head_positions,
     layer_config,
     refuse_unsupported,
 )
 from eagle_jax.checkpoints.pair import same_table, shapes_of, weights_dtype
 from eagle_jax.checkpoints.rope_json import read_rope
-from eagle_jax.checkpoints.source import read_json
 from eagle_jax.checkpoints.store import open_weights
 from eagle_jax.checkpoints.weights import Weights, load_params
 from eagle_jax.errors import InputError
@@ -37,6 +37,7 @@ from eagle_jax.models.eagle3_head import (
     feature_layers,
 )
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.parsing import read_json
 
 _FEWEST_LAYERS = 7
 _FIELDS = {"draft_vocab_size", "target_hidden_size", "eagle_config"}
@@ -77,7 +78,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
     layer = layer_config(
         config,
         path,
-        qkv_bias=bool(config.get("qkv_bias", False)),
+        qkv_bias=flag_of(config, "qkv_bias", path, default=False),
         rope=read_rope(config, path, is_head=True),
     )
     width = size_of(config, "target_hidden_size", path, default=layer.hidden_size)
@@ -85,7 +86,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
         layer=layer,
         vocab_size=vocab_size,
         draft_vocab_size=known,
-        max_positions=size_of(config, "max_position_embeddings", path, default=2048),
+        max_positions=head_positions(config, path),
         feature_size=3 * width,
     )
 

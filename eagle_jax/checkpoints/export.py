@@ -18,13 +18,13 @@ from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.config_json import WRITTEN_BY, head_fields, target_fields
 from eagle_jax.checkpoints.model_config import DTYPES, head_config, target_config
 from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.checkpoints.source import read_json
 from eagle_jax.checkpoints.stored import open_bin, open_safetensors
 from eagle_jax.checkpoints.weights import convert
 from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.parsing import read_json
 
 Tensors = dict[str, np.ndarray]
 
@@ -37,6 +37,7 @@ _NAMES = {
     *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
 }
+_HALF_CALIBRATION = f".{CALIBRATION_FILE}."
 
 
 def export_head(
@@ -47,6 +48,7 @@ def export_head(
     embedding: jax.Array | None = None,
     dtype: str = "float32",
     with_bin: bool | None = None,
+    also: Callable[[Path], object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes a head in the layout of the published ones, and reads it back.
@@ -63,6 +65,7 @@ def export_head(
         dtype: "float32", "bfloat16" or "float16", of the files.
         with_bin: Write `pytorch_model.bin`, which needs torch; `None` where torch is
             installed.
+        also: Called with the unfinished folder, to add a calibration.
         overwrite: Replace an earlier export.
 
     Raises:
@@ -87,11 +90,13 @@ def export_head(
         with_bin = has_torch()
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes * (2 if with_bin else 1))
+        check_space(unfinished, num_bytes * (2 if with_bin else 1), num_bytes)
         _write(unfinished, head_fields(config, dtype), tensors)
         if with_bin:
             _write_bin(unfinished / _BIN, tensors)
         _check(unfinished, head_config, config, tensors)
+        if also is not None:
+            also(unfinished)
 
 
 def export_target(
@@ -126,7 +131,7 @@ def export_target(
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes)
+        check_space(unfinished, num_bytes, num_bytes)
         _write(unfinished, fields, tensors)
         _check(unfinished, target_config, config, tensors)
         if also is not None:
@@ -135,7 +140,9 @@ def export_target(
 
 def is_export(folder: Path) -> bool:
     """Returns whether a folder holds an export of ours and nothing else."""
-    if any(path.name not in _NAMES or path.is_dir() for path in folder.iterdir()):
+    # What a kill left half-written has a hidden name.
+    found = [p for p in folder.iterdir() if not p.name.startswith(_HALF_CALIBRATION)]
+    if any(path.name not in _NAMES or path.is_dir() for path in found):
         return False
     try:
         fields = read_json(folder / _CONFIG)

@@ -5,18 +5,25 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.families import FAMILIES, Family
-from eagle_jax.checkpoints.fields import number_of, size_of
+from eagle_jax.checkpoints.fields import (
+    MOST,
+    MOST_POSITIONS,
+    flag_of,
+    number_of,
+    size_of,
+)
 from eagle_jax.checkpoints.rope_json import read_rope
-from eagle_jax.checkpoints.source import read_json
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parsing import read_json
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be stored in."""
 
+_MOST_LAYERS = 10_000
 _QWEN_FULL_LAYERS = 28
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = ("full_attention", _SLIDING)
@@ -78,6 +85,8 @@ def target_config(folder: Path) -> TransformerConfig:
     config = read_json(path)
     kind = config.get("model_type")
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise InputError(f"{path}: architectures = {names!r} must be a list of names")
     family = FAMILIES.get(str(kind))
     if family is None or any(name != family.architecture for name in names):
         known = ", ".join(family.architecture for family in FAMILIES.values())
@@ -105,14 +114,16 @@ def target_config(folder: Path) -> TransformerConfig:
                 f"{path}: num_experts_per_tok = {layer.experts_per_token} is more than "
                 f"num_local_experts = {layer.num_experts}"
             )
-    num_layers = size_of(config, "num_hidden_layers", path)
+    num_layers = size_of(config, "num_hidden_layers", path, most=_MOST_LAYERS)
     window, windowed = _windows(config, family, num_layers, path)
     return TransformerConfig(
         layer=dataclasses.replace(layer, qk_norm=family.qk_norm),
         num_layers=num_layers,
         vocab_size=size_of(config, "vocab_size", path),
-        max_positions=size_of(config, "max_position_embeddings", path),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        max_positions=size_of(
+            config, "max_position_embeddings", path, most=MOST_POSITIONS
+        ),
+        tie_embeddings=flag_of(config, "tie_word_embeddings", path, default=False),
         sliding_window=window,
         windowed_layers=windowed,
     )
@@ -147,14 +158,23 @@ def head_config(folder: Path) -> EagleHeadConfig:
             "head has 1 layer"
         )
     rope = read_rope(config, path, is_head=True)
+    has_bias = flag_of(config, "qkv_bias", path, default=False)
     return EagleHeadConfig(
-        layer=layer_config(
-            config, path, qkv_bias=bool(config.get("qkv_bias", False)), rope=rope
-        ),
+        layer=layer_config(config, path, qkv_bias=has_bias, rope=rope),
         vocab_size=size_of(config, "vocab_size", path),
-        max_positions=size_of(config, "max_position_embeddings", path, default=2048),
-        fc_bias=bool(config.get("bias", True)),
+        max_positions=head_positions(config, path),
+        fc_bias=flag_of(config, "bias", path, default=True),
     )
+
+
+def head_positions(config: dict[str, Any], path: Path) -> int:
+    """Returns the positions that a head was trained for, 2,048 where none are named.
+
+    Raises:
+        InputError: If they are no positive integer.
+    """
+    name = "max_position_embeddings"
+    return size_of(config, name, path, default=2048, most=MOST_POSITIONS)
 
 
 def is_eagle3(folder: Path) -> bool:
@@ -184,21 +204,22 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     """Returns the ids that end a text, ascending.
 
     Args:
-        folder: `generation_config.json` decides where it names them, otherwise
-            `config.json`.
+        folder: `generation_config.json` decides where it names any, otherwise
+            `config.json`; an empty list names none.
 
     Raises:
-        InputError: If they are no integers.
+        InputError: If they are no ids.
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         ids = read_json(path).get("eos_token_id") if path.is_file() else None
-        if ids is None:
+        if ids is None or ids == []:
             continue
         listed = ids if isinstance(ids, list) else [ids]
-        if not all(isinstance(token, int) for token in listed):
+        if not all(type(token) is int and 0 <= token < 2**31 for token in listed):
             raise InputError(
-                f"{path}: eos_token_id = {ids!r} must be an integer or a list of them"
+                f"{path}: eos_token_id = {ids!r} must be an id or a list of them, "
+                "integers from 0 to 2**31 - 1"
             )
         return tuple(sorted(set(listed)))
     return ()
@@ -273,12 +294,16 @@ def _windows(
             f"{num_layers} layers, not {types!r}"
         )
     window = None
-    is_on = not family.has_switch or config.get("use_sliding_window", False)
+    is_on = not family.has_switch or flag_of(
+        config, "use_sliding_window", path, default=False
+    )
     # A field that is left out means the family's own; only null means none.
     if family.has_window and is_on and config.get("sliding_window", 0) is not None:
         default = family.window
         if default is not None or "sliding_window" in config:
-            window = size_of(config, "sliding_window", path, default=default)
+            window = size_of(
+                config, "sliding_window", path, default=default, most=MOST_POSITIONS
+            )
     sliding = [number for number, name in enumerate(types or ()) if name == _SLIDING]
     if window is None and sliding:
         raise InputError(
@@ -293,13 +318,9 @@ def _windows(
         )
     start = 0
     if family.has_switch:
-        given = config.get("max_window_layers")
-        start = _QWEN_FULL_LAYERS if given is None else given
-        if not isinstance(start, int) or start < 0:
-            raise InputError(
-                f"{path}: max_window_layers = {start!r} must be an integer of at "
-                "least 0"
-            )
+        start = size_of(
+            config, "max_window_layers", path, default=_QWEN_FULL_LAYERS, least=0
+        )
     windowed = tuple(sliding if types else range(start, num_layers))
     if window is None or not windowed:
         return None, ()
@@ -342,6 +363,11 @@ def layer_config(
     if head_dim % 2:
         raise InputError(
             f"{path}: head_dim = {head_dim} must be even: rotary embeddings turn pairs"
+        )
+    if num_heads * head_dim > MOST:
+        raise InputError(
+            f"{path}: num_attention_heads = {num_heads} of head_dim = {head_dim} are "
+            f"more than {MOST:,} values"
         )
     if num_heads % num_kv_heads:
         raise InputError(

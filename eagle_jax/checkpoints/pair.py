@@ -1,6 +1,7 @@
 """Loading a target and an EAGLE head."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +33,37 @@ from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 Tree = TypeVar("Tree")
 
 
+def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
+    """Reads the sizes of a target and lists its tensors.
+
+    Args:
+        folder: From `resolve`; a Hugging Face folder, or half of a converted pair.
+
+    Returns:
+        Sizes and files; no tensor is read.
+
+    Raises:
+        InputError: If settings or files cannot be used, or the files have fewer layers
+            or experts than the settings say: as many would be planned first.
+    """
+    config, files = target_config(folder), open_weights(folder)
+    fields = {"layers": ("num_hidden_layers", config.num_layers)}
+    if config.layer.num_experts:
+        fields["experts"] = ("num_local_experts", config.layer.num_experts)
+    for part, (field, wanted) in fields.items():
+        found = {
+            match[1]
+            for name in files.names()
+            if (match := re.search(rf"\.{part}\.(\d+)\.", name))
+        }
+        if len(found) < wanted:
+            raise InputError(
+                f"{folder / 'config.json'}: {field} = {wanted:,}, but the files of "
+                f"weights have {len(found)} {part}; the weights do not fit config.json"
+            )
+    return config, files
+
+
 def load_target(
     folder: Path,
     dtype: str | None = "float32",
@@ -54,8 +86,7 @@ def load_target(
     Raises:
         InputError: If it cannot be used, naming the field or tensor.
     """
-    config = target_config(folder)
-    files = open_weights(folder)
+    config, files = open_target(folder)
     bits = target_bits(files, config, bits)
     shapes = target_shapes(config, bits)
     as_stored = target_shapes(config, files.bits)
@@ -194,8 +225,7 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
     Raises:
         InputError: If there is none, or not of the size that `config.json` names.
     """
-    config = target_config(folder)
-    files = open_weights(folder)
+    config, files = open_target(folder)
     name = names.TRANSFORMER["embedding"]
     for other in files.names() - {name}:
         files.forget(other)

@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.fields import number_of, size_of
+from eagle_jax.checkpoints.fields import MOST_POSITIONS, number_of, size_of
 from eagle_jax.errors import InputError
 from eagle_jax.models.rope import RopeConfig
 
@@ -75,7 +75,10 @@ def read_rope(
             low_freq_factor=number_of(scaling, "low_freq_factor", path),
             high_freq_factor=number_of(scaling, "high_freq_factor", path),
             original_max_positions=size_of(
-                scaling, "original_max_position_embeddings", path
+                scaling,
+                "original_max_position_embeddings",
+                path,
+                most=MOST_POSITIONS,
             ),
         )
     raise InputError(

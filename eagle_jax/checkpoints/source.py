@@ -1,9 +1,7 @@
 """Where a checkpoint lies: a local folder, or a name on the Hugging Face hub."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -57,21 +55,40 @@ def resolve(name: str) -> Path:
     return resolve(str(path))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object.
+def file_inside(folder: Path, name: str, list_name: str) -> Path:
+    """Returns a file that a list in a checkpoint names.
+
+    It must lie in the checkpoint's folder, also behind links; those of the hub's cache
+    lead from `snapshots/REVISION` to `blobs`, the only place outside.
+
+    Args:
+        folder: Of the checkpoint.
+        name: What the list says, a path relative to the folder.
+        list_name: Of the file that holds the list.
 
     Raises:
-        InputError: If the file is missing, broken or no object.
+        InputError: If it lies elsewhere or is missing.
     """
+    path = folder / name
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object")
-    return value
+        home, real = folder.resolve(), path.resolve()
+        is_file = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{folder / list_name} names {name!r}: {error}") from error
+    is_plain = not Path(name).is_absolute() and ".." not in Path(name).parts
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append((home.parent.parent / "blobs").resolve())
+    if not is_plain or not any(real.is_relative_to(place) for place in homes):
+        raise InputError(
+            f"{folder / list_name} names {name!r}, which lies outside the checkpoint's "
+            "folder; put the file itself into the folder"
+        )
+    if not is_file:
+        raise InputError(f"{path} is missing, but {list_name} names it")
+    return path
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Returns what an error says in one line, its kind if it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

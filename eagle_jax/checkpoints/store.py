@@ -27,7 +27,7 @@ from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.atomic import check_space, writing
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.parts import blocks, ends_of, local_part
-from eagle_jax.checkpoints.source import first_line, read_json
+from eagle_jax.checkpoints.source import file_inside, first_line
 from eagle_jax.checkpoints.stored import Part
 from eagle_jax.checkpoints.weights import (
     TensorFiles,
@@ -37,12 +37,15 @@ from eagle_jax.checkpoints.weights import (
 )
 from eagle_jax.errors import InputError
 from eagle_jax.models.quantised import bits_of
+from eagle_jax.parsing import read_json
 
 _PARAMS, _LIST = "params", "store.json"
 _FORMAT, _VERSION = "eagle_jax store", 1
 _COMMIT_MARK = "_CHECKPOINT_METADATA"
 # Slices of a large tensor can be read alone, and none outgrows a compressor.
 _CHUNK_BYTES = 256 * 2**20
+# About the largest that Orbax makes.
+_FILE_BYTES = 2**31
 _TEXT_FILES = ("*.json", "*.model", "*.jinja")
 
 
@@ -181,10 +184,15 @@ def write_store(
 
     tensors = names.by_name(params, table)
     path = folder / _PARAMS
-    check_space(folder, sum(tensor.nbytes for tensor in tensors.values()))
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    check_space(folder, num_bytes, min(num_bytes, _FILE_BYTES))
     save_args = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in tensors}
     with _quiet(), writing(path), ocp.PyTreeCheckpointer() as checkpointer:
-        arguments = ocp.args.PyTreeSave(tensors, save_args=save_args)
+        arguments = ocp.args.PyTreeSave(
+            tensors,
+            save_args=save_args,
+            ocdbt_target_data_file_size=_FILE_BYTES,
+        )
         checkpointer.save(path.resolve(), args=arguments)
     described = {name: describe(tensors[name]) for name in sorted(tensors)}
     if with_text:
@@ -272,9 +280,7 @@ def _read_list(folder: Path) -> dict[str, Any]:
     for name, size in files.items():
         if not name.startswith(f"{_PARAMS}/"):
             continue  # Settings may be edited.
-        file = folder / name
-        if not file.is_file():
-            raise InputError(f"{file} is missing; {advice}")
+        file = file_inside(folder, name, _LIST)
         if file.stat().st_size != size:
             raise InputError(
                 f"{file} has {file.stat().st_size} bytes instead of {size}; {advice}"

@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import json
 import math
-import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import safetensors
 
 from eagle_jax.checkpoints.source import first_line
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import parse_json
 
 Part = tuple[slice, ...]
 """Which part of a tensor: a slice with both ends for every axis."""
@@ -35,6 +35,7 @@ _DTYPES: dict[str, Any] = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
+_TORCH_DTYPES = {np.dtype(kind).name for kind in _DTYPES.values()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,8 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
             pass  # Checks the header, and that the file is as long as it says.
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+            header = parse_json(file.read(size), f"the header of {path}")
+    except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} is no complete safetensors file: {error}") from error
     header.pop("__metadata__", None)
     return {name: _stored(path, 8 + size, entry) for name, entry in header.items()}
@@ -142,28 +143,46 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
         ) from error
 
     try:
-        # Mapped into memory: tensors are read from disk one by one.
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        # Mapped into memory: tensors are read from disk one by one. Files of the
+        # format before torch 1.6 cannot be.
+        tensors = torch.load(
+            path,
+            map_location="cpu",
+            weights_only=True,
+            mmap=zipfile.is_zipfile(path),
+        )
+    except Exception as error:  # A broken file ends in whatever its parser trips over.
         raise InputError(
             f"{path} is no readable torch checkpoint: {first_line(error)}"
         ) from error
     if not isinstance(tensors, dict) or not all(
-        isinstance(tensor, torch.Tensor) for tensor in tensors.values()
+        isinstance(name, str) and isinstance(tensor, torch.Tensor)
+        for name, tensor in tensors.items()
     ):
-        raise InputError(f"{path} is no table of tensors, but some other torch file")
+        raise InputError(
+            f"{path} is no table of tensors by name, but some other torch file"
+        )
 
     def read(tensor: Any) -> np.ndarray:
         if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own.
             return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
         return tensor.numpy()
 
-    return {
-        name: StoredTensor(
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-            read=functools.partial(read, tensor),
-            read_part=lambda part, tensor=tensor: read(tensor[part]),
+    stored = {}
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not is_plain or kind not in _TORCH_DTYPES:
+            raise InputError(
+                f"{path}: tensor {name} is {kind} of layout {tensor.layout} on device "
+                f"{tensor.device}; give a checkpoint of plain tensors, none of them "
+                "quantized or float8"
+            )
+        values = tensor.detach()  # What was saved as a parameter has a gradient.
+        stored[name] = StoredTensor(
+            dtype=kind,
+            shape=tuple(values.shape),
+            read=functools.partial(read, values),
+            read_part=lambda part, values=values: read(values[part]),
         )
-        for name, tensor in tensors.items()
-    }
+    return stored

@@ -1,14 +1,33 @@
 """The tokenizer that a checkpoint carries."""
 
+import contextlib
+import datetime
+import json
 import os
+import string
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.source import first_line, read_json
+from eagle_jax.checkpoints.source import first_line
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import read_json
 
 # Importing transformers advises to install torch, which tokenizers do not need.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+_TODAY = "strftime_now"
+"""What chat templates call for today's date, with a format."""
+
+# The line break at its end belongs to it: templates begin with a line of their own.
+_MACRO = """\
+{%- macro strftime_now(format) -%}
+{%- set text = namespace(value=format) -%}
+{%- for directive, value in TABLE -%}
+{%- set text.value = text.value | replace(directive, value) -%}
+{%- endfor -%}
+{{- text.value -}}
+{%- endmacro %}
+"""
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
@@ -26,8 +45,16 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """
     try:
         kind = _tokenizer_class(folder)
-        tokenizer = kind.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # A broken file ends in whatever its parser trips over.
+        # Left unset, transformers asks on a terminal whether to run such code.
+        tokenizer = kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        highest = max(tokenizer.get_vocab().values(), default=-1)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # A broken file ends in whatever its parser trips over; what tokenizers' Rust
+        # code ends in is no `Exception`.
         raise InputError(
             f"{folder} holds no usable tokenizer: {first_line(error)}"
         ) from error
@@ -37,12 +64,54 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
             f"{folder} holds no usable tokenizer: there is no vocabulary, such as "
             "tokenizer.json or tokenizer.model; copy the tokenizer's files there"
         )
-    if len(tokenizer) > vocab_size:
+    if highest >= vocab_size:
         raise InputError(
-            f"{folder}: the tokenizer knows {len(tokenizer)} ids, but the target's "
+            f"{folder}: the tokenizer knows ids up to {highest}, but the target's "
             f"embedding has {vocab_size} rows; they do not belong together"
         )
     return tokenizer
+
+
+def fix_date(tokenizer: Any, date: str | None = None) -> str | None:
+    """Lets a tokenizer's chat templates take one date for today's, from now on.
+
+    Prompts of one run are equal then, whatever day they are made on. The time of day
+    is midnight.
+
+    Args:
+        tokenizer: A `transformers` tokenizer.
+        date: ISO, such as "2025-07-26", as an earlier run recorded it; `None` for
+            today's.
+
+    Returns:
+        The date to record, `None` where no template asks for one.
+
+    Raises:
+        InputError: If that is no date.
+    """
+    given = tokenizer.chat_template
+    templates = given if isinstance(given, dict) else {"": given or ""}
+    if not any(_TODAY in template for template in templates.values()):
+        return None
+    try:
+        today = datetime.date.today()
+        day = today if date is None else datetime.date.fromisoformat(date)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the recorded date {date!r} is no date such as 2025-07-26; start again "
+            "with another output"
+        ) from error
+    table = [("%%", "\0")]
+    for letter in string.ascii_letters:
+        for directive in (f"%{letter}", f"%-{letter}"):  # With "-" no leading zeros.
+            with contextlib.suppress(ValueError):  # Not every system knows all.
+                table.append((directive, day.strftime(directive)))
+    table.append(("\0", "%"))
+    # A macro, as the newer versions of transformers let no function in.
+    macro = _MACRO.replace("TABLE", json.dumps(table))
+    fixed = {name: macro + template for name, template in templates.items()}
+    tokenizer.chat_template = fixed if isinstance(given, dict) else fixed[""]
+    return day.isoformat()
 
 
 def _tokenizer_class(folder: Path) -> Any:

@@ -22,7 +22,7 @@ from eagle_jax.checkpoints.parts import (
     put,
     transposed,
 )
-from eagle_jax.checkpoints.source import read_json
+from eagle_jax.checkpoints.source import file_inside, first_line
 from eagle_jax.checkpoints.stored import (
     Part,
     StoredTensor,
@@ -31,6 +31,7 @@ from eagle_jax.checkpoints.stored import (
 )
 from eagle_jax.errors import InputError
 from eagle_jax.models.quantised import QuantisedMatrix, quantise
+from eagle_jax.parsing import read_json
 
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
@@ -155,7 +156,9 @@ class TensorFiles:
         try:
             tensor = read()
         except (OSError, RuntimeError) as error:
-            raise InputError(f"{self.folder}: cannot read {name}: {error}") from error
+            raise InputError(
+                f"{self.folder}: cannot read {name}: {first_line(error)}"
+            ) from error
         check_tensor(self.folder, name, tensor)
         return tensor
 
@@ -166,9 +169,7 @@ class TensorFiles:
         if not all(isinstance(shard, str) for shard in weight_map.values()):
             raise InputError(f"{index}: weight_map must give a file name per tensor")
         for shard in sorted(set(weight_map.values())):
-            path = self.folder / shard
-            if not path.is_file():
-                raise InputError(f"{path} is missing, but {index.name} names it")
+            path = file_inside(self.folder, shard, index.name)
             self._open(path, {name for name in weight_map if weight_map[name] == shard})
 
     def _open(self, path: Path, wanted: set[str] | None) -> None:

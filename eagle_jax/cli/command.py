@@ -1,6 +1,7 @@
 """What every command does with messages, bad input and Ctrl-C."""
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -37,6 +38,8 @@ def run_command(
 ) -> int:
     """Runs a command; what its user can mend ends in one line, not in a traceback.
 
+    What standard output and error cannot show, in ASCII for example, is escaped.
+
     Args:
         action: The command; returns its exit code.
         unwritable: The line for an `OSError`, which `{error}` stands for.
@@ -46,6 +49,9 @@ def run_command(
         The exit code.
     """
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return action()
     except InputError as error:

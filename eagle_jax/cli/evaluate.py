@@ -23,6 +23,8 @@ from eagle_jax.evaluation.step_times import StepSeconds, measure_steps
 from eagle_jax.evaluation.templates import Template, encode
 
 _MEASURED_TOKENS = 65
+_TURN_SEEDS = 1 << 24
+"""From one turn's seed to the next one's: more than any file has questions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,17 @@ class _Conversation:
     def is_done(self) -> bool:
         """Whether every turn is answered."""
         return len(self.turns) == len(self.question.turns)
+
+    def seed(self, first: int) -> int:
+        """Returns the next turn's seed, its own among all questions and turns.
+
+        Prompts that are cut to one length would share their noise otherwise.
+
+        Args:
+            first: That of the first question's first turn.
+        """
+        turn = len(self.turns)
+        return (first + self.question.number + turn * _TURN_SEEDS) % 2**32
 
 
 def evaluate(job: Job, questions: list[Question]) -> list[Record]:
@@ -191,7 +204,7 @@ class _Answerer:
         """Answers one turn of each conversation."""
         prompts = [conversation.prompt for conversation in batch]
         first_seed = self._job.run.config.sampling.seed
-        seeds = [first_seed + conversation.question.number for conversation in batch]
+        seeds = [conversation.seed(first_seed) for conversation in batch]
         result = runner.run(prompts, seeds)
         if self._step_seconds is None:
             self._step_seconds = self._measure(runner, prompts, seeds)

@@ -1,14 +1,17 @@
 """Prompts in, results out."""
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.checkpoints.outputs import unfinished
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import parse_json
+from eagle_jax.training.files import publish
 
-_PROBE_BYTES = 4096
+_PROBE = bytes(4096)
+"""What a disk that is not full takes."""
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -30,14 +33,15 @@ def read_prompts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the prompts {path}: {error}") from error
     if path.suffix == ".txt":
-        prompts = [line for line in text.splitlines() if line.strip()]
+        # Not splitlines: a prompt may hold other line separators.
+        prompts = [line for line in text.split("\n") if line.strip()]
     elif path.suffix == ".json":
-        prompts = _parse(text, f"{path}")
+        prompts = parse_json(text, f"{path}")
         if not isinstance(prompts, list):
             raise InputError(f"{path} must hold a JSON list of strings")
     elif path.suffix == ".jsonl":
         prompts = [
-            _first_turn(_parse(line, f"{path}, line {number}"))
+            _first_turn(parse_json(line, f"{path}, line {number}"))
             for number, line in enumerate(text.split("\n"), 1)
             if line.strip()
         ]
@@ -70,7 +74,8 @@ def check_writable(path: Path) -> None:
     """Refuses an output path before any long work starts; nothing is left there.
 
     Raises:
-        InputError: If no file can be made there, or nothing can be written to it.
+        InputError: If no file can be made there, nothing can be written to it, or
+            another process writes it.
     """
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
@@ -81,8 +86,8 @@ def check_writable(path: Path) -> None:
             with path.open("wb", buffering=0) as device:
                 device.write(b"")  # Enough for /dev/full.
         else:
-            path = path.resolve()
-            _try_file(path.parent, f".{path.name}.")
+            with unfinished(path.resolve()) as part:
+                part.write_bytes(_PROBE)
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror}; give a file in a folder that "
@@ -100,21 +105,13 @@ def check_folder(path: Path) -> None:
     try:
         while not existing.exists():
             existing = existing.parent
-        _try_file(existing, ".")
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            file.write(_PROBE)
     except OSError as error:
         raise InputError(
             f"cannot write to {path}: {error.strerror}; give a folder that can be made "
             "and written to"
         ) from error
-
-
-def _try_file(folder: Path, prefix: str) -> None:
-    handle, name = tempfile.mkstemp(dir=folder, prefix=prefix)
-    try:
-        os.write(handle, bytes(_PROBE_BYTES))
-    finally:
-        os.close(handle)
-        os.unlink(name)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -129,29 +126,14 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
         return
     path = path.resolve()  # A link stays a link.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private.
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with unfinished(path) as part:
+        part.write_text(text, encoding="utf-8")
+        publish(part, path)
 
 
 def _is_special(path: Path) -> bool:
     """Returns whether a path is a pipe or a device, which no file may replace."""
     return path.exists() and not path.is_file()
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{where} is not valid JSON: {error}") from error
 
 
 def _first_turn(record: Any) -> Any:

@@ -85,18 +85,20 @@ class PairSource:
         config: Sizes of the target.
         dtype: Of weights and caches; what "auto" came to.
         drafter: Static; `None` for plain decoding.
-        load_tokenizer: Reads the tokenizer, once.
+        read_tokenizer: Reads the tokenizer, once, and the date of its chat template.
         load: Reads or makes the weights, on the devices of a placement or, given
             `None`, on the default device.
         bits: Of the matrices of the target's layers, `None` if they are not quantised.
+        folder: Of the target's files, `None` if it has none.
     """
 
     config: TransformerConfig
     dtype: str
     drafter: Drafter | None
-    load_tokenizer: Callable[[], Any]
+    read_tokenizer: Callable[[], tuple[Any, str | None]]
     load: Callable[..., LoadedPair]
     bits: int | None = None
+    folder: Path | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -107,7 +109,12 @@ class PairSource:
         Raises:
             InputError: If there is none.
         """
-        return self.load_tokenizer()
+        return self.read_tokenizer()[0]
+
+    @property
+    def date(self) -> str | None:
+        """ISO, what the chat template takes for today's; `None` if it asks for none."""
+        return self.read_tokenizer()[1]
 
     def check_room(
         self, *, batch_size: int, max_length: int, grows: bool = True
@@ -142,6 +149,7 @@ def open_pair(
     method: Method = "eagle2",
     rule: AcceptanceRule = "greedy",
     bits: int | None = None,
+    date: str | None = None,
 ) -> PairSource:
     """Opens a target and what drafts for it.
 
@@ -155,15 +163,16 @@ def open_pair(
         method: What the draft is, and how it drafts.
         rule: How drafts are accepted, see `methods.tree_drafter`.
         bits: Of the target's matrices, see `checkpoints.load_target`.
+        date: For the chat template, see `checkpoints.fix_date`.
 
     Raises:
         InputError: If something is missing or does not fit.
     """
     folder = checkpoints.resolve(target_name)
-    config = checkpoints.target_config(folder)
-    check_depth(tree, config)
     # Says what is broken before anything is read.
-    bits = checkpoints.target_bits(checkpoints.open_weights(folder), config, bits)
+    config, files = checkpoints.open_target(folder)
+    check_depth(tree, config)
+    bits = checkpoints.target_bits(files, config, bits)
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     check_weights(config, dtype, bits)
@@ -173,8 +182,9 @@ def open_pair(
     check_product(bits, dtype)
 
     @functools.cache
-    def load_tokenizer() -> Any:
-        return checkpoints.load_tokenizer(folder, config.vocab_size)
+    def read_tokenizer() -> tuple[Any, str | None]:
+        tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
+        return tokenizer, checkpoints.fix_date(tokenizer, date)
 
     def load(placement: Placement | None = None) -> LoadedPair:
         shardings = target_shardings(placement, config, bits)
@@ -185,7 +195,7 @@ def open_pair(
             target=with_features(target, drafter),
             drafter=drafter,
             params=Params(target=target_params, drafter=drafter_params),
-            tokenizer=load_tokenizer(),
+            tokenizer=read_tokenizer()[0],
             stop_tokens=checkpoints.stop_tokens(folder),
             placement=with_drafter(placement, drafter, drafter_params),
         )
@@ -194,9 +204,10 @@ def open_pair(
         config=config,
         dtype=dtype,
         drafter=drafter,
-        load_tokenizer=load_tokenizer,
+        read_tokenizer=read_tokenizer,
         load=load,
         bits=bits,
+        folder=folder,
     )
 
 
@@ -246,9 +257,8 @@ def open_draft_model(
     """
     folder = checkpoints.resolve(name)
     if method == "small-model":
-        small = checkpoints.target_config(folder)
+        small, _ = checkpoints.open_target(folder)
         checkpoints.check_small_model(target, small)
-        checkpoints.check_weights(folder)
 
         def load_small(_: TransformerParams, placement: Placement | None = None) -> Any:
             shapes = shapes_of(transformer.init_params, small)

@@ -87,8 +87,8 @@ def open_random(
     check_product(bits, dtype)
 
     @functools.cache
-    def load_tokenizer() -> Any:
-        return _byte_tokenizer() if with_tokenizer else None
+    def read_tokenizer() -> tuple[Any, None]:
+        return _byte_tokenizer() if with_tokenizer else None, None
 
     head = EagleHeadConfig(
         layer=config.layer,
@@ -117,7 +117,7 @@ def open_random(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,
             params=Params(target=target_params, drafter=drafter_params),
-            tokenizer=load_tokenizer(),
+            tokenizer=read_tokenizer()[0],
             stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
             placement=with_drafter(placement, drafter, drafter_params),
         )
@@ -126,7 +126,7 @@ def open_random(
         config=config,
         dtype=dtype,
         drafter=drafter,
-        load_tokenizer=load_tokenizer,
+        read_tokenizer=read_tokenizer,
         load=load,
         bits=bits,
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_jax.cli.runner import Row
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.decoding.state import StopReason
+from eagle_jax.decoding.state import StopReason, tokens_per_round
 
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 
@@ -25,7 +25,9 @@ def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]
         "stop_reason": "interrupted" if interrupted else row.stop_reason.name.lower(),
         "accept_lengths": row.accept_lengths,
         "rounds": len(row.accept_lengths),
-        "tokens_per_round": tokens_per_round(row.accept_lengths),
+        "tokens_per_round": tokens_per_round(
+            [len(row.generated_ids)], len(row.accept_lengths)
+        ),
         "seed": seed,
     }
 
@@ -50,23 +52,16 @@ def totals(
     runs: list[dict[str, Any]], *, decode_seconds: float, compile_seconds: float
 ) -> dict[str, Any]:
     """Sums up runs; each run's first token belongs to the prefill, not to the speed."""
-    tokens = sum(len(run["generated_ids"]) for run in runs)
-    accepted = [length for run in runs for length in run["accept_lengths"]]
-    decoded = tokens - sum(bool(run["generated_ids"]) for run in runs)
+    lengths = [len(run["generated_ids"]) for run in runs]
+    tokens, rounds = sum(lengths), sum(run["rounds"] for run in runs)
+    decoded = tokens - sum(length > 0 for length in lengths)
     return {
         "tokens": tokens,
-        "rounds": len(accepted),
-        "tokens_per_round": tokens_per_round(accepted),
+        "rounds": rounds,
+        "tokens_per_round": tokens_per_round(lengths, rounds),
         "tokens_per_second": decoded / decode_seconds if decoded else None,
         "compile_seconds": compile_seconds,
     }
-
-
-def tokens_per_round(accept_lengths: list[int]) -> float | None:
-    """Returns accepted drafts plus one, averaged over rounds; `None` without any."""
-    if not accept_lengths:
-        return None
-    return sum(accept_lengths) / len(accept_lengths) + 1
 
 
 def summary(totals: dict[str, Any]) -> str:

@@ -184,6 +184,7 @@ class Runner:
             min_p=sampling.min_p,
             seeds=seeds,
             prompt_bucket=self.prompt_bucket,
+            vocab_size=self.pair.target.config.vocab_size,
         )
         placement = self.pair.placement
         return requests if placement is None else placement.put_rows(requests)

@@ -2,18 +2,18 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from eagle_jax.cli.methods import HEAD_METHODS, lookup_drafter, tree_drafter
 from eagle_jax.cli.pairs import DraftSource, open_draft_model
-from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table
+from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parsing import parse_json
 
 Models = dict[Method, DraftSource]
 """Draft models: "eagle2" for a head, "small-model"."""
@@ -64,11 +64,11 @@ class Run:
             parts += known.get(tree.calibration, ["calibrated"])
             for name in ("kappa", "sharpness"):
                 value = getattr(tree, name)
-                parts += [] if value is None else [f"{name}{value:g}"]
+                parts += [] if value is None else [f"{name}{shortest(value)}"]
         if "shared_noise" in _SETTINGS[self.method] and not tree.shared_noise:
             parts += ["likeliest"]
         parts += ["rejection"] if self.acceptance == "rejection" else []
-        parts += [f"t{self.config.sampling.temperature:g}"]
+        parts += [f"t{shortest(self.config.sampling.temperature)}"]
         return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
 
 
@@ -293,8 +293,8 @@ def make_drafter(run: Run, models: Models) -> Drafter | None:
 def _read_value(text: str) -> Any:
     """Returns a number or a truth value if the text is one, the text itself if not."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text, text)
+    except InputError:
         return text
 
 

@@ -1,5 +1,6 @@
 """What is to be decoded, as arrays: every value here is traced, never static."""
 
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -55,6 +56,7 @@ def make_requests(
     min_p: float | Sequence[float] = 0.0,
     seeds: int | Sequence[int] = 0,
     prompt_bucket: int | None = None,
+    vocab_size: int | None = None,
 ) -> Requests:
     """Checks requests and pads them to the bucket that a compilation serves.
 
@@ -69,13 +71,14 @@ def make_requests(
         min_p: In [0, 1]; 0 is off.
         seeds: One per row draws independently; equal seeds draw equal noise.
         prompt_bucket: `T`; `None` for `bucket_prompt` of the longest.
+        vocab_size: `V`, which ids are below; `None` where it is not known.
 
     Returns:
         Arrays for `generate`.
 
     Raises:
-        InputError: If a prompt is empty or leaves no room for a token, or a value
-            lies outside its range.
+        InputError: If a prompt is empty, leaves no room for a token or holds what is
+            no id, or a value lies outside its range.
     """
     if not prompts:
         raise InputError("no prompts were given; at least one is needed")
@@ -100,7 +103,7 @@ def make_requests(
     stops = np.full(num_stops, NO_TOKEN, np.int32)
     stops[: len(stop_tokens)] = stop_tokens
     return Requests(
-        prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket)),
+        prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket, vocab_size)),
         prompt_lengths=jnp.asarray(lengths),
         max_new_tokens=jnp.asarray(new_tokens),
         max_length=jnp.asarray(_longest_texts(lengths, new_tokens, max_length)),
@@ -138,7 +141,10 @@ def _longest_texts(
 
 
 def _pad(
-    prompts: Sequence[Sequence[int]], lengths: np.ndarray, bucket: int | None
+    prompts: Sequence[Sequence[int]],
+    lengths: np.ndarray,
+    bucket: int | None,
+    vocab_size: int | None,
 ) -> np.ndarray:
     """Returns `[B, T]` prompts, padded at the end."""
     longest = int(lengths.max())
@@ -149,8 +155,23 @@ def _pad(
         )
     padded = np.zeros((len(prompts), width), np.int32)
     for row, prompt in enumerate(prompts):
+        _check_ids(row, prompt, _INT32_MAX if vocab_size is None else vocab_size)
         padded[row, : len(prompt)] = prompt
     return padded
+
+
+def _check_ids(row: int, prompt: Sequence[int], end: int) -> None:
+    """Refuses what is no token of the target: a gather would read some other row."""
+    for id_ in np.asarray(prompt) if isinstance(prompt, jax.Array) else prompt:
+        try:
+            is_id = 0 <= operator.index(id_) < end
+        except TypeError:
+            is_id = False
+        if not is_id:
+            raise InputError(
+                f"prompt {row} has the id {id_!r}; ids are whole numbers of 0 to "
+                f"{end - 1}, as the target's own tokenizer gives them"
+            )
 
 
 def bucket_prompt(length: int) -> int:

@@ -269,7 +269,8 @@ def _scores(
         return logits if greedy == 1 else logits * greedy
     noise, sampled = draws.noise[:, level - 1], calibration.sampled
     temperature = draws.sampling.temperature
-    kappa = jnp.where(temperature > 0, sampled.kappa * temperature, greedy)
+    divisor = draws.sampling.divisor
+    kappa = jnp.where(temperature > 0, sampled.kappa * divisor, greedy)
     if sampled.sharpness != 1:
         sharpness = jnp.where(temperature > 0, sampled.sharpness, 1.0)
         logits = logits * sharpness[:, None, None]

@@ -105,23 +105,26 @@ class Observed:
 class Fit:
     """What a draft's confidences are worth, and what knowing it is worth.
 
-    Errors and tokens per round are of questions that the judged fit did not see: every
+    Errors and tokens per root are of questions that the judged fit did not see: every
     second one, in the order of category and id.
 
     Attributes:
         confidence: Fitted to all questions.
+        is_idle: Whether it changes no tree: `kappa` and the sharpness are those without
+            a calibration, and one exponent for all nodes leaves their order as it is.
         rows: Trials that it was fitted to.
         num_nodes: Of the trees that are compared, cut from the recorded ones.
         ece_before: Expected calibration error without a calibration.
         ece_after: Likewise with one fitted to the other questions.
-        tokens_before: Tokens per round, at the recorded roots, of trees that are ranked
-            without a calibration.
+        tokens_before: Tokens per recorded root, see `tokens_per_root`, of trees that
+            are ranked without a calibration.
         tokens_after: Likewise with one fitted to the other questions.
-        tried: By confidence, tokens per round on the questions of the judged fit,
+        tried: By confidence, tokens per root on the questions of the judged fit,
             calibrated.
     """
 
     confidence: Confidence
+    is_idle: bool
     rows: int
     num_nodes: int
     ece_before: float
@@ -172,7 +175,8 @@ def read_observed(
             "calibration and rejection; write some with scripts/evaluate.py --nodes "
             "and methods such as eagle2:calibration=none or eagle2:kappa=1.5"
         )
-    for name in ("draft", "target", "vocab_size"):
+    models = ("draft", "draft_fingerprint", "target", "target_fingerprint")
+    for name in (*models, "vocab_size"):
         values = sorted({str(run.settings.get(name)) for run in runs})
         if len(values) > 1:
             advice = "; choose with --draft" if name == "draft" else ""
@@ -226,20 +230,23 @@ def fit(
         for o in observed
     }
     tried = {
-        o.confidence: tokens_per_round(o.of(fitted), on_half[o.confidence], nodes)
+        o.confidence: tokens_per_root(o.of(fitted), on_half[o.confidence], nodes)
         for o in observed
     }
     best = max(observed, key=lambda o: tried[o.confidence])
     before = min(observed, key=lambda o: _distance(o.confidence, plain))
     rest, trials = trials_of(best.of(judged)), trials_of(best.of(questions))
+    found = fit_confidence(trials, best, by=by)
+    is_one = len({exponent for row in found.exponents for exponent in row}) == 1
     return Fit(
-        confidence=fit_confidence(trials, best, by=by),
+        confidence=found,
+        is_idle=is_one and _distance(found, plain) == 0,
         rows=len(trials),
         num_nodes=nodes,
         ece_before=calibration_error(trials_of(before.of(judged))),
         ece_after=calibration_error(rest, on_half[best.confidence]),
-        tokens_before=tokens_per_round(before.of(judged), before.confidence, nodes),
-        tokens_after=tokens_per_round(best.of(judged), on_half[best.confidence], nodes),
+        tokens_before=tokens_per_root(before.of(judged), before.confidence, nodes),
+        tokens_after=tokens_per_root(best.of(judged), on_half[best.confidence], nodes),
         tried=tried,
     )
 
@@ -251,13 +258,19 @@ def describe(fitted: Fit) -> str:
         f"{tried.kappa:g}/{tried.sharpness:g}: {tau:.3f}"
         for tried, tau in fitted.tried.items()
     )
-    return (
+    line = (
         f"{fitted.rows:,} nodes | kappa/sharpness {found.kappa:g}/{found.sharpness:g} "
-        f"(tokens per round {sweep}) | on the other questions: expected calibration "
-        f"error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} after; trees of "
-        f"{fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens per round before, "
-        f"{fitted.tokens_after:.3f} after"
+        f"(tokens per recorded root {sweep}) | on the other questions: expected "
+        f"calibration error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} "
+        f"after; trees of {fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens "
+        f"per root before, {fitted.tokens_after:.3f} after"
     )
+    if fitted.is_idle:
+        line += (
+            "; it changes no tree, as all nodes have one exponent: a depth or rank "
+            f"needs {MIN_TRIALS} tried nodes for its own, so record more questions"
+        )
+    return line
 
 
 def calibration_file(
@@ -331,10 +344,13 @@ def fit_exponents(
     )
 
 
-def tokens_per_round(
+def tokens_per_root(
     trees: Sequence[VerifiedTree], confidence: Confidence, num_nodes: int
 ) -> float:
-    """Returns the mean tokens of rounds whose trees keep fewer nodes, ranked anew.
+    """Returns the mean tokens of trees that keep fewer nodes, ranked anew.
+
+    At the roots of the recorded rounds, whether or not a smaller tree would have come
+    to them, and uncut where a text ended: figures to compare, not tokens per round.
 
     Args:
         trees: Verified.

@@ -1,7 +1,7 @@
 """What the records of an evaluation say, as numbers.
 
-The definitions are the papers': tau counts the bonus token of every round, plain
-decoding has tau 1, and a node is *tried* where its parent was accepted.
+The definitions are the papers': a node is *tried* where its parent was accepted. Tau is
+`decoding.state.tokens_per_round`.
 """
 
 import dataclasses
@@ -129,16 +129,6 @@ def tokens_per_second(
         tokens -= sum(number > 0 for number in new_tokens)
     total = sum(seconds)
     return tokens / total if tokens > 0 and total > 0 else None
-
-
-def mean_accept_length(accept_lengths: Iterable[Sequence[int]]) -> float | None:
-    """Returns tau: tokens per step, bonus included, over the steps of all questions.
-
-    Args:
-        accept_lengths: Per question, what each step accepted and one more, uncut.
-    """
-    lengths = [length for steps in accept_lengths for length in steps]
-    return sum(lengths) / len(lengths) if lengths else None
 
 
 def first_difference(

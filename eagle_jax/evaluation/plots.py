@@ -105,7 +105,7 @@ def rank(group: Group) -> Figure | str:
 
 
 def lengths(group: Group) -> Figure | str:
-    """Draws how many tokens the steps emit."""
+    """Draws how many tokens the steps accept, uncut; tau is what they emitted."""
     runs = [(n, run, style) for n, run, style in _drafting(group) if run.tau()]
     if not runs:
         return "no run drafted anything"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import parse_json
 
 QuestionId = int | str
 
@@ -216,10 +217,7 @@ def _hash(text: str) -> str:
 
 
 def _parse(content: str, where: str, number: int) -> Question:
-    try:
-        record = json.loads(content)
-    except ValueError as error:
-        raise InputError(f"{where} is not valid JSON: {error}") from error
+    record = parse_json(content, where)
     if not isinstance(record, dict):
         raise InputError(f"{where} must be an object with `question_id` and `turns`")
     for name in ("question_id", "category", "turns"):

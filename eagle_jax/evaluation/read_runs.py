@@ -1,7 +1,6 @@
 """Records of an evaluation in, checked runs out."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,8 +12,10 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.metrics import Reliability
 from eagle_jax.evaluation.nodes import VerifiedTree, read_tree
 from eagle_jax.evaluation.runs import Answer, Nodes, QuestionKey, Run
+from eagle_jax.parsing import parse_json
 
 _RECORDS = "records of scripts/evaluate.py"
+_MOST = 2.0**53
 _WANTED = {int: "a whole number of 0 or more", float: "a number of 0 or more"}
 
 
@@ -100,7 +101,12 @@ def _check_same(run: Run, new: Run, where: str) -> None:
     if run.key("label") == new.key("label"):
         return
     names = [name for name in (*run.settings, *new.settings) if name != "label"]
-    name = next(n for n in names if run.settings.get(n) != new.settings.get(n))
+    # As text: 1 and true are equal, and a missing field is none that is null.
+    name = next(
+        n
+        for n in names
+        if repr(run.settings.get(n, ...)) != repr(new.settings.get(n, ...))
+    )
     raise InputError(
         f"{where}: {name} = {new.settings.get(name)}, but the lines before have "
         f"{run.settings.get(name)}; keep one run per file"
@@ -140,11 +146,10 @@ class _MissingError(Exception):
 
 def _parse(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line)
-    except ValueError as error:
+        return parse_json(line, where)
+    except InputError as error:
         raise InputError(
-            f"{where} is not valid JSON ({error}); remove the line, or write it again "
-            "with scripts/evaluate.py"
+            f"{error}; remove the line, or write it again with scripts/evaluate.py"
         ) from error
 
 
@@ -221,7 +226,7 @@ def _read_nodes(nodes: Any) -> Nodes:
         depth=depth.astype(int),
         rank=rank.astype(int),
         # Rounding in the logarithm may leave a probability just above 1.
-        confidence=np.minimum(np.exp(log_confidence), 1.0),
+        confidence=np.exp(np.minimum(log_confidence, 0.0)),
         is_accepted=is_accepted.astype(bool),
         positions=positions,
         values=Reliability(
@@ -246,6 +251,8 @@ def _columns(nodes: Any, table: str, names: Sequence[str]) -> list[np.ndarray]:
         arrays = [np.asarray(column, float) for column in columns]
     except (TypeError, ValueError) as error:
         raise _MissingError(f"`nodes.{table}` holds what is no number") from error
+    if not all((np.abs(array) < _MOST).all() for array in arrays):  # NaN is not.
+        raise _MissingError(f"`nodes.{table}` holds what no tree has")
     if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1:
         raise _MissingError(f"the lists of `nodes.{table}` differ in length")
     return arrays

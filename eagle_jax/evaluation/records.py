@@ -15,13 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from eagle_jax.checkpoints.outputs import lock
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Question, QuestionId
-
-try:
-    import fcntl
-except ImportError:  # Not on Windows; there nothing keeps two processes apart.
-    fcntl = None
+from eagle_jax.parsing import parse_json
 
 Record = dict[str, Any]
 
@@ -118,6 +115,28 @@ def check_records(
     _check(path, content, run, questions)
 
 
+def recorded_date(folder: Path) -> str | None:
+    """Returns the date of the prompts that a folder's records are answers to.
+
+    What goes beside them is compared with them, and needs the same prompts.
+
+    Args:
+        folder: Of evaluations; need not exist.
+
+    Returns:
+        That of the first record with one, `None` without any.
+    """
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            with path.open("rb") as file:
+                date = json.loads(file.readline())["run"]["date"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # Of before dates were recorded, or no records at all.
+        if date is not None:
+            return date
+    return None
+
+
 class RecordFile:
     """A file of records that is gone on with.
 
@@ -146,7 +165,7 @@ class RecordFile:
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         try:
-            _lock(self._file.fileno(), path)
+            lock(self._file.fileno(), path)
             self._file.seek(0)
             content = self._file.read()
             self.records = _check(path, content, run, questions)
@@ -181,19 +200,6 @@ class RecordFile:
     ) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def _lock(handle: int, path: Path) -> None:
-    """Keeps other processes out for as long as the file is open."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise InputError(
-            f"{path} is being written by another process; wait for it, or give "
-            "another --output"
-        ) from error
 
 
 def _check(
@@ -242,8 +248,8 @@ def _identity(question: Question) -> tuple[str, str, int]:
 
 def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
-        record = json.loads(line)
-    except ValueError as error:
+        record = parse_json(line, f"{path}:{number}")
+    except InputError as error:
         raise _foreign(path, number) from error
     is_record = isinstance(record, dict) and set(record) >= _FIELDS
     if not is_record or not isinstance(record["run"], dict):

@@ -11,19 +11,23 @@ from typing import Any
 
 import numpy as np
 
+from eagle_jax.config import shortest
+from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH
 
 SETUP = (
-    *("target", "dtype", "device", "template", "system_prompt"),
+    *("target", "target_fingerprint", "dtype", "device"),
+    *("template", "system_prompt", "date"),
     *("max_new_tokens", "max_length"),
     *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
 )
 """Settings that runs must share, besides temperature and batch size, to be compared."""
 
 TREE = (
-    *("draft", "num_nodes", "depth", "width", "rank_by", "rerank", "calibration"),
+    *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
+    *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
 )
 """Settings of one method."""
@@ -97,6 +101,11 @@ class Answer:
     def task(self) -> str:
         """MT-bench's categories are one task, every other category is its own."""
         return "mt_bench" if self.category in MT_BENCH else self.category
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per step, over all turns."""
+        return tokens_per_round(self.new_tokens, len(self.accept_lengths))
 
     def speed(self, *, with_prefill: bool) -> float | None:
         """Returns tokens per second over all turns."""
@@ -173,7 +182,10 @@ class Run:
     def tau(self, task: str | None = None) -> float | None:
         """Returns tokens per step, over all steps of a task; of all for `None`."""
         answers = self.of_task(task).values()
-        return metrics.mean_accept_length(answer.accept_lengths for answer in answers)
+        return tokens_per_round(
+            [number for answer in answers for number in answer.new_tokens],
+            sum(len(answer.accept_lengths) for answer in answers),
+        )
 
     def nodes(self) -> Nodes | None:
         """Returns the nodes of all questions together, `None` where there are none."""
@@ -256,10 +268,10 @@ def groups(runs: list[Run], *, one_batch_size: bool) -> list[Group]:
         if one_batch_size:
             members = [run for run in members if run.batch_size == smallest]
         first = members[0]
-        parts = [f"temperature {first.temperature:g}"]
+        parts = [f"temperature {shortest(first.temperature)}"]
         parts += [f"batch size {smallest}"] if one_batch_size else []
         parts += [f"{name} {first.settings.get(name)}" for name in differing]
-        slug = f"t{first.temperature:g}"
+        slug = f"t{shortest(first.temperature)}"
         used = sum(group.slug.split("-")[0] == slug for group in result)
         group = Group(
             title=", ".join(parts),

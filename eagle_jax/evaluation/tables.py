@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 
+from eagle_jax.config import shortest
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.metrics import Quartiles, Rates
 from eagle_jax.evaluation.runs import (
@@ -94,7 +95,7 @@ def runs_table(runs: list[Run]) -> str:
             [
                 ", ".join(f"{path.parent.name}/{path.name}" for path in run.paths),
                 run.settings["label"],
-                f"{run.temperature:g}",
+                shortest(run.temperature),
                 str(run.batch_size),
                 *(_setting(run.settings.get(column)) for column in columns),
                 str(len(answers)),
@@ -150,7 +151,7 @@ def temperature_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]
             continue
         header, cells = ["method"], dict[str, list[list[str]]]()
         for place, group in enumerate(members):
-            shown = f"T={group.runs[0].temperature:g}"
+            shown = f"T={shortest(group.runs[0].temperature)}"
             header += [f"{shown} speedup", f"{shown} tau", f"{shown} lossless"]
             for name, run in zip(group.names, group.runs, strict=True):
                 row = cells.setdefault(name, [])
@@ -181,7 +182,7 @@ def spread_table(group: Group) -> str:
         baseline = find_baseline(run, group.everything)
         for task in run.tasks:
             answers = list(run.of_task(task).values())
-            taus = [metrics.mean_accept_length([a.accept_lengths]) for a in answers]
+            taus = [answer.tau for answer in answers]
             speeds = [
                 _spread(
                     (answer.speed(with_prefill=with_prefill) for answer in answers),

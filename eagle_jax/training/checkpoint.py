@@ -24,6 +24,9 @@ class Checkpoints:
             folder: Of the checkpoints alone.
             keep: Newest ones to keep.
             best: Also keep the one with the highest value of this metric.
+
+        Raises:
+            InputError: If what is there is broken.
         """
         policies: list[Any] = [checkpoint_managers.LatestN(keep)]
         if best is not None:
@@ -32,15 +35,18 @@ class Checkpoints:
                     get_metric_fn=lambda metrics: metrics[best], n=1
                 )
             )
-        self._manager = ocp.CheckpointManager(
-            folder.absolute(),
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-                best_fn=(lambda metrics: metrics[best]) if best else None,
-                enable_async_checkpointing=False,
-                cleanup_tmp_directories=True,
-            ),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+            best_fn=(lambda metrics: metrics[best]) if best else None,
+            enable_async_checkpointing=False,
+            cleanup_tmp_directories=True,
         )
+        try:
+            self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        except Exception as error:  # Orbax has many kinds.
+            raise InputError(
+                f"cannot read the checkpoints in {folder}: {first_line(error)}"
+            ) from error
 
     def latest(self) -> int | None:
         """Returns the newest checkpoint's step, `None` without any."""
@@ -82,7 +88,7 @@ class Checkpoints:
         """
         try:
             return self._manager.restore(step, args=ocp.args.StandardRestore(like))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # Orbax and tensorstore have many kinds.
             raise InputError(
                 f"cannot read the checkpoint of step {step} in "
                 f"{self._manager.directory}: {first_line(error)}"

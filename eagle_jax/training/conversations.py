@@ -13,7 +13,6 @@ is; a record is one of
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import parse_json
 
 Message = dict[str, str]
 """`role` ("system", "user" or "assistant") and `content`, as chat templates want it."""
@@ -139,6 +139,25 @@ def read_examples(
     return found
 
 
+def check_ids(example: Example, vocab_size: int | None) -> None:
+    """Refuses an example with exact ids of another target.
+
+    Args:
+        example: With ids or without.
+        vocab_size: `V` of the target, `None` where it is not known.
+
+    Raises:
+        InputError: If an id is not below it.
+    """
+    if example.ids is None or vocab_size is None:
+        return
+    if int(example.ids.max()) >= vocab_size:
+        raise InputError(
+            f"{example.where} has the id {example.ids.max()}, but the target knows "
+            f"only {vocab_size}; it was made for another target"
+        )
+
+
 def _check(path: Path, found: DataFile, count: int, max_malformed: float) -> None:
     """Refuses a file that is not what it seems to be."""
     if len(found.malformed) > max_malformed * count:
@@ -188,12 +207,7 @@ def _json_records(path: Path, data: bytes) -> Iterator[_Record]:
     """Yields the records of a JSON list or of JSON lines."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     if data.lstrip()[:1] == b"[":
-        try:
-            records = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{path} begins as a JSON list but is not valid JSON: {error}"
-            ) from error
+        records = parse_json(data, f"{path} begins as a JSON list but")
         for number, record in enumerate(records, 1):
             yield f"record {number}", lambda record=record: record
         return
@@ -204,11 +218,9 @@ def _json_records(path: Path, data: bytes) -> Iterator[_Record]:
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line)
-    except UnicodeDecodeError as error:
-        raise _MalformedError(f"it is not UTF-8 ({error.reason})") from error
-    except (ValueError, RecursionError) as error:
-        raise _MalformedError(f"it is not valid JSON ({error})") from error
+        return parse_json(line, "it")
+    except InputError as error:
+        raise _MalformedError(str(error)) from error
 
 
 def _example(where: str, record: Any, need_answers: bool) -> Example:

@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 
 from eagle_jax.errors import InputError
-from eagle_jax.training.conversations import Example, Message
+from eagle_jax.training.conversations import Example, Message, check_ids
 
 TooLong = Literal["cut", "drop", "refuse"]
 """What becomes of a sample that is longer than the limit.
@@ -53,7 +53,8 @@ class Encoded:
         num_empty: Examples left out because they hold nothing to be predicted: an
             answer that begins behind the limit, a text of one token.
         refused: A line for each conversation that the chat template refuses, such as
-            one with a system turn where the template knows none.
+            one with a system turn where the template knows none, or in which it does
+            not show what the assistant says.
     """
 
     samples: list[EncodedExample]
@@ -83,7 +84,7 @@ class Encoded:
 
 
 class RefusedError(InputError):
-    """A chat template raises an exception for one conversation."""
+    """A chat template has no use for one conversation."""
 
 
 def encode_examples(
@@ -212,8 +213,8 @@ def encode_prompt(
         the assistant's earlier turns, which may be empty.
 
     Raises:
-        RefusedError: If the template refuses the conversation.
-        InputError: If its assistant turns cannot be told apart.
+        RefusedError: If the template refuses the conversation, or its assistant turns
+            cannot be told apart.
     """
     return _encode_chat(tokenizer, messages, where, is_prompt=True)
 
@@ -234,11 +235,7 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
 def _encode(example: Example, tokenizer: Any, vocab_size: int | None) -> EncodedExample:
     """Encodes one example, uncut."""
     if example.ids is not None:
-        if vocab_size is not None and int(example.ids.max()) >= vocab_size:
-            raise InputError(
-                f"{example.where} has the id {example.ids.max()}, but the target knows "
-                f"only {vocab_size}; it was made for another target"
-            )
+        check_ids(example, vocab_size)
         return _sample(example.ids, example.loss_mask)
     if example.messages:
         return _encode_chat(tokenizer, example.messages, example.where)
@@ -309,7 +306,11 @@ def _assistant_spans(
 ) -> list[tuple[int, int]]:
     """Returns where in the text the assistant's turns begin and end.
 
-    A turn is what the template adds to the prompt that asks for it.
+    A turn is what the template adds to the prompt that asks for it. Templates that
+    leave out what was thought in earlier turns do not simply add.
+
+    Raises:
+        RefusedError: If a turn cannot be found so.
     """
     spans: list[tuple[int, int]] = []
     for number, message in enumerate(messages):
@@ -318,7 +319,7 @@ def _assistant_spans(
         before = _render(tokenizer, messages[:number], where, is_prompt=True)
         after = _render(tokenizer, messages[: number + 1], where)
         if not (text.startswith(after) and after.startswith(before)):
-            raise InputError(
+            raise RefusedError(
                 f"{where}: the chat template renders turn {number + 1} differently "
                 "when it is the last one, so what the assistant says cannot be found; "
                 "mark it with {% generation %} in the template, or give conversations "

@@ -12,6 +12,7 @@ import numpy as np
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
+from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
@@ -38,8 +39,7 @@ class Evaluation:
         alphas: n-alpha for n = 0..4: of the chains whose first n drafts the target
             accepted, the share whose next draft it accepts too; NaN where there was
             no such chain (EAGLE-1, section 4).
-        tokens_per_round: With the run's tree, greedy, bonus token included; NaN where
-            no round was needed.
+        tokens_per_round: With the run's tree, greedy; NaN where no round was needed.
     """
 
     loss: float
@@ -47,6 +47,9 @@ class Evaluation:
     alphas: tuple[float, ...]
     tokens_per_round: float
 
+
+_Decoded = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""By row: accepted drafts of each round, `[B, S]`, rounds and new tokens, `[B]`."""
 
 Evaluate = Callable[[EagleHeadParams, TransformerParams], Evaluation]
 """Measures a head, float32, for its target."""
@@ -125,13 +128,14 @@ def make_evaluation(
             ]
         )
         both = _cast(params, target_params, config)
-        chain = _by_row(decode_chain(both), len(prompts))
-        accepted = _by_row(decode_tree(both), len(prompts))
+        chain, _ = _by_row(decode_chain(both), len(prompts))
+        accepted, new_tokens = _by_row(decode_tree(both), len(prompts))
+        tau = tokens_per_round(new_tokens, len(accepted))
         return Evaluation(
             loss=float(metrics.loss),
             agreement=float(metrics.agreement),
             alphas=alphas(chain),
-            tokens_per_round=float(accepted.mean()) + 1 if len(accepted) else math.nan,
+            tokens_per_round=math.nan if tau is None else tau,
         )
 
     return evaluate
@@ -183,8 +187,8 @@ def _cast(
 
 def _decoder(
     config: StepConfig, placement: Placement, requests: Requests, tree: TreeConfig
-) -> Callable[[Params], tuple[np.ndarray, np.ndarray]]:
-    """Returns what decodes greedily: accepted drafts by round, and rounds, by row."""
+) -> Callable[[Params], _Decoded]:
+    """Returns what decodes greedily."""
     head = EagleHead(config=config.head, dtype=config.dtype)
     drafter = TreeDrafter(model=head, tree=tree)
     bind = functools.partial
@@ -197,15 +201,18 @@ def _decoder(
         bind(speculative.decode, config.target, drafter, **rule), donates_state=True
     )
 
-    def decode(params: Params) -> tuple[np.ndarray, np.ndarray]:
+    def decode(params: Params) -> _Decoded:
         there = placement.put_rows(requests)
         state = rounds(params, there, prefill(params, there))
-        return placement.fetch((state.accept_lengths, state.num_rounds))
+        found = (state.accept_lengths, state.num_rounds, state.lengths)
+        accepted, num_rounds, lengths = placement.fetch(found)
+        return accepted, num_rounds, lengths - np.asarray(requests.prompt_lengths)
 
     return decode
 
 
-def _by_row(accepted: tuple[np.ndarray, np.ndarray], num_rows: int) -> np.ndarray:
-    """Joins the rounds of the first rows."""
-    found = list(zip(*accepted, strict=True))[:num_rows]
-    return np.concatenate([lengths[:rounds] for lengths, rounds in found])
+def _by_row(decoded: _Decoded, num_rows: int) -> tuple[np.ndarray, list[int]]:
+    """Joins the accepted drafts of the first rows' rounds; and their new tokens."""
+    found = list(zip(*decoded, strict=True))[:num_rows]
+    accepted = np.concatenate([lengths[:rounds] for lengths, rounds, _ in found])
+    return accepted, [int(tokens) for _, _, tokens in found]

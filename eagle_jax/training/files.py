@@ -4,16 +4,16 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from eagle_jax import parsing
+from eagle_jax.checkpoints.outputs import only_writer, unfinished
 from eagle_jax.errors import InputError
 
-_TAIL_BYTES = 1 << 16
-_WEIGHT_SUFFIXES = (".safetensors", ".bin")
-_SETTINGS_SUFFIXES = (".json", ".model", ".jinja")
+LOCK = ".lock"
+"""In the folder of a run that is being written."""
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
@@ -24,17 +24,39 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         write: Fills the file that it is given.
 
     Raises:
-        InputError: If the disk is full or the folder cannot be written to.
+        InputError: If the disk is full, the folder cannot be written to, or another
+            process writes the file.
     """
-    with writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            write(Path(name))
-            publish(Path(name), path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    with writing(path), unfinished(path) as part:
+        write(part)
+        publish(part, path)
+
+
+@contextlib.contextmanager
+def writing_run(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a run's folder, which is made if it is missing.
+
+    If the block ends with nothing in the folders that were made for it, they go too.
+
+    Args:
+        folder: Of the run.
+
+    Raises:
+        InputError: If another process writes the run, or the folder cannot be made.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output {folder} is no folder; give another name")
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with contextlib.ExitStack() as stack:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(only_writer(folder, folder / LOCK))
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            for place in made:
+                place.rmdir()
 
 
 def publish(part: Path, path: Path) -> None:
@@ -46,7 +68,7 @@ def publish(part: Path, path: Path) -> None:
     """
     umask = os.umask(0)
     os.umask(umask)
-    os.chmod(part, 0o666 & ~umask)  # Temporary files are private.
+    os.chmod(part, 0o666 & ~umask)  # safetensors makes files private.
     with part.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(part, path)
@@ -65,10 +87,19 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Returns a JSON object, or `None` where the file is missing or is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return parsing.read_json(path)
+    except InputError:
         return None
-    return value if isinstance(value, dict) else None
+
+
+def value_at(record: Any, *names: str) -> Any:
+    """Returns what lies under these names, each inside the one before.
+
+    `None` where there is nothing, or where something else than an object lies between.
+    """
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record
 
 
 @contextlib.contextmanager
@@ -85,31 +116,6 @@ def writing(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}; free some space or give "
             "another place, then run the same command again: it goes on from there"
         ) from error
-
-
-def fingerprint_folder(folder: Path) -> str:
-    """Returns what tells one checkpoint from another, without reading all of it.
-
-    Covers the settings and tokenizer files whole, and of every file of weights its
-    size and its last 64 KiB.
-
-    Args:
-        folder: Of a Hugging Face checkpoint.
-
-    Returns:
-        32 hexadecimal digits, the same on every machine.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _SETTINGS_SUFFIXES:
-            digest.update(f"{path.name}\n".encode() + path.read_bytes())
-        elif path.suffix in _WEIGHT_SUFFIXES:
-            size = path.stat().st_size
-            digest.update(f"{path.name} {size}\n".encode())
-            with path.open("rb") as file:
-                file.seek(max(0, size - _TAIL_BYTES))
-                digest.update(file.read())
-    return digest.hexdigest()[:32]
 
 
 def fingerprint_file(path: Path) -> str:

@@ -60,16 +60,26 @@ def read_log(path: Path) -> list[dict[str, str]]:
     """
     if not path.exists():
         return []
-    with open(path, encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise InputError(f"{path} is no log of a training run")
-        # A line that a kill cut short lacks columns.
-        return [
-            row
-            for row in reader
-            if None not in row.values() and row["step"].isdigit() and row["loss"]
-        ]
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) == COLUMNS:
+                return [row for row in reader if _is_whole(row)]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is no log of a training run: {error}") from error
+    raise InputError(f"{path} is no log of a training run")
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    """Returns whether a line is one; what a kill cut short lacks columns."""
+    if None in row.values() or set(row) != set(COLUMNS) or not row["loss"]:
+        return False
+    try:
+        for name in COLUMNS:
+            float(row[name] or 0)
+        return int(row["step"]) >= 0
+    except ValueError:
+        return False
 
 
 def plot_log(log: Path, picture: Path, *, title: str) -> None:

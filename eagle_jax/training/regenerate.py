@@ -150,17 +150,20 @@ class TextTask:
 class ConversationTask:
     """A conversation of which only the user's turns, and the system's, are kept.
 
-    It ends early with an answer that a limit cut off: no user ever went on there.
+    It ends early with an answer that a limit cut off, as no user ever went on there,
+    and before a turn that the chat template refuses.
     """
 
-    def __init__(self, tokenizer: Any, example: Example) -> None:
+    def __init__(self, tokenizer: Any, example: Example, refused: list[str]) -> None:
         """Starts a conversation.
 
         Args:
             tokenizer: Of the target, with a chat template.
             example: With messages.
+            refused: Gets a line if the chat template refuses a turn.
         """
         self._tokenizer = tokenizer
+        self._refused = refused
         self._where = example.where
         self._waiting = [
             dict(message)
@@ -180,7 +183,8 @@ class ConversationTask:
             self._messages.append(self._waiting.pop(0))
         try:
             self._asked = encode_prompt(self._tokenizer, self._messages, self._where)
-        except RefusedError:
+        except RefusedError as error:
+            self._refused.append(str(error))
             return None
         return self._asked.tokens.tolist()
 
@@ -228,7 +232,11 @@ def sample_tasks(tokenizer: Any, count: int) -> Iterator[Task]:
 
 
 def example_tasks(
-    tokenizer: Any, examples: Sequence[Example], config: RegenerationConfig, seed: int
+    tokenizer: Any,
+    examples: Sequence[Example],
+    config: RegenerationConfig,
+    seed: int,
+    refused: list[str] | None = None,
 ) -> Iterator[Task]:
     """Yields a text for each example: answers to its turns, or behind its prefix.
 
@@ -238,10 +246,13 @@ def example_tasks(
         config: Bounds of the prefix, whose length depends on the seed and on the
             example's number.
         seed: Of the run.
+        refused: Gets a line for each conversation that the chat template refuses from
+            some turn on.
     """
+    refused = [] if refused is None else refused
     for index, example in enumerate(examples):
         if example.messages:
-            yield ConversationTask(tokenizer, example)
+            yield ConversationTask(tokenizer, example, refused)
             continue
         if example.ids is not None:
             ids = example.ids.tolist()

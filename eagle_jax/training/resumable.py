@@ -1,5 +1,6 @@
 """A JSON-lines file that a later run goes on with after its last complete line."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -7,7 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from eagle_jax.checkpoints.outputs import lock
 from eagle_jax.errors import InputError
+from eagle_jax.parsing import parse_json
 from eagle_jax.training.files import read_json, write_json, writing
 
 _BLOCK = 1 << 20
@@ -35,23 +38,25 @@ class ResumableLines:
 
         Raises:
             InputError: If the file was made with other settings or by something
-                else, or cannot be written.
+                else, cannot be written, or another process writes it.
         """
         if path.exists() and not path.is_file():
             raise InputError(f"cannot write {path}: it is no file; give a file name")
         self.next_index = 0
         self._path = path.resolve()  # A link stays a link.
-        beside = self._path.with_name(f"{self._path.name}.settings.json")
+        beside = _beside(path)
         settings = json.loads(json.dumps(settings))  # Tuples become lists.
-        is_new = overwrite or not path.exists() or path.stat().st_size == 0
-        with writing(path):
-            if is_new:
-                self._path.write_bytes(b"")
+        with writing(path), contextlib.ExitStack() as stack:
+            file = stack.enter_context(self._path.open("ab"))
+            lock(file.fileno(), path)
+            if overwrite or self._path.stat().st_size == 0:
+                file.truncate(0)
                 write_json(beside, settings)
             else:
                 _check_settings(path, read_json(beside), settings)
                 self.next_index = _drop_broken_line(self._path)
-            self._file = self._path.open("ab")
+            stack.pop_all()
+            self._file = file
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends one line.
@@ -94,6 +99,16 @@ class ResumableLines:
             self._file.close()  # What went wrong must not be hidden by the next thing.
 
 
+def made_with(path: Path) -> Mapping[str, Any]:
+    """Returns the settings that made a file, none where nothing tells of them."""
+    return read_json(_beside(path)) or {}
+
+
+def _beside(path: Path) -> Path:
+    path = path.resolve()
+    return path.with_name(f"{path.name}.settings.json")
+
+
 def _check_settings(
     path: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any]
 ) -> None:
@@ -123,8 +138,8 @@ def _drop_broken_line(path: Path) -> int:
     if end < 0:
         return 0
     try:
-        return int(json.loads(line)["index"]) + 1
-    except (ValueError, TypeError, KeyError) as error:
+        return int(parse_json(line, str(path))["index"]) + 1
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise InputError(
             f"the last line of {path} is no record of this command; give another "
             "output, or --overwrite to lose it"

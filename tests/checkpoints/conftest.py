@@ -1,10 +1,12 @@
 """What the tests of checkpoints share."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from eagle_jax.checkpoints import convert_pair
+from eagle_jax.checkpoints import convert_pair, load_target
+from eagle_jax.models.transformer import TransformerParams
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +15,21 @@ def converted(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     output = tmp_path_factory.mktemp("converted") / "pair"
     convert_pair(output, tiny_pair / "target", tiny_pair / "head")
     return output
+
+
+@pytest.fixture
+def target(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny target to change at will."""
+    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
+
+
+@pytest.fixture
+def head(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny head to change at will."""
+    return Path(shutil.copytree(tiny_pair / "head", tmp_path / "head"))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair: Path) -> TransformerParams:
+    """The tiny target's weights, as the single safetensors file gives them."""
+    return load_target(tiny_pair / "target")[1]

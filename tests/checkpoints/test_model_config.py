@@ -15,6 +15,7 @@ from eagle_jax.checkpoints import (
 from eagle_jax.errors import InputError
 from eagle_jax.models.rope import RopeConfig
 from tests.checkpoints.settings import LLAMA, without, write
+from tests.helpers import refused
 
 _LLAMA3_SCALING = {
     "factor": 8.0,
@@ -313,6 +314,7 @@ def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
         ({"eos_token_id": [9, 3, 9]}, {"eos_token_id": 2}, (3, 9)),
         ({"temperature": 0.6}, {"eos_token_id": 2}, (2,)),
         ({"eos_token_id": None}, {"eos_token_id": [5, 4]}, (4, 5)),
+        ({"eos_token_id": []}, {"eos_token_id": 2}, (2,)),
         (None, {"eos_token_id": 2}, (2,)),
         (None, {}, ()),
         ({"eos_token_id": 0}, {"eos_token_id": 2}, (0,)),
@@ -334,3 +336,36 @@ def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path) -> None:
     write(tmp_path, LLAMA | {"eos_token_id": "</s>"})
     with pytest.raises(InputError, match="eos_token_id"):
         stop_tokens(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [[7, -1], 2**31, [True], 1.0, {}])
+def test_stop_tokens_outside_int32_are_refused(tmp_path: Path, ids: Any) -> None:
+    write(tmp_path, LLAMA | {"eos_token_id": ids})
+    refused(lambda: stop_tokens(tmp_path), "eos_token_id", "2**31")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", 7),
+        ("architectures", [7]),
+        ("architectures", "LlamaForCausalLM"),
+        ("num_hidden_layers", 2**31),
+        ("num_hidden_layers", 10_001),
+        ("num_hidden_layers", True),
+        ("hidden_size", 2**25),
+        ("vocab_size", 10**40),
+        ("head_dim", 2**24),
+        ("max_position_embeddings", 2**31),
+        ("tie_word_embeddings", "false"),
+        ("rms_norm_eps", 10**40),
+        ("rms_norm_eps", True),
+        ("rope_theta", 1e300),
+        ("model_type", ["llama"]),
+    ],
+)
+def test_a_field_of_another_kind_or_size_is_refused(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    write(tmp_path, LLAMA | {field: value})
+    refused(lambda: target_config(tmp_path), field)

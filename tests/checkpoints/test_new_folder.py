@@ -252,6 +252,30 @@ def test_the_old_folder_is_whole_until_the_new_one_is(
     assert deleted == [".replaced"]
 
 
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "target"
+
+    def somebody_writes(_: Path) -> None:
+        refused(
+            lambda: export_target(folder, TARGET, random_target(), overwrite=True),
+            f"{folder} is being written by another process",
+        )
+
+    export_target(folder, TARGET, random_target(), also=somebody_writes)
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_a_calibration_that_a_kill_left_half_written_hinders_nobody(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "head"
+    export_head(folder, HEAD, random_head())
+    (folder / ".calibration.json.0123abcd.unfinished").write_text("{")
+    (folder / ".calibration.json.lock").touch()
+    export_head(folder, HEAD, random_head(), overwrite=True)
+    assert not list(folder.glob(".*"))
+
+
 def test_files_that_appear_meanwhile_are_not_lost(tmp_path: Path) -> None:
     folder = tmp_path / "target"
     export_target(folder, TARGET, random_target())

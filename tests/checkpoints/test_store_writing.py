@@ -1,6 +1,7 @@
 """Conversions that are killed, find the disk full, or replace an earlier one."""
 
 import dataclasses
+import resource
 import shutil
 import signal
 import subprocess
@@ -85,7 +86,9 @@ def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
         refused(lambda: check_weights(left / unfinished), str(left / unfinished))
 
 
-def test_a_killed_process_leaves_the_old_pair(converted: Path, tmp_path: Path) -> None:
+def test_a_killed_process_leaves_the_old_pair_and_the_next_one_nothing_else(
+    converted: Path, tmp_path: Path
+) -> None:
     output = Path(shutil.copytree(converted, tmp_path / "pair"))
     before = {name: (output / name).read_bytes() for name in file_names(output)}
     code = f"""
@@ -102,10 +105,11 @@ convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
     )
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
     assert {name: (output / name).read_bytes() for name in file_names(output)} == before
-    (left,) = (path for path in tmp_path.iterdir() if path != output)
-    assert left.name.startswith(".pair.")
+    (left,) = tmp_path.glob(".pair.*.unfinished")
     assert (left / "target" / "params").is_dir()
     refused(lambda: check_weights(left / "target"), str(left), "not whole")
+    convert_pair(output, converted / "target", overwrite=True)
+    assert list(tmp_path.iterdir()) == [output]
 
 
 def test_what_the_disk_cannot_take_is_not_begun(
@@ -119,6 +123,20 @@ def test_what_the_disk_cannot_take_is_not_begun(
         lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
         "No space left on device",
         "1,000 are free",
+    )
+    assert calls == [0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_larger_than_allowed_is_not_begun(
+    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+    calls = _count_calls(monkeypatch, ocp.PyTreeCheckpointer, "save", die_at=0)
+    refused(
+        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
+        "File too large",
+        "1,000 are allowed (ulimit -f)",
     )
     assert calls == [0]
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@ import itertools
 import json
 import os
 import pickle
-import shutil
 import threading
 import weakref
 from collections.abc import Callable
@@ -30,91 +29,44 @@ from eagle_jax.checkpoints import target_config as read_target_config
 from eagle_jax.checkpoints.weights import TensorFiles
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.transformer import TransformerParams
+from tests.checkpoints.folders import (
+    SINGLE,
+    Tensors,
+    change_config,
+    save_bin,
+    take_weights,
+    write_shards,
+)
 from tests.checkpoints.random_weights import HEAD, TARGET
 from tests.helpers import SMALL_LAYER, refused
 
-Tensors = dict[str, np.ndarray]
-
-_SINGLE = "model.safetensors"
 _QUERY = "model.layers.1.self_attn.q_proj.weight"
 
 
-@pytest.fixture
-def target(tiny_pair: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny target to change at will."""
-    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
-
-
-@pytest.fixture
-def head(tiny_pair: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny head to change at will."""
-    return Path(shutil.copytree(tiny_pair / "head", tmp_path / "head"))
-
-
-@pytest.fixture(scope="module")
-def expected(tiny_pair: Path) -> TransformerParams:
-    """The tiny target's weights, as the single safetensors file gives them."""
-    return load_target(tiny_pair / "target")[1]
-
-
-def _take_weights(folder: Path) -> Tensors:
-    """Reads the folder's weights and removes the file."""
-    tensors = load_file(folder / _SINGLE)
-    (folder / _SINGLE).unlink()
-    return tensors
-
-
 def _rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
-    tensors = _take_weights(folder)
+    tensors = take_weights(folder)
     change(tensors)
-    save_file(tensors, folder / _SINGLE)
-
-
-def _change_config(folder: Path, **fields: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def _write_shards(
-    folder: Path, tensors: Tensors, save: Callable[[Any, Path], object], kind: str
-) -> Path:
-    """Writes two shards and their index, and returns the index."""
-    stem = "model" if kind == "safetensors" else "pytorch_model"
-    ordered = sorted(tensors)
-    weight_map = {}
-    for number in (1, 2):
-        part = ordered[number - 1 :: 2]
-        shard = f"{stem}-{number:05d}-of-00002.{kind}"
-        save({name: tensors[name] for name in part}, folder / shard)
-        weight_map |= dict.fromkeys(part, shard)
-    index = folder / f"{stem}.{kind}.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return index
-
-
-def _save_bin(tensors: Tensors, path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    torch.save({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, path)
+    save_file(tensors, folder / SINGLE)
 
 
 def test_sharded_safetensors_give_the_same_weights(
     target: Path, expected: TransformerParams
 ) -> None:
-    _write_shards(target, _take_weights(target), save_file, "safetensors")
+    write_shards(target, take_weights(target), save_file, "safetensors")
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
 def test_a_torch_file_gives_the_same_weights(
     target: Path, expected: TransformerParams
 ) -> None:
-    _save_bin(_take_weights(target), target / "pytorch_model.bin")
+    save_bin(take_weights(target), target / "pytorch_model.bin")
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
 def test_sharded_torch_files_give_the_same_weights(
     target: Path, expected: TransformerParams
 ) -> None:
-    _write_shards(target, _take_weights(target), _save_bin, "bin")
+    write_shards(target, take_weights(target), save_bin, "bin")
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
@@ -130,8 +82,8 @@ def test_half_precision_files_are_read(
     target: Path, expected: TransformerParams, stored: str
 ) -> None:
     kind = np.dtype(getattr(ml_dtypes, stored, stored))
-    tensors = {k: v.astype(kind) for k, v in _take_weights(target).items()}
-    save_file(tensors, target / _SINGLE)
+    tensors = {k: v.astype(kind) for k, v in take_weights(target).items()}
+    save_file(tensors, target / SINGLE)
     wide = load_target(target)[1]
     assert {x.dtype for x in jax.tree.leaves(wide)} == {jnp.dtype("float32")}
     chex.assert_trees_all_equal(
@@ -145,7 +97,7 @@ def test_bfloat16_torch_files_are_read(
     torch = pytest.importorskip("torch")
     tensors = {
         name: torch.from_numpy(tensor.copy()).to(torch.bfloat16)
-        for name, tensor in _take_weights(target).items()
+        for name, tensor in take_weights(target).items()
     }
     torch.save(tensors, target / "pytorch_model.bin")
     narrow = load_target(target, "bfloat16")[1]
@@ -157,7 +109,7 @@ def test_bfloat16_torch_files_are_read(
 def test_tied_weights_have_no_output_head(
     target: Path, expected: TransformerParams
 ) -> None:
-    _change_config(target, tie_word_embeddings=True)
+    change_config(target, tie_word_embeddings=True)
     tied = dataclasses.replace(expected, output_head=None)
     # Some checkpoints store the table twice all the same.
     chex.assert_trees_all_equal(load_target(target)[1], tied)
@@ -184,7 +136,7 @@ def test_missing_tensors_are_named(target: Path) -> None:
 
 
 def test_unexpected_tensors_are_named(target: Path) -> None:
-    _change_config(target, num_hidden_layers=1)
+    change_config(target, num_hidden_layers=1)
     message = refused(lambda: load_target(target), "unexpected", "model.layers.1.")
     assert "model.layers.0." not in message
 
@@ -218,7 +170,7 @@ def test_quantized_weights_are_refused(target: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 5, 400, -100])
 def test_a_truncated_safetensors_file_is_refused(target: Path, size: int) -> None:
-    path = target / _SINGLE
+    path = target / SINGLE
     whole = path.read_bytes()
     path.write_bytes(whole[:size])
     refused(lambda: load_target(target), str(path))
@@ -226,25 +178,25 @@ def test_a_truncated_safetensors_file_is_refused(target: Path, size: int) -> Non
 
 def test_a_truncated_torch_file_is_refused(target: Path) -> None:
     path = target / "pytorch_model.bin"
-    _save_bin(_take_weights(target), path)
+    save_bin(take_weights(target), path)
     path.write_bytes(path.read_bytes()[:-5000])
     refused(lambda: load_target(target), str(path))
 
 
 def test_a_folder_without_weights_is_refused(target: Path) -> None:
-    (target / _SINGLE).unlink()
-    refused(lambda: load_target(target), str(target), "no weights", _SINGLE)
+    (target / SINGLE).unlink()
+    refused(lambda: load_target(target), str(target), "no weights", SINGLE)
 
 
 def test_a_missing_shard_is_named(target: Path) -> None:
-    _write_shards(target, _take_weights(target), save_file, "safetensors")
+    write_shards(target, take_weights(target), save_file, "safetensors")
     shard = target / "model-00002-of-00002.safetensors"
     shard.unlink()
     refused(lambda: load_target(target), str(shard), "index")
 
 
 def test_an_index_that_names_too_much_is_refused(target: Path) -> None:
-    index = _write_shards(target, _take_weights(target), save_file, "safetensors")
+    index = write_shards(target, take_weights(target), save_file, "safetensors")
     listed = json.loads(index.read_text())
     shard = listed["weight_map"][_QUERY]
     listed["weight_map"]["model.ghost.weight"] = shard
@@ -253,8 +205,8 @@ def test_an_index_that_names_too_much_is_refused(target: Path) -> None:
 
 
 def test_a_tensor_in_two_shards_is_refused(target: Path) -> None:
-    tensors = _take_weights(target)
-    index = _write_shards(target, tensors, save_file, "safetensors")
+    tensors = take_weights(target)
+    index = write_shards(target, tensors, save_file, "safetensors")
     others = set(json.loads(index.read_text())["weight_map"].values())
     others.remove(json.loads(index.read_text())["weight_map"][_QUERY])
     path = target / others.pop()
@@ -266,7 +218,7 @@ def test_a_tensor_in_two_shards_is_refused(target: Path) -> None:
     "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}']
 )
 def test_a_broken_index_is_refused(target: Path, text: str) -> None:
-    (target / _SINGLE).unlink()
+    (target / SINGLE).unlink()
     index = target / "model.safetensors.index.json"
     index.write_text(text)
     refused(lambda: load_target(target), str(index))
@@ -287,7 +239,7 @@ def test_a_pickle_with_code_is_refused_and_not_executed(
     target: Path, tmp_path: Path, with_torch: bool
 ) -> None:
     torch = pytest.importorskip("torch")
-    (target / _SINGLE).unlink()
+    (target / SINGLE).unlink()
     path, sprung = target / "pytorch_model.bin", tmp_path / "sprung"
     payload = {"model.norm.weight": _Trap(sprung)}
     if with_torch:
@@ -303,7 +255,7 @@ def test_a_pickle_with_code_is_refused_and_not_executed(
 @pytest.mark.parametrize("content", [["a", "list"], {"step": 3}])
 def test_a_torch_file_of_something_else_is_refused(target: Path, content: Any) -> None:
     torch = pytest.importorskip("torch")
-    (target / _SINGLE).unlink()
+    (target / SINGLE).unlink()
     torch.save(content, target / "pytorch_model.bin")
     refused(lambda: load_target(target), "pytorch_model.bin")
 
@@ -318,7 +270,7 @@ def test_a_target_survives_the_round_trip_through_its_names(target: Path) -> Non
 def test_a_head_survives_the_round_trip_through_its_names(
     head: Path, target: Path
 ) -> None:
-    _change_config(head, qkv_bias=True)
+    change_config(head, qkv_bias=True)
     params = eagle_head.init_params(jax.random.key(3), head_config(head))
     _write_by_name(head, params, names.EAGLE_HEAD)
     chex.assert_trees_all_equal(load_head(head, *load_target(target))[1], params)
@@ -327,7 +279,7 @@ def test_a_head_survives_the_round_trip_through_its_names(
 def _write_by_name(folder: Path, params: Any, table: dict[str, str]) -> None:
     named = names.by_name(params, table)
     tensors = {name: np.ascontiguousarray(named[name]) for name in named}
-    save_file(tensors, folder / _SINGLE)
+    save_file(tensors, folder / SINGLE)
 
 
 def test_every_name_of_the_tables_is_used_once() -> None:
@@ -361,7 +313,7 @@ def test_every_name_of_the_tables_is_used_once() -> None:
 
 
 def test_a_head_shares_an_equal_embedding_table(head: Path, target: Path) -> None:
-    assert "embed_tokens.weight" in load_file(head / _SINGLE)
+    assert "embed_tokens.weight" in load_file(head / SINGLE)
     params = load_head(head, *load_target(target))[1]
     assert params.embedding is None
     assert params.fc_bias is not None
@@ -371,7 +323,7 @@ def test_a_head_keeps_a_different_embedding_table(head: Path, target: Path) -> N
     name = "embed_tokens.weight"
     _rewrite(head, lambda tensors: tensors.update({name: tensors[name] + 1}))
     params = load_head(head, *load_target(target))[1]
-    np.testing.assert_array_equal(params.embedding, load_file(head / _SINGLE)[name])
+    np.testing.assert_array_equal(params.embedding, load_file(head / SINGLE)[name])
 
 
 def test_a_head_without_embedding_table_borrows_one(head: Path, target: Path) -> None:
@@ -387,7 +339,7 @@ def test_a_head_that_misses_its_bias_is_refused(head: Path, target: Path) -> Non
 def test_a_head_whose_config_denies_its_bias_is_refused(
     head: Path, target: Path
 ) -> None:
-    _change_config(head, bias=False)
+    change_config(head, bias=False)
     refused(lambda: load_head(head, *load_target(target)), "unexpected", "fc.bias")
 
 

@@ -1,13 +1,17 @@
-"""What every command does with its flags and its cache."""
+"""What every command does with messages, flags and its cache."""
 
+import io
 import pwd
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+from rich.console import Console
+from rich.tree import Tree
 
-from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command
+from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
 
 
 @pytest.fixture
@@ -81,3 +85,28 @@ def test_flags_that_do_not_parse_are_refused_in_one_line(
     assert out == ""
     assert err.startswith(f"error: {named}")
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_a_terminal_cannot_show_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    written = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, raw in written.items():
+        stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+        monkeypatch.setattr(sys, name, stream)
+
+    def show() -> int:
+        print("\N{CHECK MARK} \ud800")  # Half a character stands in no encoding.
+        tree = Tree("\N{SNOWMAN}")
+        tree.add("\N{CHECK MARK}")
+        Console().print(tree)
+        say("\N{CHECK MARK}")
+        return 0
+
+    assert run_command(show) == 0
+    shown = {name: raw.getvalue().decode(encoding) for name, raw in written.items()}
+    mark = "\N{CHECK MARK}" if encoding == "utf-8" else r"\u2713"
+    assert shown["stdout"].splitlines()[0] == rf"{mark} \ud800"
+    assert shown["stdout"].count(mark) == 2
+    assert shown["stderr"] == f"{mark}\n"

@@ -2,7 +2,7 @@ import json
 import os
 import resource
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ def _file(folder: Path, name: str, text: str) -> Path:
 def test_a_txt_file_holds_a_prompt_per_line(tmp_path: Path) -> None:
     path = _file(tmp_path, "prompts.txt", "One day,\n\n  Zoë \r\n \nlast")
     assert read_prompts(path) == ["One day,", "  Zoë ", "last"]
+
+
+def test_only_newlines_part_the_prompts_of_a_txt_file(tmp_path: Path) -> None:
+    prompts = ["one\ftwo\u2028three\u2029", "\x0bfour\x1c\x85"]
+    path = _file(tmp_path, "prompts.txt", "\n".join(prompts))
+    assert read_prompts(path) == prompts
 
 
 def test_a_json_file_holds_a_list(tmp_path: Path) -> None:
@@ -191,6 +197,16 @@ def test_json_is_written_as_text_that_people_can_read(tmp_path: Path) -> None:
     assert json.loads(text) == value
     assert "Zoë €" in text
     assert text.endswith("}\n")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("write", [check_writable, lambda path: write_json(path, 1)])
+def test_what_a_killed_process_left_of_an_output_is_removed(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    path = _file(tmp_path, "out.json", "old")
+    (tmp_path / ".out.json.0123abcd.unfinished").write_text("half")
+    write(path)
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -32,3 +32,14 @@ def test_a_settings_file_may_have_another_tree_for_sampled_text() -> None:
         TreeConfig(depth=2),
         TreeConfig(num_nodes=9, depth=2, width=2),
     ]
+
+
+def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
+    near = (0.1234567, 0.1234568)
+    assert names("chain", temperatures=(*near, 1.0, 1e-7, 0.5)) == [
+        f"chain-6-t{number}-b1" for number in (*near, "1", "1e-07", "0.5")
+    ]
+    kappas = [f"eagle2:kappa={number}" for number in near]
+    assert names(*kappas, temperatures=(1.0,)) == [
+        f"eagle2-60-6-10-kappa{number}-t1-b1" for number in near
+    ]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -46,6 +47,25 @@ def test_values_out_of_range_are_named(settings: dict[str, Any], named: str) -> 
 def test_prompts_without_tokens_are_named(prompts: list[list[int]], named: str) -> None:
     with pytest.raises(InputError, match=named):
         make_requests(prompts, max_new_tokens=5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [-1, 300, 10**6, 2**31, 10**12, 1.5, 2.0, "3", None, [4]], ids=str
+)
+def test_what_is_no_id_of_the_target_is_named(wrong: Any) -> None:
+    prompts = [[1, 2], [299, wrong, -7]]
+    with pytest.raises(InputError, match="prompt 1 has the id ") as error:
+        make_requests(prompts, max_new_tokens=5, vocab_size=300)
+    assert f"{wrong!r}; ids are whole numbers of 0 to 299" in str(error.value)
+    if wrong not in (300, 10**6):
+        with pytest.raises(InputError, match="prompt 1 has the id "):
+            make_requests(prompts, max_new_tokens=5)
+
+
+def test_prompts_may_be_arrays() -> None:
+    ids: Any = np.array([1, 2], np.int64)
+    requests = make_requests([ids, jnp.array(ids)], max_new_tokens=5, vocab_size=3)
+    assert requests.prompts[:, :2].tolist() == [[1, 2]] * 2
 
 
 def test_a_huge_limit_ends_at_the_cache() -> None:

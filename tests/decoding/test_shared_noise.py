@@ -125,6 +125,29 @@ def test_the_text_is_plain_samplings_with_the_same_seeds(name: str) -> None:
     assert sum(check_text(DRAFTERS[name], rows) for rows in BATCHES) > 0
 
 
+@pytest.mark.parametrize("name", ["dynamic", "calibrated", "static", "toy"])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_next_to_temperature_0_every_way_writes_the_text_of_temperature_0(
+    name: str, top_p: float
+) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 26, "top_p": top_p}
+    warm = make_requests(
+        PROMPTS,
+        temperature=[1e-7, 1e-9, 1e-30, 1e-37, 3e-38, 1.2e-38, 1e-45, 0.0],
+        **settings,
+    )
+    cold = make_requests(PROMPTS, **settings)
+    expected = texts(cold, autoregressive.generate(TARGET, (), cold, greedy=True))
+    sampled = autoregressive.generate(TARGET, (), warm, greedy=False)
+    assert_same_tokens(texts(warm, sampled), expected)
+    for rule in ("coupled", "rejection"):
+        state = speculative.generate(
+            TARGET, DRAFTERS[name], PARAMS, warm, acceptance=rule
+        )
+        assert_same_tokens(texts(warm, state), expected)
+        assert int(state.accept_lengths.sum()) > 0
+
+
 @pytest.mark.parametrize("name", ["dynamic", "static"])
 def test_a_rows_text_is_the_same_alone(name: str) -> None:
     for row in range(6):

@@ -12,16 +12,18 @@ from eagle_jax.checkpoints.calibration import Kind, load_calibration
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.evaluation.calibrate import (
     BOUNDS,
+    MIN_TRIALS,
     By,
     Fit,
     Observed,
     Trials,
     calibration_error,
+    describe,
     fit,
     fit_exponent,
     fit_exponents,
     read_observed,
-    tokens_per_round,
+    tokens_per_root,
     trials_of,
 )
 from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
@@ -183,7 +185,7 @@ def test_the_judged_fit_does_not_see_every_second_question() -> None:
     assert fitted.tried == untouched.tried
     assert fitted.confidence != untouched.confidence  # Fitted to all questions.
     judged = [tree for question in (1, 3, 5, 7) for tree in turned[question]]
-    assert fitted.tokens_before == tokens_per_round(judged, Confidence(), 3)
+    assert fitted.tokens_before == tokens_per_root(judged, Confidence(), 3)
     assert fitted.ece_before == calibration_error(trials_of(judged))
 
 
@@ -215,7 +217,7 @@ def test_smaller_trees_are_cut_by_calibrated_values(
 ) -> None:
     tree = two_branches(0.5, 0.4, 4, deeper=0.6)
     confidence = Confidence(exponents=exponents)
-    assert tokens_per_round([tree], confidence, num_nodes) == tokens
+    assert tokens_per_root([tree], confidence, num_nodes) == tokens
 
 
 def test_the_error_takes_each_trials_own_exponent() -> None:
@@ -280,7 +282,10 @@ def test_only_the_drafts_own_confidences_are_read(tmp_path: Path) -> None:
         assert {len(trees) for trees in sampled_runs.trees.values()} == {count}
 
 
-@pytest.mark.parametrize("name", ["draft", "target", "vocab_size"])
+@pytest.mark.parametrize(
+    "name",
+    ["draft", "draft_fingerprint", "target", "target_fingerprint", "vocab_size"],
+)
 def test_records_of_no_single_calibration_are_refused(
     tmp_path: Path, name: str
 ) -> None:
@@ -291,6 +296,27 @@ def test_records_of_no_single_calibration_are_refused(
         record["run"][name] = "another"
     synthetic.write(tmp_path / "b.jsonl", records)
     refused(lambda: read_observed([tmp_path]), name, "another")
+
+
+def test_a_fit_that_changes_no_tree_says_so() -> None:
+    """Cells with few trials share one exponent, which leaves every order as it is."""
+    few, many = fit_of(overconfident(2, 20)), fit_of(overconfident(8, 200))
+    assert few.rows < MIN_TRIALS < many.rows
+    assert few.tokens_after == few.tokens_before
+    assert "changes no tree" in describe(few)
+    assert "changes no tree" not in describe(many)
+    other = fit([overconfident(2, 20, 2.0)], by="rank", plain=Confidence(), num_nodes=3)
+    assert "changes no tree" not in describe(other), "kappa does"
+
+
+def test_text_that_stays_uncalibrated_is_named(
+    calibrate: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "run" / "a.jsonl", overconfident(8, 200), depth=2)
+    file = tmp_path / "out.json"
+    assert calibrate([str(tmp_path / "run"), "--output", str(file)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: ") and "no records of sampled text" in line
 
 
 def test_one_question_is_refused() -> None:

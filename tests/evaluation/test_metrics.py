@@ -7,13 +7,6 @@ from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.metrics import Quartiles, Reliability
 
 
-def test_tau_pools_the_steps_of_all_questions() -> None:
-    # Nine tokens in four steps; the mean of the questions' own would be 2.5.
-    assert metrics.mean_accept_length([[1, 2, 3], [3]]) == pytest.approx(9 / 4)
-    assert metrics.mean_accept_length([[1, 1], [1]]) == 1.0
-    assert metrics.mean_accept_length([[], []]) is None
-
-
 def test_without_prefill_a_turns_first_token_does_not_count() -> None:
     tokens, turns = [11, 6], [2.0, 3.0]
     assert metrics.tokens_per_second(tokens, turns, with_prefill=True) == 17 / 5

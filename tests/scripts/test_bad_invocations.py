@@ -53,12 +53,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_TRAIN, "--steps", _BIG], f"steps = {_BIG} {_INT32}"),
         ([*_TRAIN, "--row-length", "99999999"], "99999999 is more than the target's"),
         ([*_TRAIN, "--row-length", "256", "--batch-size", "1000000000"], _MEMORY),
-        ([*_TRAIN, "--output", "/proc/out"], "cannot write to /proc/out"),
+        ([*_TRAIN, "--output", "/proc/out"], "/proc/out"),
     ],
     "pretrain": [
         (["--output", "out", "--batch-size", _BIG], f"batch_size = {_BIG} rows"),
         (["--output", "out", "--row-length", _BIG], f"row_length = {_BIG} tokens"),
-        (["--output", "/proc/out"], "cannot write to /proc/out"),
+        (["--output", "/proc/out"], "/proc/out"),
     ],
     "regenerate": [
         ([*_REGENERATE, "--max-new-tokens", _BIG], f"max_new_tokens = {_BIG} {_INT32}"),

@@ -1,5 +1,6 @@
 """The command line as its users see it."""
 
+import io
 import json
 import signal
 import subprocess
@@ -61,7 +62,8 @@ def test_the_json_has_exactly_the_documented_fields(
         assert len(run["generated_ids"]) <= 20
         emitted = sum(run["accept_lengths"]) + run["rounds"]
         assert emitted >= len(run["generated_ids"]) - 1
-        assert run["tokens_per_round"] == pytest.approx(emitted / run["rounds"])
+        decoded = len(run["generated_ids"]) - 1
+        assert run["tokens_per_round"] == decoded / run["rounds"]
     totals = result["totals"]
     assert set(totals) == {
         *("tokens", "rounds", "tokens_per_round", "tokens_per_second"),
@@ -243,3 +245,41 @@ def test_every_config_loads_and_states_only_what_differs(path: Path) -> None:
             given = getattr(config, table)
             usual = getattr(default, table) or type(given)()
             assert getattr(given, name) != getattr(usual, name), name
+
+
+def test_text_that_cannot_be_shown_is_escaped_and_kept(
+    main: Main,
+    pair_flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown, file = tmp_path / "shown", tmp_path / "out.json"
+    flags = [*pair_flags, "--stream", "--show-tree", "--json", str(file)]
+    with shown.open("w", encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main([*flags, "--prompt", "ten"]) == 0
+        (run,) = json.loads(file.read_text())["runs"]
+        assert not run["text"].isascii()
+    written = shown.read_text()
+    assert run["text"].encode("ascii", "backslashreplace").decode() in written
+    assert r"\u2713" in written, "of the tree"
+
+
+def test_what_was_decoded_is_kept_although_it_cannot_be_printed(
+    main: Main,
+    pair_flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    file = tmp_path / "out.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Full())
+        assert main([*pair_flags, "--prompt", "ten", "--json", str(file)]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    (run,) = json.loads(file.read_text())["runs"]
+    assert len(run["generated_ids"]) == 20

@@ -133,6 +133,39 @@ def test_a_model_that_cannot_be_deepened_is_refused(
     assert told in capsys.readouterr().err
 
 
+def test_a_deepened_run_without_a_checkpoint_never_goes_on_from_random_weights(
+    pretrain: Main,
+    flags: list[str],
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from eagle_jax.training.checkpoint import Checkpoints
+
+    config = tmp_path / "deep.toml"
+    config.write_text(CONFIG.replace("num_layers = 2", "num_layers = 4"))
+    command = [*flags, "--config", str(config), "--output", f"{tmp_path}/deep"]
+    save = Checkpoints.save
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", stop)
+        assert pretrain([*command, "--deepen", str(run)]) == 130
+        assert pretrain([*command, "--resume"]) == 2
+        assert "give the --deepen RUN that it began with" in capsys.readouterr().err
+
+        def stop_after(*given: Any) -> None:
+            save(*given)
+            raise KeyboardInterrupt
+
+        patch.setattr(Checkpoints, "save", stop_after)
+        assert pretrain([*command, "--deepen", str(run), "--resume"]) == 130
+    assert pretrain([*command, "--resume"]) == 0
+
+
 def test_held_out_text_is_kept_apart(run: Path) -> None:
     def text(name: str) -> str:
         lines = (run / f"{name}.jsonl").read_text().splitlines()

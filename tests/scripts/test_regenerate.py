@@ -1,6 +1,7 @@
 """Regenerating texts from the command line: its files, its resumption, its refusals."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,31 @@ def test_conversations_need_a_template_and_room(
     more = [*data, "--limit", 2, "--max-length", 4]
     assert run(_command(chat_pair, tmp_path / "b.jsonl", *more)) == 2
     assert "none of 2 prompts left room" in capsys.readouterr().err
+
+
+def test_ids_of_another_target_are_refused_before_anything_is_loaded(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "ids.jsonl"
+    data.write_text('{"ids": [1, 2]}\n{"ids": [1, 300]}\n')
+    output = tmp_path / "out.jsonl"
+    assert run(_command(chat_pair, output, "--data", data)) == 2
+    shown = capsys.readouterr().err.splitlines()[-1]
+    assert "line 2 has the id 300, but the target knows only 300" in shown
+    assert not output.exists()
+
+
+def test_what_the_template_refused_is_told_once(
+    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = Path(shutil.copytree(chat_pair, tmp_path / "pair"))
+    path = pair / "target" / "chat_template.jinja"
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No') }}"
+    path.write_text(refusing + "{% endif %}" + path.read_text())
+    data = ["--data", _data(tmp_path), "--limit", 2]
+    assert run(_command(pair, tmp_path / "out.jsonl", *data)) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("1 refused from some turn on (line 1: the chat template") == 1
 
 
 def test_ctrl_c_keeps_what_was_written(

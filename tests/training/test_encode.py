@@ -42,6 +42,12 @@ WITHOUT_PROMPT = (
     "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|eot|>{% endfor %}"
 )
 
+THINKS = (  # As Qwen3's: what was thought is shown in the last turn alone.
+    "{% for m in messages %}<|start|>{{ m.role }}\n{% if loop.last and m.role == "
+    "'assistant' %}<think>\n\n</think>{% endif %}{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
 
 def _marked(inside: str, behind: str) -> str:
     """CHATML with a generation block around the answer and `inside`."""
@@ -338,6 +344,21 @@ def test_conversations_that_the_template_refuses_are_left_out_and_counted() -> N
         encode_examples([_chat(CHAT)], tokenizer, max_length=512)
     with pytest.raises(RefusedError, match=r"line 4: .* No system"):
         encode_prompt(tokenizer, CHAT[:2], "line 4")
+
+
+def test_conversations_that_the_template_cannot_mark_are_left_out_and_counted() -> None:
+    tokenizer = _tokenizer(THINKS)
+    encoded = encode_examples(
+        [_chat(CHAT, "line 4"), _chat(CHAT[1:3]), _chat(CHAT, "line 6")],
+        tokenizer,
+        max_length=512,
+    )
+    (sample,) = encoded.samples
+    assert _predicted(tokenizer, sample) == ["<think>\n\n</think>A poet 漢<|end|>"]
+    reason = "line 4: the chat template renders turn 3 differently when it is the last"
+    assert f"2 left out ({reason}" in encoded.summary()
+    with pytest.raises(RefusedError, match="line 4: the chat template renders turn 3"):
+        encode_prompt(tokenizer, CHAT[:4], "line 4")
 
 
 @pytest.mark.parametrize(

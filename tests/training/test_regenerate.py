@@ -62,8 +62,8 @@ def _all(tasks: list[Task], answer: Any, **settings: Any) -> list[Any]:
     return list(regenerate(tasks, answer, **(defaults | settings)))
 
 
-def _chat_tasks(tokenizer: Any, seed: int = 3) -> list[Task]:
-    return list(example_tasks(tokenizer, _chats(), RegenerationConfig(), seed))
+def _chat_tasks(tokenizer: Any, refused: list[str] | None = None) -> list[Task]:
+    return list(example_tasks(tokenizer, _chats(), RegenerationConfig(), 3, refused))
 
 
 def test_a_conversation_is_answered_turn_by_turn(tokenizer: Any) -> None:
@@ -141,11 +141,30 @@ def test_a_conversation_that_the_template_refuses_is_left_out(tokenizer: Any) ->
     before = tokenizer.chat_template
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No') }}"
     tokenizer.chat_template = refusing + "{% endif %}" + before
+    refused: list[str] = []
     try:
-        records = _all(_chat_tasks(tokenizer), Parrot())
+        records = _all(_chat_tasks(tokenizer, refused=refused), Parrot())
     finally:
         tokenizer.chat_template = before
     assert [record is None for _, record in records] == [True, False, False]
+    assert refused == ["line 1: the chat template refuses it: No"]
+
+
+def test_a_conversation_ends_before_a_turn_that_the_template_cannot_mark(
+    tokenizer: Any,
+) -> None:
+    before = tokenizer.chat_template
+    tokenizer.chat_template = (  # Qwen3's shows what was thought in the last turn.
+        "{% for m in messages %}[{{ m.role }}]{% if loop.last and m.role == "
+        "'assistant' %}<think>{% endif %}{{ m.content }}{% endfor %}"
+    )
+    refused: list[str] = []
+    try:
+        records = _all(_chat_tasks(tokenizer, refused=refused), Parrot())
+    finally:
+        tokenizer.chat_template = before
+    assert [len(record["messages"]) for _, record in records] == [3, 2, 2]
+    assert [line.split(":")[0] for line in refused] == ["line 1", "line 3"]
 
 
 def test_a_document_is_gone_on_with_behind_a_random_prefix(tokenizer: Any) -> None:
@@ -268,6 +287,18 @@ def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
         ResumableLines(tmp_path, {})
     with pytest.raises(InputError, match=r"cannot write .*No such file"):
         ResumableLines(tmp_path / "nowhere" / "out.jsonl", {})
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_writer_is_refused(tmp_path: Path, overwrite: bool) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResumableLines(path, {}) as lines:
+        lines.write({"index": 0})
+        with pytest.raises(InputError, match="is being written by another process"):
+            ResumableLines(path, {}, overwrite=overwrite)
+        lines.write({"index": 1})
+    with ResumableLines(path, {}) as lines:
+        assert lines.next_index == 2
 
 
 def test_a_full_disk_ends_in_one_line(

@@ -1,0 +1,128 @@
+"""Reading JSON and TOML that anybody may have written: what is read is bounded."""
+
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.errors import InputError
+
+MAX_BYTES = 64 * 2**20
+"""Of a file of settings; an index of a thousand shards has a hundredth of that."""
+
+MAX_DEPTH = 100
+"""Lists and objects inside each other."""
+
+MAX_DIGITS = 64
+"""Of an integer; transformers writes 10**30 where it means no limit."""
+
+_LARGEST = 10**MAX_DIGITS
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a file that holds a JSON object.
+
+    Raises:
+        InputError: If the file is missing, no file, too large, or holds something
+            else; see `parse_json`.
+    """
+    value = parse_json(read_bytes(path), str(path))
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a file of settings.
+
+    Raises:
+        InputError: As for `read_json`.
+    """
+
+    def parse(text: str) -> dict[str, Any]:
+        return tomllib.loads(text, parse_float=_finite)
+
+    return _parse(parse, read_bytes(path), f"{path}", "TOML")
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Returns what a JSON text holds.
+
+    Args:
+        text: UTF-8, if bytes.
+        where: Names the text in a refusal: a file, or a line of one.
+
+    Raises:
+        InputError: If it is no JSON, or holds NaN, an infinite number, an integer of
+            more than `MAX_DIGITS` digits, or more than `MAX_DEPTH` lists and objects
+            inside each other.
+    """
+
+    def parse(text: str) -> Any:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+    return _parse(parse, text, where, "JSON")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a file of settings whole.
+
+    Raises:
+        InputError: If there is none, or it is a folder, a pipe or a device, or has
+            more than `MAX_BYTES`.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"cannot read {path}: it is no file; give a file")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise InputError(
+                f"cannot read {path}: it has {size:,} bytes, and at most "
+                f"{MAX_BYTES:,} are read; give a file of settings"
+            )
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot read {path}: {error}") from error
+
+
+def _parse(
+    parse: Callable[[str], Any], text: str | bytes, where: str, kind: str
+) -> Any:
+    try:
+        value = parse(text if isinstance(text, str) else text.decode("utf-8"))
+        _check(value)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not UTF-8 ({error.reason})") from error
+    except RecursionError as error:
+        raise InputError(f"{where} is not valid {kind}: {_TOO_DEEP}") from error
+    except ValueError as error:
+        raise InputError(f"{where} is not valid {kind}: {error}") from error
+    return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number of 64 bits")
+    return number
+
+
+def _check(value: Any) -> None:
+    """Raises ValueError for what is too deep or too long, without recursion."""
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        inner = []
+        for holder in level:
+            for entry in holder.values() if isinstance(holder, dict) else holder:
+                if isinstance(entry, dict | list):
+                    inner.append(entry)
+                elif isinstance(entry, int) and not -_LARGEST < entry < _LARGEST:
+                    raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
+        level = inner
+    if level:
+        raise ValueError(_TOO_DEEP)

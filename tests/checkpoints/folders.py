@@ -1,0 +1,48 @@
+"""Folders of weights, changed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+Tensors = dict[str, np.ndarray]
+
+SINGLE = "model.safetensors"
+
+
+def take_weights(folder: Path) -> Tensors:
+    """Reads the folder's weights and removes the file."""
+    tensors = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()
+    return tensors
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def write_shards(
+    folder: Path, tensors: Tensors, save: Callable[[Any, Path], object], kind: str
+) -> Path:
+    """Writes two shards and their index, and returns the index."""
+    stem = "model" if kind == "safetensors" else "pytorch_model"
+    ordered = sorted(tensors)
+    weight_map = {}
+    for number in (1, 2):
+        part = ordered[number - 1 :: 2]
+        shard = f"{stem}-{number:05d}-of-00002.{kind}"
+        save({name: tensors[name] for name in part}, folder / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    index = folder / f"{stem}.{kind}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return index
+
+
+def save_bin(tensors: Tensors, path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, path)

@@ -1,0 +1,248 @@
+"""What reads files that anybody may have written, and good ones to start from."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from eagle_jax.checkpoints import convert_pair
+from eagle_jax.checkpoints.calibration import load_calibration
+from eagle_jax.cli import text
+from eagle_jax.cli.files import read_prompts
+from eagle_jax.cli.pairs import open_pair
+from eagle_jax.config import GenerateConfig, TreeConfig, load_config
+from eagle_jax.evaluation import tables
+from eagle_jax.evaluation.calibrate import PLAIN, fit, read_observed
+from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
+from eagle_jax.evaluation.questions import read_questions
+from eagle_jax.evaluation.read_runs import read_runs
+from eagle_jax.evaluation.records import RecordFile
+from eagle_jax.evaluation.runs import groups, in_order
+from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.conversations import read_examples
+from eagle_jax.training.features import FeatureStore
+from eagle_jax.training.log import CsvLog
+from eagle_jax.training.pretrain import PretrainConfig
+from eagle_jax.training.regenerate import RegenerateConfig
+from eagle_jax.training.resumable import ResumableLines
+from tests.checkpoints.folders import save_bin, write_shards
+from tests.evaluation import synthetic
+
+_TREE = TreeConfig(num_nodes=4, depth=2, width=2)
+_SETTINGS: dict[str, Any] = {
+    "embedded": GenerateConfig,
+    "train-embedded": TrainConfig,
+    "pretrain-small": PretrainConfig,
+    "embedded-answers": RegenerateConfig,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Something that is read.
+
+    Attributes:
+        source: A folder of good files.
+        files: Patterns of those that are changed.
+        read: Reads the folder as a command does.
+    """
+
+    source: Path
+    files: list[str]
+    read: Callable[[Path], object]
+
+
+def read_pair(folder: Path) -> None:
+    """Loads a target, its head and its tokenizer, and encodes a prompt."""
+    target, head = folder / "target", folder / "head"
+    source = open_pair(str(target), str(head), tree=_TREE, dtype="float32")
+    pair = source.load()
+    has_template = bool(pair.tokenizer.chat_template)
+    ids = text.encode(pair.tokenizer, "Hello é", chat=has_template)
+    text.continuation(pair.tokenizer, ids, ids[:2])
+
+
+def read_settings(folder: Path) -> None:
+    """Reads every file of settings."""
+    for name, kind in _SETTINGS.items():
+        load_config(folder / f"{name}.toml", kind)
+
+
+def read_records(folder: Path) -> None:
+    """Makes the tables of a report, goes on with a file of records, calibrates."""
+    runs = in_order(read_runs([folder]))
+    compared = groups(runs, one_batch_size=True)
+    tables.shared_settings(runs)
+    tables.runs_table(runs)
+    tables.temperature_tables(runs, with_prefill=True)
+    tables.ablation_tables(runs, with_prefill=False)
+    tables.batch_tables(runs)
+    for group in compared:
+        tables.speedup_table(group, with_prefill=True)
+        tables.spread_table(group)
+        tables.differences_table(group)
+        tables.calibration_table(group)
+        tables.n_alpha_table(group)
+
+
+def read_record_file(folder: Path) -> None:
+    """Goes on with a file of records."""
+    with RecordFile(folder / "run.jsonl", synthetic.RUN, []):
+        pass
+
+
+def read_nodes(folder: Path) -> None:
+    """Calibrates by recorded trees."""
+    _, observed = read_observed([folder])
+    for kind, runs in observed.items():
+        fit(runs, by="rank", plain=PLAIN[kind], num_nodes=None)
+
+
+def read_data(folder: Path) -> None:
+    """Reads questions, prompts, conversations, a log, answers and features."""
+    for act in (
+        lambda: read_questions(folder / "question.jsonl"),
+        lambda: read_prompts(folder / "prompts.json"),
+        lambda: read_examples(folder / "chats.json"),
+        lambda: read_examples(folder / "chats.jsonl"),
+        lambda: CsvLog(folder / "log.csv", after=2),
+        lambda: ResumableLines(folder / "answers.jsonl", {"seed": 0}).close(),
+        lambda: FeatureStore(folder).read(np.array([0])),
+        lambda: load_calibration(
+            folder / "calibration.json", vocab_size=300, depth=2, kind="sampled"
+        ),
+    ):
+        act()
+
+
+def make_subjects(
+    home: Path,
+    *,
+    chat_pair: Path,
+    eagle3_pair: Path,
+    configs: Path,
+    run: Path,
+    resume: Callable[[Path], object],
+) -> dict[str, Subject]:
+    """Writes good files into a folder.
+
+    Args:
+        home: An empty folder.
+        chat_pair: A target with a chat template, and its head.
+        eagle3_pair: Likewise, of EAGLE-3.
+        configs: Files of settings.
+        run: Of training.
+        resume: Goes on with it.
+
+    Returns:
+        By name.
+    """
+    settings = ["target/*.json", "head/config.json", "head/calibration.json"]
+    pair = Path(shutil.copytree(chat_pair, home / "pair"))
+    (pair / "target" / "generation_config.json").write_text('{"eos_token_id": [299]}')
+    calibration = {"kappa": 1.5, "sharpness": 1.0, "exponents": [[1, 1], [1, 1]]}
+    calibrations = dict.fromkeys(("greedy", "sampled"), calibration)
+    _write(pair / "head" / "calibration.json", {"vocab_size": 300} | calibrations)
+    shards = Path(shutil.copytree(pair, home / "shards"))
+    converted = home / "converted"
+    convert_pair(converted, pair / "target", pair / "head")
+    tensors = _take(shards)
+    write_shards(shards / "target", tensors, safetensors.numpy.save_file, "safetensors")
+    weights = ["*/*.safetensors", "target/chat_template.jinja"]
+    subjects = {
+        "pair": Subject(source=pair, files=[*settings, *weights], read=read_pair),
+        "shards": Subject(source=shards, files=["target/*.index.json"], read=read_pair),
+        "eagle3": Subject(
+            source=eagle3_pair,
+            files=["head/config.json", "head/model.safetensors"],
+            read=read_pair,
+        ),
+        "store": Subject(
+            source=converted,
+            files=["*/store.json", "*/params/**/*", "*/config.json"],
+            read=read_pair,
+        ),
+        "settings": Subject(source=configs, files=["*.toml"], read=read_settings),
+        "run": Subject(
+            source=run,
+            files=["run.json", "log.csv", "checkpoints/*/*/*", "checkpoints/**/*"],
+            read=resume,
+        ),
+        **_records(home),
+        "data": Subject(source=_data(home / "data"), files=["*"], read=read_data),
+    }
+    bins = Path(shutil.copytree(pair, home / "bins"))
+    save_bin(_take(bins), bins / "target" / "pytorch_model.bin")
+    return subjects | {
+        "bins": Subject(source=bins, files=["target/*.bin"], read=read_pair)
+    }
+
+
+def _take(pair: Path) -> dict[str, np.ndarray]:
+    """Removes and returns a target's tensors."""
+    path = pair / "target" / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    path.unlink()
+    return tensors
+
+
+def _records(home: Path) -> dict[str, Subject]:
+    """Runs of all methods, one file that is gone on with, and recorded trees."""
+    everything = synthetic.write_evaluation(home / "records", questions=3)
+    lines = [synthetic.record(number) for number in range(3)]
+    synthetic.write(home / "file" / "run.jsonl", lines)
+    tree = VerifiedTree(
+        parents=np.array([-1, 0, 0, 1, 2]),
+        log_values=np.log([1.0, 0.6, 0.3, 0.3, 0.1]),
+        is_node=np.ones(5, bool),
+        accepted=[1, 3],
+    )
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "acceptance": "coupled", "kappa": 1.5, "sharpness": 1.0},
+    ]
+    for number, kind in enumerate(kinds):
+        nodes = nodes_record([tree] * 4)
+        settings = {"vocab_size": 300, "shared_noise": True, "depth": 2} | kind
+        trees = [synthetic.record(n, nodes=nodes, **settings) for n in range(4)]
+        synthetic.write(home / "nodes" / f"{number}.jsonl", trees)
+    return {
+        "records": Subject(source=everything, files=["*"], read=read_records),
+        "file": Subject(source=home / "file", files=["*"], read=read_record_file),
+        "nodes": Subject(source=home / "nodes", files=["*"], read=read_nodes),
+    }
+
+
+def _data(folder: Path) -> Path:
+    """Writes what `read_data` reads."""
+    folder.mkdir()
+    question = {"question_id": 1, "category": "math", "turns": ["one", "two"]}
+    said = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    chats = [{"id": n, "conversations": said} for n in range(2)]
+    for name, lines in (("question", [question]), ("chats", chats)):
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"{name}.jsonl").write_text(content)
+    _write(folder / "chats.json", chats)
+    _write(folder / "prompts.json", ["a", "b"])
+    calibration = {"kappa": 1.5, "sharpness": 1.0, "exponents": [[1, 1], [1, 1]]}
+    _write(folder / "calibration.json", {"vocab_size": 300, "sampled": calibration})
+    with ResumableLines(folder / "answers.jsonl", {"seed": 0}) as answers:
+        for number in range(3):
+            answers.write({"index": number, "text": "a"})
+    log = CsvLog(folder / "log.csv", after=0)
+    for step in range(3):
+        log.write({"step": step, "loss": 1.0})
+    index = {"rows": "a", "target": "b", "num_rows": 2, "length": 3, "width": 4}
+    _write(folder / "index.json", index | {"dtype": "float32", "rows_per_shard": 2})
+    features = {"features": np.zeros((2, 3, 4), np.float32)}
+    safetensors.numpy.save_file(features, folder / "features-00000.safetensors")
+    return folder
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value))
