@@ -26,6 +26,8 @@ Method = Literal["eagle2", "eagle1", "chain", "small-model", "lookup", "autoregr
 Quantization = Literal["none", "int8", "int4"]
 """What the matrices of a target's layers are rounded to."""
 
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
 
 def require(holds: bool, name: str, value: object, wanted: str) -> None:
     """Raises an error that names the setting, what was given and what is wanted."""
@@ -33,10 +35,21 @@ def require(holds: bool, name: str, value: object, wanted: str) -> None:
         raise InputError(f"{name} = {value} must be {wanted}")
 
 
+def require_int32(name: str, value: int) -> None:
+    """Refuses a count that int32, in which tokens and places are counted, lacks."""
+    require(value < 2**31, name, value, "below 2**31")
+
+
+def require_float32(name: str, value: float) -> None:
+    """Refuses a number that would be infinite in float32."""
+    require(value <= _FLOAT32_MAX, name, value, "at most 3.4e38, the end of float32")
+
+
 def require_factor(name: str, value: float) -> None:
-    """Refuses what is not finite or not above 0."""
+    """Refuses what is not finite in float32 or not above 0."""
     holds = math.isfinite(value) and value > 0
     require(holds, name, value, "finite and above 0")
+    require_float32(name, value)
 
 
 def shortest(value: float) -> str:
@@ -85,6 +98,8 @@ class TreeConfig:
         require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
         require(self.depth >= 0, "depth", self.depth, "0 or more")
         require(self.width >= 1, "width", self.width, "at least 1")
+        for name in ("num_nodes", "depth", "width"):
+            require_int32(name, getattr(self, name))
         for name in ("kappa", "sharpness"):
             value = getattr(self, name)
             if value is None:
@@ -128,8 +143,10 @@ class SamplingConfig:
         """Refuses values outside their range."""
         is_temperature = math.isfinite(self.temperature) and self.temperature >= 0
         require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
+        require_float32("temperature", self.temperature)
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require_int32("top_k", self.top_k)
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
 
@@ -176,10 +193,13 @@ class DecodingConfig:
         """Refuses counts below one."""
         new_tokens = self.max_new_tokens
         require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
+        require_int32("max_new_tokens", new_tokens)
         if self.max_length is not None:
             length = self.max_length
             require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
+            require_int32("max_length", length)
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require_int32("batch_size", self.batch_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,16 @@ from rich.table import Table
 
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli import report
-from eagle_jax.cli.command import run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    run_command,
+    run_script,
+    say,
+)
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.random_pairs import open_random
+from eagle_jax.cli.room import check_training
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
@@ -66,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Time rounds and their parts.")
+    parser = Parser(description="Time rounds and their parts.")
     add = parser.add_argument
     add("--target", help="a Hugging Face folder or hub name")
     add("--draft", help="its EAGLE-1/2 head")
@@ -127,7 +133,8 @@ def _open(arguments: argparse.Namespace) -> PairSource:
 def _benchmark(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_writable(arguments.json)
-    for name in ("iterations", "repeats", "batch_size", "prompt_length"):
+    counts = ("iterations", "repeats", "batch_size", "prompt_length", "row_length")
+    for name in counts:
         if getattr(arguments, name) < 1:
             raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
     if arguments.contexts:
@@ -138,9 +145,19 @@ def _benchmark(arguments: argparse.Namespace) -> int:
             f"slots = {arguments.slots} must be at least {needed}: prompt, iterations "
             "and one round"
         )
-    loaded = _open(arguments).load()
+    source = _open(arguments)
     if arguments.training:
-        return _benchmark_training(arguments, loaded)
+        check_training(
+            source.config,
+            source.dtype,
+            batch_size=arguments.batch_size,
+            row_length=arguments.row_length,
+        )
+        return _benchmark_training(arguments, source.load())
+    source.check_room(
+        batch_size=arguments.batch_size, max_length=arguments.slots, grows=False
+    )
+    loaded = source.load()
     pair = Pair(
         target=loaded.target,
         model=_head(loaded),
@@ -226,7 +243,10 @@ def _benchmark_contexts(arguments: argparse.Namespace) -> int:
             f"--contexts {min(arguments.contexts)} must be at least {shortest}: the "
             "measurements themselves add tokens; lower --repeats or --iterations"
         )
-    loaded = _open(arguments).load()
+    source = _open(arguments)
+    longest = max(arguments.contexts)
+    source.check_room(batch_size=1, max_length=longest, grows=False)
+    loaded = source.load()
     costs = time_contexts(
         loaded.target,
         _head(loaded),

@@ -25,7 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax.checkpoints.calibration import Kind
-from eagle_jax.cli.command import run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    run_command,
+    run_script,
+    say,
+)
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.config import require
 from eagle_jax.evaluation.calibrate import (
@@ -40,17 +45,14 @@ from eagle_jax.evaluation.calibrate import (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    arguments = _parse(argv)
     return run_command(
-        lambda: _calibrate(arguments),
+        lambda: _calibrate(_parse(argv)),
         unwritable="cannot write the calibration: {error}",
     )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Fit a draft's confidences to what was accepted."
-    )
+    parser = Parser(description="Fit a draft's confidences to what was accepted.")
     add = parser.add_argument
     add("records", type=Path, nargs="+", help="folders of scripts/evaluate.py")
     add("--output", type=Path, required=True, metavar="FILE", help="a .json file")

@@ -37,7 +37,15 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import jax
 
-from eagle_jax.cli.command import run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    run_command,
+    run_script,
+    say,
+)
+from eagle_jax.cli.files import (
+    check_writable,
+)
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.compilation import (
@@ -167,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Compile generation and training for TPUs that are not at hand."
     )
     add = parser.add_argument
@@ -180,15 +188,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    if arguments.layers is not None:
+        require(arguments.layers >= 1, "--layers", arguments.layers, "at least 1")
+    cases, rows = _chosen(arguments), {}
+    if arguments.output is not None:
+        check_writable(arguments.output)
+        rows = _read(arguments.output)
     if importlib.util.find_spec("libtpu") is None:
         raise InputError(
             "the TPU compiler is not installed; pip install '.[tpu-compile]' brings it"
         )
-    if arguments.layers is not None:
-        require(arguments.layers >= 1, "--layers", arguments.layers, "at least 1")
-    rows = {} if arguments.output is None else _read(arguments.output)
     refused, wanted = 0, list[str](arguments.programs)
-    for case, program in itertools.product(_chosen(arguments), wanted):
+    for case, program in itertools.product(cases, wanted):
         name = f"{_label(case)}: {program}"
         try:
             (report,) = compile_case(case, (program,))

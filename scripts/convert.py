@@ -20,7 +20,15 @@ import argparse
 from pathlib import Path
 
 from eagle_jax.checkpoints import convert_pair, resolve
-from eagle_jax.cli.command import run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    run_command,
+    run_script,
+    say,
+)
+from eagle_jax.cli.files import (
+    expand_home,
+)
 from eagle_jax.cli.settings import add_quantization_flag
 from eagle_jax.config import DecodingConfig
 
@@ -31,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Convert a target and its EAGLE head into a folder of this project."
     )
     add = parser.add_argument
@@ -56,10 +64,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    output = arguments.output.expanduser()
+    output = expand_home(arguments.output)
     target = resolve(arguments.target)
     head = None if arguments.draft is None else resolve(arguments.draft)
-    say(f"converting {arguments.target}")
     convert_pair(
         output,
         target,
@@ -67,6 +74,7 @@ def _convert(arguments: argparse.Namespace) -> int:
         dtype=None if arguments.dtype == "auto" else arguments.dtype,
         bits=DecodingConfig(quantization=arguments.quantization or "none").bits,
         overwrite=arguments.overwrite,
+        report=say,
     )
     halves = ["target"] if head is None else ["target", "head"]
     for half in halves:

@@ -34,12 +34,23 @@ from rich.table import Table
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length, fingerprint_folder
 from eagle_jax.cli import report
-from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    keep_compiled_programs,
+    run_command,
+    run_script,
+    say,
+)
 from eagle_jax.cli.evaluate import Job, evaluate
-from eagle_jax.cli.files import read_prompts
+from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.methods import HEAD_METHODS, check_draft
 from eagle_jax.cli.pairs import PairSource, open_pair, with_features
-from eagle_jax.cli.programs import Programs
+from eagle_jax.cli.programs import (
+    Programs,
+)
+from eagle_jax.cli.room import (
+    check_depth,
+)
 from eagle_jax.cli.runs import (
     Run,
     make_drafter,
@@ -90,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Let methods answer questions, and keep what they did on record."
     )
     add = parser.add_argument
@@ -156,6 +167,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+    check_folder(arguments.output)
     runs = make_runs(
         [parse_method(text, config) for text in arguments.methods],
         arguments.temperatures or [config.sampling.temperature],
@@ -164,7 +176,6 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     for run in runs:
         _check_weights(run, arguments)
     questions = _read_questions(arguments)
-    say(f"loading {arguments.target}")
     source = open_pair(
         arguments.target,
         None,
@@ -174,7 +185,8 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         bits=config.decoding.bits,
         date=recorded_date(arguments.output),
     )
-    check_template(source.tokenizer, arguments.template)
+    for run in runs:
+        check_depth(run.config.tree, source.config)
     max_length = config.decoding.max_length or source.config.max_positions
     check_max_length(source.config, max_length)
     if config.decoding.max_new_tokens >= max_length:
@@ -182,7 +194,6 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             f"max_new_tokens = {config.decoding.max_new_tokens} leaves no room for a "
             f"prompt in max_length = {max_length}; give fewer"
         )
-    arguments.output.mkdir(parents=True, exist_ok=True)
     jobs = _open_jobs(arguments, runs, source, max_length, questions)
     records = {}
     for job in jobs:
@@ -232,6 +243,13 @@ def _open_jobs(
         dtype=source.dtype,
     )
     drafters = [make_drafter(run, models) for run in runs]
+    for run, drafter in zip(runs, drafters, strict=True):
+        decoding = run.config.decoding
+        dataclasses.replace(source, drafter=drafter).check_room(
+            batch_size=decoding.batch_size,
+            max_length=min(max_length, 1 + decoding.max_new_tokens),
+        )
+    check_template(source.tokenizer, arguments.template)
     assert source.folder is not None
     prints: dict[Method | None, str] = {None: fingerprint_folder(source.folder)}
     for kind, model in models.items():
@@ -243,6 +261,8 @@ def _open_jobs(
     paths = [arguments.output / f"{run.model_id}.jsonl" for run in runs]
     for path, wanted in zip(paths, settings, strict=True):
         check_records(path, wanted, questions)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    say(f"loading {arguments.target}")
     pair = source.load()
     params: dict[Method | None, Any] = {
         kind: source.load(pair.params.target) for kind, source in models.items()

@@ -38,7 +38,15 @@ from eagle_jax.checkpoints import (
     target_config,
 )
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
-from eagle_jax.cli.command import run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    run_command,
+    run_script,
+    say,
+)
+from eagle_jax.cli.files import (
+    expand_home,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
 
@@ -49,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Export an EAGLE-1/2 head in the layout of the published ones."
     )
     add = parser.add_argument
@@ -77,7 +85,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    output = arguments.output.expanduser()
+    output = expand_home(arguments.output)
     folder = resolve(arguments.head)
     target = None if arguments.target is None else resolve(arguments.target)
     config = head_config(folder)
@@ -88,7 +96,6 @@ def _export(arguments: argparse.Namespace) -> int:
         check_weights(target)
         check_apart(output, target)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
-    say(f"exporting {arguments.head}")
     dtype = None if arguments.dtype == "auto" else arguments.dtype
     _, params = read_head(folder, dtype)
     params = _with_embedding(params, target, arguments.embedding)
@@ -97,6 +104,7 @@ def _export(arguments: argparse.Namespace) -> int:
             "warning: torch is not installed: no pytorch_model.bin, which the official "
             "code looks for first"
         )
+    say(f"exporting {arguments.head}")
     stored = str(params.fc.dtype)
     export_head(
         output,

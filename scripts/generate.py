@@ -29,6 +29,7 @@ from eagle_jax.checkpoints import check_max_length
 from eagle_jax.cli import report, runner, text
 from eagle_jax.cli.command import (
     EXIT_INTERRUPTED,
+    Parser,
     keep_compiled_programs,
     run_command,
     run_script,
@@ -75,9 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Generate text with EAGLE-2 speculative decoding."
-    )
+    parser = Parser(description="Generate text with EAGLE-2 speculative decoding.")
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
     add(
@@ -174,7 +173,6 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
 def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
     decoding, rule = config.decoding, config.sampling.rule
     if arguments.random is not None:
-        say("random weights: the text is noise; give --target and --draft for text")
         return open_random(
             arguments.random,
             tree=config.tree,
@@ -186,7 +184,6 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
         )
     needs_draft = decoding.method not in ("autoregressive", "lookup")
     draft = arguments.draft if needs_draft else None
-    say(f"loading {arguments.target}")
     return open_pair(
         arguments.target,
         draft,
@@ -204,15 +201,24 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
-    source = _open(arguments, config)
+    source, decoding = _open(arguments, config), config.decoding
+    longest = decoding.max_length or source.config.max_positions
+    check_max_length(source.config, longest)
+    batch_size = _rows(decoding.batch_size, len(prompts), shape)
+    source.check_room(
+        batch_size=batch_size, max_length=min(longest, 1 + decoding.max_new_tokens)
+    )
+    placement = None
+    if shape is not None:
+        placement = place(shape, source.config, batch_size=decoding.batch_size)
     encoded = [
         text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
     ]
-    max_length = _max_length(source.config, config.decoding, encoded)
-    batch_size = config.decoding.batch_size
-    placement = None
-    if shape is not None:
-        placement = place(shape, source.config, batch_size=batch_size)
+    max_length = _max_length(source.config, decoding, encoded)
+    if arguments.target is None:
+        say("random weights: the text is noise; give --target and --draft for text")
+    else:
+        say(f"loading {arguments.target}")
     pair = source.load(placement)
     # One compilation serves all prompts.
     main_runner = runner.Runner(
@@ -221,7 +227,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         config=config,
         max_length=max_length,
         prompt_bucket=bucket_prompt(max(map(len, encoded))),
-        batch_size=_rows(batch_size, len(encoded), shape),
+        batch_size=batch_size,
     )
     plain_runner = dataclasses.replace(main_runner, drafter=None)
 
@@ -277,12 +283,9 @@ def _max_length(
     target: TransformerConfig, decoding: DecodingConfig, encoded: list[list[int]]
 ) -> int:
     """Settles the longest text, and refuses prompts that leave no room in it."""
-    max_length = decoding.max_length
     needed = max(map(len, encoded)) + decoding.max_new_tokens
-    if max_length is None:
-        max_length = min(target.max_positions, needed)
-    check_max_length(target, max_length)
-    max_length = min(max_length, needed)  # More slots would cost time for nothing.
+    # More slots would cost time for nothing.
+    max_length = min(decoding.max_length or target.max_positions, needed)
     for number, ids in enumerate(encoded):
         if len(ids) >= max_length:
             raise InputError(

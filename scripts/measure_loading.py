@@ -22,7 +22,11 @@ import functools
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.cli.command import run_command, run_script
+from eagle_jax.cli.command import (
+    Parser,
+    run_command,
+    run_script,
+)
 from eagle_jax.cli.placing import target_shardings
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape
 from eagle_jax.errors import InputError
@@ -36,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the loading of a target.")
+    parser = Parser(description="Measure the loading of a target.")
     add = parser.add_argument
     add("--target", required=True, help="a Hugging Face folder or hub name")
     add(

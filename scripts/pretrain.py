@@ -29,8 +29,15 @@ import jax
 import numpy as np
 
 from eagle_jax import checkpoints
-from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    keep_compiled_programs,
+    run_command,
+    run_script,
+    say,
+)
 from eagle_jax.cli.progress import progress
+from eagle_jax.cli.room import check_training
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.models.transformer import TransformerParams
@@ -75,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Train a small target on the source of the standard library."
     )
     add = parser.add_argument
@@ -98,6 +105,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     output: Path = arguments.output
     _check_output(output, resume=arguments.resume)
+    check_training(
+        config.model.transformer(),
+        "float32",
+        batch_size=config.run.batch_size,
+        row_length=config.run.row_length,
+    )
     start = deepened = None
     if arguments.deepen is not None:
         start = _deepened(arguments.deepen, config)

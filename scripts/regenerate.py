@@ -28,7 +28,16 @@ import jax
 
 from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
 from eagle_jax.cli import text
-from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    keep_compiled_programs,
+    run_command,
+    run_script,
+    say,
+)
+from eagle_jax.cli.files import (
+    check_writable,
+)
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.runner import Runner
@@ -65,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Let a target rewrite the answers of its training data."
     )
     add = parser.add_argument
@@ -98,7 +107,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     _check(arguments, config)
-    say(f"loading {arguments.target}")
     before = {} if arguments.overwrite else made_with(arguments.output)
     source = open_pair(
         arguments.target,
@@ -109,6 +117,8 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     )
     max_length = config.regeneration.max_length or source.config.max_positions
     check_max_length(source.config, max_length)
+    new_tokens = config.regeneration.max_new_tokens
+    source.check_room(batch_size=1, max_length=min(max_length, 1 + new_tokens))
     counts = _Counts()
     tasks, total = _tasks(arguments, config, source, counts.refused)
     settings = _settings(arguments, config, max_length, source.date)
@@ -122,6 +132,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
             print(f"{arguments.output} | complete")
             return 0
         batch_size = min(config.regeneration.batch_size, bucket_rows(total - first))
+        say(f"loading {arguments.target}")
         answerer = _Answerer(source.load(), config, max_length, batch_size)
         with progress("regenerating", total, first) as update:
             for index, record in regenerate(
@@ -148,6 +159,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
 
 def _check(arguments: argparse.Namespace, config: RegenerateConfig) -> None:
     """Refuses flags that do not go together, before any long work starts."""
+    check_writable(arguments.output)
     if (arguments.data is None) == (arguments.samples is None):
         raise InputError("give either --data FILE or --samples N")
     for name in ("samples", "limit"):
@@ -173,14 +185,14 @@ def _tasks(
     refused: list[str],
 ) -> tuple[Iterable[Task], int]:
     """Returns the texts to write, and how many there are."""
-    tokenizer, settings = source.tokenizer, config.regeneration
+    settings = config.regeneration
     if arguments.samples is not None:
-        return sample_tasks(tokenizer, arguments.samples), arguments.samples
+        return sample_tasks(source.tokenizer, arguments.samples), arguments.samples
     found = read_examples(
         arguments.data, max_malformed=settings.max_malformed, need_answers=False
     )
     say(f"{arguments.data}: {found.summary()}")
-    examples = found.examples[: arguments.limit]
+    examples, tokenizer = found.examples[: arguments.limit], source.tokenizer
     if any(example.messages for example in examples):
         check_template(tokenizer)
     for example in examples:

@@ -23,7 +23,16 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eagle_jax.cli.command import run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    run_command,
+    run_script,
+    say,
+)
+from eagle_jax.cli.files import (
+    check_folder,
+    expand_home,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import plots, tables
 from eagle_jax.evaluation.read_runs import read_runs
@@ -82,9 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Make tables and figures of an evaluation."
-    )
+    parser = Parser(description="Make tables and figures of an evaluation.")
     add = parser.add_argument
     add(
         "folders",
@@ -104,10 +111,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    output: Path = arguments.output.expanduser()
+    output: Path = expand_home(arguments.output)
     if output.exists() and not output.is_dir():
         raise InputError(f"--output {output} is no folder; give another name")
-    runs = in_order(read_runs(folder.expanduser() for folder in arguments.folders))
+    check_folder(output)
+    runs = in_order(read_runs(map(expand_home, arguments.folders)))
     output.mkdir(parents=True, exist_ok=True)
     compared = groups(runs, one_batch_size=True)
     sections, left_out = _table_sections(runs, compared)

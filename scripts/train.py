@@ -29,10 +29,17 @@ import jax
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    keep_compiled_programs,
+    run_command,
+    run_script,
+    say,
+)
 from eagle_jax.cli.pairs import LoadedPair, open_pair
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
+from eagle_jax.cli.room import check_training
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.training_progress import TrainingProgress
 from eagle_jax.drafting import EagleHead
@@ -91,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train an EAGLE-1/2 head.")
+    parser = Parser(description="Train an EAGLE-1/2 head.")
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
@@ -154,6 +161,9 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
         )
     shape = mesh_shape(arguments) or MeshShape(data=jax.device_count())
     batch_size = config.run.batch_size
+    check_training(
+        source.config, dtype, batch_size=batch_size, row_length=config.data.row_length
+    )
     placement = place(shape, source.config, batch_size=batch_size)
     if config.data.cache_features and jax.process_count() > 1:
         raise InputError("--cache-features is for one process; leave it out")

@@ -30,7 +30,13 @@ from rich.console import Console
 
 from eagle_jax import assets
 from eagle_jax.cli import text, tune, tune_report
-from eagle_jax.cli.command import keep_compiled_programs, run_command, run_script, say
+from eagle_jax.cli.command import (
+    Parser,
+    keep_compiled_programs,
+    run_command,
+    run_script,
+    say,
+)
 from eagle_jax.cli.files import check_writable, read_prompts, write_text
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.runner import Runner
@@ -51,14 +57,13 @@ _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    arguments = _parse(argv)
     return run_command(
-        lambda: _tune(arguments), unwritable="cannot write the settings: {error}"
+        lambda: _tune(_parse(argv)), unwritable="cannot write the settings: {error}"
     )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Find the tree that pays.")
+    parser = Parser(description="Find the tree that pays.")
     add = parser.add_argument
     add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
     add("--draft", help="its EAGLE head, or a smaller model")
@@ -96,7 +101,6 @@ def _tune(arguments: argparse.Namespace) -> int:
         dataclasses.replace(tree, calibration=arguments.calibration)
         for tree in _check(arguments)
     ]
-    say(f"loading {arguments.target}")
     source = open_pair(
         arguments.target,
         arguments.draft,
@@ -111,12 +115,19 @@ def _tune(arguments: argparse.Namespace) -> int:
         method=arguments.method,
         rule="greedy" if arguments.temperature == 0 else "coupled",
     )
+    assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
+    for tree in trees:
+        dataclasses.replace(
+            source, drafter=dataclasses.replace(source.drafter, tree=tree)
+        ).check_room(
+            batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
+        )
     prompts = _choose_prompts(arguments, source)
+    say(f"loading {arguments.target}")
     pair = source.load()
-    assert isinstance(pair.drafter, TreeDrafter), "these methods draft trees"
     contest = tune.Contest(
         plain=_plain_runner(arguments, pair, prompts),
-        drafter=pair.drafter,
+        drafter=source.drafter,
         prompts=prompts,
         repeats=arguments.repeats,
     )
@@ -159,6 +170,7 @@ def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
     for name in ("max_nodes", "max_new_tokens"):
         value = getattr(arguments, name)
         require(value >= 2, "--" + name.replace("_", "-"), value, "at least 2")
+    _config(arguments)  # Refuses what lies outside its range.
     if arguments.target is None or arguments.draft is None:
         raise InputError(
             "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
@@ -177,13 +189,13 @@ def _choose_prompts(
 ) -> list[list[int]]:
     """Returns the ids of prompts that fit, evenly spread over the file."""
     prompts = read_prompts(arguments.prompts)
-    encoded = [text.encode(source.tokenizer, p, chat=arguments.chat) for p in prompts]
     longest = source.config.max_positions - arguments.max_new_tokens
     if longest < 1:
         raise InputError(
             f"--max-new-tokens {arguments.max_new_tokens} leaves no room for a prompt; "
             f"the target has {source.config.max_positions} positions"
         )
+    encoded = [text.encode(source.tokenizer, p, chat=arguments.chat) for p in prompts]
     fitting = [ids for ids in encoded if len(ids) <= longest]
     if len(fitting) < len(encoded):
         say(
@@ -206,13 +218,19 @@ def _plain_runner(
     return Runner(
         pair=pair,
         drafter=None,
-        config=GenerateConfig(
-            sampling=SamplingConfig(temperature=arguments.temperature),
-            decoding=DecodingConfig(max_new_tokens=arguments.max_new_tokens),
-        ),
+        config=_config(arguments),
         max_length=longest + arguments.max_new_tokens,
         prompt_bucket=bucket_prompt(longest),
         batch_size=arguments.batch_size,
+    )
+
+
+def _config(arguments: argparse.Namespace) -> GenerateConfig:
+    return GenerateConfig(
+        sampling=SamplingConfig(temperature=arguments.temperature),
+        decoding=DecodingConfig(
+            max_new_tokens=arguments.max_new_tokens, batch_size=arguments.batch_size
+        ),
     )
 
 

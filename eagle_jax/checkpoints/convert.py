@@ -1,5 +1,6 @@
 """A pair of Hugging Face folders, converted into one folder of ours."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from eagle_jax.checkpoints import names
@@ -24,6 +25,7 @@ def convert_pair(
     dtype: str | None = None,
     bits: int | None = None,
     overwrite: bool = False,
+    report: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Writes `target/` and `head/`, which `load_target` and `load_head` accept.
 
@@ -36,6 +38,7 @@ def convert_pair(
         dtype: Of the stored weights; `None` for the type of each checkpoint.
         bits: 8 or 4 to quantise the target, see `load_target`.
         overwrite: Replace an earlier conversion.
+        report: Called with a line when the checks are done and the work begins.
 
     Raises:
         InputError: If the pair cannot be used, a weight does not fit into `dtype`, or
@@ -49,6 +52,7 @@ def convert_pair(
         check_weights(head)
         check_apart(output, head)
     with new_folder(output, overwrite=overwrite, is_ours=is_pair) as unfinished:
+        report(f"converting {target}")
         _, params = load_target(target, dtype, bits=bits)
         (unfinished / _TARGET).mkdir()
         write_store(

@@ -270,4 +270,4 @@ def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
 
 def shapes_of(init: Callable[..., Tree], config: Any) -> Tree:
     """Returns the shapes of the weights that `init` makes, without making any."""
-    return jax.eval_shape(lambda key: init(key, config), jax.random.key(0))
+    return jax.eval_shape(lambda: init(jax.random.key(0), config))

@@ -59,6 +59,12 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         raise InputError(
             f"{folder} holds no usable tokenizer: {first_line(error)}"
         ) from error
+    # Without its files, transformers makes up a tokenizer of special tokens.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise InputError(
+            f"{folder} holds no usable tokenizer: there is no vocabulary, such as "
+            "tokenizer.json or tokenizer.model; copy the tokenizer's files there"
+        )
     if highest >= vocab_size:
         raise InputError(
             f"{folder}: the tokenizer knows ids up to {highest}, but the target's "

@@ -1,6 +1,7 @@
 """What every command does with messages, bad input and Ctrl-C."""
 
 import _thread
+import argparse
 import contextlib
 import io
 import os
@@ -10,7 +11,10 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import (
+    Any,
+    NoReturn,
+)
 
 import jax
 
@@ -20,6 +24,18 @@ from eagle_jax.errors import InputError, one_line
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads flags; what is wrong with them is bad input like any other, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses flags that do not parse.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError(f"{message}; --help tells what there is")
 
 
 def run_command(
@@ -115,11 +131,14 @@ def _raise_at_ctrl_c() -> None:
 def keep_compiled_programs() -> None:
     """Keeps compiled programs on disk between runs.
 
-    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder.
+    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder; who has neither
+    that nor a home keeps none.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        home = os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "eagle_jax"))
+        folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if not os.path.isabs(folder):
+            return
+        jax.config.update("jax_compilation_cache_dir", str(Path(folder) / "eagle_jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 

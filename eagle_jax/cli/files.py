@@ -1,6 +1,7 @@
 """Prompts in, results out."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ from eagle_jax.checkpoints.outputs import unfinished
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import parse_json
 from eagle_jax.training.files import publish
+
+_PROBE = bytes(4096)
+"""What a disk that is not full takes."""
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -54,24 +58,59 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def check_writable(path: Path) -> None:
-    """Refuses an output path before any long work starts.
+def expand_home(path: Path) -> Path:
+    """Returns a path with the home folder for `~`.
 
     Raises:
-        InputError: If no file can be made there, or another process writes it.
+        InputError: If there is no such home.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{path}: {error} Give the whole path.") from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuses an output path before any long work starts; nothing is left there.
+
+    Raises:
+        InputError: If no file can be made there, nothing can be written to it, or
+            another process writes it.
     """
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
-    if _is_special(path):
-        return
-    path = path.resolve()
+    if path.is_fifo() or path.is_socket():
+        return  # Who reads there would take an attempt for the output.
     try:
-        with unfinished(path) as part:
-            part.touch()
+        if _is_special(path):
+            with path.open("wb", buffering=0) as device:
+                device.write(b"")  # Enough for /dev/full.
+        else:
+            with unfinished(path.resolve()) as part:
+                part.write_bytes(_PROBE)
     except OSError as error:
         raise InputError(
             f"cannot write {path}: {error.strerror}; give a file in a folder that "
             "exists and can be written to"
+        ) from error
+
+
+def check_folder(path: Path) -> None:
+    """Refuses an output folder before any long work starts; it need not exist.
+
+    Raises:
+        InputError: If it is no folder, cannot be made or cannot be written to.
+    """
+    existing = path.resolve()
+    try:
+        while not existing.exists():
+            existing = existing.parent
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            file.write(_PROBE)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {path}: {error.strerror}; give a folder that can be made "
+            "and written to"
         ) from error
 
 

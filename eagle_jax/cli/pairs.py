@@ -1,6 +1,7 @@
 """Getting a target, its drafter and its tokenizer ready to run."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from eagle_jax.cli.placing import (
     target_shardings,
     with_drafter,
 )
+from eagle_jax.cli.room import check_depth, check_rounds, check_weights, first_slots
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
@@ -82,21 +84,60 @@ class PairSource:
     Attributes:
         config: Sizes of the target.
         dtype: Of weights and caches; what "auto" came to.
-        tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
+        drafter: Static; `None` for plain decoding.
+        read_tokenizer: Reads the tokenizer, once, and the date of its chat template.
         load: Reads or makes the weights, on the devices of a placement or, given
             `None`, on the default device.
         bits: Of the matrices of the target's layers, `None` if they are not quantised.
-        date: ISO, what the chat template takes for today's; `None` if it asks for none.
         folder: Of the target's files, `None` if it has none.
     """
 
     config: TransformerConfig
     dtype: str
-    tokenizer: Any
+    drafter: Drafter | None
+    read_tokenizer: Callable[[], tuple[Any, str | None]]
     load: Callable[..., LoadedPair]
     bits: int | None = None
-    date: str | None = None
     folder: Path | None = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """A `transformers` tokenizer, `None` where only ids are needed.
+
+        Read when it is first asked for: settings can be refused before.
+
+        Raises:
+            InputError: If there is none.
+        """
+        return self.read_tokenizer()[0]
+
+    @property
+    def date(self) -> str | None:
+        """ISO, what the chat template takes for today's; `None` if it asks for none."""
+        return self.read_tokenizer()[1]
+
+    def check_room(
+        self, *, batch_size: int, max_length: int, grows: bool = True
+    ) -> None:
+        """Refuses rounds that cannot be in memory, before any weight is read.
+
+        Args:
+            batch_size: `B`.
+            max_length: Prompt plus output.
+            grows: Whether the caches begin small, see `decoding.growth`.
+
+        Raises:
+            InputError: If they cannot fit.
+        """
+        slots = first_slots(max_length, self.drafter) if grows else max_length
+        check_rounds(
+            self.config,
+            self.dtype,
+            self.bits,
+            self.drafter,
+            batch_size=batch_size,
+            num_slots=slots,
+        )
 
 
 def open_pair(
@@ -130,26 +171,31 @@ def open_pair(
     folder = checkpoints.resolve(target_name)
     # Says what is broken before anything is read.
     config, files = checkpoints.open_target(folder)
+    check_depth(tree, config)
     bits = checkpoints.target_bits(files, config, bits)
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
-    load_drafter = open_drafter(
+    check_weights(config, dtype, bits)
+    drafter, load_drafter = open_drafter(
         draft_name, config, tree=tree, dtype=dtype, method=method, rule=rule
     )
     check_product(bits, dtype)
-    tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
-    date = checkpoints.fix_date(tokenizer, date)
+
+    @functools.cache
+    def read_tokenizer() -> tuple[Any, str | None]:
+        tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
+        return tokenizer, checkpoints.fix_date(tokenizer, date)
 
     def load(placement: Placement | None = None) -> LoadedPair:
         shardings = target_shardings(placement, config, bits)
         _, target_params = checkpoints.load_target(folder, dtype, shardings, bits)
-        drafter, drafter_params = load_drafter(target_params, placement)
+        drafter_params = load_drafter(target_params, placement)
         target = Transformer(config=config, dtype=dtype)
         return LoadedPair(
             target=with_features(target, drafter),
             drafter=drafter,
             params=Params(target=target_params, drafter=drafter_params),
-            tokenizer=tokenizer,
+            tokenizer=read_tokenizer()[0],
             stop_tokens=checkpoints.stop_tokens(folder),
             placement=with_drafter(placement, drafter, drafter_params),
         )
@@ -157,10 +203,10 @@ def open_pair(
     return PairSource(
         config=config,
         dtype=dtype,
-        tokenizer=tokenizer,
+        drafter=drafter,
+        read_tokenizer=read_tokenizer,
         load=load,
         bits=bits,
-        date=date,
         folder=folder,
     )
 
@@ -173,25 +219,25 @@ def open_drafter(
     dtype: str,
     method: Method,
     rule: AcceptanceRule = "greedy",
-) -> Callable[[TransformerParams, Placement | None], tuple[Drafter | None, Any]]:
+) -> tuple[Drafter | None, Callable[[TransformerParams, Placement | None], Any]]:
     """Opens what drafts for a target that is opened already.
 
     Arguments are those of `open_pair`, but `dtype` is not "auto" here.
 
     Returns:
-        What reads the weights: from the target's parameters and where they lie to the
-        drafter and its own parameters.
+        The drafter, and what reads its weights: from the target's parameters and where
+        they lie to its own parameters.
 
     Raises:
         InputError: If something is missing or does not fit.
     """
     if method == "lookup":
-        return lambda *_: (lookup_drafter(tree), ())
+        return lookup_drafter(tree), lambda *_: ()
     if draft_name is None or method == "autoregressive":
-        return lambda *_: (None, ())
+        return None, lambda *_: ()
     source = open_draft_model(draft_name, target, dtype=dtype, method=method)
     drafter = tree_drafter(method, source.model, tree, rule=rule, folder=source.folder)
-    return lambda params, placement: (drafter, source.load(params, placement))
+    return drafter, source.load
 
 
 def open_draft_model(

@@ -1,5 +1,6 @@
 """Pairs with random weights: for timing, and for a first look."""
 
+import functools
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ from eagle_jax.cli.devices import check_product, on_cpu
 from eagle_jax.cli.methods import lookup_drafter, tree_drafter
 from eagle_jax.cli.pairs import LoadedPair, PairSource
 from eagle_jax.cli.placing import draft_shardings, target_shardings, with_drafter
+from eagle_jax.cli.room import check_depth, check_weights
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import EagleHead
@@ -79,9 +81,15 @@ def open_random(
         )
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
+    check_depth(tree, config)
+    check_weights(config, dtype, bits)
     bits = checkpoints.target_bits(None, config, bits)
     check_product(bits, dtype)
-    tokenizer = _byte_tokenizer() if with_tokenizer else None
+
+    @functools.cache
+    def read_tokenizer() -> tuple[Any, None]:
+        return _byte_tokenizer() if with_tokenizer else None, None
+
     head = EagleHeadConfig(
         layer=config.layer,
         vocab_size=config.vocab_size,
@@ -109,13 +117,18 @@ def open_random(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,
             params=Params(target=target_params, drafter=drafter_params),
-            tokenizer=tokenizer,
+            tokenizer=read_tokenizer()[0],
             stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
             placement=with_drafter(placement, drafter, drafter_params),
         )
 
     return PairSource(
-        config=config, dtype=dtype, tokenizer=tokenizer, load=load, bits=bits
+        config=config,
+        dtype=dtype,
+        drafter=drafter,
+        read_tokenizer=read_tokenizer,
+        load=load,
+        bits=bits,
     )
 
 
@@ -128,16 +141,16 @@ def _random_target(
 
 def _random_config(sizes: str) -> TransformerConfig:
     text = RANDOM_SIZES.get(sizes, sizes)
-    pairs = re.findall(r"(\w+)=(\d+)", text)
+    pairs = re.findall(r"(\w+)=(\d{1,9})", text)  # Fits into int32.
     values = {name: int(value) for name, value in pairs}
     known = (*_REQUIRED_SIZES, "kv_heads", "intermediate")
     well_formed = ",".join(f"{name}={value}" for name, value in pairs) == text
-    missing = [name for name in _REQUIRED_SIZES if not values.get(name)]
-    if not well_formed or missing or not set(values) <= set(known):
+    is_complete = set(_REQUIRED_SIZES) <= set(values) <= set(known)
+    if not well_formed or not is_complete or 0 in values.values():
         raise InputError(
-            f"--random {sizes!r} must be one of {', '.join(RANDOM_SIZES)} or sizes "
-            f"like hidden=512,layers=8,heads=8,vocabulary=32000; known are "
-            f"{', '.join(known)}"
+            f"--random {sizes[:100]!r} must be one of {', '.join(RANDOM_SIZES)} or "
+            "sizes of up to nine digits like hidden=512,layers=8,heads=8,"
+            f"vocabulary=32000; known are {', '.join(known)}"
         )
     hidden, heads = values["hidden"], values["heads"]
     kv_heads = values.get("kv_heads", heads)

@@ -72,10 +72,10 @@ def parse_grid(text: str) -> list[TreeConfig]:
     """
     trees: list[TreeConfig] = []
     for part in text.split():
-        sizes = re.fullmatch(r"(\d+)/(\d+)/(\d+)", part)
+        sizes = re.fullmatch(r"(\d{1,10})/(\d{1,10})/(\d{1,10})", part)
         if sizes is None:
             raise InputError(
-                f"--grid {part!r} must be num_nodes/depth/width, such as 8/7/1"
+                f"--grid {part[:99]!r} must be num_nodes/depth/width, such as 8/7/1"
             )
         nodes, depth, width = map(int, sizes.groups())
         tree = TreeConfig(num_nodes=nodes, depth=depth, width=width)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from eagle_jax.config import TreeConfig, require
+from eagle_jax.config import TreeConfig, require, require_int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,6 +175,7 @@ class RunConfig:
             value = getattr(self, field.name)
             if field.type is int and field.name != "seed":
                 require(value >= 1, field.name, value, "at least 1")
+                require_int32(field.name, value)
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
         require(self.explode > 1, "explode", self.explode, "above 1")
 

@@ -14,8 +14,14 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from eagle_jax.checkpoints import RefusedError
-from eagle_jax.config import SamplingConfig, TreeConfig
+from eagle_jax.checkpoints import (
+    RefusedError,
+)
+from eagle_jax.config import (
+    SamplingConfig,
+    TreeConfig,
+    require_int32,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import (
@@ -53,6 +59,7 @@ class RegenerationConfig:
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} = {getattr(self, name)} must be at least 1")
+            require_int32(name, getattr(self, name))
         if self.max_length is not None and self.max_length < 2:
             raise InputError(
                 f"max_length = {self.max_length} must be at least 2 (prompt + output)"

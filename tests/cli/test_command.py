@@ -1,126 +1,114 @@
-"""Ctrl-C ends a command in one line, wherever it comes."""
+"""What every command does with messages, flags and its cache."""
 
-import gc
-import os
-import signal
-import subprocess
+import io
+import pwd
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
+import jax
 import pytest
+from rich.console import Console
+from rich.tree import Tree
 
-from eagle_jax.cli.command import run_command, run_script
+from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").glob("[a-z]*.py"))
-
-
-class EndedError(BaseException):
-    """Instead of the end of the process."""
+CACHE = "jax_compilation_cache_dir"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    """Runs a script's `main`; returns the exit code of a process that just ends."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-
-    def end(code: int) -> NoReturn:
-        raise EndedError(code)
-
-    def run_it(main: Callable[[], int]) -> int:
-        monkeypatch.setattr(os, "_exit", end)
-        with pytest.raises(EndedError) as ended:
-            run_script(main)
-        return ended.value.args[0]
-
-    yield run_it
-    signal.signal(signal.SIGINT, before)
+def cache() -> Iterator[None]:
+    """Lets a test change where compiled programs are kept."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
-def wait() -> int:
-    """Works until it is interrupted."""
-    for _ in range(2000):
-        time.sleep(0.005)
-    return 0
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home, as in a container."""
+
+    def unknown(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def test_an_interrupted_command_ends_without_pythons_own_end(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("cache", "homeless")
+def test_who_has_a_cache_folder_needs_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In which threads that still compile or save crash."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_compiled_programs()
+    assert getattr(jax.config, CACHE) == str(tmp_path / "eagle_jax")
 
+
+@pytest.mark.usefixtures("cache", "homeless")
+def test_who_has_neither_keeps_no_compiled_programs() -> None:
+    keep_compiled_programs()
+    assert getattr(jax.config, CACHE) is None
+
+
+@pytest.mark.usefixtures("cache", "homeless")
+def test_compiled_programs_are_kept_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    keep_compiled_programs()
+    found = getattr(jax.config, CACHE)
+    assert found == str(tmp_path / ".cache" / "eagle_jax")
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--number", "many"], "argument --number: invalid int value: 'many'"),
+        (["--number"], "argument --number: expected one argument"),
+        (["--other"], "unrecognized arguments: --other"),
+        ([], "the following arguments are required: --number"),
+    ],
+)
+def test_flags_that_do_not_parse_are_refused_in_one_line(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def action() -> int:
-        print("so far", end="")
-        signal.raise_signal(signal.SIGINT)
-        return wait()
-
-    assert run(lambda: run_command(action)) == 130
-    assert capsys.readouterr() == ("so far", "interrupted\n")
-
-
-def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def collecting(phase: str, _: dict[str, int]) -> None:
-        if phase == "start":
-            signal.raise_signal(signal.SIGINT)
-
-    def action() -> int:
-        gc.callbacks.append(collecting)
-        try:
-            gc.collect()
-        finally:
-            gc.callbacks.remove(collecting)
-        return wait()
-
-    assert run(lambda: run_command(action)) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_ctrl_c_outside_of_the_command_ends_in_one_line(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def parse() -> int:
-        signal.raise_signal(signal.SIGINT)
+        parser = Parser()
+        parser.add_argument("--number", type=int, required=named[4:13] == "following")
+        parser.parse_args(argv)
         return 0
 
-    assert run(parse) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert run_command(action) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {named}")
+    assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_ctrl_c_while_jax_is_imported_ends_in_one_line(
-    script: str, tmp_path: Path
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_a_terminal_cannot_show_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
-    (tmp_path / "jax.py").write_text(
-        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    )
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "scripts" / script)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    signal.signal(signal.SIGINT, before)
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    written = {name: io.BytesIO() for name in ("stdout", "stderr")}
+    for name, raw in written.items():
+        stream = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
+        monkeypatch.setattr(sys, name, stream)
 
-
-def test_what_ignores_ctrl_c_goes_on(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As a process in the background of a script does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def action() -> int:
-        signal.raise_signal(signal.SIGINT)
+    def show() -> int:
+        print("\N{CHECK MARK} \ud800")  # Half a character stands in no encoding.
+        tree = Tree("\N{SNOWMAN}")
+        tree.add("\N{CHECK MARK}")
+        Console().print(tree)
+        say("\N{CHECK MARK}")
         return 0
 
-    with pytest.raises(SystemExit) as ended:
-        run_script(lambda: run_command(action))
-    assert ended.value.code == 0
-    assert capsys.readouterr().err == ""
+    assert run_command(show) == 0
+    shown = {name: raw.getvalue().decode(encoding) for name, raw in written.items()}
+    mark = "\N{CHECK MARK}" if encoding == "utf-8" else r"\u2713"
+    assert shown["stdout"].splitlines()[0] == rf"{mark} \ud800"
+    assert shown["stdout"].count(mark) == 2
+    assert shown["stderr"] == f"{mark}\n"

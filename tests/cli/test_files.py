@@ -1,14 +1,22 @@
 import json
 import os
+import resource
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eagle_jax.cli.files import check_writable, read_prompts, write_json
+from eagle_jax.cli.files import (
+    check_folder,
+    check_writable,
+    expand_home,
+    read_prompts,
+    write_json,
+)
 from eagle_jax.errors import InputError
+from tests.helpers import refused
 
 
 def _file(folder: Path, name: str, text: str) -> Path:
@@ -119,6 +127,58 @@ def test_an_output_below_a_file_is_refused(tmp_path: Path) -> None:
     file = _file(tmp_path, "file", "")
     with pytest.raises(InputError, match="Not a directory"):
         check_writable(file / "out.json")
+
+
+def test_a_device_that_is_full_is_refused() -> None:
+    refused(lambda: check_writable(Path("/dev/full")), "/dev/full", "No space left")
+
+
+def test_a_device_that_takes_everything_is_not_refused() -> None:
+    check_writable(Path("/dev/null"))
+
+
+def test_a_pipe_is_left_to_who_reads_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)  # Opening it would wait for a reader.
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file may become longer than nothing."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_refused_and_an_old_file_kept(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    old = _file(tmp_path, "old.json", "old")
+    request.getfixturevalue("full_disk")
+    refused(lambda: check_writable(old), str(old), "File too large")
+    refused(lambda: check_folder(tmp_path), str(tmp_path), "File too large")
+    assert old.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_an_output_folder_is_not_made_yet(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "deeper")
+    check_folder(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["file", "file/deeper"])
+def test_an_output_folder_below_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    _file(tmp_path, "file", "")
+    path = tmp_path / name
+    refused(lambda: check_folder(path), f"cannot write to {path}", "Not a directory")
+
+
+def test_a_home_that_nobody_has_is_refused() -> None:
+    path = Path("~nobody-of-that-name/out")
+    refused(lambda: expand_home(path), str(path), "home")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

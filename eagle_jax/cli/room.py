@@ -1,0 +1,185 @@
+"""Whether a run can be in memory at all, asked before anything large is made.
+
+What is counted is certain to be there at once, and what there is is all that there can
+be: nothing is refused that would run.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.cli.devices import on_cpu
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding.growth import ladder
+from eagle_jax.decoding.requests import round_up_slots
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Drafter
+from eagle_jax.models import transformer
+from eagle_jax.models.quantised import map_matrices, num_bytes
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.tree import Topology
+from eagle_jax.tree.structure import empty_candidates
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def check_depth(tree: TreeConfig, target: TransformerConfig) -> None:
+    """Refuses levels that no text of a target has room for.
+
+    Raises:
+        InputError: If there are as many levels as positions.
+    """
+    if tree.depth >= target.max_positions:
+        raise InputError(
+            f"depth = {tree.depth} drafts further than the target's "
+            f"{target.max_positions} positions reach (max_position_embeddings); lower "
+            "depth"
+        )
+
+
+def check_weights(target: TransformerConfig, dtype: str, bits: int | None) -> None:
+    """Refuses a target whose weights alone are more than the memory.
+
+    Args:
+        target: Sizes.
+        dtype: Of the weights; not "auto".
+        bits: Of quantised matrices, `None` where there are none.
+
+    Raises:
+        InputError: If it cannot fit.
+    """
+    _refuse_more_than_memory(
+        _weight_bytes(target, dtype, bits),
+        f"a model with hidden = {target.layer.hidden_size}, layers = "
+        f"{target.num_layers} and vocabulary = {target.vocab_size} in {dtype}",
+        "give a smaller one, or fewer bits with --dtype or --quantization",
+    )
+
+
+def check_rounds(
+    target: TransformerConfig,
+    dtype: str,
+    bits: int | None,
+    drafter: Drafter | None,
+    *,
+    batch_size: int,
+    num_slots: int,
+) -> None:
+    """Refuses rounds that cannot be in memory, beside the target's weights.
+
+    Counted are the caches, the candidates of an expansion, and the mask and the logits
+    of a verification.
+
+    Args:
+        target: Sizes.
+        dtype: Of weights and caches; not "auto".
+        bits: Of quantised matrices, `None` where there are none.
+        drafter: `None` for plain decoding.
+        batch_size: `B`.
+        num_slots: `S`.
+
+    Raises:
+        InputError: If they cannot fit; it names the setting that asks for most.
+    """
+    weights = _weight_bytes(target, dtype, bits)
+    num_nodes, tree = getattr(drafter, "num_nodes", 1), getattr(drafter, "tree", None)
+    nodes, width, candidates = f"num_nodes = {num_nodes}", 0, 0
+    if isinstance(tree, Topology):
+        nodes = f"depth = {tree.depth}"
+    elif isinstance(tree, TreeConfig) and tree.levels:
+        width, one = tree.width, jax.eval_shape(lambda: empty_candidates(1, 1))
+        candidates = (width + (tree.levels - 1) * width**2) * num_bytes(one)
+    row = {
+        nodes: num_nodes * (num_nodes + 4 * target.vocab_size),
+        f"width = {width}": candidates,
+        f"{num_slots} cache slots": _cache_bytes(target, dtype, drafter, num_slots),
+    }
+    needed = sum(row.values())
+    _refuse_more_than_memory(weights + needed, max(row, key=lambda name: row[name]))
+    needed = weights + batch_size * needed
+    _refuse_more_than_memory(needed, f"batch_size = {batch_size}")
+
+
+def check_training(
+    target: TransformerConfig, dtype: str, *, batch_size: int, row_length: int
+) -> None:
+    """Refuses batches whose hidden states cannot be in memory beside the weights.
+
+    Args:
+        target: Sizes of the model that runs.
+        dtype: Of its weights; not "auto".
+        batch_size: `B`, rows.
+        row_length: `T`.
+
+    Raises:
+        InputError: If they cannot fit.
+    """
+    hidden = jnp.dtype(dtype).itemsize * target.layer.hidden_size
+    _refuse_more_than_memory(
+        _weight_bytes(target, dtype, None) + batch_size * row_length * hidden,
+        f"batch_size = {batch_size} rows of row_length = {row_length} tokens",
+        "lower one of them",
+    )
+
+
+def first_slots(max_length: int, drafter: Drafter | None) -> int:
+    """Returns `S` of the cache that a text begins with, at least.
+
+    Args:
+        max_length: Prompt plus output.
+        drafter: `None` for plain decoding.
+    """
+    depth = 0 if drafter is None else drafter.depth
+    return ladder(round_up_slots(max_length, depth), prompt=1, depth=depth)[0]
+
+
+def _weight_bytes(target: TransformerConfig, dtype: str, bits: int | None) -> int:
+    shapes = jax.eval_shape(
+        lambda: transformer.init_params(jax.random.key(0), _one_layer(target), dtype)
+    )
+    if bits is not None:
+
+        def packed(matrix: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((matrix.size * bits // 8,), jnp.int8)
+
+        shapes = map_matrices(packed, shapes)
+    return num_bytes(shapes) + (target.num_layers - 1) * num_bytes(shapes.layers)
+
+
+def _cache_bytes(
+    target: TransformerConfig, dtype: str, drafter: Drafter | None, num_slots: int
+) -> int:
+    """Returns what a row's caches take, the drafter's included."""
+    layer = Transformer(config=_one_layer(target), dtype=dtype)
+    cache = jax.eval_shape(lambda: layer.init_cache(1, num_slots))
+    size = target.num_layers * num_bytes(cache.layers)
+    if drafter is not None:
+        size += num_bytes(jax.eval_shape(lambda: drafter.init_state(1, num_slots)))
+    return size
+
+
+def _one_layer(target: TransformerConfig) -> TransformerConfig:
+    return dataclasses.replace(target, num_layers=1)
+
+
+def _refuse_more_than_memory(size: int, what: str, advice: str = "lower it") -> None:
+    memory = _memory()
+    if memory is not None and size > memory:
+        raise InputError(
+            f"{what}: a run takes at least {size / 2**30:,.1f} GiB, but there are "
+            f"{memory / 2**30:,.1f} GiB of memory; {advice}"
+        )
+
+
+def _memory() -> int | None:
+    """Returns the bytes of all devices together, `None` where nobody tells."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] * jax.device_count()
+    if not on_cpu() or not _MEMINFO.is_file():
+        return None
+    lines = (line.split() for line in _MEMINFO.read_text().splitlines())
+    sizes = {name: 1024 * int(size) for name, size, *_ in lines}
+    return (sizes["MemTotal:"] + sizes["SwapTotal:"]) * jax.process_count()
