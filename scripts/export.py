@@ -105,6 +105,11 @@ def _export(arguments: argparse.Namespace) -> int:
             "code looks for first"
         )
     say(f"exporting {arguments.head}")
+    if config.layer.rope.kind not in ("default", "linear"):
+        say(
+            f"warning: the official code knows no {config.layer.rope.kind} rotary "
+            "embeddings: there the head runs with plain ones, and less is accepted"
+        )
     stored = str(params.fc.dtype)
     export_head(
         output,

@@ -63,7 +63,9 @@ def target_fields(
 def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
     """Returns the `config.json` of a head, in the official implementation's fields.
 
-    That implementation knows the "linear" scaling of rotary embeddings only.
+    That implementation refuses every `rope_scaling` but `{type, factor}` of the kinds
+    "linear" and "dynamic". Another kind stands in `rope_parameters`, which it does not
+    read: it runs such a head with plain rotary embeddings.
 
     Args:
         config: Sizes.
@@ -79,10 +81,16 @@ def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "tie_word_embeddings": False,
         "rope_theta": config.layer.rope.theta,
-        "rope_scaling": _rope_scaling(config.layer.rope, kind_field="type"),
+        "rope_scaling": None,
         "torch_dtype": dtype,
         "written_by": WRITTEN_BY,
     }
+    if config.layer.rope.kind == "linear":
+        fields["rope_scaling"] = _rope_scaling(config.layer.rope, kind_field="type")
+    elif config.layer.rope.kind != "default":
+        fields["rope_parameters"] = _rope_scaling(
+            config.layer.rope, kind_field="rope_type"
+        )
     if config.layer.qkv_bias:  # Its presence counts there, not its value.
         fields["qkv_bias"] = True
     return fields
@@ -103,11 +111,10 @@ def _rope_scaling(rope: RopeConfig, *, kind_field: str) -> dict[str, Any] | None
     """Returns `rope_scaling`; older code calls its kind `type`, later `rope_type`."""
     if rope.kind == "default":
         return None
+    scaling = {kind_field: rope.kind, "factor": rope.factor}
     if rope.kind == "linear":
-        return {kind_field: rope.kind, "factor": rope.factor}
-    return {
-        "rope_type": rope.kind,
-        "factor": rope.factor,
+        return scaling
+    return scaling | {
         "low_freq_factor": rope.low_freq_factor,
         "high_freq_factor": rope.high_freq_factor,
         "original_max_position_embeddings": rope.original_max_positions,

@@ -163,6 +163,22 @@ def test_every_rotary_embedding_is_read_back_as_it_was(
     assert load_target(tmp_path / "target")[0] == target
 
 
+@pytest.mark.parametrize("rope", _ROPES, ids=["default", "base", "linear", "llama3"])
+def test_the_official_code_takes_the_rotary_embedding_of_every_head(
+    tmp_path: Path, rope: RopeConfig
+) -> None:
+    """Its `EConfig` refuses all other scalings."""
+    layer = dataclasses.replace(SMALL_LAYER, rope=rope)
+    config = dataclasses.replace(HEAD, layer=layer)
+    export_head(tmp_path / "head", config, random_head(config), with_bin=False)
+    settings = json.loads((tmp_path / "head" / "config.json").read_text())
+    scaling = settings["rope_scaling"]
+    if scaling is not None:
+        assert set(scaling) == {"type", "factor"}
+        assert scaling["type"] in ("linear", "dynamic")
+        assert isinstance(scaling["factor"], float) and scaling["factor"] > 1
+
+
 def test_a_head_without_a_table_is_read_with_its_targets(tmp_path: Path) -> None:
     target_params = random_target()
     params = random_head()
