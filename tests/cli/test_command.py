@@ -13,15 +13,15 @@ from rich.tree import Tree
 
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
 
-CACHE = "jax_compilation_cache_dir"
+_FOLDER = "jax_compilation_cache_dir"
 
 
 @pytest.fixture
 def cache() -> Iterator[None]:
     """Lets a test change where compiled programs are kept."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    names = (_FOLDER, "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update(_FOLDER, None)
     yield
     for name, value in before.items():
         jax.config.update(name, value)
@@ -39,19 +39,23 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def _kept_in() -> str | None:
+    return getattr(jax.config, _FOLDER)
+
+
 @pytest.mark.usefixtures("cache", "homeless")
 def test_who_has_a_cache_folder_needs_no_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     keep_compiled_programs()
-    assert getattr(jax.config, CACHE) == str(tmp_path / "eagle_jax")
+    assert _kept_in() == str(tmp_path / "eagle_jax")
 
 
 @pytest.mark.usefixtures("cache", "homeless")
 def test_who_has_neither_keeps_no_compiled_programs() -> None:
     keep_compiled_programs()
-    assert getattr(jax.config, CACHE) is None
+    assert _kept_in() is None
 
 
 @pytest.mark.usefixtures("cache", "homeless")
@@ -60,8 +64,7 @@ def test_compiled_programs_are_kept_at_home(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     keep_compiled_programs()
-    found = getattr(jax.config, CACHE)
-    assert found == str(tmp_path / ".cache" / "eagle_jax")
+    assert _kept_in() == str(tmp_path / ".cache" / "eagle_jax")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ def test_compiled_programs_are_kept_at_home(
     [
         (["--number", "many"], "argument --number: invalid int value: 'many'"),
         (["--number"], "argument --number: expected one argument"),
-        (["--other"], "unrecognized arguments: --other"),
+        (["--number", "1", "--other"], "unrecognized arguments: --other"),
         ([], "the following arguments are required: --number"),
     ],
 )
@@ -78,7 +81,7 @@ def test_flags_that_do_not_parse_are_refused_in_one_line(
 ) -> None:
     def action() -> int:
         parser = Parser()
-        parser.add_argument("--number", type=int, required=named[4:13] == "following")
+        parser.add_argument("--number", type=int, required=True)
         parser.parse_args(argv)
         return 0
 

@@ -131,7 +131,7 @@ def test_bad_input_ends_in_one_line(
     cases = [
         ([f"{tmp_path}/none", "--output", output], "is no folder"),
         ([folder, "--output", file], "is no folder; give another name"),
-        ([folder, "--output", f"{file}/deeper"], "cannot read the records or write"),
+        ([folder, "--output", f"{file}/deeper"], "cannot write to"),
     ]
     for flags, named in cases:
         assert report(flags) == 2
