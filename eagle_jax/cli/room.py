@@ -1,7 +1,7 @@
 """Whether a run can be in memory at all, asked before anything large is made.
 
-What is counted is certain to be there at once, and what there is is all that there can
-be: nothing is refused that would run.
+What is counted is certain to be there at once, and it is compared with all memory that
+there is: no sizes are refused that would run.
 """
 
 import dataclasses
@@ -27,6 +27,9 @@ _MEMINFO = Path("/proc/meminfo")
 
 def check_depth(tree: TreeConfig, target: TransformerConfig) -> None:
     """Refuses levels that no text of a target has room for.
+
+    Of a dynamic tree no more would be drafted than it has nodes; who asks for so many
+    has mistaken one number for another.
 
     Raises:
         InputError: If there are as many levels as positions.
@@ -69,8 +72,8 @@ def check_rounds(
 ) -> None:
     """Refuses rounds that cannot be in memory, beside the target's weights.
 
-    Counted are the caches, the candidates of an expansion, and the mask and the logits
-    of a verification.
+    Counted are the caches and, as they follow one another, the largest of the
+    candidates of an expansion and the mask and the logits of a verification.
 
     Args:
         target: Sizes.
@@ -91,15 +94,15 @@ def check_rounds(
     elif isinstance(tree, TreeConfig) and tree.levels:
         width, one = tree.width, jax.eval_shape(lambda: empty_candidates(1, 1))
         candidates = (width + (tree.levels - 1) * width**2) * num_bytes(one)
-    row = {
-        nodes: num_nodes * (num_nodes + 4 * target.vocab_size),
-        f"width = {width}": candidates,
-        f"{num_slots} cache slots": _cache_bytes(target, dtype, drafter, num_slots),
-    }
-    needed = sum(row.values())
-    _refuse_more_than_memory(weights + needed, max(row, key=lambda name: row[name]))
-    needed = weights + batch_size * needed
-    _refuse_more_than_memory(needed, f"batch_size = {batch_size}")
+    cache = _cache_bytes(target, dtype, drafter, num_slots)
+    largest, what = max(
+        (candidates, f"width = {width}"),
+        (num_nodes * max(num_nodes, 4 * target.vocab_size), nodes),
+    )
+    what = what if largest > cache else f"{num_slots} cache slots"
+    row = cache + largest
+    _refuse_more_than_memory(weights + row, what)
+    _refuse_more_than_memory(weights + batch_size * row, f"batch_size = {batch_size}")
 
 
 def check_training(
@@ -180,6 +183,9 @@ def _memory() -> int | None:
         return stats["bytes_limit"] * jax.device_count()
     if not on_cpu() or not _MEMINFO.is_file():
         return None
-    lines = (line.split() for line in _MEMINFO.read_text().splitlines())
-    sizes = {name: 1024 * int(size) for name, size, *_ in lines}
-    return (sizes["MemTotal:"] + sizes["SwapTotal:"]) * jax.process_count()
+    kibibytes = sum(
+        int(line.split()[1])
+        for line in _MEMINFO.read_text().splitlines()
+        if line.startswith(("MemTotal:", "SwapTotal:"))
+    )
+    return 1024 * kibibytes * jax.process_count()

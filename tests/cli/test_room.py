@@ -148,11 +148,14 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
         target_shapes(source.config, bits),
         jax.eval_shape(lambda: target.init_cache(rows, slots)),
         jax.eval_shape(lambda: drafter.init_state(rows, slots)),
+    )
+    at_times = (
         [jax.eval_shape(lambda: empty_candidates(tree.levels, tree.width))] * rows,
         jax.ShapeDtypeStruct((rows, tree.num_nodes, tree.num_nodes), jnp.bool),
         jax.ShapeDtypeStruct((rows, tree.num_nodes, 300), jnp.float32),
     )
-    assert 0.95 * num_bytes(there) < max(asked) <= num_bytes(there)
+    most = num_bytes(there) + max(map(num_bytes, at_times))
+    assert 0.95 * most < max(asked) <= most
 
 
 def test_devices_that_tell_their_memory_are_believed(
