@@ -217,6 +217,9 @@ def _read_nodes(nodes: Any) -> Nodes:
     count, accepted, total = _columns(nodes, "values", ("count", "accepted", "sum"))
     if (depth < 1).any() or (rank < 0).any():
         raise _MissingError("`nodes.tried` holds a depth below 1 or a rank below 0")
+    # Whatever was tried, its ancestors and its likelier siblings were, too.
+    if max(depth.max(initial=0), rank.max(initial=0)) > len(depth):
+        raise _MissingError("`nodes.tried` holds a depth or rank of nodes not tried")
     positions = nodes.get("positions")
     if positions is not None:
         positions = np.asarray(_numbers(positions, "nodes.positions", int))

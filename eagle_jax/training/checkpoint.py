@@ -1,5 +1,6 @@
 """Checkpoints of a run: written whole or not at all, the newest and the best kept."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,18 @@ class Checkpoints:
         Raises:
             InputError: If what is there is broken.
         """
+
+        def measured(metrics: dict[str, Any]) -> float:
+            # What another program wrote there is never the best.
+            value = metrics.get(best or "")
+            return float(value) if isinstance(value, int | float) else -math.inf
+
         policies: list[Any] = [checkpoint_managers.LatestN(keep)]
         if best is not None:
-            policies.append(
-                checkpoint_managers.BestN(
-                    get_metric_fn=lambda metrics: metrics[best], n=1
-                )
-            )
+            policies.append(checkpoint_managers.BestN(get_metric_fn=measured, n=1))
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            best_fn=(lambda metrics: metrics[best]) if best else None,
+            best_fn=measured if best else None,
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
         )
@@ -54,7 +57,8 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Returns the best checkpoint's step, the newest where none was measured."""
-        return self._manager.best_step()
+        best = self._manager.best_step()
+        return self.latest() if best is None else best
 
     def save(self, step: int, state: Any, metrics: dict[str, float]) -> None:
         """Writes a checkpoint.

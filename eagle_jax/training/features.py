@@ -8,6 +8,7 @@ goes on with the first one that is missing.
 import dataclasses
 import hashlib
 import shutil
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -304,13 +305,14 @@ def _read_index(folder: Path) -> _Index | None:
     path = folder / "index.json"
     if not path.exists():
         return None
-    table = read_json(path)
-    try:
-        return _Index(**(table or {}))
-    except TypeError as error:
-        raise InputError(
-            f"{path} is no index of features; give another folder"
-        ) from error
+    table, kinds = read_json(path) or {}, typing.get_type_hints(_Index)
+    is_index = table.keys() == kinds.keys() and all(
+        type(table[name]) is kind and (kind is str or table[name] > 0)
+        for name, kind in kinds.items()
+    )
+    if not is_index or table["dtype"] not in _DTYPES:
+        raise InputError(f"{path} is no index of features; give another folder")
+    return _Index(**table)
 
 
 def _check_same(folder: Path, index: _Index, wanted: dict[str, Any]) -> None:
