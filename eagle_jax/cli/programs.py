@@ -50,8 +50,10 @@ class Programs:
         if key not in self._kept:
             self._make_room()
             started = time.perf_counter()
-            self._kept[key] = compile_it()
-            self.compile_seconds += time.perf_counter() - started
+            try:
+                self._kept[key] = compile_it()
+            finally:  # Ctrl-C may have ended it.
+                self.compile_seconds += time.perf_counter() - started
         self._kept.move_to_end(key)
         return self._kept[key]
 

@@ -158,6 +158,21 @@ def test_programs_that_are_dropped_free_their_memory_maps(
     ]
 
 
+def test_compiling_that_is_interrupted_counts_as_compiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter((5.0, 12.0))
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    programs = Programs()
+
+    def interrupted() -> jax.stages.Compiled:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        programs.get("a", interrupted)
+    assert (programs.compile_seconds, programs.num_kept) == (7, 0)
+
+
 def test_the_program_unused_longest_is_dropped() -> None:
     programs, compiled = Programs(most=2), []
 
