@@ -382,7 +382,7 @@ def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) ->
         (["--template", "tokenizer"], "needs a chat template"),
         (["--questions", "nowhere.jsonl"], "cannot read the questions nowhere.jsonl"),
         (["--categories", "qa,rag"], "'rag' is unknown; the files have writing, qa"),
-        (["--output", "/dev/null/folder"], "cannot write the records"),
+        (["--output", "/dev/null/folder"], "cannot write to /dev/null/folder"),
         (["--small-model", "nowhere", "--methods", "small-model"], "nowhere"),
     ],
 )

@@ -133,7 +133,7 @@ def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
         (["--data", "nowhere.json"], "cannot read the data nowhere.json"),
         (["--samples", 2, "--max-length", 5000], "5000"),
         (["--samples", 2, "--max-prefix", -1], "must be 0 to max_prefix"),
-        (["--samples", 2, "--config", "nowhere.toml"], "cannot read the settings"),
+        (["--samples", 2, "--config", "nowhere.toml"], "cannot read nowhere.toml"),
     ],
 )
 def test_what_cannot_be_done_ends_in_one_line_and_leaves_no_file(
