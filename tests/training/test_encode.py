@@ -337,7 +337,9 @@ def test_conversations_that_the_template_refuses_are_left_out_and_counted() -> N
         [_chat(CHAT, "line 4"), _chat(CHAT[1:])], tokenizer, max_length=512
     )
     assert len(encoded.samples) == 1
-    assert encoded.refused == ["line 4: the chat template refuses it: No system"]
+    assert encoded.refused == [
+        "line 4: the chat template refuses the conversation: No system"
+    ]
     assert "1 left out (line 4: " in encoded.summary()
     with pytest.raises(InputError, match=r"nothing is left .* No system"):
         encode_examples([_chat(CHAT)], tokenizer, max_length=512)
@@ -367,7 +369,7 @@ def test_conversations_that_the_template_cannot_mark_are_left_out_and_counted() 
         ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}"
          "{% endfor %}", "leaves out what the assistant says"),
         ("{% for m in messages %}", "no valid template"),
-        ("{{ raise_exception('never') }}", "refuses it: never; mend the template"),
+        ("{{ raise_exception('never') }}", "refuses the conversation: never; mend the template"),
         (
             "{% for m in messages %}{{ m.role }}{% if loop.last and "
             "not add_generation_prompt %}!{% endif %}{{ m.content }}{% endfor %}",

@@ -147,7 +147,7 @@ def test_a_conversation_that_the_template_refuses_is_left_out(tokenizer: Any) ->
     finally:
         tokenizer.chat_template = before
     assert [record is None for _, record in records] == [True, False, False]
-    assert refused == ["line 1: the chat template refuses it: No"]
+    assert refused == ["line 1: the chat template refuses the conversation: No"]
 
 
 def test_a_conversation_ends_before_a_turn_that_the_template_cannot_mark(
