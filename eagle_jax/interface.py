@@ -2,7 +2,9 @@
 
 Targets and drafters are frozen dataclasses that hold static settings only, so they
 are hashable and legal static arguments of `jax.jit`. Parameters, caches and states
-are pytrees passed in and out; their structure is nobody's business but their own.
+are pytrees passed in and out; their structure is nobody's business but their own, save
+that every leaf of a cache or a state has the batch as axis 0, so that rows can be
+inserted and taken out.
 
 Axes are those of `eagle_jax.tree`. `F` is the width of what drafters read of the
 target: its last hidden state for EAGLE-1/2 (`F = E`), the residual stream before
@@ -12,6 +14,7 @@ three of its layers for EAGLE-3.
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.sampling import SamplingParams
@@ -72,6 +75,36 @@ class Draws:
     sampling: SamplingParams
     noise: jax.Array | None
     keys: jax.Array
+
+
+@struct.dataclass(kw_only=True)
+class Verified:
+    """All that the target said in one round; what nobody reads, XLA drops.
+
+    Attributes:
+        tree: `[B, N]` fields.
+        logits: `[B, N, V]` float32, the target's after *every* node.
+        features: `[B, N, F]`, the target's at every node.
+        path: `[B, P]` int32, the accepted nodes, root first.
+        count: `[B]` int32, how many of `path` are confirmed now; 0 in rows that are
+            finished.
+    """
+
+    tree: DraftTree
+    logits: jax.Array
+    features: jax.Array
+    path: jax.Array
+    count: jax.Array
+
+    @property
+    def path_tokens(self) -> jax.Array:
+        """`[B, P]` int32, the root first; entries after `count` mean nothing."""
+        return jnp.take_along_axis(self.tree.tokens, self.path, axis=1)
+
+    @property
+    def path_features(self) -> jax.Array:
+        """`[B, P, F]`, the target's features at those tokens."""
+        return jnp.take_along_axis(self.features, self.path[..., None], axis=1)
 
 
 class Target(Protocol):
@@ -179,21 +212,12 @@ class Drafter(Protocol):
         """
         ...
 
-    def advance(
-        self,
-        params: Any,
-        state: Any,
-        tokens: jax.Array,
-        features: jax.Array,
-        count: jax.Array,
-    ) -> Any:
-        """Takes in what the target confirmed and returns the new state.
+    def advance(self, params: Any, state: Any, verified: Verified) -> Any:
+        """Takes in what the target said and returns the new state.
 
         Args:
             params: The drafter's parameters.
             state: From `propose`.
-            tokens: `[B, P]` int32, the accepted path, root first.
-            features: `[B, P, F]`, the target's at those tokens.
-            count: `[B]` int32, confirmed tokens; 0 in rows that are finished.
+            verified: The whole tree, of which a path was accepted.
         """
         ...

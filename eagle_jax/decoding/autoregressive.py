@@ -1,12 +1,16 @@
-"""Plain decoding, one token per pass: the baseline, and the judge of every method."""
+"""Plain decoding, one token per pass: the baseline, and the judge of every method.
+
+Of a decoder it reads the target and whether it is greedy, of the parameters the
+target's: the decoder that is judged can be its own judge.
+"""
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
     decode_growing,
@@ -15,25 +19,19 @@ from eagle_jax.decoding.growth import (
 )
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
-from eagle_jax.interface import Target
+from eagle_jax.interface import Params
 from eagle_jax.sampling import choose_tokens
 
 
 def generate(
-    target: Target,
-    params: Any,
-    requests: Requests,
-    *,
-    greedy: bool,
-    num_slots: int | None = None,
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int | None = None
 ) -> DecodeState:
     """Decodes every request to its end.
 
     Args:
-        target: Static.
-        params: The target's.
+        decoder: Its drafter is not used. Static.
+        params: Likewise.
         requests: `B` rows, concrete.
-        greedy: Take the likeliest tokens and compile no sampling. Static.
         num_slots: `S`; `None` for a cache that grows with the texts, up to what the
             requests need. Static.
 
@@ -41,69 +39,61 @@ def generate(
         The final state: `tokens`, `lengths` and `stop_reason` are the answer.
 
     Raises:
-        InputError: If `num_slots` is too small for the requests.
+        InputError: If `num_slots` is too small for the requests, or a temperature
+            above 0 meets a greedy decoder.
     """
+    decoder.check(params, requests)
+    decoder = dataclasses.replace(decoder, drafter=None)
     sizes = cache_sizes(requests, num_slots, depth=0)
-    state = prefill(target, params, requests, num_slots=sizes[0], greedy=greedy)
-    limits = requests.without_prompts()
     return decode_growing(
-        state,
+        prefill(decoder, params, requests, num_slots=sizes[0]),
         sizes,
-        lambda state: decode(target, params, limits, state, greedy=greedy),
-        lambda state, size: grow(target, None, state, num_slots=size),
+        lambda state: decode(decoder, params, state),
+        lambda state, size: grow(decoder, state, num_slots=size),
     )
 
 
-@functools.partial(jax.jit, static_argnames=("target", "num_slots", "greedy"))
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
 def prefill(
-    target: Target, params: Any, requests: Requests, *, num_slots: int, greedy: bool
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> DecodeState:
     """Reads the prompts and emits the first tokens; arguments as for `generate`."""
-    state, _ = start(target, params, requests, num_slots=num_slots, greedy=greedy)
+    state, _ = start(decoder, params, requests, num_slots=num_slots)
     return state
 
 
-@functools.partial(
-    jax.jit, static_argnames=("target", "greedy"), donate_argnames=("state",)
-)
-def decode(
-    target: Target, params: Any, requests: Requests, state: DecodeState, *, greedy: bool
-) -> DecodeState:
+@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
+def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Runs steps as one program; the state is donated.
 
     It ends when every row has, or when one needs a larger cache: see `growth`.
     """
     return jax.lax.while_loop(
         lambda state: state.is_running.any() & has_room(state, depth=0),
-        lambda state: _step(target, params, requests, state, greedy=greedy),
+        lambda state: _step(decoder, params, state),
         state,
     )
 
 
-@functools.partial(
-    jax.jit, static_argnames=("target", "greedy"), donate_argnames=("state",)
-)
-def decode_step(
-    target: Target, params: Any, requests: Requests, state: DecodeState, *, greedy: bool
-) -> DecodeState:
+@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
+def decode_step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Emits one token per running row, for streaming; the state is donated."""
-    return _step(target, params, requests, state, greedy=greedy)
+    return _step(decoder, params, state)
 
 
-def _step(
-    target: Target, params: Any, requests: Requests, state: DecodeState, *, greedy: bool
-) -> DecodeState:
+def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
+    target, rows = decoder.target, state.rows
     positions = (state.lengths - 1)[:, None]
     output = target.forward(
-        params, state.root[:, None], positions, None, state.target_cache
+        params.target, state.root[:, None], positions, None, state.target_cache
     )
-    logits = target.unembed(params, output.hidden[:, 0])
+    logits = target.unembed(params.target, output.hidden[:, 0])
     chosen = choose_tokens(
-        requests.sampling, requests.keys, logits, state.lengths, greedy=greedy
+        rows.sampling, rows.keys, logits, state.lengths, greedy=decoder.is_greedy
     )
 
     state = record_round(state, jnp.zeros_like(state.lengths))
-    state, taken = emit(requests, state, chosen[:, None], jnp.ones_like(chosen))
+    state, taken = emit(state, chosen[:, None], jnp.ones_like(chosen))
     cache = target.commit(
         state.target_cache, output.entries, jnp.zeros_like(positions), taken
     )

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import (
     Requests,
     cache_slots,
@@ -20,7 +21,6 @@ from eagle_jax.decoding.requests import (
     round_up_slots,
 )
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.interface import Drafter, Target
 
 FIRST_LENGTH = 1024
 """Tokens of a text for which the first cache has room, if it may become longer."""
@@ -73,28 +73,26 @@ def has_room(state: DecodeState, depth: int) -> jax.Array:
     return needed.max() <= state.tokens.shape[1]
 
 
-@functools.partial(jax.jit, static_argnames=("target", "drafter", "num_slots"))
-def grow(
-    target: Target, drafter: Drafter | None, state: DecodeState, *, num_slots: int
-) -> DecodeState:
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+def grow(decoder: Decoder, state: DecodeState, *, num_slots: int) -> DecodeState:
     """Returns the same state with more room.
 
     Works for any target and drafter: what they return for the larger capacity is
     filled, from the beginning of each axis, with what there is.
 
     Args:
-        target: Static.
-        drafter: Static; `None` for plain decoding.
+        decoder: Static.
         state: Of at most `num_slots` slots.
         num_slots: `S`. Static.
     """
     batch, old_slots = state.tokens.shape
     more = (0, num_slots - old_slots)
     drafter_state = state.drafter_state
-    if drafter is not None:
-        empty = drafter.init_state(batch, num_slots)
+    # Plain decoding leaves the state of a drafter empty.
+    if jax.tree.leaves(drafter_state) and decoder.drafter is not None:
+        empty = decoder.drafter.init_state(batch, num_slots)
         drafter_state = jax.tree.map(_fill, empty, drafter_state)
-    cache = target.init_cache(batch, num_slots)
+    cache = decoder.target.init_cache(batch, num_slots)
     return dataclasses.replace(
         state,
         tokens=jnp.pad(state.tokens, ((0, 0), more)),

@@ -23,11 +23,10 @@ _INT32_MAX = 2**31 - 1
 
 
 @struct.dataclass(kw_only=True)
-class Requests:
-    """A batch of requests.
+class RowSettings:
+    """What holds for the rows of a batch from their first token to their last.
 
     Attributes:
-        prompts: `[B, T]` int32, padded at the end with 0.
         prompt_lengths: `[B]` int32, at least 1.
         max_new_tokens: `[B]` int32, at least 1.
         max_length: `[B]` int32, prompt plus output, larger than the prompt.
@@ -36,7 +35,6 @@ class Requests:
         keys: `[B]` typed PRNG keys; a row's text depends on its own key alone.
     """
 
-    prompts: jax.Array
     prompt_lengths: jax.Array
     max_new_tokens: jax.Array
     max_length: jax.Array
@@ -44,13 +42,21 @@ class Requests:
     sampling: SamplingParams
     keys: jax.Array
 
-    def without_prompts(self) -> "Requests":
-        """Returns what rounds need, which is all but the prompts.
 
-        What is compiled for these serves prompts of any length: `T` is 0.
-        """
-        nothing = np.zeros((self.prompts.shape[0], 0), np.int32)
-        return dataclasses.replace(self, prompts=jnp.asarray(nothing))
+@struct.dataclass(kw_only=True)
+class Requests(RowSettings):
+    """A batch of requests: prompts, and what holds for their rows.
+
+    Attributes:
+        prompts: `[B, T]` int32, padded at the end with 0.
+    """
+
+    prompts: jax.Array
+
+    def settings(self) -> RowSettings:
+        """Returns all but the prompts: what is compiled for it serves any `T`."""
+        fields = dataclasses.fields(RowSettings)
+        return RowSettings(**{field.name: getattr(self, field.name) for field in fields})
 
 
 def make_requests(

@@ -2,21 +2,21 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
     decode_growing,
     grow,
     has_room,
 )
-from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.requests import Requests, RowSettings
 from eagle_jax.decoding.state import DecodeState, emit, record_round, start
-from eagle_jax.interface import Drafter, Draws, Params, Target, TargetOutput
+from eagle_jax.interface import Drafter, Draws, Params, TargetOutput, Verified
 from eagle_jax.sampling import (
     distribution,
     drafting_keys,
@@ -32,15 +32,22 @@ from eagle_jax.tree import (
     match_child,
     reject_drawn_siblings,
     reject_siblings,
+    root_only,
     verify,
 )
 
-AcceptanceRule = Literal["greedy", "coupled", "rejection"]
-"""How drafts are accepted.
-
-`greedy` follows the target's argmax. `coupled` follows the tokens that plain
-decoding draws with the same keys. `rejection` has the same law and other tokens.
-"""
+__all__ = [
+    "AcceptanceRule",
+    "Round",
+    "accept",
+    "commit",
+    "decode",
+    "decode_round",
+    "generate",
+    "prefill",
+    "round_draws",
+    "run_target",
+]
 
 
 @struct.dataclass(kw_only=True)
@@ -49,23 +56,21 @@ class Round:
 
     Attributes:
         tree: The verified trees, `[B, N]` fields.
-        acceptance: The accepted paths, uncut by limits, `[B]` and `[B, P]` fields.
-        was_running: `[B]` bool; what a finished row reports means nothing.
+        acceptance: The accepted paths, uncut by limits, `[B]` and `[B, P]` fields;
+            in rows that were finished they mean nothing.
+        tokens: `[B, P]` int32, what was emitted; entries after `count` mean nothing.
+        count: `[B]` int32, tokens emitted, cut at limits and stop tokens; 0 in rows
+            that were finished before, and nowhere else.
     """
 
     tree: DraftTree
     acceptance: Acceptance
-    was_running: jax.Array
+    tokens: jax.Array
+    count: jax.Array
 
 
 def generate(
-    target: Target,
-    drafter: Drafter,
-    params: Params,
-    requests: Requests,
-    *,
-    acceptance: AcceptanceRule,
-    num_slots: int | None = None,
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int | None = None
 ) -> DecodeState:
     """Decodes every request to its end.
 
@@ -73,11 +78,9 @@ def generate(
     `autoregressive.generate`, whatever the drafter proposes.
 
     Args:
-        target: Static.
-        drafter: Static.
+        decoder: Static.
         params: Of both.
         requests: `B` rows, concrete.
-        acceptance: Static.
         num_slots: `S`; `None` for a cache that grows with the texts, up to what the
             requests need. Static.
 
@@ -86,45 +89,30 @@ def generate(
         `accept_lengths` and `num_rounds` tell how it came about.
 
     Raises:
-        InputError: If `num_slots` is too small for the requests.
+        InputError: If `num_slots` is too small for the requests, or a temperature
+            above 0 meets a greedy decoder.
     """
-    depth = drafter.depth
-    sizes = cache_sizes(requests, num_slots, depth=depth)
-    settings = {"acceptance": acceptance}
-    state = prefill(target, drafter, params, requests, num_slots=sizes[0], **settings)
-    limits = requests.without_prompts()
+    decoder.check(params, requests)
+    sizes = cache_sizes(requests, num_slots, depth=decoder.depth)
     return decode_growing(
-        state,
+        prefill(decoder, params, requests, num_slots=sizes[0]),
         sizes,
-        lambda state: decode(target, drafter, params, limits, state, **settings),
-        lambda state, size: grow(target, drafter, state, num_slots=size),
+        lambda state: decode(decoder, params, state),
+        lambda state, size: grow(decoder, state, num_slots=size),
     )
 
 
-@functools.partial(
-    jax.jit, static_argnames=("target", "drafter", "num_slots", "acceptance")
-)
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
 def prefill(
-    target: Target,
-    drafter: Drafter,
-    params: Params,
-    requests: Requests,
-    *,
-    num_slots: int,
-    acceptance: AcceptanceRule,
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> DecodeState:
     """Reads the prompts, emits the first tokens and prepares the drafter.
 
     Arguments are those of `generate`, but nothing checks `num_slots` here: it must be
     at least `round_up_slots` of the longest text.
     """
-    state, features = start(
-        target,
-        params.target,
-        requests,
-        num_slots=num_slots,
-        greedy=acceptance == "greedy",
-    )
+    state, features = start(decoder, params, requests, num_slots=num_slots)
+    drafter = _drafter(decoder)
     drafter_state = drafter.prefill(
         params.drafter,
         drafter.init_state(requests.prompts.shape[0], num_slots),
@@ -135,191 +123,139 @@ def prefill(
     return dataclasses.replace(state, drafter_state=drafter_state)
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("target", "drafter", "acceptance"),
-    donate_argnames=("state",),
-)
-def decode(
-    target: Target,
-    drafter: Drafter,
-    params: Params,
-    requests: Requests,
-    state: DecodeState,
-    *,
-    acceptance: AcceptanceRule,
-) -> DecodeState:
+@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
+def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Runs rounds as one program; the state, caches included, is donated.
 
     It ends when every row has, or when one needs a larger cache: see `growth`.
     """
 
-    def body(state: DecodeState) -> DecodeState:
-        state, _ = _round(
-            target, drafter, params, requests, state, acceptance=acceptance
-        )
-        return state
-
     def goes_on(state: DecodeState) -> jax.Array:
-        return state.is_running.any() & has_room(state, drafter.depth)
+        return state.is_running.any() & has_room(state, decoder.depth)
 
-    return jax.lax.while_loop(goes_on, body, state)
+    return jax.lax.while_loop(
+        goes_on, lambda state: _round(decoder, params, state)[0], state
+    )
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=("target", "drafter", "acceptance"),
-    donate_argnames=("state",),
-)
+@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
 def decode_round(
-    target: Target,
-    drafter: Drafter,
-    params: Params,
-    requests: Requests,
-    state: DecodeState,
-    *,
-    acceptance: AcceptanceRule,
+    decoder: Decoder, params: Params, state: DecodeState
 ) -> tuple[DecodeState, Round]:
     """Runs one round, for streaming and serving loops; the state is donated.
 
     Args:
-        target: Static.
-        drafter: Static.
+        decoder: Static.
         params: Of both.
-        requests: `B` rows.
         state: From `prefill` or the last round; finished rows stay as they are.
-        acceptance: Static.
 
     Returns:
         The new state, and what happened.
     """
-    return _round(target, drafter, params, requests, state, acceptance=acceptance)
+    return _round(decoder, params, state)
 
 
 def _round(
-    target: Target,
-    drafter: Drafter,
-    params: Params,
-    requests: Requests,
-    state: DecodeState,
-    *,
-    acceptance: AcceptanceRule,
+    decoder: Decoder, params: Params, state: DecodeState
 ) -> tuple[DecodeState, Round]:
-    root_positions = state.lengths - 1
-
     # Draft: a tree of likely continuations of the root, under this round's noise.
-    draws = round_draws(
-        requests,
-        root_positions,
-        acceptance=acceptance,
-        depth=drafter.depth,
-        vocab_size=vocab_size(target, params.target, state),
-    )
-    tree, drafter_state = drafter.propose(
+    draws = round_draws(decoder, params, state)
+    tree, drafter_state = _drafter(decoder).propose(
         params.drafter, state.drafter_state, state.root, draws
     )
+    state = dataclasses.replace(state, drafter_state=drafter_state)
 
     # Verify: one call of the target over all nodes, beside its cache.
-    flat = jax.vmap(flatten)(tree, root_positions)
-    output = target.forward(
-        params.target, flat.tokens, flat.positions, flat.mask, state.target_cache
-    )
-    logits = target.unembed(params.target, output.hidden)
+    output, logits = run_target(decoder, params, state, tree)
 
     # Accept: the path that the target's own text follows.
-    accepted = accept(
-        requests,
-        tree,
-        logits,
-        root_positions,
-        draws.noise,
-        rule=acceptance,
-        depth=drafter.depth,
-    )
+    accepted = accept(decoder, state, tree, logits, draws.noise)
 
     # Commit: the text grows, and what it ends with becomes the next root.
-    was_running = state.is_running
-    state = dataclasses.replace(state, drafter_state=drafter_state)
-    state = commit(target, drafter, params, requests, state, tree, output, accepted)
-    return state, Round(tree=tree, acceptance=accepted, was_running=was_running)
+    return commit(decoder, params, state, tree, output, logits, accepted)
 
 
-def round_draws(
-    requests: Requests,
-    root_positions: jax.Array,
-    *,
-    acceptance: AcceptanceRule,
-    depth: int,
-    vocab_size: int,
-) -> Draws:
+def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
     """Returns how the tokens of the next round will be drawn.
 
     The noise is made once per round, for drafting and verification alike: the nodes of
-    one depth share a position, so `P` rows serve a tree of any size.
+    one depth share a position, so `P` rows serve a tree of any size. Without "coupled"
+    acceptance there is no noise to share.
 
     Args:
-        requests: `B` rows.
-        root_positions: `[B]` int32, absolute.
-        acceptance: Static; without "coupled" there is no noise to share.
-        depth: `D`. Static.
-        vocab_size: `V`. Static.
+        decoder: Static.
+        params: Of both; nothing is computed with them.
+        state: Between rounds.
     """
+    rows, root_positions = state.rows, state.lengths - 1
     noise = None
-    if acceptance == "coupled":
-        positions = root_positions[:, None] + jnp.arange(1, depth + 2)
-        noise = position_noise(requests.keys, positions, requests.sampling, vocab_size)
+    if decoder.acceptance == "coupled":
+        positions = root_positions[:, None] + jnp.arange(1, decoder.depth + 2)
+        vocab_size = _vocab_size(decoder, params, state)
+        noise = position_noise(rows.keys, positions, rows.sampling, vocab_size)
     return Draws(
-        sampling=requests.sampling,
+        sampling=rows.sampling,
         noise=noise,
-        keys=drafting_keys(requests.keys, root_positions),
+        keys=drafting_keys(rows.keys, root_positions),
     )
 
 
-def vocab_size(target: Target, params: Any, state: DecodeState) -> int:
-    """Returns `V` before the target runs; nothing is computed.
+def _vocab_size(decoder: Decoder, params: Params, state: DecodeState) -> int:
+    """Returns `V` before the target runs; nothing is computed."""
 
-    Args:
-        target: Static.
-        params: The target's.
-        state: Between rounds.
-    """
-
-    def logits_of(params: Any, state: DecodeState) -> jax.Array:
-        tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
-        output = target.forward(params, tokens, positions, None, state.target_cache)
-        return target.unembed(params, output.hidden)
+    def logits_of(params: Params, state: DecodeState) -> jax.Array:
+        tree = jax.vmap(functools.partial(root_only, num_nodes=1))(state.root)
+        return run_target(decoder, params, state, tree)[1]
 
     return jax.eval_shape(logits_of, params, state).shape[-1]
 
 
+def run_target(
+    decoder: Decoder, params: Params, state: DecodeState, tree: DraftTree
+) -> tuple[TargetOutput, jax.Array]:
+    """Runs the target over all nodes of a tree, beside its cache.
+
+    Args:
+        decoder: Static.
+        params: Of both.
+        state: Between rounds.
+        tree: `[B, N]` fields.
+
+    Returns:
+        What the target returns, and its logits `[B, N, V]`, float32, after each node.
+    """
+    target = decoder.target
+    flat = jax.vmap(flatten)(tree, state.lengths - 1)
+    output = target.forward(
+        params.target, flat.tokens, flat.positions, flat.mask, state.target_cache
+    )
+    return output, target.unembed(params.target, output.hidden)
+
+
 def accept(
-    requests: Requests,
+    decoder: Decoder,
+    state: DecodeState,
     tree: DraftTree,
     logits: jax.Array,
-    root_positions: jax.Array,
     noise: jax.Array | None,
-    *,
-    rule: AcceptanceRule,
-    depth: int,
 ) -> Acceptance:
     """Finds the accepted path of every row.
 
     Args:
-        requests: `B` rows.
+        decoder: Static.
+        state: Between rounds.
         tree: `[B, N]` fields.
-        logits: `[B, N, V]` float32, the target's behind each node.
-        root_positions: `[B]` int32, absolute.
+        logits: `[B, N, V]` float32, the target's after each node.
         noise: `[B, P, V]` float32 for "coupled", see `Draws.noise`; else unused.
-        rule: Static.
-        depth: `D`. Static.
 
     Returns:
         `[B, P]` paths, `[B]` counts and next tokens.
     """
-    any_filter = requests.sampling.any_filter
+    rule, depth = decoder.acceptance, decoder.depth
+    any_filter = state.rows.sampling.any_filter
 
     def accept_row(
-        row: Requests,
+        row: RowSettings,
         tree: DraftTree,
         logits: jax.Array,
         root_position: jax.Array,
@@ -342,63 +278,74 @@ def accept(
                 return match_child(tree, node, token)
 
             return verify(tree, follow_draw, depth=depth)
-        if rule != "rejection":
-            raise ValueError(f"{rule!r} is no acceptance rule; see AcceptanceRule")
 
         coins, last_noise = rejection_noise(row.keys, root_position, *logits.shape)
 
         def try_children(node: jax.Array, level: jax.Array) -> Step:
             del level
-            law = distribution(logits[node], row.sampling, any_filter)
+            wanted = distribution(logits[node], row.sampling, any_filter)
             if tree.draft_logits is None:
-                return reject_siblings(tree, node, law, coins, last_noise)
-            return reject_drawn_siblings(tree, node, law, coins, last_noise)
+                return reject_siblings(tree, node, wanted, coins, last_noise)
+            return reject_drawn_siblings(tree, node, wanted, coins, last_noise)
 
         return verify(tree, try_children, depth=depth)
 
-    return jax.vmap(accept_row)(requests, tree, logits, root_positions, noise)
+    return jax.vmap(accept_row)(state.rows, tree, logits, state.lengths - 1, noise)
 
 
 def commit(
-    target: Target,
-    drafter: Drafter,
+    decoder: Decoder,
     params: Params,
-    requests: Requests,
     state: DecodeState,
     tree: DraftTree,
     output: TargetOutput,
+    logits: jax.Array,
     accepted: Acceptance,
-) -> DecodeState:
+) -> tuple[DecodeState, Round]:
     """Appends the accepted paths to the texts, the cache and the drafter's state.
 
     Args:
-        target: Static.
-        drafter: Static.
+        decoder: Static.
         params: Of both.
-        requests: The limits; rows that are finished commit nothing.
-        state: Of before the round, but with the drafter's state of `propose`.
+        state: Of before the round, but with the drafter's state of `propose`; rows
+            that are finished commit nothing.
         tree: `[B, N]` fields.
         output: The target's, of the verification.
+        logits: `[B, N, V]` float32, likewise.
         accepted: `[B, P]` paths.
 
     Returns:
-        The state for the next round.
+        The state for the next round, and what happened in this one.
     """
-    tokens = accepted_tokens(tree, accepted)
+    tokens = accepted_tokens(tree, accepted)[:, 1:]
     state = record_round(state, accepted.num_accepted)
-    state, count = emit(requests, state, tokens[:, 1:], accepted.num_accepted + 1)
-    path_features = jnp.take_along_axis(
-        output.features, accepted.path[..., None], axis=1
+    state, count = emit(state, tokens, accepted.num_accepted + 1)
+    verified = Verified(
+        tree=tree,
+        logits=logits,
+        features=output.features,
+        path=accepted.path,
+        count=count,
     )
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
-        target_cache=target.commit(
+        target_cache=decoder.target.commit(
             state.target_cache, output.entries, accepted.path, count
         ),
-        drafter_state=drafter.advance(
-            params.drafter, state.drafter_state, tokens[:, :-1], path_features, count
+        drafter_state=_drafter(decoder).advance(
+            params.drafter, state.drafter_state, verified
         ),
     )
+    return state, Round(tree=tree, acceptance=accepted, tokens=tokens, count=count)
+
+
+def _drafter(decoder: Decoder) -> Drafter:
+    if decoder.drafter is None:
+        raise ValueError(
+            "this decoder has no drafter; give one, or decode with "
+            "eagle_jax.decoding.autoregressive"
+        )
+    return decoder.drafter
 
 
 def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:
@@ -409,7 +356,7 @@ def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:
         accepted: `[B, P]` paths.
 
     Returns:
-        `[B, P + 1]` int32; entries behind the next token mean nothing.
+        `[B, P + 1]` int32; entries after the next token mean nothing.
     """
     path_tokens = jnp.take_along_axis(tree.tokens, accepted.path, axis=1)
     shape = (path_tokens.shape[0], path_tokens.shape[1] + 1)

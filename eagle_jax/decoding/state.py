@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.decoding.requests import Requests
-from eagle_jax.interface import Cache, Target
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests, RowSettings
+from eagle_jax.interface import Cache, Params
 from eagle_jax.prefill import read_prompts
 from eagle_jax.sampling import choose_tokens
 
@@ -33,9 +34,11 @@ class DecodeState:
     """A batch in the middle of its text.
 
     The last emitted token is the root of the next round; it is not in the cache
-    yet, so `target_cache.length == lengths - 1` between rounds.
+    yet, so `target_cache.length == lengths - 1` between rounds. A state is complete
+    by itself, and every leaf has the batch as axis 0.
 
     Attributes:
+        rows: How each row is decoded and where it ends.
         tokens: `[B, S]` int32, prompt and output; 0 behind the length.
         lengths: `[B]` int32, tokens of prompt and output.
         stop_reason: `[B]` int32, a `StopReason`.
@@ -46,6 +49,7 @@ class DecodeState:
         num_rounds: `[B]` int32, rounds in which the row was running.
     """
 
+    rows: RowSettings
     tokens: jax.Array
     lengths: jax.Array
     stop_reason: jax.Array
@@ -67,31 +71,34 @@ class DecodeState:
 
 
 def start(
-    target: Target, params: Any, requests: Requests, *, num_slots: int, greedy: bool
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> tuple[DecodeState, jax.Array]:
     """Reads the prompts and emits each row's first token.
 
     Args:
-        target: Static.
-        params: The target's.
+        decoder: Static.
+        params: Of both.
         requests: `B` rows.
         num_slots: `S`, see `cache_slots`. Static.
-        greedy: Static.
 
     Returns:
         The state, and the features `[B, T, F]` of the prompts.
     """
+    target = decoder.target
     batch, num_tokens = requests.prompts.shape
     lengths = requests.prompt_lengths
     empty = target.init_cache(batch, num_slots)
-    reading = read_prompts(target, params, requests.prompts, lengths, empty)
-    logits = target.unembed(params, reading.hidden)
+    reading = read_prompts(target, params.target, requests.prompts, lengths, empty)
+    logits = target.unembed(params.target, reading.hidden)
     first = choose_tokens(
-        requests.sampling, requests.keys, logits, lengths, greedy=greedy
+        requests.sampling, requests.keys, logits, lengths, greedy=decoder.is_greedy
     )
     is_prompt = jnp.arange(num_tokens) < lengths[:, None]
     tokens = jnp.zeros((batch, num_slots), jnp.int32)
     state = DecodeState(
+        # `jax.jit` returns untouched arguments themselves, and states are donated:
+        # without copies, the first round would delete the caller's requests.
+        rows=jax.tree.map(jnp.copy, requests.settings()),
         tokens=tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
         lengths=lengths,
         stop_reason=jnp.full(batch, StopReason.RUNNING, jnp.int32),
@@ -100,12 +107,12 @@ def start(
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=jnp.zeros(batch, jnp.int32),
     )
-    state, _ = emit(requests, state, first[:, None], jnp.ones(batch, jnp.int32))
+    state, _ = emit(state, first[:, None], jnp.ones(batch, jnp.int32))
     return state, reading.features
 
 
 def emit(
-    requests: Requests, state: DecodeState, tokens: jax.Array, count: jax.Array
+    state: DecodeState, tokens: jax.Array, count: jax.Array
 ) -> tuple[DecodeState, jax.Array]:
     """Appends tokens to the running rows, up to where each text ends.
 
@@ -113,7 +120,6 @@ def emit(
     allowed token or the last slot ends the row, and what follows is dropped.
 
     Args:
-        requests: The limits.
         state: Finished rows stay as they are.
         tokens: `[B, W]` int32.
         count: `[B]` int32, real tokens per row, 1 .. `W`.
@@ -121,12 +127,12 @@ def emit(
     Returns:
         The new state, and how many tokens each row took, `[B]` int32.
     """
-    is_stop = (tokens[:, :, None] == requests.stop_tokens[:, None, :]).any(axis=-1)
+    is_stop = (tokens[:, :, None] == state.rows.stop_tokens[:, None, :]).any(axis=-1)
     # Tokens up to and including the first stop token.
     until_stop = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, count + 1)
-    generated = state.lengths - requests.prompt_lengths
-    room_by_count = requests.max_new_tokens - generated
-    room_by_length = requests.max_length - state.lengths
+    generated = state.lengths - state.rows.prompt_lengths
+    room_by_count = state.rows.max_new_tokens - generated
+    room_by_length = state.rows.max_length - state.lengths
     room = jnp.minimum(room_by_count, room_by_length)
     taken = jnp.minimum(jnp.minimum(count, until_stop), room)
     taken = jnp.where(state.is_running, taken, 0).astype(jnp.int32)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.config import require
-from eagle_jax.interface import Draws
+from eagle_jax.interface import Draws, Verified
 from eagle_jax.tree import NO_PARENT, ROOT, DraftTree
 
 
@@ -88,21 +88,16 @@ class LookupDrafter:
         return jax.vmap(self._draft)(text, state.length + 1), state
 
     def advance(
-        self,
-        params: Any,
-        state: LookupState,
-        tokens: jax.Array,
-        features: jax.Array,
-        count: jax.Array,
+        self, params: Any, state: LookupState, verified: Verified
     ) -> LookupState:
         """See `Drafter.advance`: writes the path, of which `count` tokens count."""
-        del params, features
+        del params
 
         def write(text: jax.Array, path: jax.Array, start: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice(text, path, (start,))
 
-        text = jax.vmap(write)(state.tokens, tokens, state.length)
-        return LookupState(tokens=text, length=state.length + count)
+        text = jax.vmap(write)(state.tokens, verified.path_tokens, state.length)
+        return LookupState(tokens=text, length=state.length + verified.count)
 
     def _draft(self, text: jax.Array, length: jax.Array) -> DraftTree:
         """Returns the tree of one row; `text` `[S]` ends with the root."""

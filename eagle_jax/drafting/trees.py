@@ -12,7 +12,7 @@ from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.drafting.model import DraftModel
-from eagle_jax.interface import Draws
+from eagle_jax.interface import Draws, Verified
 from eagle_jax.sampling import process_logits
 from eagle_jax.tree import DraftTree, Topology
 
@@ -99,19 +99,14 @@ class TreeDrafter:
         grow = _grow_dynamic if isinstance(self.tree, TreeConfig) else _grow_static
         return grow(self, params, state, root, output, draws), state
 
-    def advance(
-        self,
-        params: Any,
-        state: Any,
-        tokens: jax.Array,
-        features: jax.Array,
-        count: jax.Array,
-    ) -> Any:
+    def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""
         del params
         if self.depth == 0:
             return state
-        return self.model.advance(state, tokens, features, count)
+        return self.model.advance(
+            state, verified.path_tokens, verified.path_features, verified.count
+        )
 
 
 def _grow_dynamic(

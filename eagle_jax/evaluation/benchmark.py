@@ -17,11 +17,18 @@ import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, TreeDrafter
-from eagle_jax.evaluation.timing import witness
-from eagle_jax.interface import Draws, Params, Target, TargetOutput
+from eagle_jax.evaluation.timing import (
+    Body,
+    draft_body,
+    time_decoding,
+    time_loop,
+    witness,
+)
+from eagle_jax.interface import Params, TargetOutput
 from eagle_jax.models import eagle_head
 from eagle_jax.models.transformer import (
     Transformer,
@@ -29,7 +36,7 @@ from eagle_jax.models.transformer import (
     output_head,
     unembed,
 )
-from eagle_jax.tree import DraftTree, FlatTree, flatten, root_only
+from eagle_jax.tree import DraftTree, root_only
 
 _READ_BYTES = 512 * 2**20
 
@@ -81,6 +88,11 @@ class Pair:
         """The head and its tree."""
         return TreeDrafter(model=self.model, tree=self.tree)
 
+    @property
+    def decoder(self) -> Decoder:
+        """Target and drafter, greedy."""
+        return Decoder(target=self.target, drafter=self.drafter, acceptance="greedy")
+
     def requests(self, new_tokens: int) -> Requests:
         """Returns the same arbitrary prompt in every row."""
         vocab_size = self.target.config.vocab_size
@@ -111,14 +123,24 @@ def time_rounds(
         By name: "token" and "round" in milliseconds with their parts, the "floor"
         of a token, and the ratios "overhead", "token / floor" and "round / token".
     """
+    settings = (pair.decoder, pair.params, pair.requests(iterations + 1))
+    bodies = {
+        "draft": draft_body(pair.decoder),
+        "verify": _verify(pair, is_bare=False),
+        "bare verify": _verify(pair, is_bare=True),
+        "bare drafts": functools.partial(_bare_drafts, pair),
+    }
+    begun = _prefill(pair, pair.requests(2))
     programs = {
-        "token": _time_tokens(pair, iterations),
-        "round": _time_rounds(pair, iterations),
-        "draft": _time_state_loop(pair, _propose, iterations),
-        "verify": _time_state_loop(pair, _verify, iterations),
+        **{
+            name: time_decoding(library, *settings, num_slots=pair.num_slots)
+            for name, library in (("token", autoregressive), ("round", speculative))
+        },
+        **{
+            name: time_loop(body, pair.params, begun, iterations)
+            for name, body in bodies.items()
+        },
         "accept + commit": _time_commits(pair, iterations),
-        "bare verify": _time_state_loop(pair, _bare_verify, iterations),
-        "bare drafts": _time_state_loop(pair, _bare_drafts, iterations),
         "read": _time_reads(),
     }
     for program in programs.values():
@@ -160,14 +182,7 @@ def time_compilation(pair: Pair) -> dict[str, float]:
         jax.clear_caches()
         started = time.perf_counter()
         state = _prefill(pair, requests)
-        speculative.decode.lower(
-            pair.target,
-            pair.drafter,
-            pair.params,
-            requests,
-            state,
-            acceptance="greedy",
-        ).compile()
+        speculative.decode.lower(pair.decoder, pair.params, state).compile()
         return time.perf_counter() - started
 
     with tempfile.TemporaryDirectory() as folder:
@@ -197,92 +212,24 @@ def _forget_cache_folder() -> None:
 
 def _prefill(pair: Pair, requests: Requests) -> DecodeState:
     return speculative.prefill(
-        pair.target,
-        pair.drafter,
-        pair.params,
-        requests,
-        num_slots=pair.num_slots,
-        acceptance="greedy",
+        pair.decoder, pair.params, requests, num_slots=pair.num_slots
     )
-
-
-def _time_tokens(pair: Pair, iterations: int) -> Callable[[], float]:
-    """Times plain decoding, seconds per token."""
-    requests = pair.requests(iterations + 1)
-    target, params = pair.target, pair.params.target
-
-    def run() -> float:
-        state = autoregressive.prefill(
-            target, params, requests, num_slots=pair.num_slots, greedy=True
-        )
-        jax.block_until_ready(state)
-        started = time.perf_counter()
-        state = autoregressive.decode(target, params, requests, state, greedy=True)
-        jax.block_until_ready(state)
-        return (time.perf_counter() - started) / int(state.num_rounds.max())
-
-    return run
-
-
-def _time_rounds(pair: Pair, iterations: int) -> Callable[[], float]:
-    """Times speculative decoding, seconds per round."""
-    requests = pair.requests(iterations + 1)
-
-    def run() -> float:
-        state = jax.block_until_ready(_prefill(pair, requests))
-        started = time.perf_counter()
-        state = speculative.decode(
-            pair.target,
-            pair.drafter,
-            pair.params,
-            requests,
-            state,
-            acceptance="greedy",
-        )
-        jax.block_until_ready(state)
-        return (time.perf_counter() - started) / int(state.num_rounds.max())
-
-    return run
-
-
-def _time_state_loop(
-    pair: Pair,
-    body: Callable[[Pair, Params, DecodeState, jax.Array], jax.Array],
-    iterations: int,
-) -> Callable[[], float]:
-    """Times `body`, which turns roots `[B]` into anything that depends on all work."""
-
-    @jax.jit
-    def loop(params: Params, state: DecodeState) -> jax.Array:
-        def step(_: jax.Array, root: jax.Array) -> jax.Array:
-            # Never true, but the compiler cannot know: the next call must wait.
-            is_huge = body(pair, params, state, root) > 1e30
-            return jnp.where(is_huge, root + 1, root)
-
-        return jax.lax.fori_loop(0, iterations, step, state.root)
-
-    state = jax.block_until_ready(_prefill(pair, pair.requests(2)))
-
-    def run() -> float:
-        started = time.perf_counter()
-        jax.block_until_ready(loop(pair.params, state))
-        return (time.perf_counter() - started) / iterations
-
-    return run
 
 
 def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
     """Times acceptance and commit of one verification, over and over."""
-    target, drafter = pair.target, pair.drafter
+    decoder = pair.decoder
     requests = pair.requests(iterations + 1)
 
     @jax.jit
-    def verify(params: Params, state: DecodeState) -> tuple[DraftTree, TargetOutput]:
-        tree, _ = drafter.propose(
-            params.drafter, state.drafter_state, state.root, _greedy_draws(requests)
+    def verify(
+        params: Params, state: DecodeState
+    ) -> tuple[DraftTree, TargetOutput, jax.Array]:
+        draws = speculative.round_draws(decoder, params, state)
+        tree, _ = pair.drafter.propose(
+            params.drafter, state.drafter_state, state.root, draws
         )
-        flat = jax.vmap(flatten)(tree, state.lengths - 1)
-        return tree, _forward(target, params, flat, state)
+        return tree, *speculative.run_target(decoder, params, state, tree)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def loop(
@@ -296,81 +243,41 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
             # Never true: keeps the walk from being moved out of the loop.
             shift = (state.lengths < 0).astype(jnp.int32)[:, None]
             shifted = dataclasses.replace(tree, tokens=tree.tokens + shift)
-            accepted = speculative.accept(
-                requests,
-                shifted,
-                logits,
-                state.lengths - 1,
-                None,
-                rule="greedy",
-                depth=drafter.depth,
+            accepted = speculative.accept(decoder, state, shifted, logits, None)
+            state, _ = speculative.commit(
+                decoder, params, state, shifted, output, logits, accepted
             )
-            return speculative.commit(
-                target, drafter, params, requests, state, shifted, output, accepted
-            )
+            return state
 
         return jax.lax.fori_loop(0, iterations, step, state)
 
     def run() -> float:
         state = _prefill(pair, requests)
-        tree, output = verify(pair.params, state)
-        logits = jax.jit(target.unembed)(pair.params.target, output.hidden)
-        jax.block_until_ready((state, tree, output, logits))
+        verified = jax.block_until_ready(verify(pair.params, state))
         started = time.perf_counter()
-        jax.block_until_ready(loop(pair.params, state, tree, output, logits))
+        jax.block_until_ready(loop(pair.params, state, *verified))
         return (time.perf_counter() - started) / iterations
 
     return run
 
 
-def _propose(
-    pair: Pair, params: Params, state: DecodeState, root: jax.Array
-) -> jax.Array:
-    """The drafting of a round, with its cache update."""
-    draws = _greedy_draws(pair.requests(1))
-    drafted = pair.drafter.propose(params.drafter, state.drafter_state, root, draws)
-    return witness(drafted)
+def _verify(pair: Pair, *, is_bare: bool) -> Body:
+    """The target's call of a round over `N` rows.
 
-
-def _greedy_draws(requests: Requests) -> Draws:
-    return Draws(sampling=requests.sampling, noise=None, keys=requests.keys)
-
-
-def _verify(
-    pair: Pair, params: Params, state: DecodeState, root: jax.Array
-) -> jax.Array:
-    """The target's call of a round, with the flattening of the tree."""
+    Bare, its tree is known when it is compiled: nothing is left but forward and unembed.
+    """
     num_nodes = pair.tree.num_nodes
-    tree = jax.vmap(lambda token: _bushy_tree(token, num_nodes))(root)
-    flat = jax.vmap(flatten)(tree, state.lengths - 1)
-    return _witness_forward(pair.target, params, flat, state)
 
+    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
+        known = jnp.zeros_like(root) if is_bare else root
+        tree = jax.vmap(lambda token: _bushy_tree(token, num_nodes))(known)
+        if is_bare:
+            tokens = jnp.broadcast_to(root[:, None], tree.tokens.shape)
+            tree = dataclasses.replace(tree, tokens=tokens)
+        output, logits = speculative.run_target(pair.decoder, params, state, tree)
+        return witness(logits, output)
 
-def _bare_verify(
-    pair: Pair, params: Params, state: DecodeState, root: jax.Array
-) -> jax.Array:
-    """The target's forward and unembed over `N` rows, and nothing else."""
-    num_nodes = pair.tree.num_nodes
-    tree = _bushy_tree(jnp.zeros((), jnp.int32), num_nodes)
-    flat = jax.vmap(flatten, in_axes=(None, 0))(tree, state.lengths - 1)
-    tokens = jnp.broadcast_to(root[:, None], flat.tokens.shape)
-    flat = dataclasses.replace(flat, tokens=tokens)
-    return _witness_forward(pair.target, params, flat, state)
-
-
-def _forward(
-    target: Target, params: Params, flat: FlatTree, state: DecodeState
-) -> TargetOutput:
-    return target.forward(
-        params.target, flat.tokens, flat.positions, flat.mask, state.target_cache
-    )
-
-
-def _witness_forward(
-    target: Target, params: Params, flat: FlatTree, state: DecodeState
-) -> jax.Array:
-    output = _forward(target, params, flat, state)
-    return witness(target.unembed(params.target, output.hidden), output)
+    return body
 
 
 def _bushy_tree(root: jax.Array, num_nodes: int) -> DraftTree:

@@ -187,25 +187,23 @@ def _decoding(
     model = EagleHead(config=case.head, dtype=case.dtype)
     drafter = TreeDrafter(model=model, tree=case.tree)
     requests = _shapes(_requests(case), placement)
-    slots, greedy = {"num_slots": case.num_slots}, {"acceptance": "greedy"}
-    prefill = functools.partial(speculative.prefill, target, drafter, **slots, **greedy)
-    plain = functools.partial(autoregressive.prefill, target, **slots, greedy=True)
+    bind, slots = functools.partial, {"num_slots": case.num_slots}
+    greedy = Decoder(target=target, drafter=drafter, acceptance="greedy")
+    sampled = dataclasses.replace(greedy, acceptance="coupled")
+    prefill = bind(speculative.prefill, greedy, **slots)
+    plain = bind(autoregressive.prefill, greedy, **slots)
     state = _shapes(jax.eval_shape(prefill, params, requests), placement)
-    plain_state = _shapes(jax.eval_shape(plain, params.target, requests), placement)
-    rounds = functools.partial(speculative.decode, target, drafter)
-    greedy_rounds = functools.partial(rounds, **greedy)
-    sampled_rounds = functools.partial(rounds, acceptance="coupled")
-    token = functools.partial(autoregressive.decode, target, greedy=True)
+    plain_state = _shapes(jax.eval_shape(plain, params, requests), placement)
     every = {
-        "prefill": (prefill, (params, requests), state),
-        "round": (greedy_rounds, (params, requests, state), state),
-        "sampled round": (sampled_rounds, (params, requests, state), state),
-        "token": (token, (params.target, requests, plain_state), plain_state),
+        "prefill": (prefill, requests, state),
+        "round": (bind(speculative.decode, greedy), state, state),
+        "sampled round": (bind(speculative.decode, sampled), state, state),
+        "token": (bind(autoregressive.decode, greedy), plain_state, plain_state),
     }
-    for name, (program, inputs, changed) in every.items():
+    for name, (program, rows, changed) in every.items():
         if name in only:
             spread = _spread(case, placement, program, donates_state=name in LOOPS)
-            yield _compile(case, name, spread, inputs, _caches(changed))
+            yield _compile(case, name, spread, (params, rows), _caches(changed))
 
 
 def _spread(
@@ -213,7 +211,7 @@ def _spread(
 ) -> Any:
     """Returns the program that the devices run; one alone runs it as it is."""
     if case.mesh.num_devices == 1:
-        return jax.jit(program, donate_argnums=(2,) if donates_state else ())
+        return jax.jit(program, donate_argnums=(1,) if donates_state else ())
     return placement.spread(program, donates_state=donates_state)
 
 

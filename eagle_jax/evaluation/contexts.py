@@ -11,8 +11,9 @@ import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import ladder
-from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
+from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.evaluation.timing import witness
@@ -77,9 +78,14 @@ def time_contexts(
         repeats: Measurements per length.
         report: Called with a line for every step done.
     """
-    drafter = TreeDrafter(model=model, tree=tree)
+    decoder = Decoder(
+        target=target,
+        drafter=TreeDrafter(model=model, tree=tree),
+        acceptance="greedy",
+    )
+    known = target.config.vocab_size
     texts = [
-        _Text(target, drafter, params, length, max(lengths), iterations, repeats)
+        _Text(decoder, params, known, length, max(lengths), iterations, repeats)
         for length in lengths
     ]
     attend_only = _time_attention(target, model, tree, iterations)
@@ -111,48 +117,47 @@ class _Text:
 
     def __init__(
         self,
-        target: Transformer,
-        drafter: TreeDrafter,
+        decoder: Decoder,
         params: Params,
+        vocab_size: int,
         length: int,
         longest: int,
         iterations: int,
         repeats: int,
     ) -> None:
-        self._decoder = (target, drafter, params)
+        self._decoder, self._params = decoder, params
         self._iterations = iterations
         self.length = length
         # A round may end a few tokens behind what was asked for, every time.
-        margin = (repeats + 1) * (iterations + drafter.depth + 1)
+        margin = (repeats + 1) * (iterations + decoder.depth + 1)
         prompt_length = length - margin
-        vocab_size = target.config.vocab_size
         prompt = np.random.default_rng(length).integers(vocab_size, size=prompt_length)
-        self._requests: Requests = make_requests(
-            [prompt.tolist()], max_new_tokens=margin
-        )
-        slots = round_up_slots(longest, drafter.depth)
-        sizes = ladder(slots, prompt=prompt_length, depth=drafter.depth)
-        settings = {"num_slots": sizes[0], "acceptance": "greedy"}
+        requests = make_requests([prompt.tolist()], max_new_tokens=margin)
+        slots = round_up_slots(longest, decoder.depth)
+        sizes = ladder(slots, prompt=prompt_length, depth=decoder.depth)
         prefill = speculative.prefill.lower(
-            *self._decoder, self._requests, **settings
+            decoder, params, requests, num_slots=sizes[0]
         ).compile()
         started = time.perf_counter()
-        state: DecodeState = prefill(params, self._requests)
+        state: DecodeState = prefill(params, requests)
         self.state = jax.block_until_ready(state)
         self.prefill_seconds = time.perf_counter() - started
 
     def decode(self) -> float:
         """Adds tokens; returns the seconds per round."""
-        generated = self.state.lengths - self._requests.prompt_lengths
-        requests = dataclasses.replace(
-            self._requests, max_new_tokens=generated + self._iterations
+        rows = self.state.rows
+        generated = self.state.lengths - rows.prompt_lengths
+        state = dataclasses.replace(
+            self.state,
+            rows=dataclasses.replace(
+                rows, max_new_tokens=generated + self._iterations
+            ),
+            stop_reason=jnp.full_like(self.state.stop_reason, StopReason.RUNNING),
         )
-        running = jnp.full_like(self.state.stop_reason, StopReason.RUNNING)
-        state = self.state.replace(stop_reason=running)
         before = int(state.num_rounds[0])
-        jax.block_until_ready((requests, state))
+        jax.block_until_ready(state)
         started = time.perf_counter()
-        state = speculative.decode(*self._decoder, requests, state, acceptance="greedy")
+        state = speculative.decode(self._decoder, self._params, state)
         self.state = jax.block_until_ready(state)
         seconds = time.perf_counter() - started
         return seconds / (int(state.num_rounds[0]) - before)

@@ -7,6 +7,7 @@ import jax
 from eagle_jax.checkpoints.calibration import Kind
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import Calibration, Confidence, DraftModel, TreeDrafter
 from eagle_jax.evaluation.calibrate import PLAIN, By, Fit, Observed, fit
@@ -91,22 +92,18 @@ def _observe(
 ) -> Observed:
     """Decodes to the end and keeps every tree."""
     is_sampled = bool(requests.sampling.temperature.any())
-    rule: speculative.AcceptanceRule = "coupled" if is_sampled else "greedy"
-    state = speculative.prefill(
-        target,
-        drafter,
-        params,
-        requests,
-        num_slots=cache_slots(requests, depth=drafter.depth),
-        acceptance=rule,
+    decoder = Decoder(
+        target=target,
+        drafter=drafter,
+        acceptance="coupled" if is_sampled else "greedy",
     )
+    slots = cache_slots(requests, depth=drafter.depth)
+    state = speculative.prefill(decoder, params, requests, num_slots=slots)
     trees: dict[int, list[VerifiedTree]] = {}
     while bool(state.is_running.any()):
-        state, done = speculative.decode_round(
-            target, drafter, params, requests, state, acceptance=rule
-        )
+        state, done = speculative.decode_round(decoder, params, state)
         done = jax.device_get(done)
-        for row in done.was_running.nonzero()[0].tolist():
+        for row in done.count.nonzero()[0].tolist():
             seen = VerifiedTree.of(done.tree, done.acceptance, row)
             trees.setdefault(row, []).append(seen)
     return Observed(confidence=confidence, depth=drafter.depth, trees=trees)

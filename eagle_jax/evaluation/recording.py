@@ -15,9 +15,9 @@ import numpy as np
 
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.interface import Drafter, Draws, Params, Target
+from eagle_jax.interface import Drafter, Draws, Params, Verified
 from eagle_jax.tree import NO_PARENT, ROOT, DraftTree, root_only
 
 NEVER = np.iinfo(np.int32).max
@@ -128,34 +128,26 @@ class Recorder:
         _, after = proposals[-1]
         return jax.vmap(lambda token: root_only(token, 1))(root), (after, trees)
 
-    def advance(
-        self,
-        params: Any,
-        state: Any,
-        tokens: jax.Array,
-        features: jax.Array,
-        count: jax.Array,
-    ) -> Any:
+    def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""
         drafted, trees = state
-        drafter = self.drafters[0]
-        return drafter.advance(params, drafted, tokens, features, count), trees
+        return self.drafters[0].advance(params, drafted, verified), trees
 
 
 def record(
-    target: Target,
+    decoder: Decoder,
     drafters: Mapping[int, Drafter],
     params: Params,
     requests: Requests,
     *,
     widths: Sequence[int],
     num_slots: int,
-    acceptance: AcceptanceRule,
 ) -> list[dict[int, Recording]]:
     """Decodes texts and records where their tokens stand among the candidates.
 
     Args:
-        target: Static.
+        decoder: Says how the text is drawn, "greedy" or "coupled": it does not
+            depend on a drafter, and the decoder's own is not used. Static.
         drafters: By width, of one draft model, each with the tree `all_candidates` of
             the same depth; static. A width is read from its own tree or else from the
             next wider one.
@@ -163,23 +155,22 @@ def record(
         requests: `B` rows.
         widths: Those of the trees in question.
         num_slots: `S`, see `cache_slots`. Static.
-        acceptance: "greedy" or "coupled": the text does not depend on the drafter.
 
     Returns:
         Per row, by width.
     """
     recorder = Recorder(drafters=tuple(drafters.values()))
-    settings = (target, recorder, params, requests)
-    state = speculative.prefill(*settings, num_slots=num_slots, acceptance=acceptance)
+    decoder = dataclasses.replace(decoder, drafter=recorder)
+    state = speculative.prefill(decoder, params, requests, num_slots=num_slots)
     rounds: list[tuple[DraftTree, ...]] = []
     while bool(state.is_running.any()):
-        state, _ = speculative.decode_round(*settings, state, acceptance=acceptance)
+        state, _ = speculative.decode_round(decoder, params, state)
         drafted, trees = state.drafter_state
         rounds.append(jax.device_get(trees))
         # Without them the state has the same structure in every round: one trace.
         state = dataclasses.replace(state, drafter_state=(drafted, ()))
     tokens, lengths, starts = jax.device_get(
-        (state.tokens, state.lengths, requests.prompt_lengths)
+        (state.tokens, state.lengths, state.rows.prompt_lengths)
     )
     depth, result = recorder.depth, []
     for row in range(len(tokens)):

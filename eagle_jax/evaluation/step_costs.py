@@ -8,20 +8,19 @@ import jax
 import numpy as np
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import speculative
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.decoding.state import start
 from eagle_jax.evaluation.recording import all_candidates
 from eagle_jax.evaluation.timing import (
     draft_body,
     medians,
+    time_decoding,
     time_loop,
-    time_rounds,
-    time_tokens,
     verify_body,
 )
-from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.interface import Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,13 +54,11 @@ class StepCosts:
 
 
 def time_steps(
-    target: Target,
-    drafter_of: Callable[[TreeConfig], Drafter],
+    decoder_of: Callable[[TreeConfig], Decoder],
     params: Params,
     requests: Requests,
     *,
     num_slots: int,
-    acceptance: AcceptanceRule,
     nodes: Sequence[int],
     widths: Sequence[int],
     depth: int,
@@ -73,13 +70,11 @@ def time_steps(
     One whole round is timed too: what it takes beside its parts is the overhead.
 
     Args:
-        target: Static.
-        drafter_of: Makes the drafter that grows a tree.
+        decoder_of: Makes the decoder that grows a tree.
         params: Of both.
         requests: `B` rows; their prompts fill the caches, and whole steps are timed
             over the tokens that they ask for. Loops of parts are as long.
         num_slots: `S`.
-        acceptance: Static.
         nodes: Numbers of nodes to verify.
         widths: `K` of the trees to draft.
         depth: Levels over which the cost of one is averaged; each adds to the time
@@ -91,34 +86,32 @@ def time_steps(
     Returns:
         Medians.
     """
-    greedy = acceptance == "greedy"
-    begin = jax.jit(start, static_argnums=0, static_argnames=("num_slots", "greedy"))
-    state, features = begin(
-        target, params.target, requests, num_slots=num_slots, greedy=greedy
-    )
-    known = speculative.vocab_size(target, params.target, state)
-    iterations = int(requests.max_new_tokens.max()) - 1
     whole = _middle_tree(nodes, widths, depth)
-    settings = (target, drafter_of(whole), params, requests)
+    decoder = decoder_of(whole)
+    begin = jax.jit(start, static_argnums=0, static_argnames=("num_slots",))
+    state, features = begin(decoder, params, requests, num_slots=num_slots)
+    iterations = int(requests.max_new_tokens.max()) - 1
     programs: dict[tuple[str, int], Callable[[], float]] = {
-        ("token", 0): time_tokens(target, params, requests, num_slots, greedy),
-        ("round", 0): time_rounds(*settings, num_slots, acceptance),
+        (name, 0): time_decoding(
+            library, decoder, params, requests, num_slots=num_slots
+        )
+        for name, library in (("token", autoregressive), ("round", speculative))
     }
     for count in sorted({*nodes, whole.num_nodes}):
-        inputs = (params.target, state)
         programs["verify", count] = time_loop(
-            verify_body(target, count), inputs, iterations
+            verify_body(decoder.target, count), params, state, iterations
         )
     for width in widths:
         for name, levels in (("read", 1), ("draft", depth)):
             # Reranking sorts no more than a real tree's nodes.
             tree = all_candidates(levels, width)
             kept = max(min(tree.num_nodes, max(nodes)), levels + 1)
-            drafter = drafter_of(dataclasses.replace(tree, num_nodes=kept))
-            drafted = _prefill(drafter, params, requests, features, num_slots)
-            inputs = (params.drafter, dataclasses.replace(state, drafter_state=drafted))
-            body = draft_body(drafter, requests, acceptance, known)
-            programs[name, width] = time_loop(body, inputs, iterations)
+            decoder = decoder_of(dataclasses.replace(tree, num_nodes=kept))
+            drafted = _prefill(decoder, params, requests, features, num_slots)
+            begun = dataclasses.replace(state, drafter_state=drafted)
+            programs[name, width] = time_loop(
+                draft_body(decoder), params, begun, iterations
+            )
     return _costs(medians(programs, repeats, report), whole, depth)
 
 
@@ -157,12 +150,15 @@ def _costs(
 
 
 def _prefill(
-    drafter: Drafter,
+    decoder: Decoder,
     params: Params,
     requests: Requests,
     features: jax.Array,
     num_slots: int,
 ) -> Any:
+    drafter = decoder.drafter
+    assert drafter is not None
+
     @jax.jit
     def prefill(weights: Any, features: jax.Array) -> Any:
         return drafter.prefill(

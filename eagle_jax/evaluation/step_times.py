@@ -4,19 +4,18 @@ from collections.abc import Callable
 
 import jax
 
-from eagle_jax.decoding import speculative
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, round_up_slots
-from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.evaluation.timing import (
     draft_body,
     medians,
+    time_decoding,
     time_loop,
-    time_rounds,
-    time_tokens,
     verify_body,
 )
-from eagle_jax.interface import Drafter, Draws, Params, Target
+from eagle_jax.interface import Drafter, Draws, Params
 
 StepSeconds = dict[str, float | None]
 
@@ -24,13 +23,11 @@ _ITERATIONS = 8
 
 
 def measure_steps(
-    target: Target,
-    drafter: Drafter | None,
+    decoder: Decoder,
     params: Params,
     requests: Requests,
     *,
     max_length: int,
-    acceptance: AcceptanceRule,
     repeats: int = 5,
 ) -> StepSeconds:
     """Times the steps of a batch: medians over repeats, compilation left out.
@@ -39,12 +36,10 @@ def measure_steps(
     parts in loops of their own, right behind the prompts.
 
     Args:
-        target: Static.
-        drafter: Static; `None` where nothing is drafted.
+        decoder: Static; without a drafter nothing but tokens is timed.
         params: Of both.
         requests: `B` rows, which shall not stop early.
         max_length: Prompt plus output, as in the texts that are timed.
-        acceptance: Static.
         repeats: Measurements per figure.
 
     Returns:
@@ -56,39 +51,31 @@ def measure_steps(
     if int((requests.max_length - requests.prompt_lengths).max()) == 1:
         return seconds
     longest = max(max_length, requests.prompts.shape[1])
-    slots, greedy = round_up_slots(longest, depth=0), acceptance == "greedy"
+    settings = (decoder, params, requests)
+    slots = round_up_slots(longest, depth=0)
     programs: dict[str, Callable[[], float]] = {
-        "token": time_tokens(target, params, requests, slots, greedy)
+        "token": time_decoding(autoregressive, *settings, num_slots=slots)
     }
-    if drafter is None:
+    if decoder.drafter is None:
         return seconds | medians(programs, repeats)
-    slots = round_up_slots(longest, depth=drafter.depth)
-    settings = (target, drafter, params, requests)
-    state = speculative.prefill(*settings, num_slots=slots, acceptance=acceptance)
-    body = draft_body(
-        drafter,
-        requests,
-        acceptance,
-        speculative.vocab_size(target, params.target, state),
-    )
-    num_nodes = _num_nodes(drafter, params, requests, state)
-    programs["round"] = time_rounds(*settings, slots, acceptance)
+    slots = round_up_slots(longest, depth=decoder.depth)
+    programs["round"] = time_decoding(speculative, *settings, num_slots=slots)
+    state = speculative.prefill(*settings, num_slots=slots)
+    num_nodes = _num_nodes(decoder.drafter, params, state)
     parts = {
-        "draft": (body, params.drafter),
-        "verify": (verify_body(target, num_nodes), params.target),
+        "draft": draft_body(decoder),
+        "verify": verify_body(decoder.target, num_nodes),
     }
-    for name, (body, weights) in parts.items():
-        programs[name] = time_loop(body, (weights, state), _ITERATIONS)
+    for name, body in parts.items():
+        programs[name] = time_loop(body, params, state, _ITERATIONS)
     timed = medians(programs, repeats)
     rest = max(timed.pop("round") - timed["draft"] - timed["verify"], 0.0)
     return seconds | timed | {"commit": rest}
 
 
-def _num_nodes(
-    drafter: Drafter, params: Params, requests: Requests, state: DecodeState
-) -> int:
+def _num_nodes(drafter: Drafter, params: Params, state: DecodeState) -> int:
     """Returns `N` of what a drafter proposes; nothing is computed."""
-    draws = Draws(sampling=requests.sampling, noise=None, keys=requests.keys)
+    draws = Draws(sampling=state.rows.sampling, noise=None, keys=state.rows.keys)
     tree, _ = jax.eval_shape(
         drafter.propose, params.drafter, state.drafter_state, state.root, draws
     )

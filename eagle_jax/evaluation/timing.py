@@ -4,22 +4,24 @@ Every figure comes from a compiled loop with a carried dependence; the programs 
 in turn, over and over, so that differences compare neighbours in time.
 """
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
+from types import ModuleType
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.interface import Params, Target
 
-Body = Callable[[Any, jax.Array], jax.Array]
-"""From parameters with a state, and roots `[B]`, to a `witness` of what was done."""
+Body = Callable[[Params, DecodeState, jax.Array], jax.Array]
+"""From parameters, a state and roots `[B]` to a `witness` of what was done."""
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -49,45 +51,29 @@ def medians(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def time_tokens(
-    target: Target, params: Params, requests: Requests, num_slots: int, greedy: bool
-) -> Callable[[], float]:
-    """Returns what times a step of plain decoding, seconds."""
-
-    def run() -> float:
-        state = autoregressive.prefill(
-            target, params.target, requests, num_slots=num_slots, greedy=greedy
-        )
-        jax.block_until_ready(state)
-        started = time.perf_counter()
-        state = autoregressive.decode(
-            target, params.target, requests, state, greedy=greedy
-        )
-        jax.block_until_ready(state)
-        return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
-
-    return run
-
-
-def time_rounds(
-    target: Target,
-    drafter: Drafter,
+def time_decoding(
+    library: ModuleType,
+    decoder: Decoder,
     params: Params,
     requests: Requests,
+    *,
     num_slots: int,
-    acceptance: AcceptanceRule,
 ) -> Callable[[], float]:
-    """Returns what times a whole round, seconds."""
-    settings = (target, drafter, params, requests)
+    """Returns what times one step of a decoding loop, seconds.
+
+    Args:
+        library: `speculative` for rounds, `autoregressive` for tokens.
+        decoder: Static.
+        params: Of both.
+        requests: `B` rows, of which the longest says how many steps are timed.
+        num_slots: `S`. Static.
+    """
 
     def run() -> float:
-        state = speculative.prefill(
-            *settings, num_slots=num_slots, acceptance=acceptance
-        )
+        state = library.prefill(decoder, params, requests, num_slots=num_slots)
         jax.block_until_ready(state)
         started = time.perf_counter()
-        state = speculative.decode(*settings, state, acceptance=acceptance)
-        jax.block_until_ready(state)
+        state = jax.block_until_ready(library.decode(decoder, params, state))
         return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
 
     return run
@@ -96,56 +82,51 @@ def time_rounds(
 def verify_body(target: Target, num_nodes: int) -> Body:
     """The target's call of a round; what the mask shows does not change its cost."""
 
-    def body(inputs: tuple[Any, DecodeState], root: jax.Array) -> jax.Array:
-        params, state = inputs
+    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
         tokens = jnp.broadcast_to(root[:, None], (root.shape[0], num_nodes))
         positions = jnp.broadcast_to((state.lengths - 1)[:, None], tokens.shape)
         visible = jnp.tri(num_nodes, dtype=bool)
         mask = jnp.broadcast_to(visible, (root.shape[0], *visible.shape))
-        output = target.forward(params, tokens, positions, mask, state.target_cache)
-        return witness(target.unembed(params, output.hidden), output)
+        output = target.forward(
+            params.target, tokens, positions, mask, state.target_cache
+        )
+        return witness(target.unembed(params.target, output.hidden), output)
 
     return body
 
 
-def draft_body(
-    drafter: Drafter, requests: Requests, acceptance: AcceptanceRule, vocab_size: int
-) -> Body:
+def draft_body(decoder: Decoder) -> Body:
     """The drafting of a round, with its noise and its cache update."""
+    drafter = decoder.drafter
+    assert drafter is not None
 
-    def body(inputs: tuple[Any, DecodeState], root: jax.Array) -> jax.Array:
-        params, state = inputs
+    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
         # No token is below zero, but the compiler cannot know: the noise must wait.
-        root_positions = state.lengths - 1 + (root < 0)
-        draws = speculative.round_draws(
-            requests,
-            root_positions,
-            acceptance=acceptance,
-            depth=drafter.depth,
-            vocab_size=vocab_size,
-        )
-        return witness(drafter.propose(params, state.drafter_state, root, draws))
+        state = dataclasses.replace(state, lengths=state.lengths + (root < 0))
+        draws = speculative.round_draws(decoder, params, state)
+        drafted = drafter.propose(params.drafter, state.drafter_state, root, draws)
+        return witness(drafted)
 
     return body
 
 
 def time_loop(
-    body: Body, inputs: tuple[Any, DecodeState], iterations: int
+    body: Body, params: Params, state: DecodeState, iterations: int
 ) -> Callable[[], float]:
     """Returns what times one call of `body`, seconds."""
 
     @jax.jit
-    def loop(inputs: tuple[Any, DecodeState]) -> jax.Array:
+    def loop(params: Params, state: DecodeState) -> jax.Array:
         def step(_: jax.Array, root: jax.Array) -> jax.Array:
             # Never true, but the compiler cannot know: the next call must wait.
-            is_huge = body(inputs, root) > 1e30
+            is_huge = body(params, state, root) > 1e30
             return jnp.where(is_huge, root + 1, root)
 
-        return jax.lax.fori_loop(0, iterations, step, inputs[1].root)
+        return jax.lax.fori_loop(0, iterations, step, state.root)
 
     def run() -> float:
         started = time.perf_counter()
-        jax.block_until_ready(loop(inputs))
+        jax.block_until_ready(loop(params, state))
         return (time.perf_counter() - started) / iterations
 
     return run

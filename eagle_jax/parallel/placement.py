@@ -22,7 +22,7 @@ from eagle_jax.parallel.rules import (
 )
 
 Program = Callable[..., Any]
-"""From weights, requests and, but for a prefill, a state to states and what is in them.
+"""From weights and requests or a state to states and what is in them.
 
 In all but the weights the first axis of every array is `B`.
 """
@@ -100,21 +100,21 @@ class Placement:
             and again: each is compiled anew.
         """
 
-        def run(params: Any, *rows: Any) -> Any:
+        def run(params: Any, rows: Any) -> Any:
             by_row = PartitionSpec(DATA)
             results = jax.shard_map(
                 program,
                 mesh=self.mesh,
-                in_specs=(PartitionSpec(), *(by_row for _ in rows)),
+                in_specs=(PartitionSpec(), by_row),
                 out_specs=by_row,
                 axis_names={DATA},
                 # Loops begin with constants, which the check takes for another type.
                 check_vma=False,
-            )(params, *rows)
+            )(params, rows)
             shardings = self.row_shardings(results)
             return jax.lax.with_sharding_constraint(results, shardings)
 
-        return jax.jit(run, donate_argnums=(2,) if donates_state else ())
+        return jax.jit(run, donate_argnums=(1,) if donates_state else ())
 
 
 def _as_they_are(arrays: Any) -> Any:

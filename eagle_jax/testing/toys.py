@@ -14,7 +14,7 @@ from flax import struct
 
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig
-from eagle_jax.interface import Draws, TargetOutput
+from eagle_jax.interface import Draws, TargetOutput, Verified
 from eagle_jax.sampling import SamplingParams, process_logits
 
 
@@ -189,7 +189,8 @@ class ToyDrafter:
         lengths: jax.Array,
     ) -> ToyDraftState:
         """See `Drafter.prefill`."""
-        return self.advance(params, state, tokens, features, lengths)
+        del params, features
+        return _confirm(state, tokens, lengths)
 
     def propose(
         self, params: Any, state: ToyDraftState, root: jax.Array, draws: Draws
@@ -202,20 +203,11 @@ class ToyDrafter:
         return jax.vmap(propose)(*rows), state
 
     def advance(
-        self,
-        params: Any,
-        state: ToyDraftState,
-        tokens: jax.Array,
-        features: jax.Array,
-        count: jax.Array,
+        self, params: Any, state: ToyDraftState, verified: Verified
     ) -> ToyDraftState:
         """See `Drafter.advance`."""
-        del params, features
-        offsets = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        codes = path_code(tokens, state.length[:, None] + offsets)
-        is_new = offsets < count[:, None]
-        total = jnp.where(is_new, codes, jnp.uint32(0)).sum(axis=1, dtype=jnp.uint32)
-        return ToyDraftState(state=state.state + total, length=state.length + count)
+        del params
+        return _confirm(state, verified.path_tokens, verified.count)
 
     def _propose_row(
         self,
@@ -266,3 +258,14 @@ class ToyDrafter:
         )
         noise = (1 - jnp.abs(agreement)) * logits(seed=target.seed + 1)
         return agreement * logits(seed=target.seed) + noise
+
+
+def _confirm(
+    state: ToyDraftState, tokens: jax.Array, count: jax.Array
+) -> ToyDraftState:
+    """Adds the first `count` `[B]` of the tokens `[B, W]` to the text."""
+    offsets = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    codes = path_code(tokens, state.length[:, None] + offsets)
+    is_new = offsets < count[:, None]
+    total = jnp.where(is_new, codes, jnp.uint32(0)).sum(axis=1, dtype=jnp.uint32)
+    return ToyDraftState(state=state.state + total, length=state.length + count)

@@ -191,19 +191,17 @@ def _decoder(
     """Returns what decodes greedily."""
     head = EagleHead(config=config.head, dtype=config.dtype)
     drafter = TreeDrafter(model=head, tree=tree)
-    bind = functools.partial
-    rule: dict[str, Any] = {"acceptance": "greedy"}
-    num_slots = cache_slots(requests, depth=drafter.depth)
+    decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
+    slots = cache_slots(requests, depth=drafter.depth)
     prefill = placement.spread(
-        bind(speculative.prefill, config.target, drafter, num_slots=num_slots, **rule)
+        functools.partial(speculative.prefill, decoder, num_slots=slots)
     )
     rounds = placement.spread(
-        bind(speculative.decode, config.target, drafter, **rule), donates_state=True
+        functools.partial(speculative.decode, decoder), donates_state=True
     )
 
     def decode(params: Params) -> _Decoded:
-        there = placement.put_rows(requests)
-        state = rounds(params, there, prefill(params, there))
+        state = rounds(params, prefill(params, placement.put_rows(requests)))
         found = (state.accept_lengths, state.num_rounds, state.lengths)
         accepted, num_rounds, lengths = placement.fetch(found)
         return accepted, num_rounds, lengths - np.asarray(requests.prompt_lengths)

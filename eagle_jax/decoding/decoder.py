@@ -1,0 +1,94 @@
+"""What a generation is made of, as the one static argument of its functions."""
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+import jax
+import jax.core
+
+from eagle_jax.decoding.requests import Requests
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Drafter, Params, Target
+
+AcceptanceRule = Literal["greedy", "coupled", "rejection"]
+"""How drafts are accepted.
+
+`greedy` follows the target's argmax. `coupled` follows the tokens that plain
+decoding draws with the same keys. `rejection` has the same distribution and other
+tokens.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A target, what drafts for it, and how drafts are accepted.
+
+    Hashable, so that it is a legal static argument of `jax.jit`; equal ones share
+    their compilations.
+
+    Attributes:
+        target: The model whose text is generated.
+        drafter: `None` for plain decoding (`eagle_jax.decoding.autoregressive`),
+            which reads no drafter.
+        acceptance: Plain decoding takes the argmax under "greedy" and draws under
+            the other two.
+
+    Raises:
+        InputError: If the drafter or the target is a class, or there is no such rule.
+    """
+
+    target: Target
+    drafter: Drafter | None = None
+    acceptance: AcceptanceRule = "coupled"
+
+    def __post_init__(self) -> None:
+        """Refuses what would fail somewhere inside of a compilation."""
+        for name in ("target", "drafter"):
+            given = getattr(self, name)
+            if isinstance(given, type):
+                raise InputError(
+                    f"{name} is the class {given.__name__}; give an instance of it"
+                )
+        rules = get_args(AcceptanceRule)
+        if self.acceptance not in rules:
+            known = ", ".join(repr(rule) for rule in rules)
+            raise InputError(
+                f"acceptance = {self.acceptance!r} is no acceptance rule; there are "
+                f"{known}"
+            )
+
+    @property
+    def depth(self) -> int:
+        """`D` of the drafter, 0 without one."""
+        return 0 if self.drafter is None else self.drafter.depth
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every row takes the argmax, and no sampling is compiled."""
+        return self.acceptance == "greedy"
+
+    def check(self, params: Any, requests: Requests) -> None:
+        """Refuses what would give wrong text without a word.
+
+        Args:
+            params: Of both.
+            requests: `B` rows; what is traced, inside somebody's `jax.jit`, is not
+                looked at.
+
+        Raises:
+            InputError: If the parameters are not `Params`, or a row of a greedy
+                decoder has a temperature above 0.
+        """
+        if not isinstance(params, Params):
+            raise InputError(
+                f"params is a {type(params).__name__}; give "
+                "Params(target=..., drafter=...)"
+            )
+        temperature = requests.sampling.temperature
+        if isinstance(temperature, jax.core.Tracer) or not self.is_greedy:
+            return
+        if (highest := float(temperature.max())) > 0:
+            raise InputError(
+                f"acceptance = 'greedy' takes the argmax, but temperature = "
+                f"{highest:.7g}; give temperature 0, or acceptance 'coupled'"
+            )
