@@ -43,14 +43,6 @@ from eagle_jax.cli.command import (
 )
 from eagle_jax.cli.evaluate import Job, evaluate
 from eagle_jax.cli.files import check_folder, read_prompts
-from eagle_jax.cli.methods import HEAD_METHODS, check_draft
-from eagle_jax.cli.pairs import PairSource, open_pair, with_features
-from eagle_jax.cli.programs import (
-    Programs,
-)
-from eagle_jax.cli.room import (
-    check_depth,
-)
 from eagle_jax.cli.runs import (
     Run,
     make_drafter,
@@ -74,6 +66,14 @@ from eagle_jax.evaluation.questions import (
 )
 from eagle_jax.evaluation.records import Record, check_records, recorded_date
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
+from eagle_jax.generation.methods import HEAD_METHODS, check_draft
+from eagle_jax.generation.pairs import PairSource, open_pair, with_features
+from eagle_jax.generation.programs import (
+    Programs,
+)
+from eagle_jax.generation.room import (
+    check_depth,
+)
 from eagle_jax.interface import Drafter, Params
 
 _EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"

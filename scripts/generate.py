@@ -26,7 +26,7 @@ import jax
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.cli import report, runner, text
+from eagle_jax.cli import report
 from eagle_jax.cli.command import (
     EXIT_INTERRUPTED,
     Parser,
@@ -36,8 +36,6 @@ from eagle_jax.cli.command import (
     say,
 )
 from eagle_jax.cli.files import check_writable, read_prompts, write_json
-from eagle_jax.cli.methods import check_draft
-from eagle_jax.cli.pairs import PairSource, open_pair
 from eagle_jax.cli.processes import (
     add_mesh_flags,
     has_processes,
@@ -45,12 +43,15 @@ from eagle_jax.cli.processes import (
     mesh_shape,
     print_once,
 )
-from eagle_jax.cli.random_pairs import open_random
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.errors import InputError
+from eagle_jax.generation import runner, text
+from eagle_jax.generation.methods import check_draft
+from eagle_jax.generation.pairs import PairSource, open_pair
+from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.models.quantised import num_bytes
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, place

@@ -27,10 +27,10 @@ from eagle_jax.cli.command import (
     run_command,
     run_script,
 )
-from eagle_jax.cli.placing import target_shardings
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.loading import measure_loading
+from eagle_jax.generation.placing import target_shardings
 from eagle_jax.parallel import place
 
 

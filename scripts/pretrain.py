@@ -37,9 +37,9 @@ from eagle_jax.cli.command import (
     say,
 )
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.room import check_training
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.errors import InputError
+from eagle_jax.generation.room import check_training
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.training import corpus
 from eagle_jax.training.checkpoint import Checkpoints

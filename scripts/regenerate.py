@@ -27,7 +27,6 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
-from eagle_jax.cli import text
 from eagle_jax.cli.command import (
     Parser,
     keep_compiled_programs,
@@ -38,14 +37,15 @@ from eagle_jax.cli.command import (
 from eagle_jax.cli.files import (
     check_writable,
 )
-from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.runner import Runner
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
+from eagle_jax.generation import text
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.runner import Runner
 from eagle_jax.training.conversations import check_ids, read_examples
 from eagle_jax.training.encode import check_template
 from eagle_jax.training.files import fingerprint_file

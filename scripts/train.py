@@ -36,16 +36,16 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.pairs import LoadedPair, open_pair
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.room import check_training
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.training_progress import TrainingProgress
 from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.calibrate import calibration_file, describe
 from eagle_jax.evaluation.observe import calibrate_pair
+from eagle_jax.generation.pairs import LoadedPair, open_pair
+from eagle_jax.generation.room import check_training
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams

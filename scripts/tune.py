@@ -29,7 +29,7 @@ import jax
 from rich.console import Console
 
 from eagle_jax import assets
-from eagle_jax.cli import text, tune, tune_report
+from eagle_jax.cli import tune, tune_report
 from eagle_jax.cli.command import (
     Parser,
     keep_compiled_programs,
@@ -38,8 +38,6 @@ from eagle_jax.cli.command import (
     say,
 )
 from eagle_jax.cli.files import check_writable, read_prompts, write_text
-from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
-from eagle_jax.cli.runner import Runner
 from eagle_jax.config import (
     DecodingConfig,
     GenerateConfig,
@@ -51,6 +49,9 @@ from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import tuning
+from eagle_jax.generation import text
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.runner import Runner
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 

@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 from jax._src import compiler
 
-from eagle_jax.cli.devices import leave_out_tpus
+from eagle_jax.generation.devices import leave_out_tpus
 from tests.devices import QUICK
 from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories

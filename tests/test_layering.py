@@ -25,13 +25,18 @@ ALLOWED = {
         *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
         *("models", "parallel", "parsing", "tree"),
     },
-    "evaluation": {
+    "generation": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
-        *("models", "parallel", "parsing", "testing", "training", "tree"),
+        *("models", "parallel", "tree"),
+    },
+    "evaluation": {
+        *("checkpoints", "config", "decoding", "drafting", "errors", "generation"),
+        *("interface", "models", "parallel", "parsing", "testing", "training", "tree"),
     },
     "cli": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
-        *("interface", "models", "parallel", "parsing", "training", "tree"),
+        *("generation", "interface", "models", "parallel", "parsing", "training"),
+        "tree",
     },
 }
 

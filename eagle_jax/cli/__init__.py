@@ -1,1 +1,1 @@
-"""What the scripts share: prompts in, runs of a pair, reports out."""
+"""What the scripts share: flags, progress, reports, exit codes."""

@@ -18,8 +18,8 @@ from typing import (
 
 import jax
 
-from eagle_jax.cli.devices import leave_out_tpus
 from eagle_jax.errors import InputError, one_line
+from eagle_jax.generation.devices import leave_out_tpus
 
 EXIT_INPUT = 2
 EXIT_INTERRUPTED = 130

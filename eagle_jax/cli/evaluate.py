@@ -8,12 +8,8 @@ from typing import Any
 
 import jax
 
-from eagle_jax.cli import text
 from eagle_jax.cli.command import say
-from eagle_jax.cli.pairs import LoadedPair
-from eagle_jax.cli.programs import Programs
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.runner import BatchResult, Runner, Snapshot
 from eagle_jax.cli.runs import Run
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.errors import InputError
@@ -22,6 +18,10 @@ from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record, RecordFile, Turn, make_record
 from eagle_jax.evaluation.step_times import StepSeconds, measure_steps
 from eagle_jax.evaluation.templates import Template, encode
+from eagle_jax.generation import text
+from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.runner import BatchResult, Runner, Snapshot
 
 _MEASURED_TOKENS = 65
 _TURN_SEEDS = 1 << 24

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.cli.runner import Row
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason, tokens_per_round
+from eagle_jax.generation.runner import Row
 
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 

@@ -5,12 +5,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from eagle_jax.cli.methods import HEAD_METHODS, lookup_drafter, tree_drafter
-from eagle_jax.cli.pairs import DraftSource, open_draft_model
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
+from eagle_jax.generation.methods import HEAD_METHODS, lookup_drafter, tree_drafter
+from eagle_jax.generation.pairs import DraftSource, open_draft_model
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parsing import parse_json

@@ -8,12 +8,13 @@ import jax
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from eagle_jax.cli import report, text
+from eagle_jax.cli import report
 from eagle_jax.cli.command import say
-from eagle_jax.cli.runner import Observer, Runner, Snapshot
 from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
+from eagle_jax.generation import text
+from eagle_jax.generation.runner import Observer, Runner, Snapshot
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.runner import Runner
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
@@ -15,6 +14,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.recording import Recording, all_candidates, record
 from eagle_jax.evaluation.step_costs import StepCosts, num_programs, time_steps
 from eagle_jax.evaluation.tuning import NODES
+from eagle_jax.generation.runner import Runner
 
 MOST_TREES = 12
 """Trees that are measured in turns: their programs must all be kept meanwhile."""

@@ -1,8 +1,8 @@
 """Runs as JSON."""
 
 from eagle_jax.cli import report
-from eagle_jax.cli.runner import Row
 from eagle_jax.decoding.state import StopReason
+from eagle_jax.generation.runner import Row
 
 
 def run_of(num_tokens: int, accept_lengths: list[int]) -> dict[str, object]:

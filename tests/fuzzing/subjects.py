@@ -12,9 +12,7 @@ import safetensors.numpy
 
 from eagle_jax.checkpoints import convert_pair
 from eagle_jax.checkpoints.calibration import load_calibration
-from eagle_jax.cli import text
 from eagle_jax.cli.files import read_prompts
-from eagle_jax.cli.pairs import open_pair
 from eagle_jax.config import GenerateConfig, TreeConfig, load_config
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.calibrate import PLAIN, fit, read_observed
@@ -23,6 +21,8 @@ from eagle_jax.evaluation.questions import read_questions
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.evaluation.records import RecordFile
 from eagle_jax.evaluation.runs import groups, in_order
+from eagle_jax.generation import text
+from eagle_jax.generation.pairs import open_pair
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.features import FeatureStore

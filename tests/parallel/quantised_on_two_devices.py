@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from eagle_jax.checkpoints import convert_pair, load_target
-from eagle_jax.cli.placing import target_shardings
 from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.requests import make_requests
+from eagle_jax.generation.placing import target_shardings
 from eagle_jax.models.linear import at_once, linear
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, place

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.cli import devices, pairs
+from eagle_jax.generation import devices, pairs
 from tests.conftest import Main, load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -1,12 +1,11 @@
 """Compiled programs that can be dropped; `jax.jit` alone would keep them for good."""
 
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 import jax
-
-from eagle_jax.cli.command import say
 
 MOST_PROGRAMS = 64
 """How many are kept: on a CPU each holds some 300 memory maps and 15 MB.
@@ -61,8 +60,9 @@ class Programs:
         while len(self._kept) >= self._most:
             self._kept.popitem(last=False)
             if not self._has_dropped:
-                say(
+                warnings.warn(
                     f"more than {self._most} compiled programs: those unused longest "
-                    "are dropped, and compiled again when they are needed"
+                    "are dropped, and compiled again when they are needed",
+                    stacklevel=2,
                 )
             self._has_dropped = True

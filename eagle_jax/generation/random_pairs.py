@@ -8,15 +8,15 @@ import jax
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.cli.devices import check_product, on_cpu
-from eagle_jax.cli.methods import lookup_drafter, tree_drafter
-from eagle_jax.cli.pairs import LoadedPair, PairSource
-from eagle_jax.cli.placing import draft_shardings, target_shardings, with_drafter
-from eagle_jax.cli.room import check_depth, check_weights
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
+from eagle_jax.generation.devices import check_product, on_cpu
+from eagle_jax.generation.methods import lookup_drafter, tree_drafter
+from eagle_jax.generation.pairs import LoadedPair, PairSource
+from eagle_jax.generation.placing import draft_shardings, target_shardings, with_drafter
+from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig

@@ -8,14 +8,6 @@ from typing import Any
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.cli.devices import check_product, on_cpu
-from eagle_jax.cli.methods import lookup_drafter, tree_drafter
-from eagle_jax.cli.placing import (
-    draft_shardings,
-    target_shardings,
-    with_drafter,
-)
-from eagle_jax.cli.room import check_depth, check_rounds, check_weights, first_slots
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
@@ -24,6 +16,19 @@ from eagle_jax.drafting import (
     EagleHead,
     SmallModel,
     TreeDrafter,
+)
+from eagle_jax.generation.devices import check_product, on_cpu
+from eagle_jax.generation.methods import lookup_drafter, tree_drafter
+from eagle_jax.generation.placing import (
+    draft_shardings,
+    target_shardings,
+    with_drafter,
+)
+from eagle_jax.generation.room import (
+    check_depth,
+    check_rounds,
+    check_weights,
+    first_slots,
 )
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from eagle_jax.checkpoints.pair import target_shapes
-from eagle_jax.cli import room
-from eagle_jax.cli.pairs import PairSource
-from eagle_jax.cli.random_pairs import open_random
 from eagle_jax.config import Method, TreeConfig
+from eagle_jax.generation import room
+from eagle_jax.generation.pairs import PairSource
+from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.models.quantised import num_bytes
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.tree.structure import empty_candidates

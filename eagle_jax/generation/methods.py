@@ -1,10 +1,10 @@
 """The methods that a command offers, and what drafts in each."""
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE, load_calibration
-from eagle_jax.cli.command import say
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter
@@ -103,7 +103,7 @@ def _calibration(
     except InputError as error:
         if not is_own:
             raise
-        say(f"warning: confidences are not calibrated: {error}")
+        warnings.warn(f"confidences are not calibrated: {error}", stacklevel=2)
         return UNCALIBRATED
 
 

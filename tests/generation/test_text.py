@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_jax.checkpoints import load_tokenizer
-from eagle_jax.cli import text
 from eagle_jax.errors import InputError
+from eagle_jax.generation import text
 
 _BOS, _EOS = 298, 299
 _TEMPLATE = (

@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.cli.devices import on_cpu
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import round_up_slots
 from eagle_jax.errors import InputError
+from eagle_jax.generation.devices import on_cpu
 from eagle_jax.interface import Drafter
 from eagle_jax.models import transformer
 from eagle_jax.models.quantised import map_matrices, num_bytes

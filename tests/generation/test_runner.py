@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import pytest
 
-from eagle_jax.cli.pairs import LoadedPair
-from eagle_jax.cli.programs import Programs
-from eagle_jax.cli.runner import Runner, Snapshot
 from eagle_jax.config import DecodingConfig, GenerateConfig, TreeConfig
 from eagle_jax.decoding import growth
 from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.runner import Runner, Snapshot
 from eagle_jax.models.transformer import Transformer
 from tests.decoding.small import HEAD, TARGET, init_params
 
@@ -137,7 +137,7 @@ def test_rounds_seen_one_by_one_give_the_same_text(make_runner: MakeRunner) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory maps are Linux's")
 def test_programs_that_are_dropped_free_their_memory_maps(
-    make_runner: MakeRunner, capsys: pytest.CaptureFixture[str]
+    make_runner: MakeRunner,
 ) -> None:
     def num_maps() -> int:
         gc.collect()
@@ -146,13 +146,13 @@ def test_programs_that_are_dropped_free_their_memory_maps(
     programs = Programs(most=2)
     runner = make_runner(programs=programs, max_length=40, new_tokens=SHORT)
     maps = []
-    for rows in (1, 2, 3):
-        dataclasses.replace(runner, batch_size=rows).run([[1, 2]], [0])
-        maps.append(num_maps())
+    with pytest.warns(UserWarning) as warned:
+        for rows in (1, 2, 3):
+            dataclasses.replace(runner, batch_size=rows).run([[1, 2]], [0])
+            maps.append(num_maps())
     assert programs.num_kept == 2
     assert maps[-1] - maps[0] < 100, maps  # A program has hundreds.
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
+    assert [str(warning.message) for warning in warned] == [
         "more than 2 compiled programs: those unused longest are dropped, and compiled "
         "again when they are needed"
     ]
@@ -173,6 +173,7 @@ def test_compiling_that_is_interrupted_counts_as_compiling(
     assert (programs.compile_seconds, programs.num_kept) == (7, 0)
 
 
+@pytest.mark.filterwarnings("ignore:more than 2 compiled programs")
 def test_the_program_unused_longest_is_dropped() -> None:
     programs, compiled = Programs(most=2), []
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 
-from eagle_jax.cli.pairs import LoadedPair
-from eagle_jax.cli.programs import Programs
 from eagle_jax.config import GenerateConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.growth import decode_growing, grow, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.decoding.speculative import AcceptanceRule, Round
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.generation.programs import Programs
 from eagle_jax.interface import Drafter
 
 Observer = Callable[["Snapshot"], None]

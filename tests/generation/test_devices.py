@@ -11,11 +11,11 @@ import jax
 import pytest
 from jax.extend import backend
 
-from eagle_jax.cli import devices
+from eagle_jax.generation import devices
 
 ASK = """
 import jax
-from eagle_jax.cli.devices import leave_out_tpus
+from eagle_jax.generation.devices import leave_out_tpus
 leave_out_tpus()
 print(jax.devices()[0].platform)
 print("libtpu.so" in open("/proc/self/maps").read())

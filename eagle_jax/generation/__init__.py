@@ -1,0 +1,1 @@
+"""A pair from names or folders; text in, text out, in batches of one shape."""
