@@ -254,7 +254,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         plain = Session(plain_runner, prompts, encoded, silent)
         finished = plain.decode_all()
         if finished:
-            sums |= _comparison(sums, session, plain, main_runner.acceptance)
+            sums |= _comparison(sums, session, plain, main_runner.decoder.acceptance)
 
     if arguments.json is not None:
         settings = dataclasses.asdict(config)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
@@ -77,13 +78,16 @@ def decoded_rounds(
         [prompt], max_new_tokens=max_new_tokens, stop_tokens=[2], prompt_bucket=64
     )
     state = speculative.prefill(
-        target, drafter, params, requests, num_slots=256, acceptance="greedy"
+        Decoder(target=target, drafter=drafter, acceptance="greedy"),
+        params,
+        requests,
+        num_slots=256,
     )
     trees: list[DraftTree] = []
     accepted: list[int] = []
     while bool(state.is_running.any()):
         state, done = speculative.decode_round(
-            target, drafter, params, requests, state, acceptance="greedy"
+            Decoder(target=target, drafter=drafter, acceptance="greedy"), params, state
         )
         trees.append(jax.tree.map(lambda x: np.asarray(x[0]), done.tree))
         accepted.append(int(done.acceptance.num_accepted[0]))

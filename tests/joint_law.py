@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import ToyTarget
@@ -55,7 +56,9 @@ def check_drawn_texts(
         top_k=top_k,
         seeds=range(num_draws),
     )
-    state = speculative.generate(LAW_TARGET, drafter, params, requests, acceptance=rule)
+    state = speculative.generate(
+        Decoder(target=LAW_TARGET, drafter=drafter, acceptance=rule), params, requests
+    )
     check_joint_law(texts(requests, state), law_of(prompt, temperature, top_k))
     return float(state.accept_lengths.sum()) / num_draws
 

@@ -10,6 +10,7 @@ import jax
 from eagle_jax.checkpoints import load_head, load_target, load_tokenizer
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, TreeDrafter
@@ -84,10 +85,11 @@ def plain_texts(
     found: list[list[int]] = []
     for some in requests:
         state = autoregressive.generate(
-            stories.target,
-            stories.target_params,
+            Decoder(
+                target=stories.target, acceptance="greedy" if greedy else "coupled"
+            ),
+            Params(target=stories.target_params),
             some,
-            greedy=greedy,
             num_slots=128,
         )
         found += texts(some, state)
@@ -102,11 +104,11 @@ def speculate(
     **tree: Any,
 ) -> DecodeState:
     return speculative.generate(
-        stories.target,
-        stories.drafter(**tree),
+        Decoder(
+            target=stories.target, drafter=stories.drafter(**tree), acceptance=rule
+        ),
         stories.params(head),
         requests,
-        acceptance=rule,
         num_slots=128,
     )
 

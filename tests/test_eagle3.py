@@ -16,6 +16,7 @@ from eagle_jax.checkpoints import load_eagle3_head, load_target
 from eagle_jax.checkpoints.eagle3 import eagle3_target
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import Eagle3Head, TreeDrafter
@@ -141,7 +142,11 @@ def plain(target_params: Any) -> Callable[[float], DecodeState]:
     def decode(temperature: float) -> DecodeState:
         requests = requests_of(temperature)
         return autoregressive.generate(
-            TARGET, target_params, requests, greedy=not temperature
+            Decoder(
+                target=TARGET, acceptance="greedy" if not temperature else "coupled"
+            ),
+            Params(target=target_params),
+            requests,
         )
 
     return decode
@@ -176,7 +181,9 @@ def test_the_text_is_plain_decodings(
     drafter, params = make(head, shape)
     requests, expected = requests_of(temperature), plain(temperature)
     rule = "coupled" if temperature else "greedy"
-    found = speculative.generate(TARGET, drafter, params, requests, acceptance=rule)
+    found = speculative.generate(
+        Decoder(target=TARGET, drafter=drafter, acceptance=rule), params, requests
+    )
     assert_same_tokens(texts(requests, found), texts(requests, expected))
     np.testing.assert_array_equal(found.stop_reason, expected.stop_reason)
     assert found.accept_lengths.sum() > 0  # Drafts did take part.

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.interface import Params
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree
 from tests.helpers import decoded_rounds, texts
@@ -35,14 +37,14 @@ def test_the_text_is_what_an_independent_program_prints(
     golden = (shared / "models" / "stories260K" / "golden.txt").read_text()
     requests = make_requests([stories.tokenizer("").input_ids], max_new_tokens=200)
     plain = autoregressive.generate(
-        stories.target, stories.target_params, requests, greedy=True
+        Decoder(target=stories.target, acceptance="greedy"),
+        Params(target=stories.target_params),
+        requests,
     )
     state = speculative.generate(
-        stories.target,
-        stories.drafter(),
+        Decoder(target=stories.target, drafter=stories.drafter(), acceptance="greedy"),
         stories.params(stories.trained),
         requests,
-        acceptance="greedy",
     )
     for decoded in (plain, state):
         (ids,) = texts(requests, decoded)

@@ -245,11 +245,11 @@ class _Answerer:
             done = snapshot.round
             # What drafts were drawn from is large, and not looked at.
             tree = dataclasses.replace(done.tree, draft_logits=None)
-            tree, acceptance, was_running = jax.device_get(
-                (tree, done.acceptance, done.was_running)
+            tree, acceptance, count = jax.device_get(
+                (tree, done.acceptance, done.count)
             )
             for row, conversation in enumerate(batch):
-                if was_running[row]:
+                if count[row]:
                     seen = VerifiedTree.of(tree, acceptance, row)
                     conversation.trees.append(seen)
 
@@ -285,12 +285,10 @@ class _Answerer:
             prompt_bucket=runner.prompt_bucket,
         )
         return measure_steps(
-            runner.pair.target,
-            runner.drafter,
+            runner.decoder,
             runner.pair.params,
             requests,
             max_length=runner.max_length,
-            acceptance=runner.acceptance,
         )
 
     def _record(self, conversation: _Conversation) -> Record:

@@ -149,9 +149,9 @@ class Session:
                 print(new, end="", flush=True)
             if snapshot.round is None:
                 return
-            was_running = jax.device_get(snapshot.round.was_running)
+            count = jax.device_get(snapshot.round.count)
             for row in range(len(trees)):
-                if was_running[row]:
+                if count[row]:
                     last[row] = snapshot.round
                     if self._view.trace:
                         trees[row].append(report.tree_record(snapshot.round, row))

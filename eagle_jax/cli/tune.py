@@ -148,12 +148,12 @@ def time_parts(contest: Contest, trees: Sequence[TreeConfig]) -> StepCosts:
     depth = min(max_depth, _TIMED_DEPTH)
     with progress("timing", num_programs(nodes, widths, depth)) as done:
         return time_steps(
-            runner.pair.target,
-            contest.drafter_of,
+            lambda tree: dataclasses.replace(
+                runner.decoder, drafter=contest.drafter_of(tree)
+            ),
             runner.pair.params,
             requests,
             num_slots=contest.num_slots(max_depth),
-            acceptance=runner.acceptance,
             nodes=nodes,
             widths=widths,
             depth=depth,
@@ -205,7 +205,7 @@ def _record_batch(
     missing = len(numbers) - len(prompts)
     most = runner.config.decoding.max_new_tokens
     return record(
-        runner.pair.target,
+        runner.decoder,
         drafters,
         runner.pair.params,
         make_requests(
@@ -219,5 +219,4 @@ def _record_batch(
         ),
         widths=widths,
         num_slots=contest.num_slots(drafters[widths[-1]].depth),
-        acceptance=runner.acceptance,
     )

@@ -24,7 +24,11 @@ from eagle_jax.sampling import choose_tokens
 
 
 def generate(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int | None = None
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int | None = None,
 ) -> DecodeState:
     """Decodes every request to its end.
 

@@ -56,7 +56,9 @@ class Requests(RowSettings):
     def settings(self) -> RowSettings:
         """Returns all but the prompts: what is compiled for it serves any `T`."""
         fields = dataclasses.fields(RowSettings)
-        return RowSettings(**{field.name: getattr(self, field.name) for field in fields})
+        return RowSettings(
+            **{field.name: getattr(self, field.name) for field in fields}
+        )
 
 
 def make_requests(

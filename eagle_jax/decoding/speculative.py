@@ -70,7 +70,11 @@ class Round:
 
 
 def generate(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int | None = None
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int | None = None,
 ) -> DecodeState:
     """Decodes every request to its end.
 

@@ -244,10 +244,9 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
             shift = (state.lengths < 0).astype(jnp.int32)[:, None]
             shifted = dataclasses.replace(tree, tokens=tree.tokens + shift)
             accepted = speculative.accept(decoder, state, shifted, logits, None)
-            state, _ = speculative.commit(
+            return speculative.commit(
                 decoder, params, state, shifted, output, logits, accepted
-            )
-            return state
+            )[0]
 
         return jax.lax.fori_loop(0, iterations, step, state)
 
@@ -264,7 +263,7 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
 def _verify(pair: Pair, *, is_bare: bool) -> Body:
     """The target's call of a round over `N` rows.
 
-    Bare, its tree is known when it is compiled: nothing is left but forward and unembed.
+    Bare, its tree is known when it is compiled: forward and unembed are left.
     """
     num_nodes = pair.tree.num_nodes
 

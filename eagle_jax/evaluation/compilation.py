@@ -19,6 +19,7 @@ from jax.experimental import topologies
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params

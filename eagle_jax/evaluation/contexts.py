@@ -149,9 +149,7 @@ class _Text:
         generated = self.state.lengths - rows.prompt_lengths
         state = dataclasses.replace(
             self.state,
-            rows=dataclasses.replace(
-                rows, max_new_tokens=generated + self._iterations
-            ),
+            rows=dataclasses.replace(rows, max_new_tokens=generated + self._iterations),
             stop_reason=jnp.full_like(self.state.stop_reason, StopReason.RUNNING),
         )
         before = int(state.num_rounds[0])

@@ -11,9 +11,10 @@ import jax
 
 from eagle_jax.config import GenerateConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import decode_growing, grow, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
-from eagle_jax.decoding.speculative import AcceptanceRule, Round
+from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
@@ -104,13 +105,10 @@ class Runner:
             The seconds it took.
         """
         new_tokens = min(2, self.config.decoding.max_new_tokens)
-        requests, limits = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
+        requests = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
         started = time.perf_counter()
         state = self._prefill(requests)
-        if by_round:
-            state, _ = self._advance(limits, state)
-        else:
-            state = self._rounds(limits, state)
+        state = self._advance(state)[0] if by_round else self._rounds(state)
         jax.block_until_ready(state)
         return time.perf_counter() - started
 
@@ -133,7 +131,7 @@ class Runner:
         """
         missing = self.batch_size - len(prompts)
         new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
-        requests, limits = self._requests(
+        requests = self._requests(
             prompts + [[0]] * missing,
             new_tokens + [1] * missing,
             seeds=seeds + [0] * missing,
@@ -143,12 +141,12 @@ class Runner:
         state = jax.block_until_ready(self._prefill(requests))
         prefill_seconds = self._clock() - started
         if observer is not None:
-            result = self._observe(limits, state, observer)
+            result = self._observe(state, observer)
         else:
             started = self._clock()
-            state = jax.block_until_ready(self._decode(limits, state))
+            state = jax.block_until_ready(self._decode(state))
             decode_seconds = self._clock() - started
-            rows = self._rows(limits, state)
+            rows = read_rows(state, self._fetch)
             result = BatchResult(rows=rows, decode_seconds=decode_seconds)
         return dataclasses.replace(
             result,
@@ -157,14 +155,14 @@ class Runner:
             compile_seconds=self.programs.compile_seconds - compiled_before,
         )
 
-    @property
-    def acceptance(self) -> AcceptanceRule:
-        """How drafts are accepted."""
-        return self.config.sampling.rule
-
-    @property
-    def _greedy(self) -> bool:
-        return self.acceptance == "greedy"
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """What is run."""
+        return Decoder(
+            target=self.pair.target,
+            drafter=self.drafter,
+            acceptance=self.config.sampling.rule,
+        )
 
     def _clock(self) -> float:
         """Seconds on a clock that stands still while something is compiled."""
@@ -172,8 +170,7 @@ class Runner:
 
     def _requests(
         self, prompts: list[list[int]], new_tokens: int | list[int], *, seeds: Any
-    ) -> tuple[Requests, Requests]:
-        """Returns requests for the prefill, and without prompts for the rounds."""
+    ) -> Requests:
         sampling = self.config.sampling
         ignored = self.config.decoding.ignore_eos
         requests = make_requests(
@@ -189,58 +186,49 @@ class Runner:
             prompt_bucket=self.prompt_bucket,
             vocab_size=self.pair.target.config.vocab_size,
         )
-        both = requests, requests.without_prompts()
         placement = self.pair.placement
-        return both if placement is None else placement.put_rows(both)
+        return requests if placement is None else placement.put_rows(requests)
 
     def _prefill(self, requests: Requests) -> DecodeState:
         size = self._cache_sizes[0]
         return self._call(self._library.prefill, requests, num_slots=size)
 
-    def _rounds(self, limits: Requests, state: DecodeState) -> DecodeState:
-        return self._call(self._library.decode, limits, state)
+    def _rounds(self, state: DecodeState) -> DecodeState:
+        return self._call(self._library.decode, state)
 
     def _grow(self, state: DecodeState, size: int) -> DecodeState:
         return self._call(grow, state, num_slots=size)
 
-    def _decode(self, limits: Requests, state: DecodeState) -> DecodeState:
+    def _decode(self, state: DecodeState) -> DecodeState:
         return decode_growing(
-            state,
-            self._cache_sizes,
-            lambda state: self._rounds(limits, state),
-            self._grow,
-            self._fetch,
+            state, self._cache_sizes, self._rounds, self._grow, self._fetch
         )
 
-    def _advance(
-        self, limits: Requests, state: DecodeState
-    ) -> tuple[DecodeState, Round | None]:
+    def _advance(self, state: DecodeState) -> tuple[DecodeState, Round | None]:
         """Runs one round, for which the cache must have room."""
         if self.drafter is None:
-            return self._call(autoregressive.decode_step, limits, state), None
-        return self._call(speculative.decode_round, limits, state)
+            return self._call(autoregressive.decode_step, state), None
+        return self._call(speculative.decode_round, state)
 
     @property
     def _library(self) -> Any:
         return autoregressive if self.drafter is None else speculative
 
-    @property
-    def _params(self) -> Any:
-        params = self.pair.params
-        return params.target if self.drafter is None else params
-
     def _call(
-        self, function: Callable[..., Any], *rows: Any, num_slots: int | None = None
+        self,
+        function: Callable[..., Any],
+        rows: Requests | DecodeState,
+        num_slots: int | None = None,
     ) -> Any:
         """Runs a function of the library on the weights, compiled once per shape.
 
         Args:
             function: Under `jax.jit`.
-            rows: Its requests and its state.
+            rows: Requests for a prefill, otherwise a state.
             num_slots: `S` of the state that it returns, if that is not given.
         """
         key = (function, num_slots, self._identity, _shapes(rows))
-        arguments = (self._params, *rows)
+        arguments = (self.pair.params, rows)
         program = self.programs.get(
             key, lambda: self._bind(function, num_slots).lower(*arguments).compile()
         )
@@ -252,55 +240,41 @@ class Runner:
         """Returns a function of weights and rows that keeps no program by itself."""
         # What a module's own `jax.jit` compiles lives as long as the module.
         plain = inspect.unwrap(function)
-        target, drafter = self.pair.target, self.drafter
         slots = {} if num_slots is None else {"num_slots": num_slots}
         if function is grow:
 
             def bound(_: Any, state: DecodeState) -> DecodeState:
-                return plain(target, drafter, state, **slots)
+                return plain(self.decoder, state, **slots)
 
-        elif drafter is None:
-            bound = functools.partial(plain, target, greedy=self._greedy, **slots)
         else:
-            bound = functools.partial(
-                plain, target, drafter, acceptance=self.acceptance, **slots
-            )
+            bound = functools.partial(plain, self.decoder, **slots)
         donates = num_slots is None
         placement = self.pair.placement
         if placement is not None:
             return placement.spread(bound, donates_state=donates)
-        return jax.jit(bound, donate_argnums=(2,) if donates else ())
+        return jax.jit(bound, donate_argnums=(1,) if donates else ())
 
     @functools.cached_property
     def _identity(self) -> Hashable:
         """All but the rows that a program is compiled for."""
-        leaves = jax.tree.leaves(self._params)
-        where = tuple(leaf.sharding for leaf in leaves)
-        pair = self.pair.target, self.drafter, self.acceptance
-        return (*pair, _shapes(self._params), where)
-
-    @property
-    def _depth(self) -> int:
-        return 0 if self.drafter is None else self.drafter.depth
+        params = self.pair.params
+        where = tuple(leaf.sharding for leaf in jax.tree.leaves(params))
+        return self.decoder, _shapes(params), where
 
     @property
     def _cache_sizes(self) -> list[int]:
         longest = max(self.max_length, self.prompt_bucket)
-        slots = round_up_slots(longest, depth=self._depth)
-        return ladder(slots, prompt=self.prompt_bucket, depth=self._depth)
-
-    def _rows(self, limits: Requests, state: DecodeState) -> list[Row]:
-        return read_rows(limits, state, self._fetch)
+        depth = self.decoder.depth
+        slots = round_up_slots(longest, depth)
+        return ladder(slots, prompt=self.prompt_bucket, depth=depth)
 
     def _fetch(self, arrays: Any) -> Any:
         placement = self.pair.placement
         return (jax.device_get if placement is None else placement.fetch)(arrays)
 
-    def _observe(
-        self, limits: Requests, state: DecodeState, observer: Observer
-    ) -> BatchResult:
+    def _observe(self, state: DecodeState, observer: Observer) -> BatchResult:
         """Decodes round by round; Ctrl-C ends it with what there is."""
-        rows = self._rows(limits, state)
+        rows = read_rows(state, self._fetch)
         watched = 0.0
         was_interrupted = False
 
@@ -315,11 +289,11 @@ class Runner:
             watch(Snapshot(rows=rows, round=None))
             while longest := _longest_running(rows):
                 slots = state.tokens.shape[1]
-                if longest + self._depth + 1 > slots:
+                if longest + self.decoder.depth + 1 > slots:
                     larger = min(size for size in self._cache_sizes if size > slots)
                     state = self._grow(state, larger)
-                state, done = self._advance(limits, state)
-                rows = self._rows(limits, state)
+                state, done = self._advance(state)
+                rows = read_rows(state, self._fetch)
                 watch(Snapshot(rows=rows, round=done))
         except KeyboardInterrupt:
             was_interrupted = True
@@ -342,9 +316,7 @@ def _longest_running(rows: list[Row]) -> int:
     return max((len(r.prompt_ids) + len(r.generated_ids) for r in running), default=0)
 
 
-def read_rows(
-    requests: Requests, state: DecodeState, fetch: Callable[[Any], Any]
-) -> list[Row]:
+def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
     """Brings the texts to the host, by what fetches arrays from the devices."""
     tokens, lengths, reasons, accepted, rounds, starts = fetch(
         (
@@ -353,7 +325,7 @@ def read_rows(
             state.stop_reason,
             state.accept_lengths,
             state.num_rounds,
-            requests.prompt_lengths,
+            state.rows.prompt_lengths,
         )
     )
     return [

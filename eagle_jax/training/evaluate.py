@@ -4,13 +4,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.drafting import EagleHead, TreeDrafter

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from tests.decoding.small import (
     CONFIG,
     DRAFTER,
@@ -28,19 +29,15 @@ def programs() -> dict[str, Any]:
     """Compiled as for users."""
     params = init_params()
     requests = requests_like(0)
-    state = speculative.prefill(
-        TARGET, DRAFTER, params, requests, num_slots=NUM_SLOTS, acceptance="greedy"
-    )
-    pair = (TARGET, DRAFTER, params, requests, state)
-    plain = autoregressive.prefill(
-        TARGET, params.target, requests, num_slots=NUM_SLOTS, greedy=True
-    )
+    drafting = Decoder(target=TARGET, drafter=DRAFTER)
+    plain = Decoder(target=TARGET, acceptance="greedy")
+    settings = {"num_slots": NUM_SLOTS}
+    state = speculative.prefill(drafting, params, requests, **settings)
+    begun = autoregressive.prefill(plain, params, requests, **settings)
     lowered = {
-        "decode_round": speculative.decode_round.lower(*pair, acceptance="coupled"),
-        "decode": speculative.decode.lower(*pair, acceptance="coupled"),
-        "autoregressive": autoregressive.decode.lower(
-            TARGET, params.target, requests, plain, greedy=True
-        ),
+        "decode_round": speculative.decode_round.lower(drafting, params, state),
+        "decode": speculative.decode.lower(drafting, params, state),
+        "autoregressive": autoregressive.decode.lower(plain, params, begun),
     }
     return {name: program.compile() for name, program in lowered.items()}
 

@@ -8,6 +8,7 @@ import pytest
 from jax import export
 
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from tests.decoding.test_transformer_loop import NUM_SLOTS, make_pair
 from tests.helpers import texts
@@ -43,17 +44,17 @@ def test_exported_programs_give_the_same_tokens() -> None:
         seeds=[1, 2, 3],
     )
 
+    decoder = Decoder(target=target, drafter=drafter)
+
     def prefill(*inputs: Any) -> Any:
-        return speculative.prefill(
-            target, drafter, *inputs, num_slots=NUM_SLOTS, acceptance="coupled"
-        )
+        return speculative.prefill(decoder, *inputs, num_slots=NUM_SLOTS)
 
     def decode(*inputs: Any) -> Any:
-        return speculative.decode(target, drafter, *inputs, acceptance="coupled")
+        return speculative.decode(decoder, *inputs)
 
     started = over_machines(prefill, params, requests)
-    found = over_machines(decode, params, requests, started)
-    expected = decode(params, requests, prefill(params, requests))
+    found = over_machines(decode, params, started)
+    expected = decode(params, prefill(params, requests))
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     assert texts(requests, found) == texts(requests, expected)
     assert (expected.num_rounds > 1).all(), "nothing would be shown"

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.interface import Params, TargetOutput
 from eagle_jax.testing import (
@@ -97,14 +98,18 @@ def test_another_cache_layout_runs_through_the_loop_unchanged() -> None:
         temperature=[0.0, 1.0, 1.0],
         seeds=[0, 1, 2],
     )
-    expected = autoregressive.generate(toy, (), requests, greedy=False)
-    plain = autoregressive.generate(foreign, foreign_params, requests, greedy=False)
+    expected = autoregressive.generate(
+        Decoder(target=toy, acceptance="coupled"), Params(target=()), requests
+    )
+    plain = autoregressive.generate(
+        Decoder(target=foreign, acceptance="coupled"),
+        Params(target=foreign_params),
+        requests,
+    )
     state = speculative.generate(
-        foreign,
-        drafter,
+        Decoder(target=foreign, drafter=drafter, acceptance="coupled"),
         Params(target=foreign_params, drafter=jnp.float32(0.7)),
         requests,
-        acceptance="coupled",
     )
     for texts in (plain, state):
         rows = [

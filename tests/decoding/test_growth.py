@@ -13,6 +13,7 @@ import pytest
 from eagle_jax import prefill
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, growth, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import EagleHead, LookupDrafter, SmallModel, TreeDrafter
@@ -82,14 +83,13 @@ BATCH = requests(3, 20, new_tokens=[130, 60])
 def test_a_cache_that_grows_holds_the_same_text(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
 ) -> None:
-    asked, settings = BATCH, (TARGET, DRAFTERS[name], params[name], BATCH)
-    fixed = speculative.generate(*settings, num_slots=192, acceptance="coupled")
-    plain = autoregressive.generate(
-        TARGET, params[name].target, asked, num_slots=192, greedy=False
-    )
+    asked = BATCH
+    settings = (Decoder(target=TARGET, drafter=DRAFTERS[name]), params[name], asked)
+    fixed = speculative.generate(*settings, num_slots=192)
+    plain = autoregressive.generate(*settings, num_slots=192)
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
     assert growth.cache_sizes(asked, None, depth=2) == [64, 192]
-    grown = speculative.generate(*settings, acceptance="coupled")
+    grown = speculative.generate(*settings)
     assert_same_tokens(texts(asked, grown), texts(asked, plain))
     np.testing.assert_array_equal(grown.accept_lengths, fixed.accept_lengths)
     np.testing.assert_array_equal(grown.num_rounds, fixed.num_rounds)
@@ -108,12 +108,9 @@ def test_rounds_are_compiled_once_for_prompts_of_any_length(
     def decode(length: int) -> int:
         asked = requests(length, new_tokens=4)
         compiled.clear()
-        if name == "plain":
-            weights = params["head"].target
-            autoregressive.generate(TARGET, weights, asked, num_slots=128, greedy=False)
-        else:
-            settings = (TARGET, DRAFTERS[name], params[name], asked)
-            speculative.generate(*settings, num_slots=128, acceptance="coupled")
+        library = autoregressive if name == "plain" else speculative
+        decoder = Decoder(target=TARGET, drafter=DRAFTERS["head"])
+        library.generate(decoder, params["head"], asked, num_slots=128)
         return len(compiled)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
@@ -129,11 +126,15 @@ def test_plain_decoding_grows_its_cache_only_when_it_must(
 ) -> None:
     weights = params["head"].target
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
-    plain = autoregressive.generate(TARGET, weights, BATCH, greedy=False)
+    plain = autoregressive.generate(
+        Decoder(target=TARGET, acceptance="coupled"), Params(target=weights), BATCH
+    )
     assert plain.tokens.shape[1] == 192
     stops = jnp.tile(plain.tokens[:, 25:26], (1, BATCH.stop_tokens.shape[1]))
     stopped = dataclasses.replace(BATCH, stop_tokens=stops)
-    early = autoregressive.generate(TARGET, weights, stopped, greedy=False)
+    early = autoregressive.generate(
+        Decoder(target=TARGET, acceptance="coupled"), Params(target=weights), stopped
+    )
     assert early.tokens.shape[1] == 64
     length = int(early.lengths[0])
     assert early.tokens[0, :length].tolist() == plain.tokens[0, :length].tolist()
@@ -178,10 +179,10 @@ def test_caches_grow_fourfold_up_to_the_longest_text(
 def test_a_loop_stops_before_a_row_outgrows_its_cache(
     params: dict[str, Params],
 ) -> None:
-    drafter = DRAFTERS["head"]
-    settings: Any = (TARGET, drafter, params["head"], BATCH)
-    state = speculative.prefill(*settings, num_slots=64, acceptance="coupled")
-    state = speculative.decode(*settings, state, acceptance="coupled")
+    drafter, weights = DRAFTERS["head"], params["head"]
+    decoder = Decoder(target=TARGET, drafter=drafter)
+    state = speculative.prefill(decoder, weights, BATCH, num_slots=64)
+    state = speculative.decode(decoder, weights, state)
     assert bool(state.is_running.any())
     assert not growth.has_room(state, drafter.depth)
     longest = int(state.lengths.max())
@@ -234,8 +235,12 @@ def test_a_long_prompt_continues_as_plain_decoding_does() -> None:
     drafter = TreeDrafter(model=SmallModel(decoder=SMALLER), tree=chain(2))
     weights = transformer.init_params(jax.random.key(2), SMALLER.config)
     both = Params(target=weights, drafter=weights)
-    state = speculative.generate(SMALLER, drafter, both, asked, acceptance="coupled")
-    plain = autoregressive.generate(SMALLER, weights, asked, greedy=False)
+    state = speculative.generate(
+        Decoder(target=SMALLER, drafter=drafter, acceptance="coupled"), both, asked
+    )
+    plain = autoregressive.generate(
+        Decoder(target=SMALLER, acceptance="coupled"), Params(target=weights), asked
+    )
     assert_same_tokens(texts(asked, state), texts(asked, plain))
     # What drafts has read the whole prompt as well: it agrees with itself.
     assert int(state.accept_lengths[0, 0]) == 2

@@ -14,6 +14,7 @@ from jax.extend.core import jaxprs_in_params
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import Calibration, Confidence, TreeDrafter
@@ -99,19 +100,23 @@ BATCHES = [range(start, start + 8) for start in range(0, 24, 8)]
 def plain(rows: range) -> tuple[list[list[int]], list[int]]:
     """What plain sampling writes, and why it ends."""
     requests = requests_of(rows, stop_tokens=[5])
-    state = autoregressive.generate(TARGET, (), requests, greedy=False)
+    state = autoregressive.generate(
+        Decoder(target=TARGET, acceptance="coupled"), Params(target=()), requests
+    )
     return texts(requests, state), state.stop_reason.tolist()
 
 
 def decode(drafter: Drafter, requests: Requests) -> DecodeState:
-    return speculative.generate(TARGET, drafter, PARAMS, requests, acceptance="coupled")
+    return speculative.generate(
+        Decoder(target=TARGET, drafter=drafter, acceptance="coupled"), PARAMS, requests
+    )
 
 
 def check_text(drafter: Drafter, rows: range) -> int:
     """Returns how many drafts were accepted."""
     requests = requests_of(rows, stop_tokens=[5])
     state = speculative.generate(
-        TARGET, drafter, PARAMS, requests, acceptance="coupled"
+        Decoder(target=TARGET, drafter=drafter, acceptance="coupled"), PARAMS, requests
     )
     expected, reasons = plain(rows)
     assert_same_tokens(texts(requests, state), expected)
@@ -137,12 +142,21 @@ def test_next_to_temperature_0_every_way_writes_the_text_of_temperature_0(
         **settings,
     )
     cold = make_requests(PROMPTS, **settings)
-    expected = texts(cold, autoregressive.generate(TARGET, (), cold, greedy=True))
-    sampled = autoregressive.generate(TARGET, (), warm, greedy=False)
+    expected = texts(
+        cold,
+        autoregressive.generate(
+            Decoder(target=TARGET, acceptance="greedy"), Params(target=()), cold
+        ),
+    )
+    sampled = autoregressive.generate(
+        Decoder(target=TARGET, acceptance="coupled"), Params(target=()), warm
+    )
     assert_same_tokens(texts(warm, sampled), expected)
     for rule in ("coupled", "rejection"):
         state = speculative.generate(
-            TARGET, DRAFTERS[name], PARAMS, warm, acceptance=rule
+            Decoder(target=TARGET, drafter=DRAFTERS[name], acceptance=rule),
+            PARAMS,
+            warm,
         )
         assert_same_tokens(texts(warm, state), expected)
         assert int(state.accept_lengths.sum()) > 0
@@ -158,7 +172,7 @@ def rounds_of(drafter: Drafter) -> tuple[list[list[int]], list[int]]:
     """The texts of the first batch, and how many rounds each took."""
     requests = requests_of(BATCHES[0])
     state = speculative.generate(
-        TARGET, drafter, PARAMS, requests, acceptance="coupled"
+        Decoder(target=TARGET, drafter=drafter, acceptance="coupled"), PARAMS, requests
     )
     return texts(requests, state), state.num_rounds.tolist()
 
@@ -211,11 +225,14 @@ def drafted(
 ) -> Iterator[DraftTree]:
     """The trees of three rounds."""
     state = speculative.prefill(
-        TARGET, drafter, PARAMS, requests, num_slots=64, acceptance=rule
+        Decoder(target=TARGET, drafter=drafter, acceptance=rule),
+        PARAMS,
+        requests,
+        num_slots=64,
     )
     for _ in range(3):
         state, done = speculative.decode_round(
-            TARGET, drafter, PARAMS, requests, state, acceptance=rule
+            Decoder(target=TARGET, drafter=drafter, acceptance=rule), PARAMS, state
         )
         yield jax.device_get(done.tree)
 

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.errors import InputError
@@ -32,7 +33,9 @@ def speculate(
     **tree: Any,
 ) -> DecodeState:
     return speculative.generate(
-        TARGET, drafter(**tree), params(agreement), requests, acceptance=rule
+        Decoder(target=TARGET, drafter=drafter(**tree), acceptance=rule),
+        params(agreement),
+        requests,
     )
 
 
@@ -46,7 +49,11 @@ def params(agreement: float = 0.7) -> Params:
 
 
 def plain(requests: Requests, *, greedy: bool) -> DecodeState:
-    return autoregressive.generate(TARGET, (), requests, greedy=greedy)
+    return autoregressive.generate(
+        Decoder(target=TARGET, acceptance="greedy" if greedy else "coupled"),
+        Params(target=()),
+        requests,
+    )
 
 
 TREES = [
@@ -193,7 +200,10 @@ def test_rounds_driven_from_python_give_the_same_state() -> None:
     requests = make_requests(PROMPTS, max_new_tokens=[30, 2, 9, 16])
     whole = speculate(requests)
     state = speculative.prefill(
-        TARGET, drafter(), params(), requests, num_slots=64, acceptance="greedy"
+        Decoder(target=TARGET, drafter=drafter(), acceptance="greedy"),
+        params(),
+        requests,
+        num_slots=64,
     )
     seen: list[np.ndarray] = []
     while bool(state.is_running.any()):
@@ -203,9 +213,11 @@ def test_rounds_driven_from_python_give_the_same_state() -> None:
             state.lengths[state.is_running] - 1,
         )
         state, done = speculative.decode_round(
-            TARGET, drafter(), params(), requests, state, acceptance="greedy"
+            Decoder(target=TARGET, drafter=drafter(), acceptance="greedy"),
+            params(),
+            state,
         )
-        seen.append(np.where(done.was_running, done.acceptance.num_accepted, 0))
+        seen.append(np.where(done.count > 0, done.acceptance.num_accepted, 0))
     assert_same_tokens(texts(requests, state), texts(requests, whole))
     np.testing.assert_array_equal(state.accept_lengths, whole.accept_lengths)
     np.testing.assert_array_equal(np.sum(seen, axis=0), whole.accept_lengths.sum(1))
@@ -258,14 +270,19 @@ def test_rejection_does_not_depend_on_how_many_rounds_came_before() -> None:
     # The prefill's own draw is the coupled one: give it the root as last prompt token.
     again = make_requests([prefix], max_new_tokens=20, temperature=1.0, seeds=5)
     restarted = speculative.prefill(
-        TARGET, drafter(), params(), again, num_slots=64, acceptance="rejection"
+        Decoder(target=TARGET, drafter=drafter(), acceptance="rejection"),
+        params(),
+        again,
+        num_slots=64,
     )
     root_token = state.tokens[0, root]
     restarted = dataclasses.replace(
         restarted, tokens=restarted.tokens.at[0, root].set(root_token)
     )
     restarted, _ = speculative.decode_round(
-        TARGET, drafter(), params(), again, restarted, acceptance="rejection"
+        Decoder(target=TARGET, drafter=drafter(), acceptance="rejection"),
+        params(),
+        restarted,
     )
     end = int(restarted.lengths[0])
     assert restarted.tokens[0, :end].tolist() == state.tokens[0, :end].tolist()
@@ -282,17 +299,18 @@ def test_a_cache_too_small_for_the_texts_is_refused() -> None:
 
     def plain_lengths(num_slots: int) -> list[int]:
         state = autoregressive.generate(
-            TARGET, (), requests, greedy=True, num_slots=num_slots
+            Decoder(target=TARGET, acceptance="greedy"),
+            Params(target=()),
+            requests,
+            num_slots=num_slots,
         )
         return state.lengths.tolist()
 
     def lengths(num_slots: int) -> list[int]:
         state = speculative.generate(
-            TARGET,
-            drafter(),
+            Decoder(target=TARGET, drafter=drafter(), acceptance="greedy"),
             params(),
             requests,
-            acceptance="greedy",
             num_slots=num_slots,
         )
         return state.lengths.tolist()

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.interface import Params
 from tests.decoding.small import DRAFTER, NUM_SLOTS, TARGET, init_params, requests_like
@@ -39,10 +40,17 @@ def test_other_values_compile_nothing(
     def run(variant: int) -> None:
         requests = requests_like(variant)
         state = speculative.generate(
-            TARGET, DRAFTER, params, requests, acceptance=rule, num_slots=NUM_SLOTS
+            Decoder(target=TARGET, drafter=DRAFTER, acceptance=rule),
+            params,
+            requests,
+            num_slots=NUM_SLOTS,
         )
         plain = autoregressive.generate(
-            TARGET, params.target, requests, greedy=rule == "greedy"
+            Decoder(
+                target=TARGET, acceptance="greedy" if rule == "greedy" else "coupled"
+            ),
+            params,
+            requests,
         )
         jax.block_until_ready((state, plain))
 
@@ -59,7 +67,10 @@ def test_generation_is_traced_once(params: Params) -> None:
     @chex.assert_max_traces(n=1)
     def run(params: Params, requests: Any) -> DecodeState:
         return speculative.generate(
-            TARGET, DRAFTER, params, requests, acceptance="coupled", num_slots=NUM_SLOTS
+            Decoder(target=TARGET, drafter=DRAFTER, acceptance="coupled"),
+            params,
+            requests,
+            num_slots=NUM_SLOTS,
         )
 
     for variant in range(3):

@@ -9,6 +9,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
@@ -65,7 +66,10 @@ def run_rows(
         prompt_bucket=bucket,
     )
     state = speculative.generate(
-        target, drafter, params, requests, acceptance="coupled", num_slots=NUM_SLOTS
+        Decoder(target=target, drafter=drafter, acceptance="coupled"),
+        params,
+        requests,
+        num_slots=NUM_SLOTS,
     )
     return texts(requests, state)
 
@@ -88,9 +92,11 @@ def test_one_node_needs_no_head() -> None:
     requests = make_requests([[1, 2], [3]], max_new_tokens=12)
     headless = dataclasses.replace(params, drafter=())
     state = speculative.generate(
-        target, drafter, headless, requests, acceptance="greedy"
+        Decoder(target=target, drafter=drafter, acceptance="greedy"), headless, requests
     )
-    plain = autoregressive.generate(target, params.target, requests, greedy=True)
+    plain = autoregressive.generate(
+        Decoder(target=target, acceptance="greedy"), params, requests
+    )
     assert_same_tokens(texts(requests, state), texts(requests, plain))
 
 
@@ -104,7 +110,9 @@ def test_half_precision_text_is_near_the_argmax(
     requests = make_requests(
         [[1, 2, 3], [4]], max_new_tokens=24, temperature=temperature, seeds=[0, 1]
     )
-    state = speculative.generate(target, drafter, params, requests, acceptance=rule)
+    state = speculative.generate(
+        Decoder(target=target, drafter=drafter, acceptance=rule), params, requests
+    )
     assert state.target_cache.layers[0].keys.dtype == jnp.dtype(dtype)
     if rule == "rejection":
         return  # Nothing to compare a draw with; that it runs is the claim.

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
     Calibration,
@@ -120,9 +121,13 @@ def test_the_text_is_plain_decodings(
         temperature=temperature,
         seeds=range(batch),
     )
-    found = speculative.generate(TARGET, drafter, params, requests, acceptance=rule)
+    found = speculative.generate(
+        Decoder(target=TARGET, drafter=drafter, acceptance=rule), params, requests
+    )
     plain = autoregressive.generate(
-        TARGET, target_params, requests, greedy=not temperature
+        Decoder(target=TARGET, acceptance="greedy" if not temperature else "coupled"),
+        Params(target=target_params),
+        requests,
     )
     assert_same_tokens(texts(requests, found), texts(requests, plain))
     np.testing.assert_array_equal(found.stop_reason, plain.stop_reason)
@@ -133,11 +138,14 @@ def test_every_tree_of_a_generation_is_valid(target_params: Any, name: str) -> N
     drafter, params = make(name, target_params)
     requests = requests_of(PROMPTS, max_new_tokens=12)
     state = speculative.prefill(
-        TARGET, drafter, params, requests, num_slots=64, acceptance="greedy"
+        Decoder(target=TARGET, drafter=drafter, acceptance="greedy"),
+        params,
+        requests,
+        num_slots=64,
     )
     for _ in range(3):
         state, done = speculative.decode_round(
-            TARGET, drafter, params, requests, state, acceptance="greedy"
+            Decoder(target=TARGET, drafter=drafter, acceptance="greedy"), params, state
         )
         for row in range(4):
             assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], done.tree))
@@ -153,7 +161,10 @@ def test_the_target_as_its_own_small_model_is_always_accepted(
     params = Params(target=target_params, drafter=target_params)
     requests = requests_of(PROMPTS[-batch:], max_new_tokens=25)
     state = speculative.generate(
-        TARGET, drafter, params, requests, acceptance="greedy", num_slots=64
+        Decoder(target=TARGET, drafter=drafter, acceptance="greedy"),
+        params,
+        requests,
+        num_slots=64,
     )
     # The first token is the prefill's; every round adds a whole path.
     rounds = 24 // (drafter.depth + 1)
@@ -165,13 +176,16 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
     drafter, params = make("small bush", target_params)
     requests = requests_of(PROMPTS, max_new_tokens=20)
     state = speculative.prefill(
-        TARGET, drafter, params, requests, num_slots=64, acceptance="greedy"
+        Decoder(target=TARGET, drafter=drafter, acceptance="greedy"),
+        params,
+        requests,
+        num_slots=64,
     )
     model = Transformer(config=SMALLER)
     for _ in range(2):
         before = state.lengths.tolist(), jnp.array(state.tokens)
         state, done = speculative.decode_round(
-            TARGET, drafter, params, requests, state, acceptance="greedy"
+            Decoder(target=TARGET, drafter=drafter, acceptance="greedy"), params, state
         )
         rows, slots = before[1].shape
         positions = jnp.broadcast_to(jnp.arange(slots), before[1].shape)
@@ -182,7 +196,7 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
             logits = laws[row, length - 1]
             expected = np.argsort(-np.asarray(logits), kind="stable")[:3]
             found = np.asarray(done.tree.tokens[row, 1:4])
-            if bool(done.was_running[row]):
+            if bool(done.count[row]):
                 np.testing.assert_array_equal(found, expected)
 
 
@@ -190,11 +204,14 @@ def test_lookup_searches_the_text_so_far(target_params: Any) -> None:
     drafter, params = make("lookup", target_params)
     requests = requests_of(PROMPTS, max_new_tokens=20)
     state = speculative.prefill(
-        TARGET, drafter, params, requests, num_slots=64, acceptance="greedy"
+        Decoder(target=TARGET, drafter=drafter, acceptance="greedy"),
+        params,
+        requests,
+        num_slots=64,
     )
     for _ in range(5):
         state, _ = speculative.decode_round(
-            TARGET, drafter, params, requests, state, acceptance="greedy"
+            Decoder(target=TARGET, drafter=drafter, acceptance="greedy"), params, state
         )
         for row, length in enumerate(state.lengths.tolist()):
             searched = state.drafter_state

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
@@ -72,7 +73,9 @@ def test_the_targets_own_law_is_always_accepted(top_k: int, batch: int) -> None:
         seeds=range(batch),
     )
     state = speculative.generate(
-        TARGET, sampled(TWIN, chain(4)), PARAMS, requests, acceptance="rejection"
+        Decoder(target=TARGET, drafter=sampled(TWIN, chain(4)), acceptance="rejection"),
+        PARAMS,
+        requests,
     )
     # The first token is the prefill's, each round adds five.
     np.testing.assert_array_equal(state.num_rounds, [5] * batch)
@@ -83,9 +86,13 @@ def test_a_cold_row_beside_sampled_ones_takes_the_likeliest_tokens() -> None:
         [[1, 2]] * 4, max_new_tokens=20, temperature=[0.0, 1.0, 0.0, 2.0], seeds=0
     )
     state = speculative.generate(
-        TARGET, sampled(OTHER, BUSH), PARAMS, requests, acceptance="rejection"
+        Decoder(target=TARGET, drafter=sampled(OTHER, BUSH), acceptance="rejection"),
+        PARAMS,
+        requests,
     )
-    plain = autoregressive.generate(TARGET, (), requests, greedy=True)
+    plain = autoregressive.generate(
+        Decoder(target=TARGET, acceptance="greedy"), Params(target=()), requests
+    )
     found, expected = texts(requests, state), texts(requests, plain)
     assert found[0] == found[2] == expected[0]
     assert found[1] != expected[1]
@@ -105,9 +112,15 @@ def test_coupled_text_is_plain_decodings_whatever_is_drawn(
     )
     rule = "coupled" if temperature else "greedy"
     state = speculative.generate(
-        TARGET, sampled(OTHER, tree), PARAMS, requests, acceptance=rule
+        Decoder(target=TARGET, drafter=sampled(OTHER, tree), acceptance=rule),
+        PARAMS,
+        requests,
     )
-    plain = autoregressive.generate(TARGET, (), requests, greedy=not temperature)
+    plain = autoregressive.generate(
+        Decoder(target=TARGET, acceptance="greedy" if not temperature else "coupled"),
+        Params(target=()),
+        requests,
+    )
     assert_same_tokens(texts(requests, state), texts(requests, plain))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.evaluation import tuning
@@ -56,13 +57,12 @@ def rule(request: pytest.FixtureRequest) -> AcceptanceRule:
 def recorded(rule: AcceptanceRule) -> list[dict[int, Recording]]:
     asked = requests(rule)
     return record(
-        TARGET,
+        Decoder(target=TARGET, acceptance=rule),
         {width: drafter(all_candidates(DEPTH, width)) for width in (1, WIDEST)},
         PARAMS,
         asked,
         widths=range(1, WIDEST + 1),
         num_slots=cache_slots(asked, DEPTH),
-        acceptance=rule,
     )
 
 
@@ -77,7 +77,9 @@ def test_the_simulated_rounds_are_those_of_real_decoding(
 ) -> None:
     (tree,) = tuning.parse_grid(settings)
     state = speculative.generate(
-        TARGET, drafter(tree), PARAMS, requests(rule), acceptance=rule
+        Decoder(target=TARGET, drafter=drafter(tree), acceptance=rule),
+        PARAMS,
+        requests(rule),
     )
     compared = 0
     for row, text in enumerate(recorded):
@@ -99,7 +101,11 @@ def test_the_text_is_recorded_to_its_end(
     rule: AcceptanceRule, recorded: list[dict[int, Recording]]
 ) -> None:
     asked = requests(rule)
-    plain = autoregressive.generate(TARGET, (), asked, greedy=rule == "greedy")
+    plain = autoregressive.generate(
+        Decoder(target=TARGET, acceptance="greedy" if rule == "greedy" else "coupled"),
+        Params(target=()),
+        asked,
+    )
     lengths = [len(text[1].places) for text in recorded]
     assert lengths == np.asarray(plain.num_rounds).tolist()
     for text, length in zip(recorded, lengths, strict=True):
@@ -250,12 +256,10 @@ def test_grids_that_draft_nothing_are_refused(text: str) -> None:
 def test_every_part_of_a_round_is_timed() -> None:
     nodes, widths, reports = (1, 3), (2,), []
     costs = time_steps(
-        TARGET,
-        drafter,
+        lambda tree: Decoder(target=TARGET, drafter=drafter(tree), acceptance="greedy"),
         PARAMS,
         make_requests([[1, 2, 3]] * 2, max_new_tokens=3),
         num_slots=32,
-        acceptance="greedy",
         nodes=nodes,
         widths=widths,
         depth=2,

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.interface import Params
@@ -131,17 +132,17 @@ def test_the_text_is_plain_decodings(pair: tuple[Transformer, Any]) -> None:
         temperature=[0.0, 1.0],
         seeds=[3, 4],
     )
-    plain = autoregressive.generate(target, params, requests, greedy=False)
+    plain = autoregressive.generate(
+        Decoder(target=target, acceptance="coupled"), Params(target=params), requests
+    )
     drafter = TreeDrafter(
         model=SmallModel(decoder=target),
         tree=TreeConfig(num_nodes=6, depth=2, width=2),
     )
     found = speculative.generate(
-        target,
-        drafter,
+        Decoder(target=target, drafter=drafter, acceptance="coupled"),
         Params(target=params, drafter=params),
         requests,
-        acceptance="coupled",
     )
     np.testing.assert_array_equal(found.tokens, plain.tokens)
     assert int(found.num_rounds[0]) <= 16 / 1.5  # Most drafts are accepted.

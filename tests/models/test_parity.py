@@ -10,7 +10,9 @@ import pytest
 
 from eagle_jax.checkpoints import load_target
 from eagle_jax.decoding import autoregressive
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
+from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer, TransformerParams
 
 _SIZES = {
@@ -122,7 +124,9 @@ def test_logits_and_greedy_texts_are_those_of_transformers(
 
     prompts = [tokens[0, :40].tolist(), tokens[1, :7].tolist(), tokens[2, :1].tolist()]
     requests = make_requests(prompts, max_new_tokens=64)
-    state = autoregressive.generate(target, params, requests, greedy=True)
+    state = autoregressive.generate(
+        Decoder(target=target, acceptance="greedy"), Params(target=params), requests
+    )
     texts = np.asarray(state.tokens)
     for row, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
@@ -212,7 +213,11 @@ def test_drafting_for_a_quantised_target_gives_its_own_text(
         seeds=[0, 1, 2, 3],
     )
     both = Params(target=params, drafter=EagleHead.params(_params(_HEAD), params))
-    state = speculative.generate(target, drafter, both, requests, acceptance="coupled")
-    plain = autoregressive.generate(target, params, requests, greedy=False)
+    state = speculative.generate(
+        Decoder(target=target, drafter=drafter, acceptance="coupled"), both, requests
+    )
+    plain = autoregressive.generate(
+        Decoder(target=target, acceptance="coupled"), Params(target=params), requests
+    )
     assert_same_tokens(texts(requests, state), texts(requests, plain))
     assert int(state.accept_lengths.sum()) > 0

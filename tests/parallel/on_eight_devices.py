@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
@@ -76,22 +77,19 @@ def decode(
     """Tokens, and how many drafts were accepted in each round."""
     target, drafter, params = pair
     rule = "coupled" if requests.sampling.temperature.any() else "greedy"
-    prefill: Any = functools.partial(
-        speculative.prefill, target, drafter, num_slots=SLOTS, acceptance=rule
-    )
-    rounds: Any = functools.partial(
-        speculative.decode, target, drafter, acceptance=rule
-    )
+    decoder = Decoder(target=target, drafter=drafter, acceptance=rule)
+    prefill: Any = functools.partial(speculative.prefill, decoder, num_slots=SLOTS)
+    rounds: Any = functools.partial(speculative.decode, decoder)
     if placement is None:
-        state = rounds(params, requests, prefill(params, requests))
+        state = rounds(params, prefill(params, requests))
         return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
     requests = placement.put_rows(requests)
     state = placement.spread(prefill)(params, requests)
     check_state(state, placement, target.config.layer.num_kv_heads)
     spread: Any = placement.spread(rounds, donates_state=True)
-    program = spread.lower(params, requests, state).compile()
+    program = spread.lower(params, state).compile()
     check_program(program.as_text(), placement, target)
-    state = program(params, requests, state)
+    state = program(params, state)
     check_state(state, placement, target.config.layer.num_kv_heads)
     return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
 
@@ -101,15 +99,14 @@ def decode_plainly(
 ) -> np.ndarray:
     """Tokens without drafts."""
     target, _, params = pair
-    prefill: Any = functools.partial(
-        autoregressive.prefill, target, num_slots=SLOTS, greedy=False
-    )
-    tokens: Any = functools.partial(autoregressive.decode, target, greedy=False)
+    decoder = Decoder(target=target)
+    prefill: Any = functools.partial(autoregressive.prefill, decoder, num_slots=SLOTS)
+    tokens: Any = functools.partial(autoregressive.decode, decoder)
     if placement is not None:
         requests = placement.put_rows(requests)
         prefill = placement.spread(prefill)
         tokens = placement.spread(tokens, donates_state=True)
-    state = tokens(params.target, requests, prefill(params.target, requests))
+    state = tokens(params, prefill(params, requests))
     return np.asarray(state.tokens)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from eagle_jax.checkpoints.pair import shapes_of
 from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer
@@ -79,14 +80,14 @@ def decode(
     placement: Placement | None,
 ) -> list[np.ndarray]:
     """Tokens, and how many drafts were accepted in each round."""
-    bind, requests, rule = functools.partial, REQUESTS, {"acceptance": "coupled"}
-    prefill: Any = bind(speculative.prefill, target, drafter, num_slots=SLOTS, **rule)
-    rounds: Any = bind(speculative.decode, target, drafter, **rule)
+    requests, decoder = REQUESTS, Decoder(target=target, drafter=drafter)
+    prefill: Any = functools.partial(speculative.prefill, decoder, num_slots=SLOTS)
+    rounds: Any = functools.partial(speculative.decode, decoder)
     if placement is not None:
         requests = placement.put_rows(requests)
         prefill = placement.spread(prefill)
         rounds = placement.spread(rounds, donates_state=True)
-    state = rounds(params, requests, prefill(params, requests))
+    state = rounds(params, prefill(params, requests))
     return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
 
 

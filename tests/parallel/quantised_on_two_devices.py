@@ -12,8 +12,10 @@ import numpy as np
 
 from eagle_jax.checkpoints import convert_pair, load_target
 from eagle_jax.decoding import autoregressive
+from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.generation.placing import target_shardings
+from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, place
@@ -45,7 +47,9 @@ def check(folder: Path, store: Path, bits: int) -> None:
     requests = make_requests([[298, 5, 9]], max_new_tokens=12)
 
     def decode(params: Any) -> np.ndarray:
-        state = autoregressive.generate(target, params, requests, greedy=True)
+        state = autoregressive.generate(
+            Decoder(target=target, acceptance="greedy"), Params(target=params), requests
+        )
         return np.asarray(state.tokens)
 
     np.testing.assert_array_equal(decode(there), decode(params))

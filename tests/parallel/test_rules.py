@@ -168,6 +168,7 @@ def test_every_array_of_a_state_is_split_by_rows(draft_layer: LayerConfig) -> No
 def _state(drafter: TreeDrafter) -> DecodeState:
     requests = make_requests([[1]] * 4, max_new_tokens=4)
     return DecodeState(
+        rows=requests.settings(),
         tokens=requests.prompts,
         lengths=requests.prompt_lengths,
         stop_reason=requests.prompt_lengths,
