@@ -311,7 +311,7 @@ def _calibrate(
         fits = calibrate_pair(
             target,
             model,
-            Params(target=target_params, drafter=model.params(head, target_params)),
+            Params(target=target_params, drafter=model.join(head, target_params)),
             data.prompts,
             tree=config.tree,
             max_new_tokens=config.run.eval_new_tokens,

@@ -77,8 +77,9 @@ def decoded_rounds(
     requests = make_requests(
         [prompt], max_new_tokens=max_new_tokens, stop_tokens=[2], prompt_bucket=64
     )
+    decoder = Decoder(target=target, drafter=drafter, acceptance="greedy")
     state = speculative.prefill(
-        Decoder(target=target, drafter=drafter, acceptance="greedy"),
+        decoder,
         params,
         requests,
         num_slots=256,
@@ -86,9 +87,7 @@ def decoded_rounds(
     trees: list[DraftTree] = []
     accepted: list[int] = []
     while bool(state.is_running.any()):
-        state, done = speculative.decode_round(
-            Decoder(target=target, drafter=drafter, acceptance="greedy"), params, state
-        )
+        state, done = speculative.decode_round(decoder, params, state)
         trees.append(jax.tree.map(lambda x: np.asarray(x[0]), done.tree))
         accepted.append(int(done.acceptance.num_accepted[0]))
     (generated,) = texts(requests, state)

@@ -39,7 +39,7 @@ class Stories:
         return TreeDrafter(model=EagleHead(config=self.head), tree=TreeConfig(**tree))
 
     def params(self, head: EagleHeadParams) -> Params:
-        drafter_params = EagleHead.params(head, self.target_params)
+        drafter_params = EagleHead.join(head, self.target_params)
         return Params(target=self.target_params, drafter=drafter_params)
 
 

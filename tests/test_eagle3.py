@@ -67,7 +67,7 @@ def official(shared: Path) -> tuple[Transformer, Eagle3Head, Params]:
     sizes, target = load_target(shared / "models" / "random9")
     folder = shared / "models" / "random9-eagle3"
     config, head = load_eagle3_head(folder, sizes, target)
-    params = Params(target=target, drafter=Eagle3Head.params(head, target))
+    params = Params(target=target, drafter=Eagle3Head.join(head, target))
     return Transformer(config=eagle3_target(sizes)), Eagle3Head(config=config), params
 
 
@@ -130,7 +130,7 @@ def make(target_params: Any) -> Make:
             tree=SHAPES[shape],
             sampled="drawn" in shape,
         )
-        params = Eagle3Head.params(weights, target_params)
+        params = Eagle3Head.join(weights, target_params)
         return drafter, Params(target=target_params, drafter=params)
 
     return drafter

@@ -11,7 +11,7 @@ from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle3_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
 from eagle_jax.models.layers import LayerConfig, rms_norm
-from eagle_jax.models.transformer import TransformerParams, unembed
+from eagle_jax.models.transformer import Tables, unembed
 
 
 @struct.dataclass(kw_only=True)
@@ -42,9 +42,7 @@ class Eagle3Head(FeatureHead[Eagle3DrafterParams]):
     config: Eagle3HeadConfig
 
     @staticmethod
-    def params(
-        head: Eagle3HeadParams, target: TransformerParams
-    ) -> Eagle3DrafterParams:
+    def join(head: Eagle3HeadParams, target: Tables) -> Eagle3DrafterParams:
         """Joins a head with the embedding table of its target; nothing is copied."""
         return Eagle3DrafterParams(
             head=dataclasses.replace(head, embedding=None),

@@ -11,7 +11,7 @@ from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.transformer import TransformerParams, output_head, unembed
+from eagle_jax.models.transformer import Tables, output_head, unembed
 
 
 @struct.dataclass(kw_only=True)
@@ -41,7 +41,7 @@ class EagleHead(FeatureHead[EagleDrafterParams]):
     config: EagleHeadConfig
 
     @staticmethod
-    def params(head: EagleHeadParams, target: TransformerParams) -> EagleDrafterParams:
+    def join(head: EagleHeadParams, target: Tables) -> EagleDrafterParams:
         """Joins a head with the tables of its target.
 
         Nothing is copied, unless the head has a table of its own and the target's

@@ -319,7 +319,7 @@ def _placed_params(case: Case, devices: Any) -> tuple[Placement, Params]:
     placement = place(
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
-    joined = EagleHead.params(head, weights)
+    joined = EagleHead.join(head, weights)
     placement = placement.with_drafter(case.head.layer, joined)
     params = Params(
         target=_with(weights, placement.target_shardings(weights)),

@@ -287,7 +287,7 @@ def open_draft_model(
         _, params = checkpoints.load_head(
             folder, target, target_params, dtype, shardings
         )
-        return EagleHead.params(params, target_params)
+        return EagleHead.join(params, target_params)
 
     return DraftSource(
         model=EagleHead(config=head, dtype=dtype), load=load, folder=folder
@@ -307,7 +307,7 @@ def _open_eagle3(folder: Path, target: TransformerConfig, dtype: str) -> DraftSo
         _, params = checkpoints.load_eagle3_head(
             folder, target, target_params, dtype, shardings
         )
-        return Eagle3Head.params(params, target_params)
+        return Eagle3Head.join(params, target_params)
 
     return DraftSource(
         model=Eagle3Head(config=head, dtype=dtype), load=load, folder=folder

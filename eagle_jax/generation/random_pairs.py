@@ -112,7 +112,7 @@ def open_random(
         )(jax.random.key(1), head, dtype)
         drafter_params: Any = ()
         if method != "lookup":
-            drafter_params = EagleHead.params(head_params, target_params)
+            drafter_params = EagleHead.join(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),
             drafter=drafter,

@@ -1,7 +1,7 @@
 """The decoder of Llama, Mistral, Mixtral and Qwen, as a `Target`."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,20 @@ class TransformerConfig:
     def feature_size(self) -> int:
         """`F`."""
         return self.layer.hidden_size * max(len(self.feature_layers), 1)
+
+
+class Tables(Protocol):
+    """What a head borrows from its target: any pytree with these two arrays."""
+
+    @property
+    def embedding(self) -> jax.Array:
+        """`[V, E]`."""
+        ...
+
+    @property
+    def output_head(self) -> jax.Array | None:
+        """`[E, V]`, or `None` where it is the embedding's transpose."""
+        ...
 
 
 @struct.dataclass(kw_only=True)
@@ -226,6 +240,6 @@ class Transformer:
         return kv.commit(cache, entries, path, count)
 
 
-def output_head(params: TransformerParams) -> jax.Array:
+def output_head(tables: Tables) -> jax.Array:
     """Returns the `[E, V]` output head; inside a jitted function nothing is copied."""
-    return params.embedding.T if params.output_head is None else params.output_head
+    return tables.embedding.T if tables.output_head is None else tables.output_head

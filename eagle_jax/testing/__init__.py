@@ -1,11 +1,16 @@
 """What other projects can import to check their own stack."""
 
-from eagle_jax.testing.asserts import assert_same_tokens, assert_valid_tree
+from eagle_jax.testing.asserts import (
+    assert_batch_first,
+    assert_same_tokens,
+    assert_valid_tree,
+)
 from eagle_jax.testing.toys import ToyDrafter, ToyTarget, path_code, path_logits
 
 __all__ = [
     "ToyDrafter",
     "ToyTarget",
+    "assert_batch_first",
     "assert_same_tokens",
     "assert_valid_tree",
     "path_code",

@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
@@ -100,7 +100,7 @@ def _read(
 def cache_features(
     folder: Path,
     rows: PackedRows,
-    target_params: TransformerParams,
+    target_params: Any,
     placement: Placement,
     *,
     step_config: StepConfig,

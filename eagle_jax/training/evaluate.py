@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,6 @@ from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
-from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.parallel import DATA, Placement
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.loss import Metrics
@@ -51,7 +51,7 @@ class Evaluation:
 _Decoded = tuple[np.ndarray, np.ndarray, np.ndarray]
 """By row: accepted drafts of each round, `[B, S]`, rounds and new tokens, `[B]`."""
 
-Evaluate = Callable[[EagleHeadParams, TransformerParams], Evaluation]
+Evaluate = Callable[[EagleHeadParams, Any], Evaluation]
 """Measures a head, float32, for its target."""
 
 
@@ -116,9 +116,7 @@ def make_evaluation(
         _decoder(config, placement, requests, shape) for shape in (_CHAIN, tree)
     )
 
-    def evaluate(
-        params: EagleHeadParams, target_params: TransformerParams
-    ) -> Evaluation:
+    def evaluate(params: EagleHeadParams, target_params: Any) -> Evaluation:
         metrics = _mean(
             [
                 _eval_step(
@@ -176,13 +174,13 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
     return jax.tree.map(lambda *xs: np.sum(weights * np.array(xs)), *fetched)
 
 
-def _cast(
-    params: EagleHeadParams, target_params: TransformerParams, config: StepConfig
-) -> Params:
+def _cast(params: EagleHeadParams, target_params: Any, config: StepConfig) -> Params:
     """Returns what decodes: the head in the type of the arithmetic."""
     cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
     head = EagleHead(config=config.head, dtype=config.dtype)
-    return Params(target=target_params, drafter=head.params(cast, target_params))
+    return Params(
+        target=target_params, drafter=head.join(cast, config.tables(target_params))
+    )
 
 
 def _decoder(

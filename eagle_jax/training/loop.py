@@ -13,7 +13,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
-from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.parallel import Placement
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
@@ -89,7 +88,7 @@ class Run:
         *,
         config: TrainConfig,
         step_config: StepConfig,
-        target_params: TransformerParams,
+        target_params: Any,
         placement: Placement,
         data: TrainingData,
         folder: Path,

@@ -1,5 +1,6 @@
 """The loss of an EAGLE-1/2 head (EAGLE-1, section 3.2)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,23 +11,14 @@ from flax import struct
 from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.transformer import Tables, output_head
 from eagle_jax.training.config import LossConfig
 from eagle_jax.training.packing import PackedRows
 
+Unembed = Callable[[jax.Array, jax.Array], jax.Array]
+"""From an output head `[E, V]` and hidden states `[..., E]` to float32 logits."""
+
 _OFFICIAL_NOISE_LENGTH = 512
-
-
-@struct.dataclass(kw_only=True)
-class Borrowed:
-    """What a head borrows from its frozen target.
-
-    Attributes:
-        embedding: `[V, E]`.
-        output_head: `[E, V]`.
-    """
-
-    embedding: jax.Array
-    output_head: jax.Array
 
 
 @struct.dataclass(kw_only=True)
@@ -109,14 +101,14 @@ def add_noise(
 
 def head_loss(
     params: EagleHeadParams,
-    borrowed: Borrowed,
+    tables: Tables,
     features: jax.Array,
     rows: PackedRows,
     key: jax.Array | None,
     *,
     head: EagleHeadConfig,
     config: LossConfig,
-    unembed: Any,
+    unembed: Unembed,
 ) -> tuple[jax.Array, Metrics]:
     """Computes the loss of a batch.
 
@@ -126,7 +118,7 @@ def head_loss(
 
     Args:
         params: The head's weights, in the dtype to compute in.
-        borrowed: Of the target, frozen.
+        tables: Of the target, frozen.
         features: `[B, T, E]`, the target's.
         rows: `[B, T]` tokens, segments, positions and loss mask.
         key: Of the noise; `None` for none.
@@ -150,7 +142,7 @@ def head_loss(
         head_dim=head.layer.head_dim,
         dtype=dtype,
     )
-    table = jax.lax.stop_gradient(borrowed.embedding)
+    table = jax.lax.stop_gradient(tables.embedding)
     predicted, _ = eagle_head.forward(
         params,
         head,
@@ -163,7 +155,7 @@ def head_loss(
     wanted = jnp.roll(features, -1, axis=1)
     weights = pair_weights(rows, config.mask)
 
-    frozen = jax.lax.stop_gradient(borrowed.output_head)
+    frozen = jax.lax.stop_gradient(output_head(tables))
     distance = optax.huber_loss(
         predicted.astype(jnp.float32), wanted.astype(jnp.float32)
     )

@@ -1,6 +1,7 @@
 """One optimizer step of a head, and its held-out measure, as pure functions."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -10,10 +11,15 @@ from flax import struct
 
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.transformer import TransformerParams, output_head, unembed
+from eagle_jax.models.transformer import Tables, unembed
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.loss import Borrowed, Metrics, head_loss, target_features
+from eagle_jax.training.loss import Metrics, Unembed, head_loss, target_features
 from eagle_jax.training.packing import PackedRows
+
+
+def as_they_are(params: Tables) -> Tables:
+    """Returns parameters that hold the two tables themselves, as a Transformer's do."""
+    return params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +33,8 @@ class StepConfig:
         optimizer: See `OptimizerConfig`.
         steps: Of the whole run; the learning rate ends there.
         dtype: Of the arithmetic; master weights are float32.
+        tables: From the target's parameters to what the head borrows of them.
+        unembed: The target's, of hidden states under a given output head.
     """
 
     target: Any
@@ -35,6 +43,8 @@ class StepConfig:
     optimizer: OptimizerConfig
     steps: int
     dtype: str = "float32"
+    tables: Callable[[Any], Tables] = as_they_are
+    unembed: Unembed = unembed
 
 
 @struct.dataclass(kw_only=True)
@@ -96,7 +106,7 @@ def init_state(config: StepConfig, seed: int) -> TrainState:
 
 def train_step(
     state: TrainState,
-    target_params: TransformerParams,
+    target_params: Any,
     rows: PackedRows,
     features: jax.Array | None,
     *,
@@ -135,7 +145,7 @@ def train_step(
 
 def eval_step(
     params: EagleHeadParams,
-    target_params: TransformerParams,
+    target_params: Any,
     rows: PackedRows,
     *,
     config: StepConfig,
@@ -147,23 +157,20 @@ def eval_step(
 
 def _loss(
     params: EagleHeadParams,
-    target_params: TransformerParams,
+    target_params: Any,
     features: jax.Array,
     rows: PackedRows,
     key: jax.Array | None,
     config: StepConfig,
 ) -> tuple[jax.Array, Metrics]:
     """Casts what the head computes with; gradients arrive in float32."""
-    borrowed = Borrowed(
-        embedding=target_params.embedding, output_head=output_head(target_params)
-    )
     return head_loss(
         jax.tree.map(lambda x: x.astype(config.dtype), params),
-        borrowed,
+        config.tables(target_params),
         features,
         rows,
         key,
         head=config.head,
         config=config.loss,
-        unembed=unembed,
+        unembed=config.unembed,
     )

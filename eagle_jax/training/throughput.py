@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, init_state, train_step
@@ -15,7 +14,7 @@ from eagle_jax.training.step import StepConfig, init_state, train_step
 
 def time_training(
     config: StepConfig,
-    target_params: TransformerParams,
+    target_params: Any,
     *,
     batch_size: int,
     row_length: int,

@@ -55,7 +55,7 @@ def params(target_params: Any) -> dict[str, Params]:
     head = eagle_head.init_params(jax.random.key(1), HEAD.config)
     return {
         "head": Params(
-            target=target_params, drafter=EagleHead.params(head, target_params)
+            target=target_params, drafter=EagleHead.join(head, target_params)
         ),
         "lookup": Params(target=target_params),
     }
@@ -126,15 +126,12 @@ def test_plain_decoding_grows_its_cache_only_when_it_must(
 ) -> None:
     weights = params["head"].target
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
-    plain = autoregressive.generate(
-        Decoder(target=TARGET, acceptance="coupled"), Params(target=weights), BATCH
-    )
+    decoder = Decoder(target=TARGET, acceptance="coupled")
+    plain = autoregressive.generate(decoder, Params(target=weights), BATCH)
     assert plain.tokens.shape[1] == 192
     stops = jnp.tile(plain.tokens[:, 25:26], (1, BATCH.stop_tokens.shape[1]))
     stopped = dataclasses.replace(BATCH, stop_tokens=stops)
-    early = autoregressive.generate(
-        Decoder(target=TARGET, acceptance="coupled"), Params(target=weights), stopped
-    )
+    early = autoregressive.generate(decoder, Params(target=weights), stopped)
     assert early.tokens.shape[1] == 64
     length = int(early.lengths[0])
     assert early.tokens[0, :length].tolist() == plain.tokens[0, :length].tolist()

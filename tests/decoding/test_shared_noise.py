@@ -224,16 +224,15 @@ def drafted(
     drafter: Drafter, requests: Requests, rule: speculative.AcceptanceRule
 ) -> Iterator[DraftTree]:
     """The trees of three rounds."""
+    decoder = Decoder(target=TARGET, drafter=drafter, acceptance=rule)
     state = speculative.prefill(
-        Decoder(target=TARGET, drafter=drafter, acceptance=rule),
+        decoder,
         PARAMS,
         requests,
         num_slots=64,
     )
     for _ in range(3):
-        state, done = speculative.decode_round(
-            Decoder(target=TARGET, drafter=drafter, acceptance=rule), PARAMS, state
-        )
+        state, done = speculative.decode_round(decoder, PARAMS, state)
         yield jax.device_get(done.tree)
 
 

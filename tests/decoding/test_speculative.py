@@ -199,13 +199,16 @@ def test_every_row_finished_at_the_start_runs_no_round() -> None:
 def test_rounds_driven_from_python_give_the_same_state() -> None:
     requests = make_requests(PROMPTS, max_new_tokens=[30, 2, 9, 16])
     whole = speculate(requests)
+    decoder = Decoder(target=TARGET, drafter=drafter(), acceptance="greedy")
     state = speculative.prefill(
-        Decoder(target=TARGET, drafter=drafter(), acceptance="greedy"),
+        decoder,
         params(),
         requests,
         num_slots=64,
     )
     seen: list[np.ndarray] = []
+    emitted = [[] for _ in PROMPTS]
+    first = texts(requests, state)
     while bool(state.is_running.any()):
         # The cache holds all but the root, whatever a limit has cut off.
         np.testing.assert_array_equal(
@@ -213,14 +216,20 @@ def test_rounds_driven_from_python_give_the_same_state() -> None:
             state.lengths[state.is_running] - 1,
         )
         state, done = speculative.decode_round(
-            Decoder(target=TARGET, drafter=drafter(), acceptance="greedy"),
+            decoder,
             params(),
             state,
         )
         seen.append(np.where(done.count > 0, done.acceptance.num_accepted, 0))
+        for row, count in enumerate(done.count.tolist()):
+            emitted[row] += done.tokens[row, :count].tolist()
     assert_same_tokens(texts(requests, state), texts(requests, whole))
     np.testing.assert_array_equal(state.accept_lengths, whole.accept_lengths)
     np.testing.assert_array_equal(np.sum(seen, axis=0), whole.accept_lengths.sum(1))
+    # A round's tokens are cut at limits, like the text.
+    assert_same_tokens(
+        [a + b for a, b in zip(first, emitted, strict=True)], texts(requests, whole)
+    )
 
 
 def test_accept_lengths_are_recorded_uncut() -> None:
@@ -269,8 +278,9 @@ def test_rejection_does_not_depend_on_how_many_rounds_came_before() -> None:
     prefix = np.asarray(state.tokens[0, :root]).tolist()
     # The prefill's own draw is the coupled one: give it the root as last prompt token.
     again = make_requests([prefix], max_new_tokens=20, temperature=1.0, seeds=5)
+    decoder = Decoder(target=TARGET, drafter=drafter(), acceptance="rejection")
     restarted = speculative.prefill(
-        Decoder(target=TARGET, drafter=drafter(), acceptance="rejection"),
+        decoder,
         params(),
         again,
         num_slots=64,
@@ -280,7 +290,7 @@ def test_rejection_does_not_depend_on_how_many_rounds_came_before() -> None:
         restarted, tokens=restarted.tokens.at[0, root].set(root_token)
     )
     restarted, _ = speculative.decode_round(
-        Decoder(target=TARGET, drafter=drafter(), acceptance="rejection"),
+        decoder,
         params(),
         restarted,
     )

@@ -38,20 +38,10 @@ def test_other_values_compile_nothing(
     params: Params, compilations: list[str], rule: speculative.AcceptanceRule
 ) -> None:
     def run(variant: int) -> None:
-        requests = requests_like(variant)
-        state = speculative.generate(
-            Decoder(target=TARGET, drafter=DRAFTER, acceptance=rule),
-            params,
-            requests,
-            num_slots=NUM_SLOTS,
-        )
-        plain = autoregressive.generate(
-            Decoder(
-                target=TARGET, acceptance="greedy" if rule == "greedy" else "coupled"
-            ),
-            params,
-            requests,
-        )
+        requests = requests_like(variant, rule)
+        decoder = Decoder(target=TARGET, drafter=DRAFTER, acceptance=rule)
+        state = speculative.generate(decoder, params, requests, num_slots=NUM_SLOTS)
+        plain = autoregressive.generate(decoder, params, requests)
         jax.block_until_ready((state, plain))
 
     run(0)

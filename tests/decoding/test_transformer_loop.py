@@ -49,7 +49,7 @@ def make_pair(dtype: str = "float32", **tree: Any) -> tuple[Any, Any, Params]:
         tree=dataclasses.replace(TREE, **tree),
     )
     params = Params(
-        target=target_params, drafter=EagleHead.params(head_params, target_params)
+        target=target_params, drafter=EagleHead.join(head_params, target_params)
     )
     return Transformer(config=CONFIG, dtype=dtype), drafter, params
 

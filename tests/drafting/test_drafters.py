@@ -1,6 +1,7 @@
 """Every drafter in the loop: the text stays plain decoding's."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
-from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from eagle_jax.testing import assert_batch_first, assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
 from tests.drafting.toy_model import ToyModel
 from tests.helpers import SMALL_LAYER, make_draws, texts
@@ -100,12 +101,24 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         tree=(HEAD_TREES | SAMPLED)[name],
         sampled=name in SAMPLED,
     )
-    params = EagleHead.params(head, target_params)
+    params = EagleHead.join(head, target_params)
     return drafter, Params(target=target_params, drafter=params)
 
 
 def requests_of(prompts: list[list[int]], **settings: Any) -> Requests:
     return make_requests(prompts, prompt_bucket=16, **settings)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_leaf_of_a_state_has_the_batch_first(
+    target_params: Any, name: str
+) -> None:
+    drafter, params = make(name, target_params)
+    prefill = functools.partial(
+        speculative.prefill, Decoder(target=TARGET, drafter=drafter), num_slots=64
+    )
+    requests = requests_of(PROMPTS[:3], max_new_tokens=4)
+    assert_batch_first(jax.eval_shape(prefill, params, requests), batch=3)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -137,16 +150,15 @@ def test_the_text_is_plain_decodings(
 def test_every_tree_of_a_generation_is_valid(target_params: Any, name: str) -> None:
     drafter, params = make(name, target_params)
     requests = requests_of(PROMPTS, max_new_tokens=12)
+    decoder = Decoder(target=TARGET, drafter=drafter, acceptance="greedy")
     state = speculative.prefill(
-        Decoder(target=TARGET, drafter=drafter, acceptance="greedy"),
+        decoder,
         params,
         requests,
         num_slots=64,
     )
     for _ in range(3):
-        state, done = speculative.decode_round(
-            Decoder(target=TARGET, drafter=drafter, acceptance="greedy"), params, state
-        )
+        state, done = speculative.decode_round(decoder, params, state)
         for row in range(4):
             assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], done.tree))
 
@@ -175,8 +187,9 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
     """Its laws behind a root are those of a fresh model over the whole text."""
     drafter, params = make("small bush", target_params)
     requests = requests_of(PROMPTS, max_new_tokens=20)
+    decoder = Decoder(target=TARGET, drafter=drafter, acceptance="greedy")
     state = speculative.prefill(
-        Decoder(target=TARGET, drafter=drafter, acceptance="greedy"),
+        decoder,
         params,
         requests,
         num_slots=64,
@@ -184,9 +197,7 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
     model = Transformer(config=SMALLER)
     for _ in range(2):
         before = state.lengths.tolist(), jnp.array(state.tokens)
-        state, done = speculative.decode_round(
-            Decoder(target=TARGET, drafter=drafter, acceptance="greedy"), params, state
-        )
+        state, done = speculative.decode_round(decoder, params, state)
         rows, slots = before[1].shape
         positions = jnp.broadcast_to(jnp.arange(slots), before[1].shape)
         nothing = model.init_cache(rows, 0)
@@ -203,16 +214,15 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
 def test_lookup_searches_the_text_so_far(target_params: Any) -> None:
     drafter, params = make("lookup", target_params)
     requests = requests_of(PROMPTS, max_new_tokens=20)
+    decoder = Decoder(target=TARGET, drafter=drafter, acceptance="greedy")
     state = speculative.prefill(
-        Decoder(target=TARGET, drafter=drafter, acceptance="greedy"),
+        decoder,
         params,
         requests,
         num_slots=64,
     )
     for _ in range(5):
-        state, _ = speculative.decode_round(
-            Decoder(target=TARGET, drafter=drafter, acceptance="greedy"), params, state
-        )
+        state, _ = speculative.decode_round(decoder, params, state)
         for row, length in enumerate(state.lengths.tolist()):
             searched = state.drafter_state
             assert searched.length[row] == length - 1

@@ -212,7 +212,7 @@ def test_drafting_for_a_quantised_target_gives_its_own_text(
         temperature=[0.0, 0.0, 1.0, 1.0],
         seeds=[0, 1, 2, 3],
     )
-    both = Params(target=params, drafter=EagleHead.params(_params(_HEAD), params))
+    both = Params(target=params, drafter=EagleHead.join(_params(_HEAD), params))
     state = speculative.generate(
         Decoder(target=target, drafter=drafter, acceptance="coupled"), both, requests
     )

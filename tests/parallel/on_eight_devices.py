@@ -66,7 +66,7 @@ def make_pair(num_kv_heads: int) -> Pair:
     head_params = eagle_head.init_params(jax.random.key(1), head)
     drafter = TreeDrafter(model=EagleHead(config=head), tree=TREE)
     params = Params(
-        target=target_params, drafter=EagleHead.params(head_params, target_params)
+        target=target_params, drafter=EagleHead.join(head_params, target_params)
     )
     return Transformer(config=config), drafter, params
 

@@ -43,7 +43,7 @@ def mixtral() -> tuple[Transformer, TreeDrafter, Params]:
     config = TransformerConfig(layer=layer, num_layers=1, **SIZES)
     head = EagleHeadConfig(layer=SMALL_LAYER, **SIZES)
     target = sharp(transformer.init_params(jax.random.key(0), config))
-    drafter = EagleHead.params(eagle_head.init_params(jax.random.key(1), head), target)
+    drafter = EagleHead.join(eagle_head.init_params(jax.random.key(1), head), target)
     return (
         Transformer(config=config),
         TreeDrafter(model=EagleHead(config=head), tree=TREE),
@@ -69,7 +69,7 @@ def eagle3() -> tuple[Transformer, TreeDrafter, Params]:
     return (
         Transformer(config=config),
         TreeDrafter(model=Eagle3Head(config=head), tree=TREE),
-        Params(target=target, drafter=Eagle3Head.params(params, target)),
+        Params(target=target, drafter=Eagle3Head.join(params, target)),
     )
 
 

@@ -21,7 +21,6 @@ from eagle_jax.models.transformer import (
 from eagle_jax.training.config import LossConfig
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.loss import (
-    Borrowed,
     add_noise,
     head_loss,
     pair_weights,
@@ -71,23 +70,19 @@ def setting() -> SimpleNamespace:
     ]
     rows = pack(samples, 12)
     features = FEATURES(TARGET, target_params, rows)
-    borrowed = Borrowed(
-        embedding=target_params.embedding, output_head=output_head(target_params)
-    )
     return SimpleNamespace(
         params=params,
         target_params=target_params,
         rows=rows,
         samples=samples,
         features=features,
-        borrowed=borrowed,
     )
 
 
 def loss_of(setting: SimpleNamespace, config: LossConfig, key: jax.Array | None = None):
     return LOSS(
         setting.params,
-        setting.borrowed,
+        setting.target_params,
         setting.features,
         setting.rows,
         key,
@@ -166,7 +161,7 @@ def numpy_loss(setting: SimpleNamespace, config: LossConfig) -> tuple[float, ...
             gap = np.abs(predicted[i] - features[i + 1])
             feature_sum += np.where(gap < 1, gap**2 / 2, gap - 0.5).mean()
             logits = [
-                np.asarray(unembed(setting.borrowed.output_head, jnp.asarray(x)))
+                np.asarray(unembed(output_head(setting.target_params), jnp.asarray(x)))
                 for x in (features[i + 1], predicted[i])
             ]
             wanted = np.exp(log_softmax(logits[0].astype(np.float64)))
@@ -220,7 +215,7 @@ def test_gradients_flow_to_the_head_only(setting: SimpleNamespace) -> None:
         )[0]
 
     to_head, *to_others = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(
-        setting.params, setting.borrowed, setting.target_params
+        setting.params, setting.target_params, setting.target_params
     )
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(to_head))
     assert all(np.abs(leaf).max() == 0 for leaf in jax.tree.leaves(to_others))

@@ -133,6 +133,43 @@ def test_evaluation_is_the_loss_without_noise(
     np.testing.assert_allclose(float(found.loss), float(wanted.loss), rtol=1e-6)
 
 
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """A target whose parameters are a dictionary."""
+
+    inner: transformer.Transformer
+
+    def init_cache(self, batch: int, capacity: int) -> Any:
+        return self.inner.init_cache(batch, capacity)
+
+    def forward(self, params: dict[str, Any], *inputs: Any) -> Any:
+        return self.inner.forward(params["all of it"], *inputs)
+
+
+def tables_of(params: dict[str, Any]) -> transformer.Tables:
+    return params["all of it"]
+
+
+def capped(output_head: jax.Array, hidden: jax.Array) -> jax.Array:
+    return 3 * jnp.tanh(transformer.unembed(output_head, hidden) / 3)
+
+
+def test_a_head_learns_any_targets_features(
+    rows: PackedRows, target_params: transformer.TransformerParams
+) -> None:
+    _, wanted = step_of(CONFIG)(init_state(CONFIG, 0), target_params, rows)
+    config = dataclasses.replace(
+        CONFIG, target=Foreign(CONFIG.target), tables=tables_of
+    )
+    theirs = {"all of it": target_params}
+    _, found = step_of(config)(init_state(CONFIG, 0), theirs, rows)
+    assert float(found.loss) == float(wanted.loss)
+    config = dataclasses.replace(config, unembed=capped)
+    _, other = step_of(config)(init_state(CONFIG, 0), theirs, rows)
+    assert float(other.feature_loss) == float(wanted.feature_loss)
+    assert float(other.token_loss) != float(wanted.token_loss)
+
+
 def test_what_a_limit_cuts_off_is_in_no_round(
     rows: PackedRows, target_params: transformer.TransformerParams
 ) -> None:
