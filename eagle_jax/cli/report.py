@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.decoding.state import StopReason, tokens_per_round
+from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.runner import Row
 
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
@@ -54,7 +55,7 @@ def totals(
     """Sums up runs; each run's first token belongs to the prefill, not to the speed."""
     lengths = [len(run["generated_ids"]) for run in runs]
     tokens, rounds = sum(lengths), sum(run["rounds"] for run in runs)
-    decoded = tokens - sum(length > 0 for length in lengths)
+    decoded = decoded_tokens(lengths)
     return {
         "tokens": tokens,
         "rounds": rounds,

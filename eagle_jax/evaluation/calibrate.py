@@ -24,7 +24,7 @@ from eagle_jax.checkpoints.calibration import Kind, calibration_part
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.metrics import Reliability
-from eagle_jax.evaluation.nodes import VerifiedTree, tried_nodes
+from eagle_jax.evaluation.nodes import Tried, VerifiedTree
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.evaluation.runs import Run
 
@@ -35,7 +35,7 @@ PLAIN: dict[Kind, Confidence] = {
 """What confidences are without a calibration."""
 
 MIN_TRIALS = 200
-"""Trials that a cell needs for an exponent of its own."""
+"""Tried that a cell needs for an exponent of its own."""
 
 BOUNDS = (1 / 8, 8.0)
 """Smallest and largest exponent: all accepted, or none, would ask for 0 or infinity."""
@@ -46,35 +46,6 @@ By = Literal["depth", "rank"]
 _BISECTIONS = 50
 _ALMOST_CERTAIN = -1e-6  # A certain node that was refused has no likelihood at all.
 _IMPOSSIBLE = -69.0  # A logarithm, of about 1e-30.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trials:
-    """Drafted nodes whose parents were accepted.
-
-    Attributes:
-        depth: `[M]` int, 1 for children of the root.
-        rank: `[M]` int, place among the siblings, 0 for the most likely.
-        log_confidence: `[M]` float64, log probability given the parent.
-        is_accepted: `[M]` bool.
-    """
-
-    depth: np.ndarray
-    rank: np.ndarray
-    log_confidence: np.ndarray
-    is_accepted: np.ndarray
-
-    def __len__(self) -> int:
-        """Returns `M`."""
-        return len(self.depth)
-
-    def where(self, chosen: np.ndarray) -> "Trials":
-        """Returns some of the trials."""
-        fields = {f.name: getattr(self, f.name)[chosen] for f in _FIELDS}
-        return Trials(**fields)
-
-
-_FIELDS = dataclasses.fields(Trials)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +83,7 @@ class Fit:
         confidence: Fitted to all questions.
         is_idle: Whether it changes no tree: `kappa` and the sharpness are those without
             a calibration, and one exponent for all nodes leaves their order as it is.
-        rows: Trials that it was fitted to.
+        rows: Tried that it was fitted to.
         num_nodes: Of the trees that are compared, cut from the recorded ones.
         ece_before: Expected calibration error without a calibration.
         ece_after: Likewise with one fitted to the other questions.
@@ -293,33 +264,28 @@ def calibration_file(
     return {"vocab_size": vocab_size, **parts, "source": list(source)}
 
 
-def trials_of(trees: Sequence[VerifiedTree]) -> Trials:
+def trials_of(trees: Sequence[VerifiedTree]) -> Tried:
     """Returns the trials of some rounds.
 
     Raises:
         InputError: If nothing was drafted in them.
     """
-    tried = [node for tree in trees for node in tried_nodes(tree)]
-    if not tried:
+    tried = Tried.of(trees)
+    if not len(tried):
         raise InputError("there are rounds, but nothing was drafted in them")
-    depth, rank, log_confidence, is_accepted = zip(*tried, strict=True)
-    return Trials(
-        depth=np.array(depth),
-        rank=np.array(rank),
-        # Rounding in the logarithm may leave a probability just above 1.
-        log_confidence=np.clip(np.array(log_confidence), _IMPOSSIBLE, 0.0),
-        is_accepted=np.array(is_accepted),
-    )
+    # Rounding in the logarithm may leave a probability just above 1.
+    logs = np.clip(tried.log_confidence, _IMPOSSIBLE, 0.0)
+    return dataclasses.replace(tried, log_confidence=logs)
 
 
-def fit_confidence(trials: Trials, observed: Observed, *, by: By) -> Confidence:
+def fit_confidence(trials: Tried, observed: Observed, *, by: By) -> Confidence:
     """Returns the observed confidence with exponents fitted to trials of its trees."""
     exponents = fit_exponents(trials, by=by, depth=observed.depth)
     return dataclasses.replace(observed.confidence, exponents=exponents)
 
 
 def fit_exponents(
-    trials: Trials, *, by: By, depth: int
+    trials: Tried, *, by: By, depth: int
 ) -> tuple[tuple[float, ...], ...]:
     """Returns the exponents of greatest likelihood; see the rules above.
 
@@ -389,7 +355,7 @@ def fit_exponent(log_confidence: np.ndarray, is_accepted: np.ndarray) -> float:
     return (low + high) / 2
 
 
-def calibration_error(trials: Trials, confidence: Confidence | None = None) -> float:
+def calibration_error(trials: Tried, confidence: Confidence | None = None) -> float:
     """Returns the expected calibration error of confidences, calibrated or bare."""
     exponents = 1.0 if confidence is None else _exponents(trials, confidence)
     predicted = np.exp(trials.log_confidence * exponents)
@@ -430,7 +396,7 @@ def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int
     """Counts the accepted nodes that a smaller tree keeps."""
     ranks, depths = tree.ranks, tree.depths
     values = np.where(tree.is_node, 0.0, -np.inf)
-    for node in np.flatnonzero(tree.is_node[1:]) + 1:
+    for node in tree.drafted:
         parent = tree.parents[node]
         step = min(tree.log_values[node] - tree.log_values[parent], 0.0)
         exponent = _exponent(confidence, int(depths[node]), int(ranks[node]))
@@ -440,7 +406,7 @@ def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int
     return sum(node in kept for node in tree.accepted)
 
 
-def _fit_or(shared: float, trials: Trials) -> float:
+def _fit_or(shared: float, trials: Tried) -> float:
     """Returns the cell's own exponent if it has enough trials, or the shared one."""
     if len(trials) < MIN_TRIALS:
         return shared
@@ -452,7 +418,7 @@ def _exponent(confidence: Confidence, depth: int, rank: int) -> float:
     return row[min(rank, len(row) - 1)]
 
 
-def _exponents(trials: Trials, confidence: Confidence) -> np.ndarray:
+def _exponents(trials: Tried, confidence: Confidence) -> np.ndarray:
     """Returns `[M]`, each trial's exponent."""
     cells = zip(trials.depth.tolist(), trials.rank.tolist(), strict=True)
     return np.array([_exponent(confidence, depth, rank) for depth, rank in cells])

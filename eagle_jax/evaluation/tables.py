@@ -5,18 +5,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from eagle_jax.config import shortest
 from eagle_jax.evaluation import metrics
-from eagle_jax.evaluation.metrics import Quartiles, Rates
+from eagle_jax.evaluation.metrics import Quartiles
+from eagle_jax.evaluation.records import QuestionKey, Record, speed
 from eagle_jax.evaluation.runs import (
     SETUP,
     TREE,
-    Answer,
     Group,
-    QuestionKey,
     Run,
     find_baseline,
     groups,
     in_order,
-    throughput,
     unique_names,
     varying,
 )
@@ -63,24 +61,31 @@ def speedups(
     """Returns the speedup of each question that both runs hold and have a speed for."""
     result = []
     for ours, theirs in _pairs(run, baseline, task).values():
-        speed = ours.speed(with_prefill=with_prefill)
+        mine = ours.speed(with_prefill=with_prefill)
         plain = theirs.speed(with_prefill=with_prefill)
-        if speed is not None and plain is not None:
-            result.append(speed / plain)
+        if mine is not None and plain is not None:
+            result.append(mine / plain)
     return result
 
 
-def lossless(run: Run, baseline: Run | None) -> str:
+def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
     """Returns how many questions have plain decoding's tokens, of how many compared.
 
-    Rejection gives other draws of one law, which nothing can be compared with.
+    Returns:
+        `None` where nothing can be compared: without questions of both, for plain
+        decoding itself, and for rejection, which gives other draws of one law.
     """
     pairs = _pairs(run, baseline, None)
     is_other_draw = run.settings.get("acceptance") == "rejection"
     if not pairs or run.is_baseline or is_other_draw:
-        return NOTHING
-    same = sum(_difference(*pair) is None for pair in pairs.values())
-    return f"{same}/{len(pairs)}"
+        return None
+    return sum(_difference(*pair) is None for pair in pairs.values()), len(pairs)
+
+
+def lossless(run: Run, baseline: Run | None) -> str:
+    """Returns what `identical` does, as a cell."""
+    found = identical(run, baseline)
+    return NOTHING if found is None else "{}/{}".format(*found)
 
 
 def runs_table(runs: list[Run]) -> str:
@@ -280,13 +285,14 @@ def calibration_table(group: Group) -> str | None:
         nodes = run.nodes()
         if nodes is None:
             continue
-        bins = metrics.Reliability.of(nodes.confidence, nodes.is_accepted)
+        tried = nodes.tried
+        bins = metrics.Reliability.of(tried.confidence, tried.is_accepted)
         errors = (bins.expected_error, nodes.values.expected_error)
         ends = (_or_none(bins.rates[0]), _or_none(bins.rates[-1]))
         if run.method == "lookup":  # It has no confidence.
             errors, ends = (None, None), (None, None)
         accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
-        row = [name, f"{len(nodes.depth):,}", *(_rate(error) for error in errors)]
+        row = [name, f"{len(tried):,}", *(_rate(error) for error in errors)]
         row += [_rate(end) for end in ends]
         rows.append([*row, *map(number, (accepted + wasted, accepted, wasted))])
     return markdown(header, rows) if rows else None
@@ -294,7 +300,7 @@ def calibration_table(group: Group) -> str | None:
 
 def n_alpha_table(group: Group) -> str | None:
     """Returns n-alpha of the chains with how often it was tried, `None` without any."""
-    chains: list[tuple[str, Rates]] = [
+    chains = [
         (name, run.n_alpha())
         for name, run in zip(group.names, group.runs, strict=True)
         if run.method == "chain"
@@ -315,7 +321,7 @@ def differences_table(group: Group) -> str | None:
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         baseline = find_baseline(run, group.everything)
-        if lossless(run, baseline) == NOTHING:
+        if identical(run, baseline) is None:
             continue
         for (category, number), pair in _pairs(run, baseline, None).items():
             place = _difference(*pair)
@@ -372,10 +378,10 @@ def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[s
             continue
         baseline = find_baseline(run, runs)
         pairs = _pairs(run, baseline, None).values()
-        speed = throughput(ours for ours, _ in pairs)
-        plain = throughput(theirs for _, theirs in pairs)
-        cells += [number(run.throughput), ratio(_quotient(speed, plain))]
-        ours += [speed] if speed else []
+        mine = speed((ours for ours, _ in pairs), with_prefill=True)
+        plain = speed((theirs for _, theirs in pairs), with_prefill=True)
+        cells += [number(run.speed(with_prefill=True)), ratio(_quotient(mine, plain))]
+        ours += [mine] if mine else []
         theirs += [plain] if plain else []
     # A best of fewer batch sizes than the other's would be no comparison.
     is_whole = len(ours) == len(theirs) == len(sizes)
@@ -385,7 +391,7 @@ def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[s
 
 def _pairs(
     run: Run, baseline: Run | None, task: str | None
-) -> dict[QuestionKey, tuple[Answer, Answer]]:
+) -> dict[QuestionKey, tuple[Record, Record]]:
     """Returns the questions of a task that both runs hold."""
     if baseline is None:
         return {}
@@ -402,7 +408,7 @@ def _families(runs: list[Run], *but: str) -> list[list[Run]]:
     return list(found.values())
 
 
-def _difference(ours: Answer, theirs: Answer) -> tuple[int, int] | None:
+def _difference(ours: Record, theirs: Record) -> tuple[int, int] | None:
     return metrics.first_difference(ours.token_ids, theirs.token_ids)
 
 

@@ -16,7 +16,6 @@ from eagle_jax.evaluation.calibrate import (
     By,
     Fit,
     Observed,
-    Trials,
     calibration_error,
     describe,
     fit,
@@ -26,7 +25,7 @@ from eagle_jax.evaluation.calibrate import (
     tokens_per_root,
     trials_of,
 )
-from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
+from eagle_jax.evaluation.nodes import Nodes, Tried, VerifiedTree
 from tests.conftest import Main, load_main
 from tests.evaluation import synthetic
 from tests.helpers import refused
@@ -39,13 +38,13 @@ def calibrate() -> Main:
     return load_main("calibrate")
 
 
-def draw(true: dict[tuple[int, int], float], count: int) -> Trials:
-    """Trials whose acceptance follows these exponents, `count` per depth and rank."""
+def draw(true: dict[tuple[int, int], float], count: int) -> Tried:
+    """Tried whose acceptance follows these exponents, `count` per depth and rank."""
     rng = np.random.default_rng(0)
     cells = np.repeat(list(true), count, axis=0)
     exponents = np.repeat(list(true.values()), count)
     logs = np.log(rng.uniform(0.02, 0.98, len(cells)))
-    return Trials(
+    return Tried(
         depth=cells[:, 0],
         rank=cells[:, 1],
         log_confidence=logs,
@@ -80,7 +79,7 @@ def write(path: Path, observed: Observed, **run: Any) -> None:
     """Trees as a file of records, one per question."""
     records = [
         synthetic.record(
-            int(question), nodes=nodes_record(trees), vocab_size=VOCABULARY, **run
+            int(question), nodes=Nodes.of(trees), vocab_size=VOCABULARY, **run
         )
         for question, trees in observed.trees.items()
     ]
@@ -129,19 +128,13 @@ def test_every_cell_has_its_own_exponent() -> None:
         assert min(own) < row[0] < max(own)
 
 
-def join(*parts: Trials) -> Trials:
-    names = [field.name for field in dataclasses.fields(Trials)]
-    return Trials(
-        **{n: np.concatenate([getattr(part, n) for part in parts]) for n in names}
-    )
-
-
 def test_cells_with_few_trials_share_a_fit() -> None:
-    trials = join(
+    parts = [
         draw({(1, 0): 2.0, (1, 1): 1.0}, 1000),
         draw({(3, 1): 0.3}, 50),  # Few of a rank with many.
         draw({(3, 2): 0.3}, 50),  # Few of a rank with few.
-    )
+    ]
+    trials = Tried.joined(parts)
     of_rank = [
         fit_exponent(part.log_confidence, part.is_accepted)
         for part in (trials.where(trials.rank == rank) for rank in (0, 1))
@@ -221,7 +214,7 @@ def test_smaller_trees_are_cut_by_calibrated_values(
 
 
 def test_the_error_takes_each_trials_own_exponent() -> None:
-    trials = Trials(
+    trials = Tried(
         depth=np.array([1, 2, 5]),
         rank=np.array([0, 1, 3]),
         log_confidence=np.log([0.5, 0.5, 0.5]),

@@ -1,5 +1,6 @@
 """Tables of small folders, cell by cell."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.evaluation import tables
+from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.evaluation.runs import Group, Run, find_baseline, groups, unique_names
 from tests.evaluation.synthetic import plain, record, write
@@ -20,10 +22,10 @@ def _rows(table: str | None) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines[:1] + lines[2:]]
 
 
-def _nodes(**changed: Any) -> dict[str, Any]:
+def _nodes() -> Nodes:
     """Two rounds of a chain of two, of which three tokens were accepted."""
     bins = [0] * 20
-    return {
+    nodes = {
         "rounds": 2,
         "tried": {
             "depth": [1, 2, 1, 2],
@@ -34,7 +36,8 @@ def _nodes(**changed: Any) -> dict[str, Any]:
         "positions": [2, 2, 1],
         "drafted": 4,
         "values": {"count": bins, "accepted": bins, "sum": bins},
-    } | changed
+    }
+    return Nodes.from_json(nodes)
 
 
 @pytest.fixture
@@ -208,12 +211,12 @@ def test_waste_is_what_was_drafted_but_not_accepted(tmp_path: Path) -> None:
     ]
 
 
-def test_n_alpha_comes_from_nodes_or_else_from_steps(tmp_path: Path) -> None:
+def test_n_alpha_comes_from_steps(tmp_path: Path) -> None:
     chain: dict[str, Any] = {"method": "chain", "label": "chain", "depth": 2}
     write(tmp_path / "a.jsonl", [record(1, accept_lengths=[1, 1], **chain)])
     rows = _rows(tables.n_alpha_table(_group(tmp_path)))
     assert rows[1] == ["chain", "0.000 (2)", "- (0)"]
-    write(tmp_path / "a.jsonl", [record(1, nodes=_nodes(), **chain)])
+    write(tmp_path / "a.jsonl", [record(1, accept_lengths=[3, 2], **chain)])
     rows = _rows(tables.n_alpha_table(_group(tmp_path)))
     assert rows[1] == ["chain", "1.000 (2)", "0.500 (2)"]
 
@@ -299,7 +302,9 @@ def test_what_is_no_number_is_named(tmp_path: Path) -> None:
     for wrong in wrongs:
         path = write(tmp_path / "a.jsonl", [record(1, seconds=[wrong])])
         refused(lambda path=path: _read(path), f"{path}:1", "wall_time", str(wrong))
-    path = write(tmp_path / "a.jsonl", [record(1, seconds=[1.0, 1.0])])
+    longer = record(1)
+    longer["choices"][0]["wall_time"] *= 2
+    path = write(tmp_path / "a.jsonl", [longer])
     refused(lambda: _read(path), f"{path}:1", "different numbers of turns")
 
 
@@ -314,7 +319,9 @@ def test_nodes_that_make_no_sense_are_named(tmp_path: Path) -> None:
         ({"rounds": 1.5}, "`nodes.rounds` is no int"),
     )
     for change, named in cases:
-        path = write(tmp_path / "a.jsonl", [record(1, nodes=_nodes(**change))])
+        broken = record(1, nodes=_nodes())
+        broken["nodes"] |= change
+        path = write(tmp_path / "a.jsonl", [broken])
         refused(lambda path=path: _read(path), f"{path}:1", named)
 
 
@@ -323,7 +330,8 @@ def test_a_file_holds_one_run_and_each_question_once(tmp_path: Path) -> None:
     refused(lambda: _read(path), f"{path}:2", "a second time")
     write(path, [record(1), record(2, depth=5)])
     refused(lambda: _read(path), f"{path}:2: depth = 5", "keep one run per file")
-    write(path, [record(1, nodes=_nodes()), record(2, nodes=_nodes(positions=[1]))])
+    other = dataclasses.replace(_nodes(), positions=np.array([1]))
+    write(path, [record(1, nodes=_nodes()), record(2, nodes=other)])
     refused(lambda: _read(path), f"{path}:2", "nodes.positions")
 
 
