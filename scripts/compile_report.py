@@ -56,7 +56,7 @@ from eagle_jax.evaluation.compilation import (
     Report,
     compile_case,
 )
-from eagle_jax.evaluation.tables import NOTHING, markdown
+from eagle_jax.evaluation.markdown import NOTHING, markdown
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig

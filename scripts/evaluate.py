@@ -46,7 +46,6 @@ from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import GenerateConfig, Method
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.answers import Job
 from eagle_jax.evaluation.plan import (
     RunPlan,
@@ -65,7 +64,7 @@ from eagle_jax.evaluation.questions import (
     read_questions,
 )
 from eagle_jax.evaluation.record_files import check_records, recorded_date
-from eagle_jax.evaluation.runs import Run, find_baseline
+from eagle_jax.evaluation.runs import Run, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
 from eagle_jax.generation.methods import HEAD_METHODS, check_draft
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
@@ -333,7 +332,7 @@ def _print_table(runs: dict[str, Run]) -> None:
         table.add_column(name, justify="right")
     for name, run in runs.items():
         speeds = [run.speed(with_prefill=flag) for flag in (True, False)]
-        found = tables.identical(run, find_baseline(run, runs.values()))
+        found = identical(run, find_baseline(run, runs.values()))
         same, compared = found or (0, 0)
         table.add_row(
             name,

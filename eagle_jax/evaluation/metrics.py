@@ -5,7 +5,6 @@ and n-alpha are in `decoding.rates`.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -111,28 +110,6 @@ def tokens_per_second(
     tokens = sum(new_tokens) if with_prefill else decoded_tokens(new_tokens)
     total = sum(seconds)
     return tokens / total if tokens > 0 and total > 0 else None
-
-
-def first_difference(
-    ours: Sequence[list[int]], theirs: Sequence[list[int]]
-) -> tuple[int, int] | None:
-    """Compares two answers turn by turn, token by token.
-
-    What follows a difference continues another text, so only the first counts.
-
-    Args:
-        ours: Token ids of each turn.
-        theirs: Likewise.
-
-    Returns:
-        Turn and token of the first difference, both from 0; a text that goes on
-        where the other has ended differs there. `None` for equal answers.
-    """
-    for turn, pair in enumerate(itertools.zip_longest(ours, theirs, fillvalue=())):
-        for token, (our_id, their_id) in enumerate(itertools.zip_longest(*pair)):
-            if our_id != their_id:
-                return turn, token
-    return None
 
 
 def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:

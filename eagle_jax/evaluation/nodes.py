@@ -11,7 +11,16 @@ from eagle_jax.evaluation import fields
 from eagle_jax.evaluation.metrics import NUM_BINS, Reliability
 
 _DIGITS = 6
-_COLUMNS = ("depth", "rank", "log_confidence", "is_accepted")
+
+TRIED = np.dtype(
+    [("depth", int), ("rank", int), ("log_confidence", float), ("is_accepted", bool)]
+)
+"""A drafted node whose parent was accepted, which is a trial of its confidence.
+
+Its depth, 1 for children of the root; its place among its siblings, 0 for the most
+likely, the earlier node first where they tie; its log probability given the parent, to
+the draft model; and whether it was accepted.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,88 +140,9 @@ class VerifiedTree:
                 yield level, int(ranks[node]), float(confidence), node == following
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tried:
-    """Drafted nodes whose parents were accepted: each is a trial of its confidence.
-
-    Attributes:
-        depth: `[M]` int, 1 for children of the root.
-        rank: `[M]` int, place among the siblings, 0 for the most likely; where they
-            tie, the earlier node comes first.
-        log_confidence: `[M]` float64, log probability given the parent, to the draft
-            model.
-        is_accepted: `[M]` bool.
-    """
-
-    depth: np.ndarray
-    rank: np.ndarray
-    log_confidence: np.ndarray
-    is_accepted: np.ndarray
-
-    @classmethod
-    def of(cls, trees: Iterable[VerifiedTree]) -> "Tried":
-        """Returns what was tried in some rounds."""
-        found = [node for tree in trees for node in tree.tried()]
-        columns = np.array(found, float).reshape(-1, 4).T
-        return cls._of_columns(*columns)
-
-    @classmethod
-    def from_json(cls, nodes: Any) -> "Tried":
-        """Returns what the field `tried` of a record's nodes holds.
-
-        Raises:
-            InputError: If it is missing or holds something else.
-        """
-        tried = cls._of_columns(*fields.columns(nodes, "tried", _COLUMNS))
-        depth, rank = tried.depth, tried.rank
-        if (depth < 1).any() or (rank < 0).any():
-            raise InputError("`nodes.tried` holds a depth below 1 or a rank below 0")
-        # Whatever was tried, its ancestors and its likelier siblings were, too.
-        if max(depth.max(initial=0), rank.max(initial=0)) > len(depth):
-            raise InputError("`nodes.tried` holds a depth or rank of nodes not tried")
-        return tried
-
-    @classmethod
-    def _of_columns(cls, *columns: np.ndarray) -> "Tried":
-        depth, rank, log_confidence, is_accepted = columns
-        return cls(
-            depth=depth.astype(int),
-            rank=rank.astype(int),
-            log_confidence=log_confidence,
-            is_accepted=is_accepted.astype(bool),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the field `tried` of a record's nodes."""
-        return {
-            "depth": self.depth.tolist(),
-            "rank": self.rank.tolist(),
-            "log_confidence": [round(x, _DIGITS) for x in self.log_confidence.tolist()],
-            "is_accepted": self.is_accepted.astype(int).tolist(),
-        }
-
-    def __len__(self) -> int:
-        """Returns `M`."""
-        return len(self.depth)
-
-    @property
-    def confidence(self) -> np.ndarray:
-        """`[M]` float64, probability given the parent, to the draft model."""
-        # Rounding in the logarithm may leave a probability just above 1.
-        return np.exp(np.minimum(self.log_confidence, 0.0))
-
-    def where(self, chosen: np.ndarray) -> "Tried":
-        """Returns some of the nodes, those where `chosen` `[M]` bool is true."""
-        return Tried(**{name: getattr(self, name)[chosen] for name in _COLUMNS})
-
-    @classmethod
-    def joined(cls, parts: Sequence["Tried"]) -> "Tried":
-        """Returns the nodes of at least one part, one after the other."""
-        columns = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in _COLUMNS
-        }
-        return cls(**columns)
+def tried_in(trees: Iterable[VerifiedTree]) -> np.ndarray:
+    """Returns what was tried in some rounds, `[M]` of `TRIED`."""
+    return np.array([node for tree in trees for node in tree.tried()], TRIED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,7 +152,7 @@ class Nodes:
     Attributes:
         rounds: Number of rounds.
         drafted: Nodes drafted in them, roots not counted.
-        tried: Those whose parent was accepted.
+        tried: `[M]` of `TRIED`.
         positions: `[N]` int, times that each node of a static tree was accepted, the
             root's in front; `None` where there was no round or it was not recorded.
         values: All drafted nodes by path value, the product of confidences.
@@ -231,7 +161,7 @@ class Nodes:
 
     rounds: int
     drafted: int
-    tried: Tried
+    tried: np.ndarray
     positions: np.ndarray | None
     values: Reliability
     trees: tuple[VerifiedTree, ...] = ()
@@ -249,7 +179,7 @@ class Nodes:
         return cls(
             rounds=len(rounds),
             drafted=len(predicted),
-            tried=Tried.of(rounds),
+            tried=tried_in(rounds),
             positions=positions if rounds else None,
             values=Reliability.of(predicted, np.concatenate(were_accepted)),
             trees=tuple(rounds),
@@ -262,7 +192,15 @@ class Nodes:
         Raises:
             InputError: If a part of it is missing or holds something else.
         """
-        tried = Tried.from_json(nodes)
+        columns = fields.columns(nodes, "tried", TRIED.names or ())
+        tried = np.zeros(len(columns[0]), TRIED)
+        for name, column in zip(TRIED.names or (), columns, strict=True):
+            tried[name] = column
+        if (tried["depth"] < 1).any() or (tried["rank"] < 0).any():
+            raise InputError("`nodes.tried` holds a depth below 1 or a rank below 0")
+        # Whatever was tried, its ancestors and its likelier siblings were, too.
+        if max(tried[name].max(initial=0) for name in ("depth", "rank")) > len(tried):
+            raise InputError("`nodes.tried` holds a depth or rank of nodes not tried")
         bins = fields.columns(nodes, "values", ("count", "accepted", "sum"))
         count, accepted, total = bins
         if len(count) != NUM_BINS:
@@ -285,15 +223,21 @@ class Nodes:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the field `nodes` of a record, which `from_json` reads."""
+        tried = self.tried
         return {
             "rounds": self.rounds,
-            "tried": self.tried.to_json(),
+            "tried": {
+                "depth": tried["depth"].tolist(),
+                "rank": tried["rank"].tolist(),
+                "log_confidence": _rounded(tried["log_confidence"]),
+                "is_accepted": tried["is_accepted"].astype(int).tolist(),
+            },
             "positions": None if self.positions is None else self.positions.tolist(),
             "drafted": self.drafted,
             "values": {
                 "count": self.values.count.tolist(),
                 "accepted": self.values.accepted.tolist(),
-                "sum": [round(total, _DIGITS) for total in self.values.total.tolist()],
+                "sum": _rounded(self.values.total),
             },
             "trees": [tree.to_json() for tree in self.trees],
         }
@@ -306,7 +250,7 @@ class Nodes:
         return cls(
             rounds=sum(part.rounds for part in parts),
             drafted=sum(part.drafted for part in parts),
-            tried=Tried.joined([part.tried for part in parts]),
+            tried=np.concatenate([part.tried for part in parts]),
             positions=np.sum(positions, axis=0) if positions else None,
             values=Reliability(
                 count=np.sum([value.count for value in values], axis=0),
@@ -316,11 +260,22 @@ class Nodes:
         )
 
     @property
+    def confidence(self) -> Reliability:
+        """The tried nodes by their probability given the parent, to the draft model."""
+        # Rounding in the logarithm may leave a probability just above 1.
+        predicted = np.exp(np.minimum(self.tried["log_confidence"], 0.0))
+        return Reliability.of(predicted, self.tried["is_accepted"])
+
+    @property
     def accepted_per_round(self) -> float:
         """Accepted nodes per round, root not counted."""
-        return float(self.tried.is_accepted.sum()) / max(self.rounds, 1)
+        return float(self.tried["is_accepted"].sum()) / max(self.rounds, 1)
 
     @property
     def wasted_per_round(self) -> float:
         """Drafted nodes per round that were not accepted."""
         return self.drafted / max(self.rounds, 1) - self.accepted_per_round
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [round(value, _DIGITS) for value in values.tolist()]

@@ -54,12 +54,10 @@ def positions(group: Group) -> Figure | str:
 
 def confidence(group: Group) -> Figure | str:
     """Draws Figure 6: a node's confidence against how often it is accepted."""
-
-    def bins(nodes: Nodes) -> Reliability:
-        return Reliability.of(nodes.tried.confidence, nodes.tried.is_accepted)
-
     label = "draft confidence of a tried node"
-    return _reliability(group, bins, label=label, title="Draft confidence")
+    return _reliability(
+        group, lambda nodes: nodes.confidence, label=label, title="Draft confidence"
+    )
 
 
 def value(group: Group) -> Figure | str:
@@ -96,7 +94,9 @@ def rank(group: Group) -> Figure | str:
         return _NO_NODES
     figure, (axis,) = _panels(1, 3.8, f"Acceptance by rank, {group.title}")
     for name, _, nodes, style in found:
-        rates = metrics.rates_by_rank(nodes.tried.rank, nodes.tried.is_accepted).rates
+        rates = metrics.rates_by_rank(
+            nodes.tried["rank"], nodes.tried["is_accepted"]
+        ).rates
         _line(axis, range(len(rates)), rates, name, style)
     axis.set_xlabel("rank among siblings (0 = the draft's likeliest)")
     axis.set_ylabel("share of tried nodes accepted")

@@ -1,11 +1,11 @@
 """The record of an answered question, in the layout of Spec-Bench: a line of JSON."""
 
 import dataclasses
-import itertools
 import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import field
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from eagle_jax.decoding.rates import tokens_per_round
@@ -203,6 +203,22 @@ class Record:
         """Returns tokens per second over all turns."""
         return speed([self], with_prefill=with_prefill)
 
+    def difference(self, other: "Record") -> tuple[int, int] | None:
+        """Returns the turn and the token where another answer first differs.
+
+        What follows a difference continues another text, so only the first counts.
+
+        Returns:
+            Both from 0; a text that goes on where the other has ended differs there.
+            `None` for equal answers.
+        """
+        turns = zip_longest(self.token_ids, other.token_ids, fillvalue=())
+        for turn, pair in enumerate(turns):
+            for token, (ours, theirs) in enumerate(zip_longest(*pair)):
+                if ours != theirs:
+                    return turn, token
+        return None
+
 
 def speed(records: Iterable[Record], *, with_prefill: bool) -> float | None:
     """Returns tokens per second over some questions together.
@@ -244,7 +260,7 @@ def _read_turns(choices: list[Any]) -> tuple[Turn, ...]:
         raise InputError(
             f"`{_CHOICE}decoding_steps` does not count `{_CHOICE}accept_lengths`"
         )
-    ends = itertools.accumulate(steps)
+    ends = accumulate(steps)
     rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
     return tuple(
         Turn(

@@ -246,6 +246,45 @@ def find_baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     return max(candidates, key=closeness, default=None)
 
 
+def speedups(
+    run: Run, baseline: Run | None, *, task: str | None, with_prefill: bool
+) -> list[float]:
+    """Returns the speedup of each question that both runs hold and have a speed for."""
+    result = []
+    for ours, theirs in shared(run, baseline, task).values():
+        mine = ours.speed(with_prefill=with_prefill)
+        plain = theirs.speed(with_prefill=with_prefill)
+        if mine is not None and plain is not None:
+            result.append(mine / plain)
+    return result
+
+
+def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
+    """Returns how many questions have plain decoding's tokens, of how many compared.
+
+    Returns:
+        `None` where nothing can be compared: without questions of both, for plain
+        decoding itself, and for rejection, which gives other draws of one law.
+    """
+    both = shared(run, baseline, None)
+    is_other_draw = run.settings.get("acceptance") == "rejection"
+    if not both or run.is_baseline or is_other_draw:
+        return None
+    same = sum(ours.token_ids == theirs.token_ids for ours, theirs in both.values())
+    return same, len(both)
+
+
+def shared(
+    run: Run, baseline: Run | None, task: str | None
+) -> dict[QuestionKey, tuple[Record, Record]]:
+    """Returns the questions of a task that both runs hold."""
+    if baseline is None:
+        return {}
+    theirs = baseline.answers
+    mine = run.of_task(task).items()
+    return {key: (ours, theirs[key]) for key, ours in mine if key in theirs}
+
+
 def varying(runs: Collection[Run], names: Iterable[str]) -> list[str]:
     """Returns which of some settings are not the same in all runs."""
     return [

@@ -1,12 +1,13 @@
 """The papers' tables from runs, as markdown that also reads well as plain text."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from eagle_jax.config import shortest
-from eagle_jax.evaluation import metrics
+from eagle_jax.evaluation.markdown import NOTHING, markdown, rate, ratio, tau
+from eagle_jax.evaluation.markdown import number as short
 from eagle_jax.evaluation.metrics import Quartiles
-from eagle_jax.evaluation.records import QuestionKey, Record, speed
+from eagle_jax.evaluation.records import speed
 from eagle_jax.evaluation.runs import (
     SETUP,
     TREE,
@@ -14,72 +15,15 @@ from eagle_jax.evaluation.runs import (
     Run,
     find_baseline,
     groups,
+    identical,
     in_order,
+    shared,
+    speedups,
     unique_names,
     varying,
 )
 
-NOTHING = "-"
 _MOST_DIFFERENCES = 10
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table with padded columns, the first one to the left."""
-    lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    cells = [
-        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
-
-
-def number(value: float | None) -> str:
-    """Returns about three digits, all of those before the point."""
-    if value is None:
-        return NOTHING
-    if value == 0:
-        return "0"
-    size = abs(value)
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{digits}f}"
-
-
-def ratio(value: float | None) -> str:
-    """Returns a speedup."""
-    return NOTHING if value is None else f"{value:.2f}x"
-
-
-def tau(value: float | None) -> str:
-    """Returns tokens per step."""
-    return NOTHING if value is None else f"{value:.2f}"
-
-
-def speedups(
-    run: Run, baseline: Run | None, *, task: str | None, with_prefill: bool
-) -> list[float]:
-    """Returns the speedup of each question that both runs hold and have a speed for."""
-    result = []
-    for ours, theirs in _pairs(run, baseline, task).values():
-        mine = ours.speed(with_prefill=with_prefill)
-        plain = theirs.speed(with_prefill=with_prefill)
-        if mine is not None and plain is not None:
-            result.append(mine / plain)
-    return result
-
-
-def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
-    """Returns how many questions have plain decoding's tokens, of how many compared.
-
-    Returns:
-        `None` where nothing can be compared: without questions of both, for plain
-        decoding itself, and for rejection, which gives other draws of one law.
-    """
-    pairs = _pairs(run, baseline, None)
-    is_other_draw = run.settings.get("acceptance") == "rejection"
-    if not pairs or run.is_baseline or is_other_draw:
-        return None
-    return sum(_difference(*pair) is None for pair in pairs.values()), len(pairs)
 
 
 def lossless(run: Run, baseline: Run | None) -> str:
@@ -191,7 +135,7 @@ def spread_table(group: Group) -> str:
             speeds = [
                 _spread(
                     (answer.speed(with_prefill=with_prefill) for answer in answers),
-                    number,
+                    short,
                 )
                 for with_prefill in (True, False)
             ]
@@ -285,16 +229,15 @@ def calibration_table(group: Group) -> str | None:
         nodes = run.nodes()
         if nodes is None:
             continue
-        tried = nodes.tried
-        bins = metrics.Reliability.of(tried.confidence, tried.is_accepted)
+        bins = nodes.confidence
         errors = (bins.expected_error, nodes.values.expected_error)
         ends = (_or_none(bins.rates[0]), _or_none(bins.rates[-1]))
         if run.method == "lookup":  # It has no confidence.
             errors, ends = (None, None), (None, None)
         accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
-        row = [name, f"{len(tried):,}", *(_rate(error) for error in errors)]
-        row += [_rate(end) for end in ends]
-        rows.append([*row, *map(number, (accepted + wasted, accepted, wasted))])
+        row = [name, f"{len(nodes.tried):,}", *(rate(error) for error in errors)]
+        row += [rate(end) for end in ends]
+        rows.append([*row, *map(short, (accepted + wasted, accepted, wasted))])
     return markdown(header, rows) if rows else None
 
 
@@ -311,7 +254,7 @@ def n_alpha_table(group: Group) -> str | None:
     rows = []
     for name, found in chains:
         pairs = zip(found.rates, found.tried, strict=True)
-        cells = [f"{_rate(_or_none(rate))} ({tried:,})" for rate, tried in pairs]
+        cells = [f"{rate(_or_none(share))} ({tried:,})" for share, tried in pairs]
         rows.append([name, *cells, *[NOTHING] * (longest - len(cells))])
     return markdown(["method", *(f"{n}-alpha" for n in range(longest))], rows)
 
@@ -323,8 +266,8 @@ def differences_table(group: Group) -> str | None:
         baseline = find_baseline(run, group.everything)
         if identical(run, baseline) is None:
             continue
-        for (category, number), pair in _pairs(run, baseline, None).items():
-            place = _difference(*pair)
+        for (category, number), pair in shared(run, baseline, None).items():
+            place = pair[0].difference(pair[1])
             if place is not None:
                 rows.append([name, category, number, *(str(n + 1) for n in place)])
     if not rows:
@@ -377,10 +320,10 @@ def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[s
             cells += [NOTHING, NOTHING]
             continue
         baseline = find_baseline(run, runs)
-        pairs = _pairs(run, baseline, None).values()
-        mine = speed((ours for ours, _ in pairs), with_prefill=True)
-        plain = speed((theirs for _, theirs in pairs), with_prefill=True)
-        cells += [number(run.speed(with_prefill=True)), ratio(_quotient(mine, plain))]
+        both = shared(run, baseline, None).values()
+        mine = speed((ours for ours, _ in both), with_prefill=True)
+        plain = speed((theirs for _, theirs in both), with_prefill=True)
+        cells += [short(run.speed(with_prefill=True)), ratio(_quotient(mine, plain))]
         ours += [mine] if mine else []
         theirs += [plain] if plain else []
     # A best of fewer batch sizes than the other's would be no comparison.
@@ -389,27 +332,12 @@ def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[s
     return [*cells, ratio(best)]
 
 
-def _pairs(
-    run: Run, baseline: Run | None, task: str | None
-) -> dict[QuestionKey, tuple[Record, Record]]:
-    """Returns the questions of a task that both runs hold."""
-    if baseline is None:
-        return {}
-    theirs = baseline.answers
-    mine = run.of_task(task).items()
-    return {key: (ours, theirs[key]) for key, ours in mine if key in theirs}
-
-
 def _families(runs: list[Run], *but: str) -> list[list[Run]]:
     """Returns the runs that have all settings in common but some."""
     found: dict[str, list[Run]] = {}
     for run in in_order(runs):
         found.setdefault(run.key(*but), []).append(run)
     return list(found.values())
-
-
-def _difference(ours: Record, theirs: Record) -> tuple[int, int] | None:
-    return metrics.first_difference(ours.token_ids, theirs.token_ids)
 
 
 def _spread(
@@ -429,10 +357,6 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _quotient(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
-
-
-def _rate(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
 
 
 def _or_none(value: float) -> float | None:

@@ -10,22 +10,18 @@ import pytest
 
 from eagle_jax.checkpoints.calibration import Kind, load_calibration
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
-from eagle_jax.evaluation.calibrate import (
+from eagle_jax.evaluation.calibrate import Fit, Observed, describe, fit, read_observed
+from eagle_jax.evaluation.exponents import (
     BOUNDS,
     MIN_TRIALS,
     By,
-    Fit,
-    Observed,
     calibration_error,
-    describe,
-    fit,
     fit_exponent,
     fit_exponents,
-    read_observed,
     tokens_per_root,
     trials_of,
 )
-from eagle_jax.evaluation.nodes import Nodes, Tried, VerifiedTree
+from eagle_jax.evaluation.nodes import TRIED, Nodes, VerifiedTree
 from tests.conftest import Main, load_main
 from tests.evaluation import synthetic
 from tests.helpers import refused
@@ -38,13 +34,20 @@ def calibrate() -> Main:
     return load_main("calibrate")
 
 
-def draw(true: dict[tuple[int, int], float], count: int) -> Tried:
-    """Tried whose acceptance follows these exponents, `count` per depth and rank."""
+def trials_from(**columns: Any) -> np.ndarray:
+    trials = np.zeros(len(columns["depth"]), TRIED)
+    for name, column in columns.items():
+        trials[name] = column
+    return trials
+
+
+def draw(true: dict[tuple[int, int], float], count: int) -> np.ndarray:
+    """Trials whose acceptance follows these exponents, `count` per depth and rank."""
     rng = np.random.default_rng(0)
     cells = np.repeat(list(true), count, axis=0)
     exponents = np.repeat(list(true.values()), count)
     logs = np.log(rng.uniform(0.02, 0.98, len(cells)))
-    return Tried(
+    return trials_from(
         depth=cells[:, 0],
         rank=cells[:, 1],
         log_confidence=logs,
@@ -89,17 +92,17 @@ def write(path: Path, observed: Observed, **run: Any) -> None:
 @pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
 def test_the_fit_finds_the_exponent_that_drew_the_data(true: float) -> None:
     trials = draw({(1, 0): true}, 20000)
-    found = fit_exponent(trials.log_confidence, trials.is_accepted)
+    found = fit_exponent(trials["log_confidence"], trials["is_accepted"])
     assert found == pytest.approx(true, rel=0.05)
 
 
 def test_the_fit_has_the_greatest_likelihood() -> None:
     trials = draw({(1, 0): 1.7}, 300)
-    found = fit_exponent(trials.log_confidence, trials.is_accepted)
+    found = fit_exponent(trials["log_confidence"], trials["is_accepted"])
 
     def log_likelihood(exponent: float) -> float:
-        logs = exponent * trials.log_confidence
-        each = np.where(trials.is_accepted, logs, np.log1p(-np.exp(logs)))
+        logs = exponent * trials["log_confidence"]
+        each = np.where(trials["is_accepted"], logs, np.log1p(-np.exp(logs)))
         return each.sum()
 
     near = [log_likelihood(found * factor) for factor in (0.99, 1.01)]
@@ -134,12 +137,12 @@ def test_cells_with_few_trials_share_a_fit() -> None:
         draw({(3, 1): 0.3}, 50),  # Few of a rank with many.
         draw({(3, 2): 0.3}, 50),  # Few of a rank with few.
     ]
-    trials = Tried.joined(parts)
+    trials = np.concatenate(parts)
     of_rank = [
-        fit_exponent(part.log_confidence, part.is_accepted)
-        for part in (trials.where(trials.rank == rank) for rank in (0, 1))
+        fit_exponent(part["log_confidence"], part["is_accepted"])
+        for part in (trials[trials["rank"] == rank] for rank in (0, 1))
     ]
-    overall = fit_exponent(trials.log_confidence, trials.is_accepted)
+    overall = fit_exponent(trials["log_confidence"], trials["is_accepted"])
     table = fit_exponents(trials, by="rank", depth=4)
     # The drafted depth counts, also where nothing was tried.
     assert table[1] == table[2] == table[3] == (*of_rank, overall)
@@ -214,11 +217,11 @@ def test_smaller_trees_are_cut_by_calibrated_values(
 
 
 def test_the_error_takes_each_trials_own_exponent() -> None:
-    trials = Tried(
-        depth=np.array([1, 2, 5]),
-        rank=np.array([0, 1, 3]),
+    trials = trials_from(
+        depth=[1, 2, 5],
+        rank=[0, 1, 3],
         log_confidence=np.log([0.5, 0.5, 0.5]),
-        is_accepted=np.array([True, False, False]),
+        is_accepted=[True, False, False],
     )
     confidence = Confidence(exponents=((1.0,), (2.0, 3.0)))
     # 0.5 missed by 0.5; 0.125 twice, missed by 0.125.

@@ -25,17 +25,6 @@ def test_quartiles_leave_out_what_is_missing() -> None:
     assert Quartiles.of([None]) is None
 
 
-def test_the_first_difference_is_found_turn_by_turn() -> None:
-    text = [[1, 2], [3, 4, 5]]
-    assert metrics.first_difference(text, [[1, 2], [3, 4, 5]]) is None
-    # What follows the first difference does not matter.
-    assert metrics.first_difference(text, [[1, 9], [9]]) == (0, 1)
-    assert metrics.first_difference(text, [[1, 2], [3, 4, 6]]) == (1, 2)
-    # A text that ends earlier, or has a turn less, differs there.
-    assert metrics.first_difference(text, [[1, 2], [3, 4]]) == (1, 2)
-    assert metrics.first_difference(text, [[1, 2]]) == (1, 0)
-
-
 def test_bins_hold_their_lower_edge_and_the_last_holds_one() -> None:
     predicted = np.array([0.0, 0.049, 0.05, 0.95, 1.0])
     bins = Reliability.of(predicted, np.array([0, 1, 0, 1, 1], bool))

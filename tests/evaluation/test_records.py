@@ -51,3 +51,19 @@ def test_a_choice_that_does_not_fit_is_refused(
     line["choices"][0][name] = value
     with pytest.raises(InputError, match=re.escape(named)):
         Record.from_json(line)
+
+
+def test_the_first_difference_is_found_turn_by_turn() -> None:
+    def answer(*turns: list[int]) -> Record:
+        times = [1.0] * len(turns)
+        line = synthetic.record(1, token_ids=turns, seconds=times, decode_seconds=times)
+        return Record.from_json(line)
+
+    text = answer([1, 2], [3, 4, 5])
+    assert text.difference(answer([1, 2], [3, 4, 5])) is None
+    # What follows the first difference does not matter.
+    assert text.difference(answer([1, 9], [9])) == (0, 1)
+    assert text.difference(answer([1, 2], [3, 4, 6])) == (1, 2)
+    # A text that ends earlier, or has a turn less, differs there.
+    assert text.difference(answer([1, 2], [3, 4])) == (1, 2)
+    assert text.difference(answer([1, 2])) == (1, 0)
