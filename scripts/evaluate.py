@@ -46,7 +46,7 @@ from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import GenerateConfig, Method
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.answers import Job
+from eagle_jax.evaluation.answers import Answerer
 from eagle_jax.evaluation.plan import (
     RunPlan,
     make_drafter,
@@ -64,6 +64,7 @@ from eagle_jax.evaluation.questions import (
     read_questions,
 )
 from eagle_jax.evaluation.record_files import check_records, recorded_date
+from eagle_jax.evaluation.records import speed
 from eagle_jax.evaluation.runs import Run, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
 from eagle_jax.generation.methods import HEAD_METHODS, check_draft
@@ -195,9 +196,9 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             f"prompt in max_length = {max_length}; give fewer"
         )
     finished = {}
-    for job in _open_jobs(arguments, runs, source, max_length, questions):
-        path = _path(arguments, job.plan)
-        finished[job.plan.model_id] = Run.of(evaluate(job, questions, path), path)
+    for run in _open_runs(arguments, runs, source, max_length, questions):
+        path = _path(arguments, run.plan)
+        finished[run.plan.model_id] = Run.of(evaluate(run, questions, path), path)
     _print_table(finished)
     return 0
 
@@ -231,13 +232,13 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
     )
 
 
-def _open_jobs(
+def _open_runs(
     arguments: argparse.Namespace,
     runs: Sequence[RunPlan],
     source: PairSource,
     max_length: int,
     questions: Sequence[Question],
-) -> list[Job]:
+) -> list[Answerer]:
     """Loads the target and every draft model once, if no file of records is refused."""
     models = open_models(
         runs,
@@ -272,7 +273,7 @@ def _open_jobs(
     }
     programs = Programs()
     return [
-        Job(
+        Answerer(
             plan=run,
             pair=dataclasses.replace(
                 pair,
@@ -331,12 +332,13 @@ def _print_table(runs: dict[str, Run]) -> None:
     for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
         table.add_column(name, justify="right")
     for name, run in runs.items():
-        speeds = [run.speed(with_prefill=flag) for flag in (True, False)]
+        records = run.answers.values()
+        speeds = [speed(records, with_prefill=flag) for flag in (True, False)]
         found = identical(run, find_baseline(run, runs.values()))
         same, compared = found or (0, 0)
         table.add_row(
             name,
-            str(len(run.answers)),
+            str(len(records)),
             _number(run.tau(), ".2f"),
             *(_number(speed, ".1f") for speed in speeds),
             "-" if found is None else f"{compared - same} of {compared}",

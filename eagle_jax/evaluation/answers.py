@@ -25,36 +25,6 @@ _TURN_SEEDS = 1 << 24
 """From one turn's seed to the next one's: more than any file has questions."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
-    """A run that is ready to go.
-
-    Attributes:
-        plan: Its method and settings.
-        pair: With the run's own drafter and parameters.
-        settings: The field `run` of its records, see `plan.run_settings`.
-        max_length: Prompt plus output.
-        template: How turns become prompts.
-        system: System prompt, or `None`.
-        with_nodes: Decode every batch once more, to see what became of its nodes.
-        programs: What is compiled; other runs may share it.
-    """
-
-    plan: RunPlan
-    pair: LoadedPair
-    settings: dict[str, Any]
-    max_length: int
-    template: Template = "none"
-    system: str | None = None
-    with_nodes: bool = False
-    programs: Programs = dataclasses.field(default_factory=Programs)
-
-    @property
-    def room(self) -> int:
-        """Tokens of a prompt, at most."""
-        return self.max_length - self.plan.config.decoding.max_new_tokens
-
-
 @dataclasses.dataclass(kw_only=True)
 class _Conversation:
     """A question that is being answered.
@@ -67,9 +37,9 @@ class _Conversation:
     """
 
     question: Question
-    turns: list[Turn]
-    trees: list[VerifiedTree]
-    prompt: list[int]
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    trees: list[VerifiedTree] = dataclasses.field(default_factory=list)
+    prompt: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -88,26 +58,44 @@ class _Conversation:
         return (first + self.question.number + turn * _TURN_SEEDS) % 2**32
 
 
+@dataclasses.dataclass(kw_only=True)
 class Answerer:
-    """Answers questions in batches of one prompt bucket.
+    """A run that is ready to go: answers questions in batches of one prompt bucket.
 
     Attributes:
-        num_cut: Prompts that were longer than the job's room and lost their beginning.
+        plan: Its method and settings.
+        pair: With the run's own drafter and parameters.
+        settings: The field `run` of its records, see `plan.run_settings`.
+        max_length: Prompt plus output.
+        template: How turns become prompts.
+        system: System prompt, or `None`.
+        with_nodes: Decode every batch once more, to see what became of its nodes.
+        programs: What is compiled; other runs may share it.
+        step_seconds: What its steps cost; measured on the first batch if it is `None`.
+        num_cut: Prompts so far that were longer than the room and lost their beginning.
     """
 
-    def __init__(
-        self, job: Job, step_seconds: Mapping[str, float | None] | None = None
-    ) -> None:
-        """Takes a run.
+    plan: RunPlan
+    pair: LoadedPair
+    settings: dict[str, Any]
+    max_length: int
+    template: Template = "none"
+    system: str | None = None
+    with_nodes: bool = False
+    programs: Programs = dataclasses.field(default_factory=Programs)
+    step_seconds: Mapping[str, float | None] | None = None
+    num_cut: int = dataclasses.field(default=0, init=False)
+    _runners: dict[int, Runner] = dataclasses.field(default_factory=dict, init=False)
 
-        Args:
-            job: The run.
-            step_seconds: What its steps cost; `None` to measure that.
-        """
-        self.num_cut = 0
-        self._job = job
-        self._step_seconds = step_seconds
-        self._runners: dict[int, Runner] = {}
+    @property
+    def room(self) -> int:
+        """Tokens of a prompt, at most."""
+        return self.max_length - self.plan.config.decoding.max_new_tokens
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether its records say what became of drafted nodes."""
+        return self.with_nodes and self.pair.drafter is not None
 
     def answer(self, questions: Iterable[Question]) -> Iterator[Record]:
         """Yields a record per question, in the order in which they are finished.
@@ -120,8 +108,8 @@ class Answerer:
                 has none.
             KeyboardInterrupt: After Ctrl-C.
         """
-        size = self._job.plan.config.decoding.batch_size
-        for bucket, batch in _batches(self._open(questions), size, self._job.room):
+        size = self.plan.config.decoding.batch_size
+        for bucket, batch in _batches(self._open(questions), size, self.room):
             self._decode(self._runner(bucket), batch)
             for conversation in batch:
                 if conversation.is_done:
@@ -131,36 +119,34 @@ class Answerer:
 
     def _open(self, questions: Iterable[Question]) -> Iterator[_Conversation]:
         for question in questions:
-            conversation = _Conversation(
-                question=question, turns=[], trees=[], prompt=[]
-            )
+            conversation = _Conversation(question=question)
             conversation.prompt = self._encode(conversation)
             yield conversation
 
     def _encode(self, conversation: _Conversation) -> list[int]:
         """Returns the prompt of the next turn, without its beginning if too long."""
-        job, answers = self._job, [turn.text for turn in conversation.turns]
+        answers = [turn.text for turn in conversation.turns]
         turns = conversation.question.turns[: len(answers) + 1]
         ids = encode(
-            job.pair.tokenizer, job.template, turns, answers, system=job.system
+            self.pair.tokenizer, self.template, turns, answers, system=self.system
         )
-        self.num_cut += len(ids) > job.room
-        return ids[-job.room :]
+        self.num_cut += len(ids) > self.room
+        return ids[-self.room :]
 
     def _runner(self, bucket: int) -> Runner:
         """Returns what decodes prompts of one padded length, compiled."""
         if bucket not in self._runners:
-            job, config = self._job, self._job.plan.config
+            config = self.plan.config
             needed = bucket + config.decoding.max_new_tokens
             runner = Runner(
-                pair=job.pair,
-                drafter=job.pair.drafter,
+                pair=self.pair,
+                drafter=self.pair.drafter,
                 config=config,
                 # More slots would cost time for nothing.
-                max_length=min(job.max_length, needed),
+                max_length=min(self.max_length, needed),
                 prompt_bucket=bucket,
                 batch_size=config.decoding.batch_size,
-                programs=job.programs,
+                programs=self.programs,
             )
             runner.warm_up(by_round=False)
             self._runners[bucket] = runner
@@ -169,17 +155,17 @@ class Answerer:
     def _decode(self, runner: Runner, batch: list[_Conversation]) -> None:
         """Answers one turn of each conversation."""
         prompts = [conversation.prompt for conversation in batch]
-        first_seed = self._job.plan.config.sampling.seed
+        first_seed = self.plan.config.sampling.seed
         seeds = [conversation.seed(first_seed) for conversation in batch]
         result = runner.run(prompts, seeds)
-        if self._step_seconds is None:
-            self._step_seconds = self._measure(runner, prompts, seeds)
-        if self._job.with_nodes and runner.drafter is not None:
+        if self.step_seconds is None:
+            self.step_seconds = self._measure(runner, prompts, seeds)
+        if self.has_nodes:
             self._look_at_rounds(runner, batch, seeds, result)
         share = len(batch)
         for conversation, row in zip(batch, result.rows, strict=True):
             answer = text.continuation(
-                self._job.pair.tokenizer, row.prompt_ids, row.generated_ids
+                self.pair.tokenizer, row.prompt_ids, row.generated_ids
             )
             turn = Turn(
                 text=answer,
@@ -223,7 +209,7 @@ class Answerer:
         for conversation, row, timed_row in rows:
             if row.generated_ids != timed_row.generated_ids:
                 raise InputError(
-                    f"{self._job.plan.model_id}: decoded round by round, question "
+                    f"{self.plan.model_id}: decoded round by round, question "
                     f"{conversation.question.question_id!r} has other tokens, so its "
                     "nodes say nothing about the text; give --dtype float32, where "
                     "near ties fall alike, or leave out --nodes"
@@ -256,7 +242,6 @@ class Answerer:
         )
 
     def _record(self, conversation: _Conversation) -> Record:
-        has_nodes = self._job.with_nodes and self._job.pair.drafter is not None
         question = conversation.question
         return Record(
             question_id=question.question_id,
@@ -264,10 +249,10 @@ class Answerer:
             question=question.fingerprint,
             number=question.number,
             turns=tuple(conversation.turns),
-            run=self._job.settings,
-            step_seconds=self._step_seconds,
-            nodes=Nodes.of(conversation.trees) if has_nodes else None,
-            model_id=self._job.plan.model_id,
+            run=self.settings,
+            step_seconds=self.step_seconds,
+            nodes=Nodes.of(conversation.trees) if self.has_nodes else None,
+            model_id=self.plan.model_id,
         )
 
 

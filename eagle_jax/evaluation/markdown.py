@@ -16,7 +16,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
 
 
-def number(value: float | None) -> str:
+def short(value: float | None) -> str:
     """Returns about three digits, all of those before the point."""
     if value is None:
         return NOTHING
@@ -32,11 +32,6 @@ def ratio(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}x"
 
 
-def tau(value: float | None) -> str:
-    """Returns tokens per step."""
-    return NOTHING if value is None else f"{value:.2f}"
-
-
-def rate(value: float | None) -> str:
-    """Returns a share of something."""
-    return NOTHING if value is None else f"{value:.3f}"
+def decimals(value: float | None, digits: int = 2) -> str:
+    """Returns a number with so many digits behind the point."""
+    return NOTHING if value is None else f"{value:.{digits}f}"

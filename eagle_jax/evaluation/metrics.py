@@ -5,42 +5,24 @@ and n-alpha are in `decoding.rates`.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
-from eagle_jax.decoding.rates import Rates, decoded_tokens, divide
+from eagle_jax.decoding.rates import Rates, divide
 
 NUM_BINS = 20
 """Equal bins of [0, 1] for confidences."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Quartiles:
-    """The middle half of some values.
+def quartiles(values: Iterable[float | None]) -> list[float] | None:
+    """Returns first quartile, median and third, interpolated; `None` without values.
 
-    Attributes:
-        low: First quartile.
-        median: Second quartile.
-        high: Third quartile.
+    Args:
+        values: Numbers; `None` among them is left out.
     """
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Quartiles | None":
-        """Returns the quartiles, interpolated; `None` without any value.
-
-        Args:
-            values: Numbers; `None` among them is left out.
-        """
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        low, median, high = np.quantile(known, [0.25, 0.5, 0.75]).tolist()
-        return cls(low=low, median=median, high=high)
+    known = [value for value in values if value is not None]
+    return np.quantile(known, [0.25, 0.5, 0.75]).tolist() if known else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,25 +75,6 @@ class Reliability:
         return float(np.abs(self.accepted - self.total).sum() / self.count.sum())
 
 
-def tokens_per_second(
-    new_tokens: Sequence[int], seconds: Sequence[float], *, with_prefill: bool
-) -> float | None:
-    """Returns the speed over some turns.
-
-    Args:
-        new_tokens: Of each turn, the prefill's first token included.
-        seconds: Of each turn, of the whole turn or without its prefill.
-        with_prefill: Whether `seconds` holds the prefill; without it the first token
-            of a turn, which the prefill gives, does not count.
-
-    Returns:
-        Tokens per second; `None` where no time passed or nothing was decoded.
-    """
-    tokens = sum(new_tokens) if with_prefill else decoded_tokens(new_tokens)
-    total = sum(seconds)
-    return tokens / total if tokens > 0 and total > 0 else None
-
-
 def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:
     """Returns the rates by a node's place among its siblings, 0 = likeliest.
 
@@ -124,16 +87,3 @@ def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:
         accepted=np.bincount(rank[is_accepted], minlength=length),
         tried=np.bincount(rank, minlength=length),
     )
-
-
-def length_shares(lengths: Sequence[int]) -> np.ndarray:
-    """Returns the share of steps by tokens emitted.
-
-    Args:
-        lengths: Of each step, what it accepted and one more, uncut.
-
-    Returns:
-        `[longest + 1]` float64; `[0]`, of steps without a token, is 0. Empty without
-        steps.
-    """
-    return np.bincount(lengths) / len(lengths) if lengths else np.zeros(0)

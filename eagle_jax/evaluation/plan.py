@@ -187,9 +187,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
             none of is `None`.
     """
     config = plan.config
-    names = ("num_nodes", "depth", "width", "rank_by", "rerank", "calibration")
-    names = (*names, "kappa", "sharpness", "shared_noise")
-    shape: dict[str, Any] = dict.fromkeys(names)
+    shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
     if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
         shape |= dataclasses.asdict(drafter.tree)

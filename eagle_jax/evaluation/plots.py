@@ -112,7 +112,7 @@ def lengths(group: Group) -> Figure | str:
         return "no run drafted anything"
     figure, (axis,) = _panels(1, 3.8, f"Accepted lengths, {group.title}")
     for name, run, style in runs:
-        shares = metrics.length_shares(run.accept_lengths)
+        shares = np.bincount(run.accept_lengths) / len(run.accept_lengths)
         label = f"{name}: tau {run.tau():.2f}"
         _line(axis, range(1, len(shares)), shares[1:], label, style)
     axis.set_xlabel("tokens of one step (accepted + bonus)")

@@ -8,9 +8,8 @@ from dataclasses import field
 from itertools import accumulate, zip_longest
 from typing import Any
 
-from eagle_jax.decoding.rates import tokens_per_round
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.fields import get, numbers
 from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.questions import MT_BENCH, QuestionId
@@ -194,15 +193,6 @@ class Record:
         """Over all turns, what each step accepted and one more, uncut."""
         return [length for turn in self.turns for length in turn.accept_lengths]
 
-    @property
-    def tau(self) -> float | None:
-        """Tokens per step, over all turns."""
-        return tokens_per_round(self.new_tokens, len(self.accept_lengths))
-
-    def speed(self, *, with_prefill: bool) -> float | None:
-        """Returns tokens per second over all turns."""
-        return speed([self], with_prefill=with_prefill)
-
     def difference(self, other: "Record") -> tuple[int, int] | None:
         """Returns the turn and the token where another answer first differs.
 
@@ -231,11 +221,18 @@ def speed(records: Iterable[Record], *, with_prefill: bool) -> float | None:
         `None` where no time passed or nothing was decoded.
     """
     turns = [turn for record in records for turn in record.turns]
-    return metrics.tokens_per_second(
-        [len(turn.token_ids) for turn in turns],
-        [turn.wall_time if with_prefill else turn.decode_time for turn in turns],
-        with_prefill=with_prefill,
-    )
+    tokens = [len(turn.token_ids) for turn in turns]
+    counted = sum(tokens) if with_prefill else decoded_tokens(tokens)
+    times = (turn.wall_time if with_prefill else turn.decode_time for turn in turns)
+    seconds = sum(times)
+    return counted / seconds if counted > 0 and seconds > 0 else None
+
+
+def tau(records: Iterable[Record]) -> float | None:
+    """Returns tokens per step over all steps of some questions; `None` without any."""
+    turns = [turn for record in records for turn in record.turns]
+    steps = sum(len(turn.accept_lengths) for turn in turns)
+    return tokens_per_round([len(turn.token_ids) for turn in turns], steps)
 
 
 def _read_turns(choices: list[Any]) -> tuple[Turn, ...]:

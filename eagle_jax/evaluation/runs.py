@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.config import shortest
-from eagle_jax.decoding.rates import Rates, n_alpha, tokens_per_round
+from eagle_jax.decoding.rates import Rates, n_alpha
 from eagle_jax.evaluation.nodes import Nodes
-from eagle_jax.evaluation.records import QuestionKey, Record, speed
+from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
 
 SETUP = (
     *("target", "target_fingerprint", "dtype", "device"),
@@ -107,10 +107,6 @@ class Run:
         """Tasks in the order of the file."""
         return list(dict.fromkeys(answer.task for answer in self.answers.values()))
 
-    def speed(self, *, with_prefill: bool) -> float | None:
-        """Returns tokens per second over the whole run."""
-        return speed(self.answers.values(), with_prefill=with_prefill)
-
     def of_task(self, task: str | None) -> dict[QuestionKey, Record]:
         """Returns the questions of one task; all for `None`."""
         return {
@@ -121,11 +117,7 @@ class Run:
 
     def tau(self, task: str | None = None) -> float | None:
         """Returns tokens per step, over all steps of a task; of all for `None`."""
-        answers = self.of_task(task).values()
-        return tokens_per_round(
-            [number for answer in answers for number in answer.new_tokens],
-            sum(len(answer.accept_lengths) for answer in answers),
-        )
+        return tau(self.of_task(task).values())
 
     def nodes(self) -> Nodes | None:
         """Returns the nodes of all questions together, `None` where there are none."""
@@ -250,13 +242,11 @@ def speedups(
     run: Run, baseline: Run | None, *, task: str | None, with_prefill: bool
 ) -> list[float]:
     """Returns the speedup of each question that both runs hold and have a speed for."""
-    result = []
-    for ours, theirs in shared(run, baseline, task).values():
-        mine = ours.speed(with_prefill=with_prefill)
-        plain = theirs.speed(with_prefill=with_prefill)
-        if mine is not None and plain is not None:
-            result.append(mine / plain)
-    return result
+    speeds = [
+        [speed([answer], with_prefill=with_prefill) for answer in pair]
+        for pair in shared(run, baseline, task).values()
+    ]
+    return [ours / theirs for ours, theirs in speeds if ours and theirs]
 
 
 def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:

@@ -4,10 +4,9 @@ import json
 from collections.abc import Callable, Iterable
 
 from eagle_jax.config import shortest
-from eagle_jax.evaluation.markdown import NOTHING, markdown, rate, ratio, tau
-from eagle_jax.evaluation.markdown import number as short
-from eagle_jax.evaluation.metrics import Quartiles
-from eagle_jax.evaluation.records import speed
+from eagle_jax.evaluation.markdown import NOTHING, decimals, markdown, ratio, short
+from eagle_jax.evaluation.metrics import quartiles
+from eagle_jax.evaluation.records import speed, tau
 from eagle_jax.evaluation.runs import (
     SETUP,
     TREE,
@@ -119,7 +118,7 @@ def _means(run: Run, everything: list[Run], *, with_prefill: bool) -> list[str]:
     """Returns speedup and tau as means over tasks, and losslessness."""
     baseline = find_baseline(run, everything)
     gains, taus = _by_task(run, baseline, run.tasks, with_prefill=with_prefill)
-    return [ratio(_mean(gains)), tau(_mean(taus)), lossless(run, baseline)]
+    return [ratio(_mean(gains)), decimals(_mean(taus)), lossless(run, baseline)]
 
 
 def spread_table(group: Group) -> str:
@@ -131,10 +130,10 @@ def spread_table(group: Group) -> str:
         baseline = find_baseline(run, group.everything)
         for task in run.tasks:
             answers = list(run.of_task(task).values())
-            taus = [answer.tau for answer in answers]
+            taus = [tau([answer]) for answer in answers]
             speeds = [
                 _spread(
-                    (answer.speed(with_prefill=with_prefill) for answer in answers),
+                    (speed([a], with_prefill=with_prefill) for a in answers),
                     short,
                 )
                 for with_prefill in (True, False)
@@ -144,7 +143,7 @@ def spread_table(group: Group) -> str:
                 for p in (True, False)
             ]
             row = [name, task, str(len(answers)), *speeds, *gains]
-            rows.append([*row, _spread(taus, tau)])
+            rows.append([*row, _spread(taus, decimals)])
     return markdown(header, rows)
 
 
@@ -235,8 +234,8 @@ def calibration_table(group: Group) -> str | None:
         if run.method == "lookup":  # It has no confidence.
             errors, ends = (None, None), (None, None)
         accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
-        row = [name, f"{len(nodes.tried):,}", *(rate(error) for error in errors)]
-        row += [rate(end) for end in ends]
+        row = [name, f"{len(nodes.tried):,}", *(decimals(error, 3) for error in errors)]
+        row += [decimals(end, 3) for end in ends]
         rows.append([*row, *map(short, (accepted + wasted, accepted, wasted))])
     return markdown(header, rows) if rows else None
 
@@ -254,7 +253,9 @@ def n_alpha_table(group: Group) -> str | None:
     rows = []
     for name, found in chains:
         pairs = zip(found.rates, found.tried, strict=True)
-        cells = [f"{rate(_or_none(share))} ({tried:,})" for share, tried in pairs]
+        cells = [
+            f"{decimals(_or_none(share), 3)} ({tried:,})" for share, tried in pairs
+        ]
         rows.append([name, *cells, *[NOTHING] * (longest - len(cells))])
     return markdown(["method", *(f"{n}-alpha" for n in range(longest))], rows)
 
@@ -293,7 +294,7 @@ def _methods_by_tasks(
         for gain, length in zip(
             [*gains, _mean(gains)], [*taus, _mean(taus)], strict=True
         ):
-            row += [ratio(gain), tau(length)]
+            row += [ratio(gain), decimals(length)]
         rows.append([*row, lossless(run, baseline)])
     return markdown([*header, "lossless"], rows)
 
@@ -305,8 +306,8 @@ def _by_task(
     gains, taus = [], []
     for task in tasks:
         found = speedups(run, baseline, task=task, with_prefill=with_prefill)
-        spread = Quartiles.of(found)
-        gains.append(None if spread is None else spread.median)
+        spread = quartiles(found)
+        gains.append(None if spread is None else spread[1])
         taus.append(run.tau(task))
     return gains, taus
 
@@ -323,7 +324,8 @@ def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[s
         both = shared(run, baseline, None).values()
         mine = speed((ours for ours, _ in both), with_prefill=True)
         plain = speed((theirs for _, theirs in both), with_prefill=True)
-        cells += [short(run.speed(with_prefill=True)), ratio(_quotient(mine, plain))]
+        whole = speed(run.answers.values(), with_prefill=True)
+        cells += [short(whole), ratio(_quotient(mine, plain))]
         ours += [mine] if mine else []
         theirs += [plain] if plain else []
     # A best of fewer batch sizes than the other's would be no comparison.
@@ -343,10 +345,11 @@ def _families(runs: list[Run], *but: str) -> list[list[Run]]:
 def _spread(
     values: Iterable[float | None], shown: Callable[[float | None], str]
 ) -> str:
-    found = Quartiles.of(values)
+    found = quartiles(values)
     if found is None:
         return NOTHING
-    return f"{shown(found.median)} ({shown(found.low)} to {shown(found.high)})"
+    low, median, high = map(shown, found)
+    return f"{median} ({low} to {high})"
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle_jax.evaluation.markdown import markdown, number
+from eagle_jax.evaluation.markdown import markdown, short
 
 
 def test_columns_are_padded_and_numbers_stand_to_the_right() -> None:
@@ -23,4 +23,4 @@ def test_columns_are_padded_and_numbers_stand_to_the_right() -> None:
     ],
 )
 def test_numbers_have_three_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
+    assert short(value) == text

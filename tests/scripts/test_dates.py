@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.evaluation.answers import Job
+from eagle_jax.evaluation.answers import Answerer
 from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.record_files import RecordFile
 from eagle_jax.evaluation.records import Record
@@ -95,10 +95,10 @@ def test_what_is_evaluated_on_another_day_gets_the_same_prompts(
     command += ["--questions", f"{tmp_path}/prompts.txt", "--output", str(output)]
     prompts: list[list[int]] = []
 
-    def answer(job: Job, questions: list[Question], path: Path) -> list[Record]:
+    def answer(asked: Answerer, questions: list[Question], path: Path) -> list[Record]:
         (question,) = questions
-        prompts.append(encode(job.pair.tokenizer, "tokenizer", question.turns, []))
-        with RecordFile(path, job.settings, questions) as file:
+        prompts.append(encode(asked.pair.tokenizer, "tokenizer", question.turns, []))
+        with RecordFile(path, asked.settings, questions) as file:
             if not file.records:
                 made = Record(
                     question_id=question.question_id,
@@ -106,10 +106,10 @@ def test_what_is_evaluated_on_another_day_gets_the_same_prompts(
                     question=question.fingerprint,
                     number=question.number,
                     turns=(),
-                    run=job.settings,
+                    run=asked.settings,
                     step_seconds=None,
                     nodes=None,
-                    model_id=job.plan.model_id,
+                    model_id=asked.plan.model_id,
                 )
                 file.append(made)
             return file.records
