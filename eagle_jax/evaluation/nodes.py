@@ -98,15 +98,15 @@ class VerifiedTree:
             raise InputError(
                 f"`nodes.trees`: a tree lacks {wanted}: {error!r}"
             ) from error
-        nodes, log_values = np.arange(len(parents)), np.asarray(values)
+        nodes, log_values = np.arange(parents.size), np.asarray(values)
         path = np.array([0, *accepted])
         is_tree = (
             parents.ndim == 1
-            and len(values) == len(parents) > 0
+            and len(values) == parents.size > 0
             and (parents >= -1).all()
             and (parents < np.maximum(nodes, 0)).all()
             and (path >= 0).all()
-            and (path < len(parents)).all()
+            and (path < parents.size).all()
             and (parents[path[1:]] == path[:-1]).all()
         )
         if not is_tree:
