@@ -47,6 +47,7 @@ from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import GenerateConfig, Method
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import Answerer
+from eagle_jax.evaluation.markdown import decimals
 from eagle_jax.evaluation.plan import (
     RunPlan,
     make_drafter,
@@ -69,12 +70,8 @@ from eagle_jax.evaluation.runs import Run, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
 from eagle_jax.generation.methods import HEAD_METHODS, check_draft
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
-from eagle_jax.generation.programs import (
-    Programs,
-)
-from eagle_jax.generation.room import (
-    check_depth,
-)
+from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.room import check_depth
 from eagle_jax.interface import Drafter, Params
 
 _EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
@@ -339,16 +336,12 @@ def _print_table(runs: dict[str, Run]) -> None:
         table.add_row(
             name,
             str(len(records)),
-            _number(run.tau(), ".2f"),
-            *(_number(speed, ".1f") for speed in speeds),
+            decimals(run.tau()),
+            *(decimals(mean, 1) for mean in speeds),
             "-" if found is None else f"{compared - same} of {compared}",
         )
     # Where nobody looks, no column is cut.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

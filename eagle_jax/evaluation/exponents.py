@@ -57,7 +57,7 @@ def fit_exponents(
         by: See `fit`.
         depth: Levels to return, also those without trials.
     """
-    overall = fit_exponent(trials["log_confidence"], trials["is_accepted"])
+    overall = fit_exponent(trials)
     depths = range(1, depth + 1)
     if by == "depth":
         levels = (trials[trials["depth"] == level] for level in depths)
@@ -73,17 +73,17 @@ def fit_exponents(
     )
 
 
-def fit_exponent(log_confidence: np.ndarray, is_accepted: np.ndarray) -> float:
+def fit_exponent(trials: np.ndarray) -> float:
     """Returns the `s` within `BOUNDS` under which the trials are likeliest.
 
     The log likelihood, `s * log c` for an accepted node and `log(1 - c ** s)` for a
     refused one, is concave in `s`: its slope is bisected.
 
     Args:
-        log_confidence: `[M]`, not above 0.
-        is_accepted: `[M]` bool.
+        trials: `[M]` of `TRIED`.
     """
-    logs = np.minimum(log_confidence, _ALMOST_CERTAIN)
+    logs = np.minimum(trials["log_confidence"], _ALMOST_CERTAIN)
+    is_accepted = trials["is_accepted"]
     accepted, refused = logs[is_accepted].sum(), logs[~is_accepted]
 
     def slope(exponent: float) -> float:
@@ -145,9 +145,7 @@ def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int
 
 def _fit_or(shared: float, trials: np.ndarray) -> float:
     """Returns the cell's own exponent if it has enough trials, or the shared one."""
-    if len(trials) < MIN_TRIALS:
-        return shared
-    return fit_exponent(trials["log_confidence"], trials["is_accepted"])
+    return shared if len(trials) < MIN_TRIALS else fit_exponent(trials)
 
 
 def _exponents(trials: np.ndarray, confidence: Confidence) -> np.ndarray:

@@ -230,7 +230,7 @@ def calibration_table(group: Group) -> str | None:
             continue
         bins = nodes.confidence
         errors = (bins.expected_error, nodes.values.expected_error)
-        ends = (_or_none(bins.rates[0]), _or_none(bins.rates[-1]))
+        ends = (bins.rates[0], bins.rates[-1])
         if run.method == "lookup":  # It has no confidence.
             errors, ends = (None, None), (None, None)
         accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
@@ -253,9 +253,7 @@ def n_alpha_table(group: Group) -> str | None:
     rows = []
     for name, found in chains:
         pairs = zip(found.rates, found.tried, strict=True)
-        cells = [
-            f"{decimals(_or_none(share), 3)} ({tried:,})" for share, tried in pairs
-        ]
+        cells = [f"{decimals(share, 3)} ({tried:,})" for share, tried in pairs]
         rows.append([name, *cells, *[NOTHING] * (longest - len(cells))])
     return markdown(["method", *(f"{n}-alpha" for n in range(longest))], rows)
 
@@ -360,10 +358,6 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _quotient(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
-
-
-def _or_none(value: float) -> float | None:
-    return None if value != value else float(value)
 
 
 def _given(runs: list[Run], name: str) -> list[object]:

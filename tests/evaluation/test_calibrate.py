@@ -92,13 +92,13 @@ def write(path: Path, observed: Observed, **run: Any) -> None:
 @pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
 def test_the_fit_finds_the_exponent_that_drew_the_data(true: float) -> None:
     trials = draw({(1, 0): true}, 20000)
-    found = fit_exponent(trials["log_confidence"], trials["is_accepted"])
+    found = fit_exponent(trials)
     assert found == pytest.approx(true, rel=0.05)
 
 
 def test_the_fit_has_the_greatest_likelihood() -> None:
     trials = draw({(1, 0): 1.7}, 300)
-    found = fit_exponent(trials["log_confidence"], trials["is_accepted"])
+    found = fit_exponent(trials)
 
     def log_likelihood(exponent: float) -> float:
         logs = exponent * trials["log_confidence"]
@@ -111,12 +111,13 @@ def test_the_fit_has_the_greatest_likelihood() -> None:
 
 @pytest.mark.parametrize("confidence", [1.0, 0.5, 1e-30])
 def test_certain_outcomes_stay_within_the_bounds(confidence: float) -> None:
-    logs = np.log(np.full(5, confidence))
-    everything, nothing = np.ones(5, bool), np.zeros(5, bool)
-    assert fit_exponent(logs, everything) == BOUNDS[0]
-    assert BOUNDS[0] <= fit_exponent(logs, nothing) <= BOUNDS[1]
+    nothing = trials_from(depth=[1] * 5, log_confidence=np.log(confidence))
+    everything = trials_from(depth=[1] * 5, log_confidence=np.log(confidence))
+    everything["is_accepted"] = True
+    assert fit_exponent(everything) == BOUNDS[0]
+    assert BOUNDS[0] <= fit_exponent(nothing) <= BOUNDS[1]
     if confidence == 0.5:
-        assert fit_exponent(logs, nothing) == BOUNDS[1]
+        assert fit_exponent(nothing) == BOUNDS[1]
 
 
 def test_every_cell_has_its_own_exponent() -> None:
@@ -139,10 +140,10 @@ def test_cells_with_few_trials_share_a_fit() -> None:
     ]
     trials = np.concatenate(parts)
     of_rank = [
-        fit_exponent(part["log_confidence"], part["is_accepted"])
+        fit_exponent(part)
         for part in (trials[trials["rank"] == rank] for rank in (0, 1))
     ]
-    overall = fit_exponent(trials["log_confidence"], trials["is_accepted"])
+    overall = fit_exponent(trials)
     table = fit_exponents(trials, by="rank", depth=4)
     # The drafted depth counts, also where nothing was tried.
     assert table[1] == table[2] == table[3] == (*of_rank, overall)
