@@ -31,12 +31,7 @@ from rich.table import Table
 
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli import report
-from eagle_jax.cli.command import (
-    Parser,
-    run_command,
-    run_script,
-    say,
-)
+from eagle_jax.cli.command import Parser, run_command, run_script, say
 from eagle_jax.cli.files import check_writable, write_json
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import EagleHead, TreeDrafter

@@ -37,15 +37,8 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import jax
 
-from eagle_jax.cli.command import (
-    Parser,
-    run_command,
-    run_script,
-    say,
-)
-from eagle_jax.cli.files import (
-    check_writable,
-)
+from eagle_jax.cli.command import Parser, run_command, run_script, say
+from eagle_jax.cli.files import check_writable
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.compilation import (
@@ -56,7 +49,7 @@ from eagle_jax.evaluation.compilation import (
     Report,
     compile_case,
 )
-from eagle_jax.evaluation.tables import NOTHING, markdown
+from eagle_jax.evaluation.markdown import NOTHING, markdown
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig

@@ -41,10 +41,15 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.evaluate import Job, evaluate
+from eagle_jax.cli.evaluate import evaluate
 from eagle_jax.cli.files import check_folder, read_prompts
-from eagle_jax.cli.runs import (
-    Run,
+from eagle_jax.cli.settings import add_quantization_flag, join_settings
+from eagle_jax.config import GenerateConfig, Method
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.answers import Answerer
+from eagle_jax.evaluation.markdown import decimals
+from eagle_jax.evaluation.plan import (
+    RunPlan,
     make_drafter,
     make_runs,
     model_kind,
@@ -52,11 +57,6 @@ from eagle_jax.cli.runs import (
     parse_method,
     run_settings,
 )
-from eagle_jax.cli.settings import add_quantization_flag, join_settings
-from eagle_jax.config import GenerateConfig, Method
-from eagle_jax.decoding.state import tokens_per_round
-from eagle_jax.errors import InputError
-from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.questions import (
     Question,
     choose,
@@ -64,16 +64,14 @@ from eagle_jax.evaluation.questions import (
     plain_questions,
     read_questions,
 )
-from eagle_jax.evaluation.records import Record, check_records, recorded_date
+from eagle_jax.evaluation.record_files import check_records, recorded_date
+from eagle_jax.evaluation.records import speed
+from eagle_jax.evaluation.runs import Run, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES, check_template
 from eagle_jax.generation.methods import HEAD_METHODS, check_draft
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
-from eagle_jax.generation.programs import (
-    Programs,
-)
-from eagle_jax.generation.room import (
-    check_depth,
-)
+from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.room import check_depth
 from eagle_jax.interface import Drafter, Params
 
 _EMBEDDED_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
@@ -194,15 +192,19 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             f"max_new_tokens = {config.decoding.max_new_tokens} leaves no room for a "
             f"prompt in max_length = {max_length}; give fewer"
         )
-    jobs = _open_jobs(arguments, runs, source, max_length, questions)
-    records = {}
-    for job in jobs:
-        records[job.run.model_id] = evaluate(job, questions)
-    _print_table(jobs, records)
+    finished = {}
+    for run in _open_runs(arguments, runs, source, max_length, questions):
+        path = _path(arguments, run.plan)
+        finished[run.plan.model_id] = Run.of(evaluate(run, questions, path), path)
+    _print_table(finished)
     return 0
 
 
-def _check_weights(run: Run, arguments: argparse.Namespace) -> None:
+def _path(arguments: argparse.Namespace, plan: RunPlan) -> Path:
+    return arguments.output / f"{plan.model_id}.jsonl"
+
+
+def _check_weights(run: RunPlan, arguments: argparse.Namespace) -> None:
     """Refuses a method that lacks its weights, before anything is loaded."""
     if run.method == "small-model" and arguments.small_model is None:
         raise InputError(
@@ -227,13 +229,13 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
     )
 
 
-def _open_jobs(
+def _open_runs(
     arguments: argparse.Namespace,
-    runs: Sequence[Run],
+    runs: Sequence[RunPlan],
     source: PairSource,
     max_length: int,
     questions: Sequence[Question],
-) -> list[Job]:
+) -> list[Answerer]:
     """Loads the target and every draft model once, if no file of records is refused."""
     models = open_models(
         runs,
@@ -258,9 +260,8 @@ def _open_jobs(
         _settings(run, drafter, arguments, source, max_length, prints)
         for run, drafter in zip(runs, drafters, strict=True)
     ]
-    paths = [arguments.output / f"{run.model_id}.jsonl" for run in runs]
-    for path, wanted in zip(paths, settings, strict=True):
-        check_records(path, wanted, questions)
+    for run, wanted in zip(runs, settings, strict=True):
+        check_records(_path(arguments, run), wanted, questions)
     arguments.output.mkdir(parents=True, exist_ok=True)
     say(f"loading {arguments.target}")
     pair = source.load()
@@ -269,8 +270,8 @@ def _open_jobs(
     }
     programs = Programs()
     return [
-        Job(
-            run=run,
+        Answerer(
+            plan=run,
             pair=dataclasses.replace(
                 pair,
                 target=with_features(pair.target, drafter),
@@ -281,21 +282,18 @@ def _open_jobs(
                 ),
             ),
             settings=wanted,
-            path=path,
             template=arguments.template,
             system=arguments.system_prompt,
             max_length=max_length,
             with_nodes=arguments.nodes,
             programs=programs,
         )
-        for run, drafter, wanted, path in zip(
-            runs, drafters, settings, paths, strict=True
-        )
+        for run, drafter, wanted in zip(runs, drafters, settings, strict=True)
     ]
 
 
 def _settings(
-    run: Run,
+    run: RunPlan,
     drafter: Drafter | None,
     arguments: argparse.Namespace,
     source: PairSource,
@@ -324,59 +322,26 @@ def _settings(
     return settings
 
 
-def _print_table(jobs: Sequence[Job], records: dict[str, list[Record]]) -> None:
-    """Prints what the runs came to, and where texts differ from plain decoding's."""
+def _print_table(runs: dict[str, Run]) -> None:
+    """Prints what runs came to, by name, and how many texts differ from plain ones."""
     table = Table()
     table.add_column("run")
     for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
         table.add_column(name, justify="right")
-    baselines = {
-        (job.settings["temperature"], job.settings["batch_size"]): job.run.model_id
-        for job in jobs
-        if job.run.method == "autoregressive"
-    }
-    for job in jobs:
-        key = (job.settings["temperature"], job.settings["batch_size"])
-        own = records[job.run.model_id]
-        plain = records.get(baselines.get(key, ""))
-        choices = [record["choices"][0] for record in own]
-        tokens = [n for choice in choices for n in choice["new_tokens"]]
-        speeds = [
-            metrics.tokens_per_second(
-                tokens,
-                [seconds for choice in choices for seconds in choice[name]],
-                with_prefill=name == "wall_time",
-            )
-            for name in ("wall_time", "decode_time")
-        ]
-        steps = sum(len(choice["accept_lengths"]) for choice in choices)
+    for name, run in runs.items():
+        records = run.answers.values()
+        speeds = [speed(records, with_prefill=flag) for flag in (True, False)]
+        found = identical(run, find_baseline(run, runs.values()))
+        same, compared = found or (0, 0)
         table.add_row(
-            job.run.model_id,
-            str(len(own)),
-            _number(tokens_per_round(tokens, steps), ".2f"),
-            *(_number(speed, ".1f") for speed in speeds),
-            _differing(job, own, plain),
+            name,
+            str(len(records)),
+            decimals(run.tau()),
+            *(decimals(mean, 1) for mean in speeds),
+            "-" if found is None else f"{compared - same} of {compared}",
         )
     # Where nobody looks, no column is cut.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-
-
-def _differing(job: Job, own: list[Record], plain: list[Record] | None) -> str:
-    """Returns how many questions have another text than plain decoding gives."""
-    is_lossless = job.run.acceptance != "rejection"
-    if plain is None or job.run.method == "autoregressive" or not is_lossless:
-        return "-"
-    texts = {r["question_id"]: r["choices"][0]["token_ids"] for r in plain}
-    shared = [record for record in own if record["question_id"] in texts]
-    differing = 0
-    for record in shared:
-        ours, theirs = record["choices"][0]["token_ids"], texts[record["question_id"]]
-        differing += ours != theirs
-    return f"{differing} of {len(shared)}"
-
-
-def _number(value: Any, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,7 @@ import functools
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.cli.command import (
-    Parser,
-    run_command,
-    run_script,
-)
+from eagle_jax.cli.command import Parser, run_command, run_script
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.loading import measure_loading

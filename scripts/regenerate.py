@@ -34,9 +34,7 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.files import (
-    check_writable,
-)
+from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig

@@ -66,13 +66,7 @@ from eagle_jax.training.files import (
     writing_run,
 )
 from eagle_jax.training.log import plot_log
-from eagle_jax.training.loop import (
-    DivergedError,
-    LogRow,
-    Run,
-    TrainingData,
-    check_rows,
-)
+from eagle_jax.training.loop import DivergedError, LogRow, Run, TrainingData, check_rows
 from eagle_jax.training.step import StepConfig
 
 _OURS = {"run.json", "log.csv", "curve.png", "checkpoints", "features", "head"}

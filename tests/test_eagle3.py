@@ -344,7 +344,7 @@ def test_one_evaluation_compares_such_a_head_with_other_methods(
 ) -> None:
     unmeasured = dict.fromkeys(("draft", "verify", "commit", "token"))
     monkeypatch.setattr(
-        "eagle_jax.cli.evaluate.measure_steps", lambda *_, **__: unmeasured
+        "eagle_jax.evaluation.answers.measure_steps", lambda *_, **__: unmeasured
     )
     (tmp_path / "questions.txt").write_text("what is ten to one in rain\n")
     methods = ["autoregressive", "chain:depth=1", "lookup:num_nodes=3,depth=2,width=1"]

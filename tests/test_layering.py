@@ -21,13 +21,13 @@ ALLOWED = {
     "checkpoints": {"drafting", "errors", "models", "parsing"},
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "sampling", "tree"},
-    "training": {
-        *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
-        *("models", "parallel", "parsing", "tree"),
-    },
     "generation": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
         *("models", "parallel", "tree"),
+    },
+    "training": {
+        *("checkpoints", "config", "decoding", "drafting", "errors", "generation"),
+        *("interface", "models", "parallel", "parsing", "tree"),
     },
     "evaluation": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "generation"),

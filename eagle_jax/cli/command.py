@@ -11,10 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import (
-    Any,
-    NoReturn,
-)
+from typing import Any, NoReturn
 
 import jax
 

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.decoding.state import StopReason, tokens_per_round
+from eagle_jax.decoding.state import StopReason
+from eagle_jax.evaluation.markdown import decimals
 from eagle_jax.generation.runner import Row
 
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
@@ -54,7 +56,7 @@ def totals(
     """Sums up runs; each run's first token belongs to the prefill, not to the speed."""
     lengths = [len(run["generated_ids"]) for run in runs]
     tokens, rounds = sum(lengths), sum(run["rounds"] for run in runs)
-    decoded = tokens - sum(length > 0 for length in lengths)
+    decoded = decoded_tokens(lengths)
     return {
         "tokens": tokens,
         "rounds": rounds,
@@ -69,8 +71,8 @@ def summary(totals: dict[str, Any]) -> str:
     parts = [
         f"{totals['tokens']} tokens",
         f"{totals['rounds']} rounds",
-        f"{_number(totals['tokens_per_round'], '.2f')} tokens/round",
-        f"{_number(totals['tokens_per_second'], '.1f')} tokens/s",
+        f"{decimals(totals['tokens_per_round'], 2)} tokens/round",
+        f"{decimals(totals['tokens_per_second'], 1)} tokens/s",
         f"{totals['compile_seconds']:.1f} s compiling",
     ]
     if "speedup" in totals:
@@ -80,8 +82,8 @@ def summary(totals: dict[str, Any]) -> str:
             False: "DIFFERENT TOKENS (near ties, if this is not float32)",
         }
         parts += [
-            f"autoregressive {_number(plain, '.1f')} tokens/s",
-            f"speedup {_number(totals['speedup'], '.2f')}",
+            f"autoregressive {decimals(plain, 1)} tokens/s",
+            f"speedup {decimals(totals['speedup'], 2)}",
             identical.get(totals["identical"], "tokens not comparable (rejection)"),
         ]
     return " | ".join(parts)
@@ -91,10 +93,6 @@ def versions() -> dict[str, str]:
     """Returns the versions that a result depends on."""
     found = {name: importlib.metadata.version(name) for name in _VERSIONS}
     return {"python": platform.python_version(), **found}
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _renumber(parents: np.ndarray, real: np.ndarray) -> list[int]:

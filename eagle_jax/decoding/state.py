@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -164,24 +163,6 @@ def emit(
         ),
         taken,
     )
-
-
-def tokens_per_round(new_tokens: Sequence[int], num_rounds: int) -> float | None:
-    """Returns what the rounds of some texts emitted, over their number (tau).
-
-    A text's first token is the prefill's. What a round accepted behind a limit or a
-    stop token was never emitted: to count it would add most where texts are short, as
-    the round that crosses a limit is likelier a long one.
-
-    Args:
-        new_tokens: Of each text, its generated tokens, the prefill's included.
-        num_rounds: Of all texts together.
-
-    Returns:
-        1 for plain decoding; `None` without any round.
-    """
-    emitted = sum(new_tokens) - sum(number > 0 for number in new_tokens)
-    return emitted / num_rounds if num_rounds else None
 
 
 def record_round(state: DecodeState, num_accepted: jax.Array) -> DecodeState:

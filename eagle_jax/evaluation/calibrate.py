@@ -1,30 +1,30 @@
 """How honest a draft's confidences are, and what makes them so.
 
-Every drafted node whose parent was accepted is one trial: it was accepted or not. With
-`c` its confidence, acceptance is taken for a Bernoulli trial of probability `c ** s`,
-and `s` is fitted by maximum likelihood, one number per cell.
-
-Cells: one per depth, or one per depth and rank. A cell with fewer than `MIN_TRIALS`
-trials takes the exponent of its rank at all depths, which matters more than the depth;
-a rank or a depth with fewer takes that of all trials together.
-
-Under shared noise confidences depend on `kappa` and the sharpness too
-(`drafting.calibration`): each pair that was decoded with gets exponents of its own, and
-that is taken whose trees, cut from the recorded ones, accept most.
+What is fitted is in `exponents`. Under shared noise confidences depend on `kappa` and
+the sharpness too (`drafting.calibration`): each pair that was decoded with gets
+exponents of its own, and that is taken whose trees, cut from the recorded ones, accept
+most.
 """
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from eagle_jax.checkpoints.calibration import Kind, calibration_part
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.metrics import Reliability
-from eagle_jax.evaluation.nodes import VerifiedTree, tried_nodes
+from eagle_jax.evaluation.exponents import (
+    MIN_TRIALS,
+    By,
+    calibration_error,
+    fit_exponents,
+    tokens_per_root,
+    trials_of,
+)
+from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.evaluation.runs import Run
 
@@ -33,48 +33,6 @@ PLAIN: dict[Kind, Confidence] = {
     "sampled": UNCALIBRATED.sampled,
 }
 """What confidences are without a calibration."""
-
-MIN_TRIALS = 200
-"""Trials that a cell needs for an exponent of its own."""
-
-BOUNDS = (1 / 8, 8.0)
-"""Smallest and largest exponent: all accepted, or none, would ask for 0 or infinity."""
-
-By = Literal["depth", "rank"]
-"""One exponent per depth, or one per depth and rank."""
-
-_BISECTIONS = 50
-_ALMOST_CERTAIN = -1e-6  # A certain node that was refused has no likelihood at all.
-_IMPOSSIBLE = -69.0  # A logarithm, of about 1e-30.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trials:
-    """Drafted nodes whose parents were accepted.
-
-    Attributes:
-        depth: `[M]` int, 1 for children of the root.
-        rank: `[M]` int, place among the siblings, 0 for the most likely.
-        log_confidence: `[M]` float64, log probability given the parent.
-        is_accepted: `[M]` bool.
-    """
-
-    depth: np.ndarray
-    rank: np.ndarray
-    log_confidence: np.ndarray
-    is_accepted: np.ndarray
-
-    def __len__(self) -> int:
-        """Returns `M`."""
-        return len(self.depth)
-
-    def where(self, chosen: np.ndarray) -> "Trials":
-        """Returns some of the trials."""
-        fields = {f.name: getattr(self, f.name)[chosen] for f in _FIELDS}
-        return Trials(**fields)
-
-
-_FIELDS = dataclasses.fields(Trials)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +70,7 @@ class Fit:
         confidence: Fitted to all questions.
         is_idle: Whether it changes no tree: `kappa` and the sharpness are those without
             a calibration, and one exponent for all nodes leaves their order as it is.
-        rows: Trials that it was fitted to.
+        rows: Tried that it was fitted to.
         num_nodes: Of the trees that are compared, cut from the recorded ones.
         ece_before: Expected calibration error without a calibration.
         ece_after: Likewise with one fitted to the other questions.
@@ -293,109 +251,10 @@ def calibration_file(
     return {"vocab_size": vocab_size, **parts, "source": list(source)}
 
 
-def trials_of(trees: Sequence[VerifiedTree]) -> Trials:
-    """Returns the trials of some rounds.
-
-    Raises:
-        InputError: If nothing was drafted in them.
-    """
-    tried = [node for tree in trees for node in tried_nodes(tree)]
-    if not tried:
-        raise InputError("there are rounds, but nothing was drafted in them")
-    depth, rank, log_confidence, is_accepted = zip(*tried, strict=True)
-    return Trials(
-        depth=np.array(depth),
-        rank=np.array(rank),
-        # Rounding in the logarithm may leave a probability just above 1.
-        log_confidence=np.clip(np.array(log_confidence), _IMPOSSIBLE, 0.0),
-        is_accepted=np.array(is_accepted),
-    )
-
-
-def fit_confidence(trials: Trials, observed: Observed, *, by: By) -> Confidence:
+def fit_confidence(trials: np.ndarray, observed: Observed, *, by: By) -> Confidence:
     """Returns the observed confidence with exponents fitted to trials of its trees."""
     exponents = fit_exponents(trials, by=by, depth=observed.depth)
     return dataclasses.replace(observed.confidence, exponents=exponents)
-
-
-def fit_exponents(
-    trials: Trials, *, by: By, depth: int
-) -> tuple[tuple[float, ...], ...]:
-    """Returns the exponents of greatest likelihood; see the rules above.
-
-    Args:
-        trials: At least one.
-        by: See `fit`.
-        depth: Levels to return, also those without trials.
-    """
-    overall = fit_exponent(trials.log_confidence, trials.is_accepted)
-    depths = range(1, depth + 1)
-    if by == "depth":
-        levels = (trials.where(trials.depth == level) for level in depths)
-        return tuple((_fit_or(overall, level),) for level in levels)
-    ranks = [trials.where(trials.rank == r) for r in range(int(trials.rank.max()) + 1)]
-    shared = [_fit_or(overall, of_rank) for of_rank in ranks]
-    return tuple(
-        tuple(
-            _fit_or(other, of_rank.where(of_rank.depth == level))
-            for other, of_rank in zip(shared, ranks, strict=True)
-        )
-        for level in depths
-    )
-
-
-def tokens_per_root(
-    trees: Sequence[VerifiedTree], confidence: Confidence, num_nodes: int
-) -> float:
-    """Returns the mean tokens of trees that keep fewer nodes, ranked anew.
-
-    At the roots of the recorded rounds, whether or not a smaller tree would have come
-    to them, and uncut where a text ended: figures to compare, not tokens per round.
-
-    Args:
-        trees: Verified.
-        confidence: Its exponents rank their nodes; the rest is theirs.
-        num_nodes: `N` of what is kept, root included.
-    """
-    accepted = [_accepted(tree, confidence, num_nodes) for tree in trees]
-    return 1.0 + float(np.mean(accepted))
-
-
-def fit_exponent(log_confidence: np.ndarray, is_accepted: np.ndarray) -> float:
-    """Returns the `s` within `BOUNDS` under which the trials are likeliest.
-
-    The log likelihood, `s * log c` for an accepted node and `log(1 - c ** s)` for a
-    refused one, is concave in `s`: its slope is bisected.
-
-    Args:
-        log_confidence: `[M]`, not above 0.
-        is_accepted: `[M]` bool.
-    """
-    logs = np.minimum(log_confidence, _ALMOST_CERTAIN)
-    accepted, refused = logs[is_accepted].sum(), logs[~is_accepted]
-
-    def slope(exponent: float) -> float:
-        with np.errstate(over="ignore"):  # An impossible node: refused, as expected.
-            return float(accepted - (refused / np.expm1(-exponent * refused)).sum())
-
-    low, high = BOUNDS
-    if slope(low) <= 0:
-        return low
-    if slope(high) >= 0:
-        return high
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
-    return (low + high) / 2
-
-
-def calibration_error(trials: Trials, confidence: Confidence | None = None) -> float:
-    """Returns the expected calibration error of confidences, calibrated or bare."""
-    exponents = 1.0 if confidence is None else _exponents(trials, confidence)
-    predicted = np.exp(trials.log_confidence * exponents)
-    error = Reliability.of(predicted, trials.is_accepted).expected_error
-    assert error is not None, "there are trials"
-    return error
 
 
 def _by_confidence(runs: Sequence[Run], kind: Kind) -> list[Observed]:
@@ -424,35 +283,3 @@ def _distance(one: Confidence, other: Confidence) -> float:
     """Returns how far two confidences are apart."""
     factors = ((one.kappa, other.kappa), (one.sharpness, other.sharpness))
     return sum(abs(float(np.log(a / b))) for a, b in factors)
-
-
-def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int:
-    """Counts the accepted nodes that a smaller tree keeps."""
-    ranks, depths = tree.ranks, tree.depths
-    values = np.where(tree.is_node, 0.0, -np.inf)
-    for node in np.flatnonzero(tree.is_node[1:]) + 1:
-        parent = tree.parents[node]
-        step = min(tree.log_values[node] - tree.log_values[parent], 0.0)
-        exponent = _exponent(confidence, int(depths[node]), int(ranks[node]))
-        values[node] = values[parent] + exponent * step
-    # Ties go to the lower index, as in `rerank`.
-    kept = set(np.argsort(-values, kind="stable")[:num_nodes].tolist())
-    return sum(node in kept for node in tree.accepted)
-
-
-def _fit_or(shared: float, trials: Trials) -> float:
-    """Returns the cell's own exponent if it has enough trials, or the shared one."""
-    if len(trials) < MIN_TRIALS:
-        return shared
-    return fit_exponent(trials.log_confidence, trials.is_accepted)
-
-
-def _exponent(confidence: Confidence, depth: int, rank: int) -> float:
-    row = confidence.exponents[min(depth, len(confidence.exponents)) - 1]
-    return row[min(rank, len(row) - 1)]
-
-
-def _exponents(trials: Trials, confidence: Confidence) -> np.ndarray:
-    """Returns `[M]`, each trial's exponent."""
-    cells = zip(trials.depth.tolist(), trials.rank.tolist(), strict=True)
-    return np.array([_exponent(confidence, depth, rank) for depth, rank in cells])

@@ -1,63 +1,28 @@
 """What the records of an evaluation say, as numbers.
 
-The definitions are the papers': a node is *tried* where its parent was accepted. Tau is
-`decoding.state.tokens_per_round`.
+The definitions are the papers': a node is *tried* where its parent was accepted. Tau
+and n-alpha are in `decoding.rates`.
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
+
+from eagle_jax.decoding.rates import Rates, divide
 
 NUM_BINS = 20
 """Equal bins of [0, 1] for confidences."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Quartiles:
-    """The middle half of some values.
+def quartiles(values: Iterable[float | None]) -> list[float] | None:
+    """Returns first quartile, median and third, interpolated; `None` without values.
 
-    Attributes:
-        low: First quartile.
-        median: Second quartile.
-        high: Third quartile.
+    Args:
+        values: Numbers; `None` among them is left out.
     """
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Quartiles | None":
-        """Returns the quartiles, interpolated; `None` without any value.
-
-        Args:
-            values: Numbers; `None` among them is left out.
-        """
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        low, median, high = np.quantile(known, [0.25, 0.5, 0.75]).tolist()
-        return cls(low=low, median=median, high=high)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Acceptance rates by depth, rank or place in a chain.
-
-    Attributes:
-        accepted: `[X]` int, how often something was accepted.
-        tried: `[X]` int, how often it could have been.
-    """
-
-    accepted: np.ndarray
-    tried: np.ndarray
-
-    @property
-    def rates(self) -> np.ndarray:
-        """`[X]` float64, NaN where nothing was tried."""
-        return _divide(self.accepted, self.tried)
+    known = [value for value in values if value is not None]
+    return np.quantile(known, [0.25, 0.5, 0.75]).tolist() if known else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,12 +57,12 @@ class Reliability:
     @property
     def predicted(self) -> np.ndarray:
         """`[bins]` float64, mean prediction; NaN in an empty bin."""
-        return _divide(self.total, self.count)
+        return divide(self.total, self.count)
 
     @property
     def rates(self) -> np.ndarray:
         """`[bins]` float64, share accepted; NaN in an empty bin."""
-        return _divide(self.accepted, self.count)
+        return divide(self.accepted, self.count)
 
     @property
     def expected_error(self) -> float | None:
@@ -108,66 +73,6 @@ class Reliability:
         if not self.count.sum():
             return None
         return float(np.abs(self.accepted - self.total).sum() / self.count.sum())
-
-
-def tokens_per_second(
-    new_tokens: Sequence[int], seconds: Sequence[float], *, with_prefill: bool
-) -> float | None:
-    """Returns the speed over some turns.
-
-    Args:
-        new_tokens: Of each turn, the prefill's first token included.
-        seconds: Of each turn, of the whole turn or without its prefill.
-        with_prefill: Whether `seconds` holds the prefill; without it the first token
-            of a turn, which the prefill gives, does not count.
-
-    Returns:
-        Tokens per second; `None` where no time passed or nothing was decoded.
-    """
-    tokens = sum(new_tokens)
-    if not with_prefill:
-        tokens -= sum(number > 0 for number in new_tokens)
-    total = sum(seconds)
-    return tokens / total if tokens > 0 and total > 0 else None
-
-
-def first_difference(
-    ours: Sequence[list[int]], theirs: Sequence[list[int]]
-) -> tuple[int, int] | None:
-    """Compares two answers turn by turn, token by token.
-
-    What follows a difference continues another text, so only the first counts.
-
-    Args:
-        ours: Token ids of each turn.
-        theirs: Likewise.
-
-    Returns:
-        Turn and token of the first difference, both from 0; a text that goes on
-        where the other has ended differs there. `None` for equal answers.
-    """
-    for turn, pair in enumerate(itertools.zip_longest(ours, theirs, fillvalue=())):
-        for token, (our_id, their_id) in enumerate(itertools.zip_longest(*pair)):
-            if our_id != their_id:
-                return turn, token
-    return None
-
-
-def rates_by_depth(depth: np.ndarray, is_accepted: np.ndarray, rounds: int) -> Rates:
-    """Returns, for depths 1 to D, how many rounds reached a depth and went on.
-
-    Args:
-        depth: `[M]` int, of the tried nodes, from 1.
-        is_accepted: `[M]` bool.
-        rounds: Rounds that the nodes come from.
-
-    Returns:
-        `[D]` rates: of the rounds that accepted down to depth `d - 1`, those that
-        accepted a node of depth `d`. A leaf ends its round.
-    """
-    deepest = int(depth.max(initial=0))
-    accepted = np.bincount(depth[is_accepted], minlength=deepest + 1)[1:]
-    return Rates(accepted=accepted, tried=np.concatenate([[rounds], accepted])[:-1])
 
 
 def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:
@@ -182,58 +87,3 @@ def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:
         accepted=np.bincount(rank[is_accepted], minlength=length),
         tried=np.bincount(rank, minlength=length),
     )
-
-
-def n_alpha_of_nodes(depth: np.ndarray, is_accepted: np.ndarray) -> Rates:
-    """Returns n-alpha of a chain, from its tried nodes.
-
-    Args:
-        depth: `[M]` int, from 1.
-        is_accepted: `[M]` bool.
-
-    Returns:
-        `[D]` rates: number n is that of the drafted token behind n accepted ones.
-    """
-    length = int(depth.max(initial=0)) + 1
-    return Rates(
-        accepted=np.bincount(depth[is_accepted], minlength=length)[1:],
-        tried=np.bincount(depth, minlength=length)[1:],
-    )
-
-
-def n_alpha_of_steps(accept_lengths: Iterable[Sequence[int]], depth: int) -> Rates:
-    """Returns n-alpha of a chain, from the tokens that each step emitted.
-
-    Args:
-        accept_lengths: Per question; a step of k tokens accepted k - 1.
-        depth: Drafted tokens per step: behind the last one nothing is tried.
-
-    Returns:
-        As `n_alpha_of_nodes`.
-    """
-    lengths = [length - 1 for steps in accept_lengths for length in steps]
-    accepted = np.asarray(lengths, int)
-    places = np.arange(max(depth, accepted.max(initial=0)))
-    return Rates(
-        accepted=(accepted > places[:, None]).sum(1),
-        tried=(accepted >= places[:, None]).sum(1),
-    )
-
-
-def length_shares(accept_lengths: Iterable[Sequence[int]]) -> np.ndarray:
-    """Returns the share of steps by tokens emitted.
-
-    Args:
-        accept_lengths: Per question, what each step accepted and one more, uncut.
-
-    Returns:
-        `[longest + 1]` float64; `[0]`, of steps without a token, is 0. Empty without
-        steps.
-    """
-    lengths = [length for steps in accept_lengths for length in steps]
-    return np.bincount(lengths) / len(lengths) if lengths else np.zeros(0)
-
-
-def _divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Returns the quotient in float64, NaN over 0."""
-    return np.divide(part, whole, out=np.full(len(whole), np.nan), where=whole > 0)

@@ -6,9 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.evaluation.metrics import Reliability
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation import fields
+from eagle_jax.evaluation.metrics import NUM_BINS, Reliability
 
 _DIGITS = 6
+
+TRIED = np.dtype(
+    [("depth", int), ("rank", int), ("log_confidence", float), ("is_accepted", bool)]
+)
+"""A drafted node whose parent was accepted, which is a trial of its confidence.
+
+Its depth, 1 for children of the root; its place among its siblings, 0 for the most
+likely, the earlier node first where they tie; its log probability given the parent, to
+the draft model; and whether it was accepted.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +40,15 @@ class VerifiedTree:
     accepted: Sequence[int]
 
     @property
+    def drafted(self) -> np.ndarray:
+        """`[M]` int, the real nodes without the root."""
+        return 1 + np.flatnonzero(self.is_node[1:])
+
+    @property
     def depths(self) -> np.ndarray:
         """`[N]` int, each node's distance from the root; 0 in padding."""
         depths = np.zeros(len(self.parents), int)
-        for node in drafted_nodes(self):
+        for node in self.drafted:
             depths[node] = depths[self.parents[node]] + 1
         return depths
 
@@ -65,108 +82,200 @@ class VerifiedTree:
             accepted=[int(node) for node in acceptance.path[row][1 : count + 1]],
         )
 
+    @classmethod
+    def from_json(cls, record: Any) -> "VerifiedTree":
+        """Returns the round that an entry of the field `nodes.trees` holds.
 
-def nodes_record(rounds: Sequence[VerifiedTree]) -> dict[str, Any]:
-    """Returns the field `nodes` of a question's record.
+        Raises:
+            InputError: If it is none.
+        """
+        try:
+            parents = np.asarray(record["parents"], int)
+            values = [-np.inf if x is None else float(x) for x in record["log_values"]]
+            accepted = [int(node) for node in record["accepted"]]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            wanted = "parents, log_values or accepted"
+            raise InputError(
+                f"`nodes.trees`: a tree lacks {wanted}: {error!r}"
+            ) from error
+        nodes, log_values = np.arange(parents.size), np.asarray(values)
+        path = np.array([0, *accepted])
+        is_tree = (
+            parents.ndim == 1
+            and len(values) == parents.size > 0
+            and (parents >= -1).all()
+            and (parents < np.maximum(nodes, 0)).all()
+            and (path >= 0).all()
+            and (path < parents.size).all()
+            and (parents[path[1:]] == path[:-1]).all()
+        )
+        if not is_tree:
+            raise InputError(
+                "`nodes.trees`: a tree's parents and accepted nodes do not fit"
+            )
+        return cls(
+            parents=parents,
+            log_values=log_values,
+            is_node=log_values > -np.inf,
+            accepted=accepted,
+        )
 
-    Args:
-        rounds: Of all turns, each with the same `N`.
+    def to_json(self) -> dict[str, Any]:
+        """Returns parents, log values (`None` in padding) and accepted nodes."""
+        values = zip(self.log_values.tolist(), self.is_node, strict=True)
+        return {
+            "parents": self.parents.tolist(),
+            "log_values": [round(x, _DIGITS) if known else None for x, known in values],
+            "accepted": list(self.accepted),
+        }
 
-    Returns:
-        `rounds`; under `tried` every node whose parent was accepted, with its depth,
-        its place among its siblings (0 = likeliest, the earlier node first where they
-        tie), its log probability given the parent, and whether it was accepted;
-        `positions`, how often each of the `N` nodes was accepted, `None` where there
-        was no round; `drafted`, all
-        nodes but roots; `values`, these by path value in equal bins of [0, 1]; and
-        `trees`, every round's parents, log values (`null` in padding) and accepted
-        nodes, from which `read_tree` makes the round again.
+    def tried(self) -> Iterable[tuple[int, int, float, bool]]:
+        """Yields depth, rank, log probability and fate of the children of the path."""
+        path, ranks, nodes = [0, *self.accepted], self.ranks, self.drafted
+        for level, parent in enumerate(path, 1):
+            children = nodes[self.parents[nodes] == parent].tolist()
+            following = path[level] if level < len(path) else None
+            for node in children:
+                confidence = self.log_values[node] - self.log_values[parent]
+                yield level, int(ranks[node]), float(confidence), node == following
+
+
+def tried_in(trees: Iterable[VerifiedTree]) -> np.ndarray:
+    """Returns what was tried in some rounds, `[M]` of `TRIED`."""
+    return np.array([node for tree in trees for node in tree.tried()], TRIED)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """What the drafted nodes of some rounds became.
+
+    Attributes:
+        rounds: Number of rounds.
+        drafted: Nodes drafted in them, roots not counted.
+        tried: `[M]` of `TRIED`.
+        positions: `[N]` int, times that each node of a static tree was accepted, the
+            root's in front; `None` where there was no round or it was not recorded.
+        values: All drafted nodes by path value, the product of confidences.
+        trees: Every round's; empty in records of before they were kept.
     """
-    tried = {"depth": [], "rank": [], "log_confidence": [], "is_accepted": []}
-    num_nodes = len(rounds[0].parents) if rounds else 1
-    positions = np.zeros(num_nodes, int)
-    values, were_accepted = [np.zeros(0)], [np.zeros(0, bool)]
-    for done in rounds:
-        positions[[0, *done.accepted]] += 1
-        for depth, rank, log_confidence, is_accepted in tried_nodes(done):
-            tried["depth"].append(depth)
-            tried["rank"].append(rank)
-            tried["log_confidence"].append(round(log_confidence, _DIGITS))
-            tried["is_accepted"].append(int(is_accepted))
-        drafted = drafted_nodes(done)
-        values.append(np.exp(done.log_values[drafted]))
-        were_accepted.append(np.isin(drafted, done.accepted))
-    predicted = np.concatenate(values)
-    bins = Reliability.of(predicted, np.concatenate(were_accepted))
-    return {
-        "rounds": len(rounds),
-        "tried": tried,
-        "positions": positions.tolist() if rounds else None,
-        "drafted": len(predicted),
-        "values": {
-            "count": bins.count.tolist(),
-            "accepted": bins.accepted.tolist(),
-            "sum": [round(total, _DIGITS) for total in bins.total.tolist()],
-        },
-        "trees": [_tree_record(done) for done in rounds],
-    }
+
+    rounds: int
+    drafted: int
+    tried: np.ndarray
+    positions: np.ndarray | None
+    values: Reliability
+    trees: tuple[VerifiedTree, ...] = ()
+
+    @classmethod
+    def of(cls, rounds: Sequence[VerifiedTree]) -> "Nodes":
+        """Returns what became of the nodes of some rounds, each with the same `N`."""
+        positions = np.zeros(len(rounds[0].parents) if rounds else 1, int)
+        values, were_accepted = [np.zeros(0)], [np.zeros(0, bool)]
+        for done in rounds:
+            positions[[0, *done.accepted]] += 1
+            values.append(np.exp(done.log_values[done.drafted]))
+            were_accepted.append(np.isin(done.drafted, done.accepted))
+        predicted = np.concatenate(values)
+        return cls(
+            rounds=len(rounds),
+            drafted=len(predicted),
+            tried=tried_in(rounds),
+            positions=positions if rounds else None,
+            values=Reliability.of(predicted, np.concatenate(were_accepted)),
+            trees=tuple(rounds),
+        )
+
+    @classmethod
+    def from_json(cls, nodes: Any) -> "Nodes":
+        """Returns what the field `nodes` of a record holds.
+
+        Raises:
+            InputError: If a part of it is missing or holds something else.
+        """
+        columns = fields.columns(nodes, "tried", TRIED.names or ())
+        tried = np.zeros(len(columns[0]), TRIED)
+        for name, column in zip(TRIED.names or (), columns, strict=True):
+            tried[name] = column
+        if (tried["depth"] < 1).any() or (tried["rank"] < 0).any():
+            raise InputError("`nodes.tried` holds a depth below 1 or a rank below 0")
+        # Whatever was tried, its ancestors and its likelier siblings were, too.
+        if max(tried[name].max(initial=0) for name in ("depth", "rank")) > len(tried):
+            raise InputError("`nodes.tried` holds a depth or rank of nodes not tried")
+        bins = fields.columns(nodes, "values", ("count", "accepted", "sum"))
+        count, accepted, total = bins
+        if len(count) != NUM_BINS:
+            raise InputError(f"`nodes.values` has {len(count)} bins, not {NUM_BINS}")
+        positions = None
+        if nodes.get("positions") is not None:
+            listed = fields.get(nodes, "positions", list, "nodes.")
+            positions = np.asarray(fields.numbers(listed, "nodes.positions", int))
+        trees = fields.get({"trees": [], **nodes}, "trees", list, "nodes.")
+        return cls(
+            rounds=fields.get(nodes, "rounds", int, "nodes."),
+            drafted=fields.get(nodes, "drafted", int, "nodes."),
+            tried=tried,
+            positions=positions,
+            values=Reliability(
+                count=count.astype(int), accepted=accepted.astype(int), total=total
+            ),
+            trees=tuple(map(VerifiedTree.from_json, trees)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the field `nodes` of a record, which `from_json` reads."""
+        tried = self.tried
+        return {
+            "rounds": self.rounds,
+            "tried": {
+                "depth": tried["depth"].tolist(),
+                "rank": tried["rank"].tolist(),
+                "log_confidence": _rounded(tried["log_confidence"]),
+                "is_accepted": tried["is_accepted"].astype(int).tolist(),
+            },
+            "positions": None if self.positions is None else self.positions.tolist(),
+            "drafted": self.drafted,
+            "values": {
+                "count": self.values.count.tolist(),
+                "accepted": self.values.accepted.tolist(),
+                "sum": _rounded(self.values.total),
+            },
+            "trees": [tree.to_json() for tree in self.trees],
+        }
+
+    @classmethod
+    def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
+        """Returns the nodes of at least one part together, without their trees."""
+        positions = [part.positions for part in parts if part.positions is not None]
+        values = [part.values for part in parts]
+        return cls(
+            rounds=sum(part.rounds for part in parts),
+            drafted=sum(part.drafted for part in parts),
+            tried=np.concatenate([part.tried for part in parts]),
+            positions=np.sum(positions, axis=0) if positions else None,
+            values=Reliability(
+                count=np.sum([value.count for value in values], axis=0),
+                accepted=np.sum([value.accepted for value in values], axis=0),
+                total=np.sum([value.total for value in values], axis=0),
+            ),
+        )
+
+    @property
+    def confidence(self) -> Reliability:
+        """The tried nodes by their probability given the parent, to the draft model."""
+        # Rounding in the logarithm may leave a probability just above 1.
+        predicted = np.exp(np.minimum(self.tried["log_confidence"], 0.0))
+        return Reliability.of(predicted, self.tried["is_accepted"])
+
+    @property
+    def accepted_per_round(self) -> float:
+        """Accepted nodes per round, root not counted."""
+        return float(self.tried["is_accepted"].sum()) / max(self.rounds, 1)
+
+    @property
+    def wasted_per_round(self) -> float:
+        """Drafted nodes per round that were not accepted."""
+        return self.drafted / max(self.rounds, 1) - self.accepted_per_round
 
 
-def read_tree(record: Any) -> VerifiedTree:
-    """Returns a round of the field `nodes.trees`.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    try:
-        parents = np.asarray(record["parents"], int)
-        values = [-np.inf if x is None else float(x) for x in record["log_values"]]
-        accepted = [int(node) for node in record["accepted"]]
-    except (KeyError, TypeError) as error:
-        wanted = "parents, log_values or accepted"
-        raise ValueError(f"a tree lacks {wanted}: {error!r}") from error
-    nodes, log_values = np.arange(len(parents)), np.asarray(values)
-    path = np.array([0, *accepted])
-    is_tree = (
-        parents.ndim == 1
-        and len(values) == len(parents) > 0
-        and (parents >= -1).all()
-        and (parents < np.maximum(nodes, 0)).all()
-        and (path >= 0).all()
-        and (path < len(parents)).all()
-        and (parents[path[1:]] == path[:-1]).all()
-    )
-    if not is_tree:
-        raise ValueError("a tree's parents and accepted nodes do not fit")
-    return VerifiedTree(
-        parents=parents,
-        log_values=log_values,
-        is_node=log_values > -np.inf,
-        accepted=accepted,
-    )
-
-
-def _tree_record(done: VerifiedTree) -> dict[str, Any]:
-    values = zip(done.log_values.tolist(), done.is_node, strict=True)
-    return {
-        "parents": done.parents.tolist(),
-        "log_values": [round(x, _DIGITS) if known else None for x, known in values],
-        "accepted": list(done.accepted),
-    }
-
-
-def drafted_nodes(done: VerifiedTree) -> np.ndarray:
-    """Returns the real nodes without the root."""
-    return 1 + np.flatnonzero(done.is_node[1:])
-
-
-def tried_nodes(done: VerifiedTree) -> Iterable[tuple[int, int, float, bool]]:
-    """Yields depth, rank, log probability and fate of the children of a path."""
-    path, ranks = [0, *done.accepted], done.ranks
-    nodes = drafted_nodes(done)
-    for level, parent in enumerate(path, 1):
-        children = nodes[done.parents[nodes] == parent].tolist()
-        following = path[level] if level < len(path) else None
-        for node in children:
-            confidence = done.log_values[node] - done.log_values[parent]
-            yield level, int(ranks[node]), float(confidence), bool(node == following)
+def _rounded(values: np.ndarray) -> list[float]:
+    return [round(value, _DIGITS) for value in values.tolist()]

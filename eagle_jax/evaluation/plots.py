@@ -14,7 +14,8 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from eagle_jax.evaluation import metrics
 from eagle_jax.evaluation.metrics import Reliability
-from eagle_jax.evaluation.runs import Group, Nodes, Run
+from eagle_jax.evaluation.nodes import Nodes
+from eagle_jax.evaluation.runs import Group, Run
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; no yellow on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -53,12 +54,10 @@ def positions(group: Group) -> Figure | str:
 
 def confidence(group: Group) -> Figure | str:
     """Draws Figure 6: a node's confidence against how often it is accepted."""
-
-    def bins(nodes: Nodes) -> Reliability:
-        return Reliability.of(nodes.confidence, nodes.is_accepted)
-
     label = "draft confidence of a tried node"
-    return _reliability(group, bins, label=label, title="Draft confidence")
+    return _reliability(
+        group, lambda nodes: nodes.confidence, label=label, title="Draft confidence"
+    )
 
 
 def value(group: Group) -> Figure | str:
@@ -75,10 +74,10 @@ def depth(group: Group) -> Figure | str:
     if not found:
         return _NO_NODES
     figure, (top, bottom) = _panels(2, 2.6, f"Acceptance by depth, {group.title}")
-    for name, nodes, style in found:
-        rates = metrics.rates_by_depth(nodes.depth, nodes.is_accepted, nodes.rounds)
+    for name, run, _, style in found:
+        rates = run.n_alpha()
         depths = range(1, len(rates.tried) + 1)
-        _line(top, depths, rates.accepted / nodes.rounds, name, style)
+        _line(top, depths, rates.accepted / rates.tried[0], name, style)
         _line(bottom, depths, rates.rates, "", style)
     top.set(ylabel="share of all rounds", title="a node of this depth was accepted")
     bottom.set(ylabel="share of these rounds", title="where its parent was accepted")
@@ -94,8 +93,10 @@ def rank(group: Group) -> Figure | str:
     if not found:
         return _NO_NODES
     figure, (axis,) = _panels(1, 3.8, f"Acceptance by rank, {group.title}")
-    for name, nodes, style in found:
-        rates = metrics.rates_by_rank(nodes.rank, nodes.is_accepted).rates
+    for name, _, nodes, style in found:
+        rates = metrics.rates_by_rank(
+            nodes.tried["rank"], nodes.tried["is_accepted"]
+        ).rates
         _line(axis, range(len(rates)), rates, name, style)
     axis.set_xlabel("rank among siblings (0 = the draft's likeliest)")
     axis.set_ylabel("share of tried nodes accepted")
@@ -111,8 +112,7 @@ def lengths(group: Group) -> Figure | str:
         return "no run drafted anything"
     figure, (axis,) = _panels(1, 3.8, f"Accepted lengths, {group.title}")
     for name, run, style in runs:
-        steps = [answer.accept_lengths for answer in run.answers.values()]
-        shares = metrics.length_shares(steps)
+        shares = np.bincount(run.accept_lengths) / len(run.accept_lengths)
         label = f"{name}: tau {run.tau():.2f}"
         _line(axis, range(1, len(shares)), shares[1:], label, style)
     axis.set_xlabel("tokens of one step (accepted + bonus)")
@@ -127,10 +127,10 @@ def wasted(group: Group) -> Figure | str:
     found = _with_nodes(group)
     if not found:
         return _NO_NODES
-    names = [name for name, _, _ in found]
+    names = [name for name, _, _, _ in found]
     parts = {
-        "accepted": [nodes.accepted_per_round for _, nodes, _ in found],
-        "wasted": [nodes.wasted_per_round for _, nodes, _ in found],
+        "accepted": [nodes.accepted_per_round for _, _, nodes, _ in found],
+        "wasted": [nodes.wasted_per_round for _, _, nodes, _ in found],
     }
     figure, axis = _bars(names, parts, f"Drafted nodes of a round, {group.title}")
     axis.set_xlabel("drafted nodes per round (root left out)")
@@ -191,7 +191,7 @@ def _reliability(
     title = f"{title} against acceptance, {group.title}"
     figure, (top, bottom) = _panels(2, 2.9, title, height_ratios=(3, 1))
     top.plot((0, 1), (0, 1), ls="--", lw=1.2, color="gray", label="perfect")
-    for name, nodes, style in found:
+    for name, _, nodes, style in found:
         held = bins(nodes)
         error = held.expected_error
         shown = name if error is None else f"{name}: ECE {error:.3f}"
@@ -231,15 +231,12 @@ def _drafting(group: Group) -> Iterator[tuple[str, Run, tuple[str, str]]]:
 
 def _with_nodes(
     group: Group, *, without: str | None = None
-) -> list[tuple[str, Nodes, tuple[str, str]]]:
+) -> list[tuple[str, Run, Nodes, tuple[str, str]]]:
     """Returns the runs that recorded nodes, with all of them, but one method's."""
-    found = [
-        (name, run.nodes(), style)
-        for name, run, style in _drafting(group)
-        if run.method != without
-    ]
     return [
-        (n, nodes, s) for n, nodes, s in found if nodes is not None and nodes.rounds
+        (name, run, nodes, style)
+        for name, run, style in _drafting(group)
+        if run.method != without and (nodes := run.nodes()) is not None and nodes.rounds
     ]
 
 

@@ -1,31 +1,29 @@
-"""Records of an evaluation: a line per question, in the layout of Spec-Bench.
-
-A file holds one run and is only ever appended to, line by line, each brought to the
-disk: a process may be killed at any time, and the next one goes on behind the last
-whole line.
-"""
+"""The record of an answered question, in the layout of Spec-Bench: a line of JSON."""
 
 import dataclasses
-import json
-import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from itertools import accumulate, zip_longest
+from typing import Any
 
-from eagle_jax.checkpoints.outputs import lock
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.questions import Question, QuestionId
-from eagle_jax.parsing import parse_json
+from eagle_jax.evaluation.fields import get, numbers
+from eagle_jax.evaluation.nodes import Nodes
+from eagle_jax.evaluation.questions import MT_BENCH, QuestionId
 
-Record = dict[str, Any]
+QuestionKey = tuple[str, str]
+"""Category and id: files of different tasks may count from the same number."""
 
-_START = b'{"question_id": '
-_FIELDS = {"question_id", "category", "question", "number", "choices", "run", "nodes"}
-_NO_SETTINGS = ("label", "versions")
-"""Of `run`: with what it was made, and what it was called."""
+_CHOICE = "choices[0]."
+_COLUMNS = {
+    **{"turns": "text", "token_ids": "token_ids", "prompt_tokens": "prompt_tokens"},
+    **{"wall_time": "wall_time", "decode_time": "decode_time"},
+    **{"stop_reasons": "stop_reason"},
+}
+"""What a file calls the fields of turns; each holds a value per turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +34,8 @@ class Turn:
         text: The answer.
         token_ids: Its tokens, the prefill's and the stop token included.
         prompt_tokens: Length of the prompt.
-        wall_time: Seconds, the prefill included.
-        decode_time: Seconds without the prefill.
+        wall_time: Seconds, the prefill included; in a batch its share.
+        decode_time: Seconds without the prefill; in a batch its share.
         accept_lengths: Per step, accepted drafts and the bonus; what limits and stop
             tokens cut off the last one is counted.
         stop_reason: Why it ended.
@@ -52,224 +50,219 @@ class Turn:
     stop_reason: str
 
 
-def make_record(
-    question: Question,
-    turns: Sequence[Turn],
-    *,
-    model_id: str,
-    run: Mapping[str, Any],
-    step_seconds: Mapping[str, float | None] | None,
-    nodes: Mapping[str, Any] | None,
-) -> Record:
-    """Returns the record of an answered question.
-
-    Args:
-        question: What was asked.
-        turns: The answers, one per turn.
-        model_id: Names the run.
-        run: Its settings.
-        step_seconds: What its steps cost.
-        nodes: See `nodes.nodes_record`.
-    """
-    choice = {
-        "index": 0,
-        "turns": [turn.text for turn in turns],
-        "new_tokens": [len(turn.token_ids) for turn in turns],
-        "wall_time": [turn.wall_time for turn in turns],
-        "decode_time": [turn.decode_time for turn in turns],
-        "decoding_steps": [len(turn.accept_lengths) for turn in turns],
-        "accept_lengths": [n for turn in turns for n in turn.accept_lengths],
-        "prompt_tokens": [turn.prompt_tokens for turn in turns],
-        "token_ids": [turn.token_ids for turn in turns],
-        "stop_reasons": [turn.stop_reason for turn in turns],
-    }
-    return {
-        "question_id": question.question_id,  # First: `_START` knows our lines by it.
-        "category": question.category,
-        "model_id": model_id,
-        "answer_id": secrets.token_urlsafe(16),
-        "tstamp": time.time(),
-        "question": question.fingerprint,
-        "number": question.number,
-        "choices": [choice],
-        "run": dict(run),
-        "step_seconds": None if step_seconds is None else dict(step_seconds),
-        "nodes": None if nodes is None else dict(nodes),
-    }
-
-
-def check_records(
-    path: Path, run: Mapping[str, Any], questions: Iterable[Question]
-) -> None:
-    """Refuses a file that `RecordFile` would refuse, before any long work starts.
-
-    Arguments are those of `RecordFile`; the file need not exist.
-
-    Raises:
-        InputError: Likewise.
-    """
-    try:
-        content = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    _check(path, content, run, questions)
-
-
-def recorded_date(folder: Path) -> str | None:
-    """Returns the date of the prompts that a folder's records are answers to.
-
-    What goes beside them is compared with them, and needs the same prompts.
-
-    Args:
-        folder: Of evaluations; need not exist.
-
-    Returns:
-        That of the first record with one, `None` without any.
-    """
-    for path in sorted(folder.glob("*.jsonl")):
-        try:
-            with path.open("rb") as file:
-                date = json.loads(file.readline())["run"]["date"]
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # Of before dates were recorded, or no records at all.
-        if date is not None:
-            return date
-    return None
-
-
-class RecordFile:
-    """A file of records that is gone on with.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """How one question was answered.
 
     Attributes:
-        records: Those that are there.
+        question_id: Of the question.
+        category: Of the question.
+        question: Stands for what was asked, see `Question.fingerprint`.
+        number: The question's place among all; `None` in records of before it was kept.
+        turns: The answers, one per turn.
+        run: How it was decoded: at least `method`, `label`, `temperature` and
+            `batch_size`; `versions` are those of what computed it.
+        step_seconds: What the steps of its run cost, see `measure_steps`; `None` if
+            that was not measured.
+        nodes: What became of drafted nodes, `None` if that was not looked at.
+        model_id: Names the run.
+        answer_id: Any text of its own.
+        tstamp: Seconds since 1970 when it was made.
     """
 
-    def __init__(
-        self, path: Path, run: Mapping[str, Any], questions: Iterable[Question]
-    ) -> None:
-        """Opens a file, new or old, and cuts off a torn last line.
+    question_id: QuestionId
+    category: str
+    question: str
+    number: int | None
+    turns: tuple[Turn, ...]
+    run: Mapping[str, Any]
+    step_seconds: Mapping[str, float | None] | None
+    nodes: Nodes | None
+    model_id: str
+    answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    tstamp: float = field(default_factory=time.time)
+
+    @classmethod
+    def from_json(cls, record: Any) -> "Record":
+        """Returns the record that a line of a file holds.
 
         Args:
-            path: In a folder that exists.
-            run: The settings of its records.
-            questions: Those that are asked; the file may hold others, too.
+            record: What the line parses to.
 
         Raises:
-            InputError: If it holds something else than records, records of other
-                settings, one question twice, or an answer to another question of the
-                same id; the file stays as it is. Or if it cannot be written, or
-                another process writes it.
+            InputError: If a field is missing or holds something else; what is not
+                read, such as fields of others, is left alone.
         """
-        try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            lock(self._file.fileno(), path)
-            self._file.seek(0)
-            content = self._file.read()
-            self.records = _check(path, content, run, questions)
-            self._file.truncate(content.rfind(b"\n") + 1)
-        except BaseException:
-            self._file.close()
-            raise
+        get(record, "question_id", object)
+        nodes, steps = record.get("nodes"), record.get("step_seconds")
+        made = cls(
+            question_id=record["question_id"],
+            category=get(record, "category", str),
+            question=get(record, "question", str),
+            number=record.get("number"),
+            turns=_read_turns(get(record, "choices", list)),
+            run=get(record, "run", dict),
+            step_seconds=steps if isinstance(steps, dict) else None,
+            nodes=None if nodes is None else Nodes.from_json(nodes),
+            model_id=get(record, "model_id", str),
+            answer_id=get(record, "answer_id", str),
+            tstamp=get(record, "tstamp", float),
+        )
+        made.validate()
+        return made
 
-    def append(self, record: Record) -> None:
-        """Writes a record, which is on the disk when this returns.
+    def validate(self) -> None:
+        """Refuses settings, numbers and texts that no evaluation writes.
 
         Raises:
-            OSError: If the disk is full.
+            InputError: It names the field.
         """
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        # A tokenizer may split a character: half of one is no Unicode text.
-        left = line.encode(errors="replace")
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
-        self.records.append(record)
+        if not isinstance(self.question_id, int | str):
+            raise InputError(f"`question_id` is {self.question_id!r}")
+        for name in ("method", "label"):
+            get(self.run, name, str, "run.")
+        for name, kind in (("temperature", float), ("batch_size", int)):
+            numbers([self.run.get(name)], f"run.{name}", kind)
+        for turn in self.turns:
+            numbers([turn.wall_time], f"{_CHOICE}wall_time")
+            numbers([turn.decode_time], f"{_CHOICE}decode_time")
+            numbers([turn.prompt_tokens], f"{_CHOICE}prompt_tokens", int)
+            numbers(turn.accept_lengths, f"{_CHOICE}accept_lengths", int)
+            for text in (turn.text, turn.stop_reason):
+                if not isinstance(text, str):
+                    raise InputError(f"`{_CHOICE}turns` or reasons hold {text!r}")
+        for name, seconds in (self.step_seconds or {}).items():
+            numbers([] if seconds is None else [seconds], f"step_seconds.{name}")
 
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` reads, in the order of a line's fields."""
+        turns = self.turns
+        choice = {
+            "index": 0,
+            "turns": [turn.text for turn in turns],
+            "new_tokens": self.new_tokens,
+            "wall_time": [turn.wall_time for turn in turns],
+            "decode_time": [turn.decode_time for turn in turns],
+            "decoding_steps": [len(turn.accept_lengths) for turn in turns],
+            "accept_lengths": self.accept_lengths,
+            "prompt_tokens": [turn.prompt_tokens for turn in turns],
+            "token_ids": self.token_ids,
+            "stop_reasons": [turn.stop_reason for turn in turns],
+        }
+        return {
+            "question_id": self.question_id,
+            "category": self.category,
+            "model_id": self.model_id,
+            "answer_id": self.answer_id,
+            "tstamp": self.tstamp,
+            "question": self.question,
+            "number": self.number,
+            "choices": [choice],
+            "run": dict(self.run),
+            "step_seconds": self.step_seconds and dict(self.step_seconds),
+            "nodes": None if self.nodes is None else self.nodes.to_json(),
+        }
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes the file."""
-        self._file.close()
+    @property
+    def key(self) -> QuestionKey:
+        """Tells the question from those of all tasks."""
+        return self.category, str(self.question_id)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How it was decoded, whatever computed it."""
+        return {name: self.run[name] for name in self.run if name != "versions"}
+
+    @property
+    def task(self) -> str:
+        """MT-bench's categories are one task, every other category is its own."""
+        return "mt_bench" if self.category in MT_BENCH else self.category
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """Per turn, the answer's tokens."""
+        return [turn.token_ids for turn in self.turns]
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """Per turn, tokens emitted, the prefill's first one included."""
+        return [len(turn.token_ids) for turn in self.turns]
+
+    @property
+    def accept_lengths(self) -> list[int]:
+        """Over all turns, what each step accepted and one more, uncut."""
+        return [length for turn in self.turns for length in turn.accept_lengths]
+
+    def difference(self, other: "Record") -> tuple[int, int] | None:
+        """Returns the turn and the token where another answer first differs.
+
+        What follows a difference continues another text, so only the first counts.
+
+        Returns:
+            Both from 0; a text that goes on where the other has ended differs there.
+            `None` for equal answers.
+        """
+        turns = zip_longest(self.token_ids, other.token_ids, fillvalue=())
+        for turn, pair in enumerate(turns):
+            for token, (ours, theirs) in enumerate(zip_longest(*pair)):
+                if ours != theirs:
+                    return turn, token
+        return None
 
 
-def _check(
-    path: Path, content: bytes, run: Mapping[str, Any], questions: Iterable[Question]
-) -> list[Record]:
-    """Returns the records of a file's whole lines."""
-    *whole, torn = content.split(b"\n")
-    if not torn.startswith(_START[: len(torn)]):
-        raise _foreign(path, len(whole) + 1)
-    wanted = json.loads(json.dumps(run))  # Tuples become lists.
-    asked = {question.question_id: _identity(question) for question in questions}
-    ids = {identity[:2]: question_id for question_id, identity in asked.items()}
-    lines: dict[QuestionId, int] = {}
-    records = []
-    for number, line in enumerate(whole, 1):
-        record = _parse(path, number, line)
-        question_id = record["question_id"]
-        _check_run(path, record["run"], wanted)
-        before = lines.setdefault(question_id, number)
-        if before != number:
-            raise InputError(
-                f"{path}:{number}: question {question_id!r} stands in line {before} "
-                "already; remove one of them"
-            )
-        identity = (record["category"], record["question"], record["number"])
-        if asked.get(question_id, identity) != identity:
-            raise InputError(
-                f"{path}:{number}: question {question_id!r} was another one then, or "
-                "stood in another place; give the same question files to go on with "
-                "it, or another --output"
-            )
-        if question_id not in asked and identity[:2] in ids:
-            raise InputError(
-                f"{path}:{number}: question {question_id!r} is now called "
-                f"{ids[identity[:2]]!r}, as ids change with the number of files; give "
-                "the same question files, or another --output"
-            )
-        records.append(record)
-    return records
+def speed(records: Iterable[Record], *, with_prefill: bool) -> float | None:
+    """Returns tokens per second over some questions together.
+
+    Args:
+        records: Of one run.
+        with_prefill: Whether the prefills, their times and their tokens, count.
+
+    Returns:
+        `None` where no time passed or nothing was decoded.
+    """
+    turns = [turn for record in records for turn in record.turns]
+    tokens = [len(turn.token_ids) for turn in turns]
+    counted = sum(tokens) if with_prefill else decoded_tokens(tokens)
+    times = (turn.wall_time if with_prefill else turn.decode_time for turn in turns)
+    seconds = sum(times)
+    return counted / seconds if counted > 0 and seconds > 0 else None
 
 
-def _identity(question: Question) -> tuple[str, str, int]:
-    """Returns what a question asks, and where it stands: its seed comes of that."""
-    return question.category, question.fingerprint, question.number
+def tau(records: Iterable[Record]) -> float | None:
+    """Returns tokens per step over all steps of some questions; `None` without any."""
+    turns = [turn for record in records for turn in record.turns]
+    steps = sum(len(turn.accept_lengths) for turn in turns)
+    return tokens_per_round([len(turn.token_ids) for turn in turns], steps)
 
 
-def _parse(path: Path, number: int, line: bytes) -> Record:
-    try:
-        record = parse_json(line, f"{path}:{number}")
-    except InputError as error:
-        raise _foreign(path, number) from error
-    is_record = isinstance(record, dict) and set(record) >= _FIELDS
-    if not is_record or not isinstance(record["run"], dict):
-        raise _foreign(path, number)
-    return record
+def _read_turns(choices: list[Any]) -> tuple[Turn, ...]:
+    """Returns the turns of a record's only choice, as far as its lists fit.
 
-
-def _foreign(path: Path, number: int) -> InputError:
-    return InputError(
-        f"{path}:{number} is no record of an evaluation; remove the file, or give "
-        "another --output"
+    Raises:
+        InputError: If a list is missing, or the lists do not fit each other.
+    """
+    if len(choices) != 1:
+        raise InputError(f"{len(choices)} `choices` instead of one")
+    names = (*_COLUMNS, "new_tokens", "decoding_steps")
+    columns = {name: get(choices[0], name, list, _CHOICE) for name in names}
+    if len(set(map(len, columns.values()))) > 1:
+        raise InputError(f"`{'`, `'.join(names)}` of different numbers of turns")
+    if not all(isinstance(ids, list) for ids in columns["token_ids"]):
+        raise InputError(f"no list of lists in `{_CHOICE}token_ids`")
+    if columns["new_tokens"] != [len(ids) for ids in columns["token_ids"]]:
+        raise InputError(f"`{_CHOICE}new_tokens` does not count `{_CHOICE}token_ids`")
+    lengths = get(choices[0], "accept_lengths", list, _CHOICE)
+    steps = numbers(columns["decoding_steps"], f"{_CHOICE}decoding_steps", int)
+    if sum(steps) != len(lengths):
+        raise InputError(
+            f"`{_CHOICE}decoding_steps` does not count `{_CHOICE}accept_lengths`"
+        )
+    ends = accumulate(steps)
+    rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
+    return tuple(
+        Turn(
+            **dict(zip(_COLUMNS.values(), row, strict=True)),
+            accept_lengths=lengths[end - count : end],
+        )
+        for row, count, end in zip(rows, steps, ends, strict=True)
     )
-
-
-def _check_run(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuses to mix records of two settings in one file."""
-    for name in dict.fromkeys([*new, *old]):
-        if name not in _NO_SETTINGS and old.get(name) != new.get(name):
-            raise InputError(
-                f"{path} was written with {name} = {old.get(name)!r}, but now it is "
-                f"{new.get(name)!r}; use the same settings to go on with it, or give "
-                "another --output"
-            )

@@ -9,13 +9,10 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eagle_jax.config import shortest
-from eagle_jax.decoding.state import tokens_per_round
-from eagle_jax.evaluation import metrics
-from eagle_jax.evaluation.nodes import VerifiedTree
-from eagle_jax.evaluation.questions import MT_BENCH
+from eagle_jax.decoding.rates import Rates, n_alpha
+from eagle_jax.evaluation.nodes import Nodes
+from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
 
 SETUP = (
     *("target", "target_fingerprint", "dtype", "device"),
@@ -33,86 +30,6 @@ TREE = (
 """Settings of one method."""
 
 _METHODS = ("autoregressive", "lookup", "small-model", "chain", "eagle1", "eagle2")
-QuestionKey = tuple[str, str]
-"""Category and id: files of different tasks may count from the same number."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """What the drafted nodes of some rounds became.
-
-    Attributes:
-        rounds: Number of rounds.
-        drafted: Nodes drafted in them, roots not counted.
-        depth: `[M]` int, of the tried nodes (those whose parent was accepted), from 1.
-        rank: `[M]` int, their places among their siblings, 0 = likeliest.
-        confidence: `[M]` float64, probability given the parent, to the draft model.
-        is_accepted: `[M]` bool.
-        positions: `[N]` int, times that each node of a static tree was accepted, the
-            root's in front; `None` where it was not recorded.
-        values: All drafted nodes by path value, the product of confidences.
-        trees: Every round's; empty in records of before they were kept.
-    """
-
-    rounds: int
-    drafted: int
-    depth: np.ndarray
-    rank: np.ndarray
-    confidence: np.ndarray
-    is_accepted: np.ndarray
-    positions: np.ndarray | None
-    values: metrics.Reliability
-    trees: tuple[VerifiedTree, ...] = ()
-
-    @property
-    def accepted_per_round(self) -> float:
-        """Accepted nodes per round, root not counted."""
-        return float(self.is_accepted.sum()) / max(self.rounds, 1)
-
-    @property
-    def wasted_per_round(self) -> float:
-        """Drafted nodes per round that were not accepted."""
-        return self.drafted / max(self.rounds, 1) - self.accepted_per_round
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The record of one question.
-
-    Attributes:
-        category: As in the question file.
-        new_tokens: Per turn, tokens emitted, the prefill's first one included.
-        wall_time: Per turn, in seconds, prefill included; in a batch its share.
-        decode_time: Likewise, without prefill.
-        accept_lengths: Over all turns, what each step accepted and one more, uncut.
-        token_ids: Per turn.
-        nodes: Of the trees, if they were recorded.
-    """
-
-    category: str
-    new_tokens: list[int]
-    wall_time: list[float]
-    decode_time: list[float]
-    accept_lengths: list[int]
-    token_ids: list[list[int]]
-    nodes: Nodes | None
-
-    @property
-    def task(self) -> str:
-        """MT-bench's categories are one task, every other category is its own."""
-        return "mt_bench" if self.category in MT_BENCH else self.category
-
-    @property
-    def tau(self) -> float | None:
-        """Tokens per step, over all turns."""
-        return tokens_per_round(self.new_tokens, len(self.accept_lengths))
-
-    def speed(self, *, with_prefill: bool) -> float | None:
-        """Returns tokens per second over all turns."""
-        seconds = self.wall_time if with_prefill else self.decode_time
-        return metrics.tokens_per_second(
-            self.new_tokens, seconds, with_prefill=with_prefill
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,14 +41,38 @@ class Run:
         settings: The records' `run`, without `versions`.
         versions: Of what computed it; several if it was gone on with.
         answers: By the question's category and id.
-        step_seconds: Seconds of each part of a batch step, if they were measured.
+        step_seconds: Seconds of each part of a batch step that was measured.
     """
 
     paths: tuple[Path, ...]
     settings: dict[str, Any]
     versions: tuple[dict[str, Any], ...]
-    answers: dict[QuestionKey, Answer]
-    step_seconds: dict[str, float] | None
+    answers: dict[QuestionKey, Record]
+    step_seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, records: Iterable[Record], *paths: Path) -> "Run":
+        """Returns the run of records that have their settings in common.
+
+        Args:
+            records: At least one; the first one's label is the run's.
+            paths: The files that they come from.
+        """
+        records = list(records)
+        versions = [record.run.get("versions") for record in records]
+        steps = (record.step_seconds or {} for record in records)
+        measured = ({n: s for n, s in step.items() if s is not None} for step in steps)
+        return cls(
+            paths=paths,
+            settings=records[0].settings,
+            versions=tuple(
+                found
+                for place, found in enumerate(versions)
+                if isinstance(found, dict) and found not in versions[:place]
+            ),
+            answers={record.key: record for record in records},
+            step_seconds=next(filter(None, measured), {}),
+        )
 
     @property
     def method(self) -> str:
@@ -166,12 +107,7 @@ class Run:
         """Tasks in the order of the file."""
         return list(dict.fromkeys(answer.task for answer in self.answers.values()))
 
-    @property
-    def throughput(self) -> float | None:
-        """Tokens per second over the whole run, prefill included."""
-        return throughput(self.answers.values())
-
-    def of_task(self, task: str | None) -> dict[QuestionKey, Answer]:
+    def of_task(self, task: str | None) -> dict[QuestionKey, Record]:
         """Returns the questions of one task; all for `None`."""
         return {
             key: answer
@@ -181,41 +117,22 @@ class Run:
 
     def tau(self, task: str | None = None) -> float | None:
         """Returns tokens per step, over all steps of a task; of all for `None`."""
-        answers = self.of_task(task).values()
-        return tokens_per_round(
-            [number for answer in answers for number in answer.new_tokens],
-            sum(len(answer.accept_lengths) for answer in answers),
-        )
+        return tau(self.of_task(task).values())
 
     def nodes(self) -> Nodes | None:
         """Returns the nodes of all questions together, `None` where there are none."""
         parts = [a.nodes for a in self.answers.values() if a.nodes is not None]
-        if not parts:
-            return None
-        positions = [part.positions for part in parts if part.positions is not None]
-        values = [part.values for part in parts]
-        return Nodes(
-            rounds=sum(part.rounds for part in parts),
-            drafted=sum(part.drafted for part in parts),
-            depth=np.concatenate([part.depth for part in parts]),
-            rank=np.concatenate([part.rank for part in parts]),
-            confidence=np.concatenate([part.confidence for part in parts]),
-            is_accepted=np.concatenate([part.is_accepted for part in parts]),
-            positions=np.sum(positions, axis=0) if positions else None,
-            values=metrics.Reliability(
-                count=np.sum([value.count for value in values], axis=0),
-                accepted=np.sum([value.accepted for value in values], axis=0),
-                total=np.sum([value.total for value in values], axis=0),
-            ),
-        )
+        return Nodes.joined(parts) if parts else None
 
-    def n_alpha(self) -> metrics.Rates:
-        """Returns n-alpha, for a chain: from its nodes, or else from its steps."""
-        nodes = self.nodes()
-        if nodes is not None:
-            return metrics.n_alpha_of_nodes(nodes.depth, nodes.is_accepted)
-        steps = [answer.accept_lengths for answer in self.answers.values()]
-        return metrics.n_alpha_of_steps(steps, self.settings.get("depth") or 0)
+    @property
+    def accept_lengths(self) -> list[int]:
+        """Of every step of all questions, what it accepted and one more, uncut."""
+        return [n for record in self.answers.values() for n in record.accept_lengths]
+
+    def n_alpha(self) -> Rates:
+        """Returns n-alpha, which for a tree is its acceptance by depth."""
+        accepted = [length - 1 for length in self.accept_lengths]
+        return n_alpha(accepted, self.settings.get("depth") or 0)
 
     def key(self, *without: str) -> str:
         """Returns equal text for runs whose settings are equal but for some."""
@@ -321,14 +238,41 @@ def find_baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     return max(candidates, key=closeness, default=None)
 
 
-def throughput(answers: Iterable[Answer]) -> float | None:
-    """Returns tokens per second over some questions together, prefill included."""
-    answers = list(answers)
-    return metrics.tokens_per_second(
-        [number for answer in answers for number in answer.new_tokens],
-        [seconds for answer in answers for seconds in answer.wall_time],
-        with_prefill=True,
-    )
+def speedups(
+    run: Run, baseline: Run | None, *, task: str | None, with_prefill: bool
+) -> list[float]:
+    """Returns the speedup of each question that both runs hold and have a speed for."""
+    speeds = [
+        [speed([answer], with_prefill=with_prefill) for answer in pair]
+        for pair in shared(run, baseline, task).values()
+    ]
+    return [ours / theirs for ours, theirs in speeds if ours and theirs]
+
+
+def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
+    """Returns how many questions have plain decoding's tokens, of how many compared.
+
+    Returns:
+        `None` where nothing can be compared: without questions of both, for plain
+        decoding itself, and for rejection, which gives other draws of one law.
+    """
+    both = shared(run, baseline, None)
+    is_other_draw = run.settings.get("acceptance") == "rejection"
+    if not both or run.is_baseline or is_other_draw:
+        return None
+    same = sum(ours.token_ids == theirs.token_ids for ours, theirs in both.values())
+    return same, len(both)
+
+
+def shared(
+    run: Run, baseline: Run | None, task: str | None
+) -> dict[QuestionKey, tuple[Record, Record]]:
+    """Returns the questions of a task that both runs hold."""
+    if baseline is None:
+        return {}
+    theirs = baseline.answers
+    mine = run.of_task(task).items()
+    return {key: (ours, theirs[key]) for key, ours in mine if key in theirs}
 
 
 def varying(runs: Collection[Run], names: Iterable[str]) -> list[str]:

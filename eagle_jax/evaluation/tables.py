@@ -1,86 +1,34 @@
 """The papers' tables from runs, as markdown that also reads well as plain text."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from eagle_jax.config import shortest
-from eagle_jax.evaluation import metrics
-from eagle_jax.evaluation.metrics import Quartiles, Rates
+from eagle_jax.evaluation.markdown import NOTHING, decimals, markdown, ratio, short
+from eagle_jax.evaluation.metrics import quartiles
+from eagle_jax.evaluation.records import speed, tau
 from eagle_jax.evaluation.runs import (
     SETUP,
     TREE,
-    Answer,
     Group,
-    QuestionKey,
     Run,
     find_baseline,
     groups,
+    identical,
     in_order,
-    throughput,
+    shared,
+    speedups,
     unique_names,
     varying,
 )
 
-NOTHING = "-"
 _MOST_DIFFERENCES = 10
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table with padded columns, the first one to the left."""
-    lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    cells = [
-        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
-
-
-def number(value: float | None) -> str:
-    """Returns about three digits, all of those before the point."""
-    if value is None:
-        return NOTHING
-    if value == 0:
-        return "0"
-    size = abs(value)
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{digits}f}"
-
-
-def ratio(value: float | None) -> str:
-    """Returns a speedup."""
-    return NOTHING if value is None else f"{value:.2f}x"
-
-
-def tau(value: float | None) -> str:
-    """Returns tokens per step."""
-    return NOTHING if value is None else f"{value:.2f}"
-
-
-def speedups(
-    run: Run, baseline: Run | None, *, task: str | None, with_prefill: bool
-) -> list[float]:
-    """Returns the speedup of each question that both runs hold and have a speed for."""
-    result = []
-    for ours, theirs in _pairs(run, baseline, task).values():
-        speed = ours.speed(with_prefill=with_prefill)
-        plain = theirs.speed(with_prefill=with_prefill)
-        if speed is not None and plain is not None:
-            result.append(speed / plain)
-    return result
-
-
 def lossless(run: Run, baseline: Run | None) -> str:
-    """Returns how many questions have plain decoding's tokens, of how many compared.
-
-    Rejection gives other draws of one law, which nothing can be compared with.
-    """
-    pairs = _pairs(run, baseline, None)
-    is_other_draw = run.settings.get("acceptance") == "rejection"
-    if not pairs or run.is_baseline or is_other_draw:
-        return NOTHING
-    same = sum(_difference(*pair) is None for pair in pairs.values())
-    return f"{same}/{len(pairs)}"
+    """Returns what `identical` does, as a cell."""
+    found = identical(run, baseline)
+    return NOTHING if found is None else "{}/{}".format(*found)
 
 
 def runs_table(runs: list[Run]) -> str:
@@ -170,7 +118,7 @@ def _means(run: Run, everything: list[Run], *, with_prefill: bool) -> list[str]:
     """Returns speedup and tau as means over tasks, and losslessness."""
     baseline = find_baseline(run, everything)
     gains, taus = _by_task(run, baseline, run.tasks, with_prefill=with_prefill)
-    return [ratio(_mean(gains)), tau(_mean(taus)), lossless(run, baseline)]
+    return [ratio(_mean(gains)), decimals(_mean(taus)), lossless(run, baseline)]
 
 
 def spread_table(group: Group) -> str:
@@ -182,11 +130,11 @@ def spread_table(group: Group) -> str:
         baseline = find_baseline(run, group.everything)
         for task in run.tasks:
             answers = list(run.of_task(task).values())
-            taus = [answer.tau for answer in answers]
+            taus = [tau([answer]) for answer in answers]
             speeds = [
                 _spread(
-                    (answer.speed(with_prefill=with_prefill) for answer in answers),
-                    number,
+                    (speed([a], with_prefill=with_prefill) for a in answers),
+                    short,
                 )
                 for with_prefill in (True, False)
             ]
@@ -195,7 +143,7 @@ def spread_table(group: Group) -> str:
                 for p in (True, False)
             ]
             row = [name, task, str(len(answers)), *speeds, *gains]
-            rows.append([*row, _spread(taus, tau)])
+            rows.append([*row, _spread(taus, decimals)])
     return markdown(header, rows)
 
 
@@ -280,21 +228,21 @@ def calibration_table(group: Group) -> str | None:
         nodes = run.nodes()
         if nodes is None:
             continue
-        bins = metrics.Reliability.of(nodes.confidence, nodes.is_accepted)
+        bins = nodes.confidence
         errors = (bins.expected_error, nodes.values.expected_error)
-        ends = (_or_none(bins.rates[0]), _or_none(bins.rates[-1]))
+        ends = (bins.rates[0], bins.rates[-1])
         if run.method == "lookup":  # It has no confidence.
             errors, ends = (None, None), (None, None)
         accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
-        row = [name, f"{len(nodes.depth):,}", *(_rate(error) for error in errors)]
-        row += [_rate(end) for end in ends]
-        rows.append([*row, *map(number, (accepted + wasted, accepted, wasted))])
+        row = [name, f"{len(nodes.tried):,}", *(decimals(error, 3) for error in errors)]
+        row += [decimals(end, 3) for end in ends]
+        rows.append([*row, *map(short, (accepted + wasted, accepted, wasted))])
     return markdown(header, rows) if rows else None
 
 
 def n_alpha_table(group: Group) -> str | None:
     """Returns n-alpha of the chains with how often it was tried, `None` without any."""
-    chains: list[tuple[str, Rates]] = [
+    chains = [
         (name, run.n_alpha())
         for name, run in zip(group.names, group.runs, strict=True)
         if run.method == "chain"
@@ -305,7 +253,7 @@ def n_alpha_table(group: Group) -> str | None:
     rows = []
     for name, found in chains:
         pairs = zip(found.rates, found.tried, strict=True)
-        cells = [f"{_rate(_or_none(rate))} ({tried:,})" for rate, tried in pairs]
+        cells = [f"{decimals(share, 3)} ({tried:,})" for share, tried in pairs]
         rows.append([name, *cells, *[NOTHING] * (longest - len(cells))])
     return markdown(["method", *(f"{n}-alpha" for n in range(longest))], rows)
 
@@ -315,10 +263,10 @@ def differences_table(group: Group) -> str | None:
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         baseline = find_baseline(run, group.everything)
-        if lossless(run, baseline) == NOTHING:
+        if identical(run, baseline) is None:
             continue
-        for (category, number), pair in _pairs(run, baseline, None).items():
-            place = _difference(*pair)
+        for (category, number), pair in shared(run, baseline, None).items():
+            place = pair[0].difference(pair[1])
             if place is not None:
                 rows.append([name, category, number, *(str(n + 1) for n in place)])
     if not rows:
@@ -344,7 +292,7 @@ def _methods_by_tasks(
         for gain, length in zip(
             [*gains, _mean(gains)], [*taus, _mean(taus)], strict=True
         ):
-            row += [ratio(gain), tau(length)]
+            row += [ratio(gain), decimals(length)]
         rows.append([*row, lossless(run, baseline)])
     return markdown([*header, "lossless"], rows)
 
@@ -356,8 +304,8 @@ def _by_task(
     gains, taus = [], []
     for task in tasks:
         found = speedups(run, baseline, task=task, with_prefill=with_prefill)
-        spread = Quartiles.of(found)
-        gains.append(None if spread is None else spread.median)
+        spread = quartiles(found)
+        gains.append(None if spread is None else spread[1])
         taus.append(run.tau(task))
     return gains, taus
 
@@ -371,27 +319,17 @@ def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[s
             cells += [NOTHING, NOTHING]
             continue
         baseline = find_baseline(run, runs)
-        pairs = _pairs(run, baseline, None).values()
-        speed = throughput(ours for ours, _ in pairs)
-        plain = throughput(theirs for _, theirs in pairs)
-        cells += [number(run.throughput), ratio(_quotient(speed, plain))]
-        ours += [speed] if speed else []
+        both = shared(run, baseline, None).values()
+        mine = speed((ours for ours, _ in both), with_prefill=True)
+        plain = speed((theirs for _, theirs in both), with_prefill=True)
+        whole = speed(run.answers.values(), with_prefill=True)
+        cells += [short(whole), ratio(_quotient(mine, plain))]
+        ours += [mine] if mine else []
         theirs += [plain] if plain else []
     # A best of fewer batch sizes than the other's would be no comparison.
     is_whole = len(ours) == len(theirs) == len(sizes)
     best = _quotient(max(ours), max(theirs)) if is_whole else None
     return [*cells, ratio(best)]
-
-
-def _pairs(
-    run: Run, baseline: Run | None, task: str | None
-) -> dict[QuestionKey, tuple[Answer, Answer]]:
-    """Returns the questions of a task that both runs hold."""
-    if baseline is None:
-        return {}
-    theirs = baseline.answers
-    mine = run.of_task(task).items()
-    return {key: (ours, theirs[key]) for key, ours in mine if key in theirs}
 
 
 def _families(runs: list[Run], *but: str) -> list[list[Run]]:
@@ -402,17 +340,14 @@ def _families(runs: list[Run], *but: str) -> list[list[Run]]:
     return list(found.values())
 
 
-def _difference(ours: Answer, theirs: Answer) -> tuple[int, int] | None:
-    return metrics.first_difference(ours.token_ids, theirs.token_ids)
-
-
 def _spread(
     values: Iterable[float | None], shown: Callable[[float | None], str]
 ) -> str:
-    found = Quartiles.of(values)
+    found = quartiles(values)
     if found is None:
         return NOTHING
-    return f"{shown(found.median)} ({shown(found.low)} to {shown(found.high)})"
+    low, median, high = map(shown, found)
+    return f"{median} ({low} to {high})"
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -423,14 +358,6 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _quotient(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
-
-
-def _rate(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
-
-
-def _or_none(value: float) -> float | None:
-    return None if value != value else float(value)
 
 
 def _given(runs: list[Run], name: str) -> list[object]:

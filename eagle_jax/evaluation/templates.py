@@ -8,8 +8,8 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from eagle_jax.checkpoints import apply_chat_template
 from eagle_jax.errors import InputError
+from eagle_jax.generation import text
 
 Template = Literal["tokenizer", "vicuna", "llama-2-chat", "none"]
 """How turns become a prompt.
@@ -63,19 +63,12 @@ def encode(
             is left of it.
     """
     if template == "tokenizer":
-        text = _render_by_tokenizer(tokenizer, turns, answers, system)
-        ids = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-    else:
-        text = render(template, turns, answers, system=system)
-        ids = list(tokenizer(text, verbose=False).input_ids)
-        start = tokenizer.bos_token_id
-        if start is not None and ids[:2] == [start, start]:
-            ids = ids[1:]  # The text begins with the token that was put in front.
-    if not ids:
-        raise InputError(
-            f"the prompt {text!r} has no token and this tokenizer adds none; give a "
-            "question with text"
-        )
+        check_template(tokenizer, template)
+        return text.encode(tokenizer, _messages(turns, answers, system))
+    ids = text.encode(tokenizer, render(template, turns, answers, system=system))
+    start = tokenizer.bos_token_id
+    if start is not None and ids[:2] == [start, start]:
+        ids = ids[1:]  # The text begins with the token that was put in front.
     return ids
 
 
@@ -113,32 +106,28 @@ def render(
 
 
 def _vicuna(turns: Sequence[str], answers: Sequence[str], system: str) -> str:
-    text = f"{system} "
+    prompt = f"{system} "
     for turn, answer in zip(turns, answers, strict=False):
         answer = answer.strip()
         # FastChat writes no separator behind an empty answer.
-        text += f"USER: {turn} ASSISTANT:" + (f" {answer}</s>" if answer else "")
-    return f"{text}USER: {turns[-1]} ASSISTANT:"
+        prompt += f"USER: {turn} ASSISTANT:" + (f" {answer}</s>" if answer else "")
+    return f"{prompt}USER: {turns[-1]} ASSISTANT:"
 
 
 def _llama2(turns: Sequence[str], answers: Sequence[str], system: str | None) -> str:
-    text = f"[INST] <<SYS>>\n{system}\n<</SYS>>\n\n" if system else "[INST] "
+    prompt = f"[INST] <<SYS>>\n{system}\n<</SYS>>\n\n" if system else "[INST] "
     for turn, answer in zip(turns, answers, strict=False):
         answer = answer.strip()
-        text += f"{turn} [/INST]" + (f" {answer} </s><s>" if answer else "")
-        text += "[INST] "
-    return f"{text}{turns[-1]} [/INST]"
+        prompt += f"{turn} [/INST]" + (f" {answer} </s><s>" if answer else "")
+        prompt += "[INST] "
+    return f"{prompt}{turns[-1]} [/INST]"
 
 
-def _render_by_tokenizer(
-    tokenizer: Any, turns: Sequence[str], answers: Sequence[str], system: str | None
-) -> str:
-    check_template(tokenizer, "tokenizer")
+def _messages(
+    turns: Sequence[str], answers: Sequence[str], system: str | None
+) -> list[dict[str, str]]:
     messages = [] if system is None else [{"role": "system", "content": system}]
     for turn, answer in zip(turns, answers, strict=False):
         messages.append({"role": "user", "content": turn})
         messages.append({"role": "assistant", "content": answer.strip()})
-    messages.append({"role": "user", "content": turns[-1]})
-    return apply_chat_template(
-        tokenizer, messages, add_generation_prompt=True, tokenize=False
-    )
+    return [*messages, {"role": "user", "content": turns[-1]}]

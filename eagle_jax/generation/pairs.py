@@ -19,11 +19,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.methods import lookup_drafter, tree_drafter
-from eagle_jax.generation.placing import (
-    draft_shardings,
-    target_shardings,
-    with_drafter,
-)
+from eagle_jax.generation.placing import draft_shardings, target_shardings, with_drafter
 from eagle_jax.generation.room import (
     check_depth,
     check_rounds,

@@ -1,6 +1,7 @@
 """Between text and token ids."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle_jax.checkpoints import apply_chat_template
@@ -9,39 +10,46 @@ from eagle_jax.errors import InputError
 _INCOMPLETE = "\ufffd"
 
 
-def encode(tokenizer: Any, prompt: str, *, chat: bool) -> list[int]:
+def encode(
+    tokenizer: Any, prompt: str | Sequence[Mapping[str, str]], *, chat: bool = False
+) -> list[int]:
     """Returns the ids of a prompt, special tokens as the tokenizer adds them.
 
     Args:
         tokenizer: A `transformers` tokenizer.
-        prompt: Any text.
-        chat: Wrap the prompt as a user's turn in the tokenizer's chat template.
+        prompt: Any text, or the messages of a conversation, each with a `role` and its
+            `content`, up to where the model goes on: these go through the tokenizer's
+            chat template, which writes the special tokens itself.
+        chat: Wrap a text as a user's turn of a conversation.
 
     Raises:
         InputError: If there is no template, or it refuses the prompt, or the prompt is
             no text or has no token.
     """
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"the prompt {prompt!r} is not valid Unicode text") from error
-    if chat:
+    if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the prompt {prompt!r} is not valid Unicode text"
+            ) from error
+    messages = [{"role": "user", "content": prompt}] if chat else prompt
+    text = prompt
+    if not isinstance(messages, str):
         if not tokenizer.chat_template:
             raise InputError(
                 "--chat needs a chat template, but the tokenizer has none; leave out "
                 "--chat or give a chat model"
             )
-        turns = [{"role": "user", "content": prompt}]
         text = apply_chat_template(
-            tokenizer, turns, add_generation_prompt=True, tokenize=False
+            tokenizer, messages, add_generation_prompt=True, tokenize=False
         )
-        # The template writes the special tokens itself.
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-    else:
-        ids = tokenizer(prompt).input_ids
+    ids = tokenizer(
+        text, add_special_tokens=isinstance(messages, str), verbose=False
+    ).input_ids
     if not ids:
         raise InputError(
-            f"the prompt {prompt!r} has no token and this tokenizer adds none; give "
+            f"the prompt {text!r} has no token and this tokenizer adds none; give "
             "a prompt with text"
         )
     return list(ids)

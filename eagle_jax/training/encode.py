@@ -215,19 +215,6 @@ def encode_prompt(
     return _encode_chat(tokenizer, messages, where, is_prompt=True)
 
 
-def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Returns start token, text and nothing behind: a prompt, or a text's beginning.
-
-    Args:
-        tokenizer: Of any kind.
-        text: Plain text.
-
-    Returns:
-        The ids of `scripts/generate.py`, special tokens as the tokenizer adds them.
-    """
-    return list(tokenizer(text, verbose=False).input_ids)
-
-
 def _encode(example: Example, tokenizer: Any, vocab_size: int | None) -> EncodedExample:
     """Encodes one example, uncut."""
     if example.ids is not None:
@@ -237,7 +224,7 @@ def _encode(example: Example, tokenizer: Any, vocab_size: int | None) -> Encoded
         return _encode_chat(tokenizer, example.messages, example.where)
     if tokenizer is None:
         raise InputError(f"{example.where} is text, but there is no tokenizer")
-    ids = encode_text(tokenizer, example.text or "")
+    ids = list(tokenizer(example.text or "", verbose=False).input_ids)
     end = tokenizer.eos_token_id
     if end is not None and ids[-1:] != [end]:
         ids.append(end)

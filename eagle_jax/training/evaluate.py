@@ -12,8 +12,8 @@ import numpy as np
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.rates import n_alpha, tokens_per_round
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
-from eagle_jax.decoding.state import tokens_per_round
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
@@ -132,24 +132,11 @@ def make_evaluation(
         return Evaluation(
             loss=float(metrics.loss),
             agreement=float(metrics.agreement),
-            alphas=alphas(chain),
+            alphas=tuple(n_alpha(chain, ALPHA_STEPS).rates.tolist()),
             tokens_per_round=math.nan if tau is None else tau,
         )
 
     return evaluate
-
-
-def alphas(accept_lengths: np.ndarray) -> tuple[float, ...]:
-    """Returns n-alpha for n = 0..4 from the accepted lengths of chains.
-
-    >>> alphas(np.array([0, 1, 5, 5]))
-    (0.75, 0.6666666666666666, 1.0, 1.0, 1.0)
-    """
-    reached = [int((accept_lengths >= n).sum()) for n in range(ALPHA_STEPS + 1)]
-    return tuple(
-        reached[n + 1] / reached[n] if reached[n] else float("nan")
-        for n in range(ALPHA_STEPS)
-    )
 
 
 _eval_step = jax.jit(eval_step, static_argnames=("config",))

@@ -14,21 +14,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from eagle_jax.checkpoints import (
-    RefusedError,
-)
-from eagle_jax.config import (
-    SamplingConfig,
-    TreeConfig,
-    require_int32,
-)
+from eagle_jax.checkpoints import RefusedError
+from eagle_jax.config import SamplingConfig, TreeConfig, require_int32
 from eagle_jax.errors import InputError
+from eagle_jax.generation.text import encode
 from eagle_jax.training.conversations import Example
-from eagle_jax.training.encode import (
-    EncodedExample,
-    encode_prompt,
-    encode_text,
-)
+from eagle_jax.training.encode import EncodedExample, encode_prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,7 +254,7 @@ def example_tasks(
         if example.ids is not None:
             ids = example.ids.tolist()
         else:
-            ids = encode_text(tokenizer, example.text or "")
+            ids = encode(tokenizer, example.text or "")
         start = int(ids[0] == tokenizer.bos_token_id)
         length = len(ids) - start
         low, high = min(config.min_prefix, length), min(config.max_prefix, length)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.evaluation.nodes import Nodes
+from eagle_jax.evaluation.records import Record, Turn
+
 RUN = {
     **{"method": "eagle2", "label": "eagle2", "temperature": 0.0, "top_p": 1.0},
     **{"top_k": 0, "seed": 0, "acceptance": "greedy", "batch_size": 1},
@@ -26,29 +29,41 @@ def record(
     new_tokens: Sequence[int] = (5,),
     accept_lengths: Sequence[int] = (1, 1, 1, 1),
     token_ids: Sequence[Sequence[int]] | None = None,
-    nodes: dict[str, Any] | None = None,
+    nodes: Nodes | None = None,
     step_seconds: dict[str, float] | None = None,
     **run: Any,
 ) -> dict[str, Any]:
     """One question's line; what is not given is plain and small."""
     ids = token_ids or [list(range(number)) for number in new_tokens]
-    choice = {
-        "index": 0,
-        "turns": ["text"] * len(new_tokens),
-        "new_tokens": list(new_tokens),
-        "wall_time": list(seconds),
-        "decode_time": list(decode_seconds),
-        "decoding_steps": [len(accept_lengths)],
-        "accept_lengths": list(accept_lengths),
-        "prompt_tokens": [3] * len(new_tokens),
-        "token_ids": [list(turn) for turn in ids],
-        "stop_reasons": ["max_tokens"] * len(new_tokens),
-    }
-    return {
-        **{"question_id": question_id, "category": category, "model_id": "toy"},
-        **{"answer_id": "a" * 22, "tstamp": 1763700000.0, "choices": [choice]},
-        **{"run": RUN | run, "step_seconds": step_seconds, "nodes": nodes},
-    }
+    # All steps are the first turn's: only their sum is looked at.
+    steps = [list(accept_lengths), *[[]] * (len(ids) - 1)]
+    turns = [
+        Turn(
+            text="text",
+            token_ids=list(tokens),
+            prompt_tokens=3,
+            wall_time=wall,
+            decode_time=decode,
+            accept_lengths=lengths,
+            stop_reason="max_tokens",
+        )
+        for tokens, wall, decode, lengths in zip(
+            ids, seconds, decode_seconds, steps, strict=True
+        )
+    ]
+    return Record(
+        question_id=question_id,
+        category=category,
+        question="0" * 16,
+        number=question_id,
+        turns=tuple(turns),
+        run=RUN | run,
+        step_seconds=step_seconds,
+        nodes=nodes,
+        model_id="toy",
+        answer_id="a" * 22,
+        tstamp=1763700000.0,
+    ).to_json()
 
 
 def plain(question_id: int, **fields: Any) -> dict[str, Any]:
@@ -122,7 +137,7 @@ def _random(rng: random.Random, number: int, run: dict[str, Any]) -> dict[str, A
     )
 
 
-def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> dict[str, Any]:
+def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> Nodes:
     """Nodes that are accepted as often as their confidence says."""
     tried: dict[str, list[float]] = {
         name: [] for name in ("depth", "rank", "log_confidence", "is_accepted")
@@ -145,10 +160,12 @@ def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> dict[str, Any
                 total[place] += confidence
             if right >= ranks:
                 break
-    return {
-        "rounds": rounds,
-        "tried": tried,
-        "positions": [rounds, rng.randint(10, 25), rng.randint(3, 9), 2],
-        "drafted": rounds * (run.get("num_nodes", 60) - 1),
-        "values": {"count": count, "accepted": accepted, "sum": total},
-    }
+    return Nodes.from_json(
+        {
+            "rounds": rounds,
+            "tried": tried,
+            "positions": [rounds, rng.randint(10, 25), rng.randint(3, 9), 2],
+            "drafted": rounds * (run.get("num_nodes", 60) - 1),
+            "values": {"count": count, "accepted": accepted, "sum": total},
+        }
+    )

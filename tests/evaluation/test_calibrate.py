@@ -10,23 +10,18 @@ import pytest
 
 from eagle_jax.checkpoints.calibration import Kind, load_calibration
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
-from eagle_jax.evaluation.calibrate import (
+from eagle_jax.evaluation.calibrate import Fit, Observed, describe, fit, read_observed
+from eagle_jax.evaluation.exponents import (
     BOUNDS,
     MIN_TRIALS,
     By,
-    Fit,
-    Observed,
-    Trials,
     calibration_error,
-    describe,
-    fit,
     fit_exponent,
     fit_exponents,
-    read_observed,
     tokens_per_root,
     trials_of,
 )
-from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
+from eagle_jax.evaluation.nodes import TRIED, Nodes, VerifiedTree
 from tests.conftest import Main, load_main
 from tests.evaluation import synthetic
 from tests.helpers import refused
@@ -39,13 +34,20 @@ def calibrate() -> Main:
     return load_main("calibrate")
 
 
-def draw(true: dict[tuple[int, int], float], count: int) -> Trials:
+def trials_from(**columns: Any) -> np.ndarray:
+    trials = np.zeros(len(columns["depth"]), TRIED)
+    for name, column in columns.items():
+        trials[name] = column
+    return trials
+
+
+def draw(true: dict[tuple[int, int], float], count: int) -> np.ndarray:
     """Trials whose acceptance follows these exponents, `count` per depth and rank."""
     rng = np.random.default_rng(0)
     cells = np.repeat(list(true), count, axis=0)
     exponents = np.repeat(list(true.values()), count)
     logs = np.log(rng.uniform(0.02, 0.98, len(cells)))
-    return Trials(
+    return trials_from(
         depth=cells[:, 0],
         rank=cells[:, 1],
         log_confidence=logs,
@@ -80,7 +82,7 @@ def write(path: Path, observed: Observed, **run: Any) -> None:
     """Trees as a file of records, one per question."""
     records = [
         synthetic.record(
-            int(question), nodes=nodes_record(trees), vocab_size=VOCABULARY, **run
+            int(question), nodes=Nodes.of(trees), vocab_size=VOCABULARY, **run
         )
         for question, trees in observed.trees.items()
     ]
@@ -90,17 +92,17 @@ def write(path: Path, observed: Observed, **run: Any) -> None:
 @pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
 def test_the_fit_finds_the_exponent_that_drew_the_data(true: float) -> None:
     trials = draw({(1, 0): true}, 20000)
-    found = fit_exponent(trials.log_confidence, trials.is_accepted)
+    found = fit_exponent(trials)
     assert found == pytest.approx(true, rel=0.05)
 
 
 def test_the_fit_has_the_greatest_likelihood() -> None:
     trials = draw({(1, 0): 1.7}, 300)
-    found = fit_exponent(trials.log_confidence, trials.is_accepted)
+    found = fit_exponent(trials)
 
     def log_likelihood(exponent: float) -> float:
-        logs = exponent * trials.log_confidence
-        each = np.where(trials.is_accepted, logs, np.log1p(-np.exp(logs)))
+        logs = exponent * trials["log_confidence"]
+        each = np.where(trials["is_accepted"], logs, np.log1p(-np.exp(logs)))
         return each.sum()
 
     near = [log_likelihood(found * factor) for factor in (0.99, 1.01)]
@@ -109,12 +111,13 @@ def test_the_fit_has_the_greatest_likelihood() -> None:
 
 @pytest.mark.parametrize("confidence", [1.0, 0.5, 1e-30])
 def test_certain_outcomes_stay_within_the_bounds(confidence: float) -> None:
-    logs = np.log(np.full(5, confidence))
-    everything, nothing = np.ones(5, bool), np.zeros(5, bool)
-    assert fit_exponent(logs, everything) == BOUNDS[0]
-    assert BOUNDS[0] <= fit_exponent(logs, nothing) <= BOUNDS[1]
+    nothing = trials_from(depth=[1] * 5, log_confidence=np.log(confidence))
+    everything = trials_from(depth=[1] * 5, log_confidence=np.log(confidence))
+    everything["is_accepted"] = True
+    assert fit_exponent(everything) == BOUNDS[0]
+    assert BOUNDS[0] <= fit_exponent(nothing) <= BOUNDS[1]
     if confidence == 0.5:
-        assert fit_exponent(logs, nothing) == BOUNDS[1]
+        assert fit_exponent(nothing) == BOUNDS[1]
 
 
 def test_every_cell_has_its_own_exponent() -> None:
@@ -129,24 +132,18 @@ def test_every_cell_has_its_own_exponent() -> None:
         assert min(own) < row[0] < max(own)
 
 
-def join(*parts: Trials) -> Trials:
-    names = [field.name for field in dataclasses.fields(Trials)]
-    return Trials(
-        **{n: np.concatenate([getattr(part, n) for part in parts]) for n in names}
-    )
-
-
 def test_cells_with_few_trials_share_a_fit() -> None:
-    trials = join(
+    parts = [
         draw({(1, 0): 2.0, (1, 1): 1.0}, 1000),
         draw({(3, 1): 0.3}, 50),  # Few of a rank with many.
         draw({(3, 2): 0.3}, 50),  # Few of a rank with few.
-    )
-    of_rank = [
-        fit_exponent(part.log_confidence, part.is_accepted)
-        for part in (trials.where(trials.rank == rank) for rank in (0, 1))
     ]
-    overall = fit_exponent(trials.log_confidence, trials.is_accepted)
+    trials = np.concatenate(parts)
+    of_rank = [
+        fit_exponent(part)
+        for part in (trials[trials["rank"] == rank] for rank in (0, 1))
+    ]
+    overall = fit_exponent(trials)
     table = fit_exponents(trials, by="rank", depth=4)
     # The drafted depth counts, also where nothing was tried.
     assert table[1] == table[2] == table[3] == (*of_rank, overall)
@@ -221,11 +218,11 @@ def test_smaller_trees_are_cut_by_calibrated_values(
 
 
 def test_the_error_takes_each_trials_own_exponent() -> None:
-    trials = Trials(
-        depth=np.array([1, 2, 5]),
-        rank=np.array([0, 1, 3]),
+    trials = trials_from(
+        depth=[1, 2, 5],
+        rank=[0, 1, 3],
         log_confidence=np.log([0.5, 0.5, 0.5]),
-        is_accepted=np.array([True, False, False]),
+        is_accepted=[True, False, False],
     )
     confidence = Confidence(exponents=((1.0,), (2.0, 3.0)))
     # 0.5 missed by 0.5; 0.125 twice, missed by 0.125.

@@ -4,36 +4,12 @@ import numpy as np
 import pytest
 
 from eagle_jax.evaluation import metrics
-from eagle_jax.evaluation.metrics import Quartiles, Reliability
-
-
-def test_without_prefill_a_turns_first_token_does_not_count() -> None:
-    tokens, turns = [11, 6], [2.0, 3.0]
-    assert metrics.tokens_per_second(tokens, turns, with_prefill=True) == 17 / 5
-    assert metrics.tokens_per_second(tokens, turns, with_prefill=False) == 15 / 5
-
-
-def test_there_is_no_speed_where_nothing_was_decoded() -> None:
-    assert metrics.tokens_per_second([1], [0.0], with_prefill=False) is None
-    assert metrics.tokens_per_second([5], [0.0], with_prefill=True) is None
-    assert metrics.tokens_per_second([], [], with_prefill=True) is None
+from eagle_jax.evaluation.metrics import Reliability, quartiles
 
 
 def test_quartiles_leave_out_what_is_missing() -> None:
-    found = Quartiles.of([4.0, None, 1.0, 2.0, 3.0, 5.0])
-    assert found == Quartiles(low=2.0, median=3.0, high=4.0)
-    assert Quartiles.of([None]) is None
-
-
-def test_the_first_difference_is_found_turn_by_turn() -> None:
-    text = [[1, 2], [3, 4, 5]]
-    assert metrics.first_difference(text, [[1, 2], [3, 4, 5]]) is None
-    # What follows the first difference does not matter.
-    assert metrics.first_difference(text, [[1, 9], [9]]) == (0, 1)
-    assert metrics.first_difference(text, [[1, 2], [3, 4, 6]]) == (1, 2)
-    # A text that ends earlier, or has a turn less, differs there.
-    assert metrics.first_difference(text, [[1, 2], [3, 4]]) == (1, 2)
-    assert metrics.first_difference(text, [[1, 2]]) == (1, 0)
+    assert quartiles([4.0, None, 1.0, 2.0, 3.0, 5.0]) == [2.0, 3.0, 4.0]
+    assert quartiles([None]) is None
 
 
 def test_bins_hold_their_lower_edge_and_the_last_holds_one() -> None:
@@ -63,17 +39,6 @@ def test_confidences_that_come_true_have_no_calibration_error() -> None:
     assert bins.expected_error == pytest.approx(0.0)
 
 
-def test_depths_count_the_rounds_that_got_so_far() -> None:
-    # Two children of the root in each of four rounds, three accepted; then two tried
-    # at depth 2 in each of two of these rounds (the third's was a leaf), one accepted.
-    depth = np.array([1] * 8 + [2] * 4)
-    is_accepted = np.array([1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0], bool)
-    rates = metrics.rates_by_depth(depth, is_accepted, rounds=4)
-    assert rates.accepted.tolist() == [3, 1]
-    assert rates.tried.tolist() == [4, 3]
-    assert rates.rates.tolist() == pytest.approx([3 / 4, 1 / 3])
-
-
 def test_ranks_count_nodes() -> None:
     rank = np.array([0, 1, 2, 0, 1, 0])
     is_accepted = np.array([1, 0, 0, 0, 1, 1], bool)
@@ -84,33 +49,4 @@ def test_ranks_count_nodes() -> None:
 
 def test_no_nodes_have_no_rates() -> None:
     nobody, none = np.zeros(0, int), np.zeros(0, bool)
-    assert not metrics.rates_by_depth(nobody, none, rounds=3).rates.size
     assert not metrics.rates_by_rank(nobody, none).rates.size
-    assert not metrics.n_alpha_of_nodes(nobody, none).rates.size
-
-
-def test_n_alpha_is_the_same_from_nodes_and_from_steps() -> None:
-    # Chains of three tokens that accept 0, 1, 3, 3 and 2 of them: all five try the
-    # first; four the second, of which three are accepted; and three the third.
-    accept_lengths = [[1, 2], [4, 4, 3]]
-    from_steps = metrics.n_alpha_of_steps(accept_lengths, depth=3)
-    assert from_steps.accepted.tolist() == [4, 3, 2]
-    assert from_steps.tried.tolist() == [5, 4, 3]
-    depth = np.array([1, 1, 2, 1, 2, 3, 1, 2, 3, 1, 2, 3])
-    is_accepted = np.array([0, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0], bool)
-    from_nodes = metrics.n_alpha_of_nodes(depth, is_accepted)
-    np.testing.assert_array_equal(from_nodes.accepted, from_steps.accepted)
-    np.testing.assert_array_equal(from_nodes.tried, from_steps.tried)
-
-
-def test_behind_the_last_drafted_token_nothing_is_tried() -> None:
-    rates = metrics.n_alpha_of_steps([[3, 3]], depth=2)
-    assert rates.rates.tolist() == [1.0, 1.0]
-    # A depth that no step reached was still drafted.
-    assert metrics.n_alpha_of_steps([[1, 2]], depth=3).tried.tolist() == [2, 1, 0]
-
-
-def test_shares_of_lengths_add_up() -> None:
-    shares = metrics.length_shares([[1, 3], [3, 3]])
-    assert shares.tolist() == [0.0, 0.25, 0.0, 0.75]
-    assert not metrics.length_shares([]).size

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record, read_tree
+from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.tree import DraftTree, verify_greedy
 
 # root -> 1 (.5), 2 (.25), 3 (.25); 1 -> 4 (.1), 5 (.4); 5 -> 6 (.4); 7 is padding.
@@ -27,7 +27,7 @@ def tree(*accepted: int) -> VerifiedTree:
 
 
 def test_the_children_of_the_accepted_path_were_tried() -> None:
-    record = nodes_record([tree(1, 5)])
+    record = Nodes.of([tree(1, 5)]).to_json()
     tried = record["tried"]
     assert tried["depth"] == [1, 1, 1, 2, 2, 3]
     assert tried["rank"] == [0, 1, 2, 1, 0, 0]  # Ties in node order: 2 before 3.
@@ -37,14 +37,14 @@ def test_the_children_of_the_accepted_path_were_tried() -> None:
 
 
 def test_nothing_accepted_leaves_the_first_level_tried() -> None:
-    record = nodes_record([tree()])
+    record = Nodes.of([tree()]).to_json()
     assert record["tried"]["depth"] == [1, 1, 1]
     assert record["tried"]["is_accepted"] == [0, 0, 0]
     assert record["positions"] == [1, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_rounds_add_up() -> None:
-    record = nodes_record([tree(1, 5), tree(), tree(3), tree(1, 5, 6)])
+    record = Nodes.of([tree(1, 5), tree(), tree(3), tree(1, 5, 6)]).to_json()
     assert record["rounds"] == 4
     assert record["drafted"] == 4 * 6
     assert record["positions"] == [4, 2, 0, 1, 0, 2, 1, 0]
@@ -72,11 +72,11 @@ def test_a_certain_node_lies_in_the_last_bin() -> None:
         is_node=np.array([True, True]),
         accepted=[1],
     )
-    assert nodes_record([certain])["values"]["count"][-1] == 1
+    assert Nodes.of([certain]).to_json()["values"]["count"][-1] == 1
 
 
 def test_no_rounds_are_a_record_of_nothing() -> None:
-    record = nodes_record([])
+    record = Nodes.of([]).to_json()
     assert record["rounds"] == record["drafted"] == 0
     assert record["tried"]["depth"] == []
     assert sum(record["values"]["count"]) == 0
@@ -94,14 +94,14 @@ def test_a_row_of_a_round_is_taken_out() -> None:
     twice = jax.tree.map(lambda x: np.stack([np.zeros_like(x), x]), (drafted, accepted))
     taken = VerifiedTree.of(*twice, row=1)
     assert taken.accepted == [1, 5]
-    assert nodes_record([taken])["positions"] == [1, 1, 0, 0, 0, 1, 0, 0]
+    assert Nodes.of([taken]).to_json()["positions"] == [1, 1, 0, 0, 0, 1, 0, 0]
     assert math.exp(taken.log_values[5]) == pytest.approx(0.4)
 
 
 def test_a_round_is_read_back_from_its_record() -> None:
     for accepted in ([], [1], [1, 5], [1, 5, 6]):
-        record = json.loads(json.dumps(nodes_record([tree(*accepted)])))
-        (found,) = map(read_tree, record["trees"])
+        record = json.loads(json.dumps(Nodes.of([tree(*accepted)]).to_json()))
+        (found,) = map(VerifiedTree.from_json, record["trees"])
         np.testing.assert_array_equal(found.parents, PARENTS)
         np.testing.assert_array_equal(found.is_node, IS_NODE)
         np.testing.assert_allclose(found.log_values[:7], np.log(VALUES[:7]), atol=1e-6)
@@ -114,6 +114,7 @@ def test_a_round_is_read_back_from_its_record() -> None:
         {"parents": [-1, 0, 0, 3]},
         {"parents": [-1, 0, -2, 0]},
         {"parents": [-1, 0, 0]},
+        {"parents": 5},
         {"parents": [], "log_values": []},
         {"log_values": [0, "x", -1, -1]},
         {"accepted": [4]},
@@ -125,9 +126,9 @@ def test_a_round_is_read_back_from_its_record() -> None:
 )
 def test_what_is_no_round_is_refused(changed: dict[str, Any]) -> None:
     record = {"parents": [-1, 0, 0, 1], "log_values": [0, -1, -1, -2], "accepted": [1]}
-    assert read_tree(record).accepted == [1]
+    assert VerifiedTree.from_json(record).accepted == [1]
     with pytest.raises(ValueError, match=r"tree|float"):
-        read_tree(record | changed)
+        VerifiedTree.from_json(record | changed)
 
 
 def test_depths_and_ranks_are_those_of_the_tree() -> None:

@@ -9,27 +9,35 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from eagle_jax.evaluation import plots
+from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.evaluation.runs import Group, groups
 from tests.evaluation.synthetic import plain, record, write
 
 # Two rounds of a chain of two tokens, of which three were accepted.
-NODES = {
-    "rounds": 2,
-    "tried": {
-        "depth": [1, 2, 1, 2],
-        "rank": [0, 0, 0, 0],
-        "log_confidence": np.log([0.5, 0.5, 0.5, 0.9]).tolist(),
-        "is_accepted": [1, 1, 1, 0],
-    },
-    "positions": [2, 2, 1],
-    "drafted": 4,
-    "values": {"count": [0] * 19 + [4], "accepted": [0] * 19 + [3], "sum": [3.9] * 20},
-}
+NODES = Nodes.from_json(
+    {
+        "rounds": 2,
+        "tried": {
+            "depth": [1, 2, 1, 2],
+            "rank": [0, 0, 0, 0],
+            "log_confidence": np.log([0.5, 0.5, 0.5, 0.9]).tolist(),
+            "is_accepted": [1, 1, 1, 0],
+        },
+        "positions": [2, 2, 1],
+        "drafted": 4,
+        "values": {
+            "count": [0] * 19 + [4],
+            "accepted": [0] * 19 + [3],
+            "sum": [3.9] * 20,
+        },
+    }
+)
 STEPS = {"draft": 0.004, "verify": 0.006, "commit": 0.001, "token": 0.005}
 
 
 def _group(folder: Path, **run: Any) -> Group:
+    run = {"accept_lengths": [3, 2], "depth": 2} | run
     lines = [record(1, nodes=NODES, step_seconds=STEPS, **run), record(2, **run)]
     write(folder / "a.jsonl", lines)
     write(folder / "b.jsonl", [plain(1)])
@@ -75,7 +83,7 @@ def test_confidence_is_drawn_beside_the_diagonal(tmp_path: Path) -> None:
     diagonal, (x, y) = _lines(plots.confidence(group))
     assert diagonal == ([0, 1], [0, 1])
     held = ~np.isnan(x)
-    np.testing.assert_allclose(np.asarray(x)[held], [0.5, 0.9])
+    np.testing.assert_allclose(np.asarray(x)[held], [0.5, 0.9], atol=1e-6)
     np.testing.assert_allclose(np.asarray(y)[held], [1.0, 0.0])
     _, (x, y) = _lines(plots.value(group))
     assert (x[-1], y[-1]) == (pytest.approx(3.9 / 4), 0.75)

@@ -1,202 +1,102 @@
-"""Files of records: gone on with after a kill, and never mixed."""
+"""One record both ways: what is written is what is read."""
 
-import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.questions import Question
-from eagle_jax.evaluation.records import RecordFile, Turn, check_records, make_record
+from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
+from eagle_jax.evaluation.records import Record, speed
+from tests.evaluation import synthetic
 
-RUN: dict[str, Any] = {
-    "method": "eagle2",
-    "label": "eagle2",
-    "temperature": 0.0,
-    "device": "cpu",
-    "versions": {"jax": "1"},
-}
-QUESTIONS = [
-    Question(question_id=number, category="a", turns=(f"turn {number}",), number=number)
-    for number in range(4)
-]
+C = "choices[0]."
 
 
-def turn(text: str = "é\u2028") -> Turn:
-    return Turn(
-        text=text,
-        token_ids=[5, 6, 7],
-        prompt_tokens=9,
-        wall_time=0.5,
-        decode_time=0.25,
-        accept_lengths=[2, 1],
-        stop_reason="max_tokens",
+def test_a_line_is_read_back_and_written_again(tmp_path: Path) -> None:
+    for path in synthetic.write_evaluation(tmp_path, questions=1).iterdir():
+        line = path.read_text()
+        record = Record.from_json(json.loads(line))
+        assert json.dumps(record.to_json()) + "\n" == line
+
+
+def test_records_of_before_places_and_trees_were_kept_are_read() -> None:
+    tree = VerifiedTree(
+        parents=np.array([-1, 0]),
+        log_values=np.array([0.0, -1.0]),
+        is_node=np.ones(2, bool),
+        accepted=[1],
     )
+    line = synthetic.record(1, nodes=Nodes.of([tree]))
+    del line["number"], line["nodes"]["trees"]
+    record = Record.from_json(line)
+    assert record.number is None
+    assert record.nodes is not None and record.nodes.trees == ()
 
 
-def record(number: int) -> dict[str, Any]:
-    return make_record(
-        QUESTIONS[number],
-        [turn(), turn()],
-        model_id="eagle2-t0-b1",
-        run=RUN,
-        step_seconds={"draft": 0.1},
-        nodes=None,
-    )
+TRIED = {"depth": [1, 2], "rank": [0], "log_confidence": [0], "is_accepted": [1]}
+NODES = Nodes.of([]).to_json()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A file with the records of two questions."""
-    path = tmp_path / "eagle2-t0-b1.jsonl"
-    with RecordFile(path, RUN, QUESTIONS) as file:
-        for number in (2, 0):
-            file.append(record(number))
-    return path
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        *((n, None, f"no field `{n}`") for n in ("run", "choices", "question_id")),
+        *((n, None, f"no field `{C}{n}`") for n in ("wall_time", "token_ids")),
+        ("category", 5, "`category` is no str"),
+        ("token_ids", [[1]], "does not count `choices[0].token_ids`"),
+        ("token_ids", [5], "no list of lists"),
+        ("decoding_steps", [9], "does not count `choices[0].accept_lengths`"),
+        ("turns", [None], "hold None"),
+        ("accept_lengths", [1, 1, 1, -1], "holds -1"),
+        ("wall_time", [-1.0], "`choices[0].wall_time` holds -1.0"),
+        ("wall_time", ["1"], "`choices[0].wall_time` holds '1'"),
+        ("wall_time", [True], "`choices[0].wall_time` holds True"),
+        ("wall_time", [1.0, 1.0], "different numbers of turns"),
+        ("nodes", {"tried": TRIED}, "`nodes.tried` differ in length"),
+        ("nodes", {"tried": {name: [0] for name in TRIED}}, "depth below 1"),
+        ("nodes", {"tried": TRIED | {"depth": ["x"]}}, "no number"),
+        ("nodes", {"values": 1}, "`nodes.values` is no dict"),
+        ("nodes", {"rounds": 1.5}, "`nodes.rounds` is no int"),
+    ],
+)
+def test_what_is_no_record_is_refused(name: str, value: Any, named: str) -> None:
+    line = synthetic.record(1)
+    inside = line if name in line else line["choices"][0]
+    inside[name] = NODES | value if name == "nodes" else value
+    if value is None:
+        del inside[name]
+    with pytest.raises(InputError, match=re.escape(named)):
+        Record.from_json(line)
 
 
-def ids(path: Path) -> list[int]:
-    lines = path.read_text(encoding="utf-8").split("\n")
-    assert lines.pop() == ""
-    return [json.loads(line)["question_id"] for line in lines]
+def answer(*turns: list[int], seconds: float = 1.0) -> Record:
+    times = [seconds] * len(turns)
+    line = synthetic.record(1, token_ids=turns, seconds=times, decode_seconds=times)
+    return Record.from_json(line)
 
 
-def refused(path: Path, run: dict[str, Any] = RUN) -> str:
-    """How a file is refused, which must stay as it is."""
-    before = path.read_bytes()
-    with pytest.raises(InputError) as early:
-        check_records(path, run, QUESTIONS)
-    with pytest.raises(InputError) as error:
-        RecordFile(path, run, QUESTIONS)
-    assert path.read_bytes() == before
-    assert str(error.value) == str(early.value)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def test_without_prefill_a_turns_first_token_does_not_count() -> None:
+    records = [answer([1] * 11, [1] * 6, seconds=2.5)]
+    assert speed(records, with_prefill=True) == 17 / 5
+    assert speed(records, with_prefill=False) == 15 / 5
 
 
-def test_a_record_has_the_layout_of_spec_bench() -> None:
-    made = record(2)
-    assert made["question_id"] == 2
-    assert (made["category"], made["model_id"]) == ("a", "eagle2-t0-b1")
-    assert len(made["answer_id"]) == 22
-    assert made["answer_id"] != record(2)["answer_id"]
-    assert made["choices"] == [
-        {
-            "index": 0,
-            "turns": ["é\u2028", "é\u2028"],
-            "new_tokens": [3, 3],
-            "wall_time": [0.5, 0.5],
-            "decode_time": [0.25, 0.25],
-            "decoding_steps": [2, 2],
-            "accept_lengths": [2, 1, 2, 1],
-            "prompt_tokens": [9, 9],
-            "token_ids": [[5, 6, 7], [5, 6, 7]],
-            "stop_reasons": ["max_tokens", "max_tokens"],
-        }
-    ]
-    assert made["run"] == RUN
-    assert made["step_seconds"] == {"draft": 0.1}
-    assert made["nodes"] is None
+def test_there_is_no_speed_where_nothing_was_decoded() -> None:
+    assert speed([answer([1])], with_prefill=False) is None
+    assert speed([answer([1] * 5, seconds=0.0)], with_prefill=True) is None
+    assert speed([], with_prefill=True) is None
 
 
-def test_a_record_is_whole_on_the_disk_at_once(path: Path) -> None:
-    with RecordFile(path, RUN, QUESTIONS) as file:
-        file.append(record(1))
-        assert ids(path) == [2, 0, 1]
-        assert [old["question_id"] for old in file.records] == [2, 0, 1]
-
-
-def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(path: Path) -> None:
-    whole = path.read_bytes()
-    line = json.dumps(record(3)).encode()
-    for length in range(1, len(line) + 1, 7):
-        path.write_bytes(whole + line[:length])
-        check_records(path, RUN, QUESTIONS)
-        with RecordFile(path, RUN, QUESTIONS) as file:
-            assert [old["question_id"] for old in file.records] == [2, 0]
-            file.append(record(1))
-        assert ids(path) == [2, 0, 1]
-
-
-def test_records_of_other_settings_are_refused(path: Path) -> None:
-    message = refused(path, RUN | {"temperature": 1.0})
-    assert "was written with temperature = 0.0, but now it is 1.0" in message
-    assert "depth = None, but now it is 6" in refused(path, RUN | {"depth": 6})
-    fewer = {name: value for name, value in RUN.items() if name != "method"}
-    assert "method = 'eagle2', but now it is None" in refused(path, fewer)
-
-
-@pytest.mark.parametrize("name", ["label", "versions"])
-def test_another_version_may_go_on(path: Path, name: str) -> None:
-    with RecordFile(path, RUN | {name: "other"}, QUESTIONS) as file:
-        assert len(file.records) == 2
-
-
-def test_a_torn_line_behind_other_settings_stays(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b'{"question_id": 3')
-    assert "temperature" in refused(path, RUN | {"temperature": 1.0})
-
-
-def test_a_question_that_stands_twice_is_refused(path: Path) -> None:
-    path.write_bytes(path.read_bytes() * 2)
-    assert f"{path}:3: question 2 stands in line 1 already" in refused(path)
-
-
-def test_answers_to_other_questions_are_refused(path: Path) -> None:
-    content = json.loads(path.read_text(encoding="utf-8").split("\n")[1])
-    content["question"] = "0" * 16
-    path.write_text(json.dumps(content) + "\n")
-    assert f"{path}:1: question 0 was another one then" in refused(path)
-
-
-def test_a_question_in_another_place_is_refused(path: Path) -> None:
-    """Its seed would be another one."""
-    moved = [dataclasses.replace(q, number=q.number + 1) for q in QUESTIONS]
-    with pytest.raises(InputError, match="stood in another place"):
-        RecordFile(path, RUN, moved)
-
-
-def test_a_question_under_another_id_is_refused(path: Path) -> None:
-    renamed = [
-        dataclasses.replace(q, question_id=f"file-{q.question_id}") for q in QUESTIONS
-    ]
-    with pytest.raises(InputError, match="is now called 'file-"):
-        RecordFile(path, RUN, renamed)
-
-
-def test_records_of_questions_not_asked_stay(path: Path) -> None:
-    with RecordFile(path, RUN, QUESTIONS[:1]) as file:
-        assert len(file.records) == 2
-
-
-@pytest.mark.parametrize("content", ["a poem", "[1]\n", '{"question_id": 1}\n', "\n"])
-def test_a_file_of_something_else_is_refused(path: Path, content: str) -> None:
-    path.write_text(content)
-    assert f"{path}:1 is no record of an evaluation" in refused(path)
-
-
-def test_two_processes_do_not_write_one_file(path: Path) -> None:
-    with (
-        RecordFile(path, RUN, QUESTIONS),
-        pytest.raises(InputError, match="is being written by another process"),
-    ):
-        RecordFile(path, RUN, QUESTIONS)
-    RecordFile(path, RUN, QUESTIONS).__exit__(None, None, None)
-
-
-def test_a_folder_in_the_way_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
-        check_records(tmp_path, RUN, QUESTIONS)
-    with pytest.raises(InputError, match="cannot write"):
-        RecordFile(tmp_path, RUN, QUESTIONS)
-
-
-def test_half_a_character_does_not_end_a_run(tmp_path: Path) -> None:
-    path = tmp_path / "file.jsonl"
-    made = record(0)
-    made["choices"][0]["turns"] = ["\ud800"]
-    with RecordFile(path, RUN, QUESTIONS) as file:
-        file.append(made)
-    assert ids(path) == [0]
+def test_the_first_difference_is_found_turn_by_turn() -> None:
+    text = answer([1, 2], [3, 4, 5])
+    assert text.difference(answer([1, 2], [3, 4, 5])) is None
+    # What follows the first difference does not matter.
+    assert text.difference(answer([1, 9], [9])) == (0, 1)
+    assert text.difference(answer([1, 2], [3, 4, 6])) == (1, 2)
+    # A text that ends earlier, or has a turn less, differs there.
+    assert text.difference(answer([1, 2], [3, 4])) == (1, 2)
+    assert text.difference(answer([1, 2])) == (1, 0)

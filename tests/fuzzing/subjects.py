@@ -16,10 +16,10 @@ from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import GenerateConfig, TreeConfig, load_config
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.calibrate import PLAIN, fit, read_observed
-from eagle_jax.evaluation.nodes import VerifiedTree, nodes_record
+from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.evaluation.questions import read_questions
 from eagle_jax.evaluation.read_runs import read_runs
-from eagle_jax.evaluation.records import RecordFile
+from eagle_jax.evaluation.record_files import RecordFile
 from eagle_jax.evaluation.runs import groups, in_order
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import open_pair
@@ -207,7 +207,7 @@ def _records(home: Path) -> dict[str, Subject]:
         {"temperature": 1.0, "acceptance": "coupled", "kappa": 1.5, "sharpness": 1.0},
     ]
     for number, kind in enumerate(kinds):
-        nodes = nodes_record([tree] * 4)
+        nodes = Nodes.of([tree] * 4)
         settings = {"vocab_size": 300, "shared_noise": True, "depth": 2} | kind
         trees = [synthetic.record(n, nodes=nodes, **settings) for n in range(4)]
         synthetic.write(home / "nodes" / f"{number}.jsonl", trees)

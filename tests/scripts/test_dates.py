@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.cli.evaluate import Job
+from eagle_jax.evaluation.answers import Answerer
 from eagle_jax.evaluation.questions import Question
-from eagle_jax.evaluation.records import RecordFile, make_record
+from eagle_jax.evaluation.record_files import RecordFile
+from eagle_jax.evaluation.records import Record
 from eagle_jax.evaluation.templates import encode
 from tests.conftest import load_main
 
@@ -94,21 +95,24 @@ def test_what_is_evaluated_on_another_day_gets_the_same_prompts(
     command += ["--questions", f"{tmp_path}/prompts.txt", "--output", str(output)]
     prompts: list[list[int]] = []
 
-    def answer(job: Job, questions: list[Question]) -> list[Any]:
+    def answer(asked: Answerer, questions: list[Question], path: Path) -> list[Record]:
         (question,) = questions
-        prompts.append(encode(job.pair.tokenizer, "tokenizer", question.turns, []))
-        with RecordFile(job.path, job.settings, questions) as file:
+        prompts.append(encode(asked.pair.tokenizer, "tokenizer", question.turns, []))
+        with RecordFile(path, asked.settings, questions) as file:
             if not file.records:
-                made = make_record(
-                    question,
-                    [],
-                    model_id=job.run.model_id,
-                    run=job.settings,
+                made = Record(
+                    question_id=question.question_id,
+                    category=question.category,
+                    question=question.fingerprint,
+                    number=question.number,
+                    turns=(),
+                    run=asked.settings,
                     step_seconds=None,
                     nodes=None,
+                    model_id=asked.plan.model_id,
                 )
                 file.append(made)
-        return []
+            return file.records
 
     monkeypatch.setitem(run.__globals__, "evaluate", answer)
     where(EAST)

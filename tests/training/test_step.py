@@ -19,7 +19,7 @@ from eagle_jax.parallel import MeshShape, place
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.evaluate import alphas, make_evaluation, prompts_of
+from eagle_jax.training.evaluate import make_evaluation, prompts_of
 from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import PackedRows, pack
 from eagle_jax.training.step import (
@@ -246,12 +246,6 @@ def test_the_rate_rises_and_falls_in_straight_lines(
         updates, state = optimizer.update({"w": jnp.full(1, 0.1)}, state, params)
         rates.append(-float(updates["w"][0]))
     np.testing.assert_allclose(rates, wanted, atol=1e-4)
-
-
-def test_alphas_are_conditional_on_the_drafts_before() -> None:
-    lengths = np.array([0, 0, 1, 2, 5, 5, 5, 5])
-    assert alphas(lengths) == (6 / 8, 5 / 6, 4 / 5, 1.0, 1.0)
-    assert np.isnan(alphas(np.array([0, 0]))[1])
 
 
 def test_prompts_end_where_the_answer_begins() -> None:

@@ -1,7 +1,7 @@
 """The runs of an evaluation."""
 
-from eagle_jax.cli.runs import make_runs, parse_method
 from eagle_jax.config import GenerateConfig, TreeConfig
+from eagle_jax.evaluation.plan import make_runs, parse_method
 
 CONFIG = GenerateConfig()
 

@@ -1,4 +1,4 @@
-"""The runs of an evaluation: methods and their settings, temperatures, batch sizes."""
+"""The runs that are planned: methods, their settings, temperatures, batch sizes."""
 
 import dataclasses
 import itertools
@@ -31,7 +31,7 @@ _SETTINGS: dict[Method, tuple[str, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class RunPlan:
     """One way of decoding all questions.
 
     Attributes:
@@ -72,7 +72,7 @@ class Run:
         return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
 
 
-def parse_method(text: str, config: GenerateConfig) -> Run:
+def parse_method(text: str, config: GenerateConfig) -> RunPlan:
     """Reads a method with its settings.
 
     Args:
@@ -108,7 +108,7 @@ def parse_method(text: str, config: GenerateConfig) -> Run:
     if method == "autoregressive":
         acceptance = "coupled"
     sampling = from_table(type(config.sampling), {"acceptance": acceptance}, where)
-    return Run(
+    return RunPlan(
         label=text,
         method=method,
         config=dataclasses.replace(
@@ -127,8 +127,10 @@ def parse_method(text: str, config: GenerateConfig) -> Run:
 
 
 def make_runs(
-    methods: Sequence[Run], temperatures: Sequence[float], batch_sizes: Sequence[int]
-) -> list[Run]:
+    methods: Sequence[RunPlan],
+    temperatures: Sequence[float],
+    batch_sizes: Sequence[int],
+) -> list[RunPlan]:
     """Returns every method at every temperature and batch size.
 
     Runs that come to the same are kept once: at temperature 0 there is but one rule
@@ -138,7 +140,7 @@ def make_runs(
         InputError: If a value lies outside its range, or two runs with different
             settings have one name.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, RunPlan] = {}
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
         config = method.config.at(temperature)
@@ -176,18 +178,16 @@ def _without_idle_noise(config: GenerateConfig) -> TreeConfig:
     )
 
 
-def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
+def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     """Returns what a record says about a run's method, as JSON can hold it.
 
     Args:
-        run: The run.
+        plan: The plan.
         drafter: What drafts in it. Nodes and depth are its own; what a method has
             none of is `None`.
     """
-    config = run.config
-    names = ("num_nodes", "depth", "width", "rank_by", "rerank", "calibration")
-    names = (*names, "kappa", "sharpness", "shared_noise")
-    shape: dict[str, Any] = dict.fromkeys(names)
+    config = plan.config
+    shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
     if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
         shape |= dataclasses.asdict(drafter.tree)
@@ -199,16 +199,16 @@ def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape |= {"width": drafter.num_matches}
     if isinstance(drafter, TreeDrafter):
-        shape |= _confidence(run, drafter)
+        shape |= _confidence(plan, drafter)
     return {
-        "method": run.method,
-        "label": run.label,
+        "method": plan.method,
+        "label": plan.label,
         "temperature": config.sampling.temperature,
         "top_p": config.sampling.top_p,
         "top_k": config.sampling.top_k,
         "min_p": config.sampling.min_p,
         "seed": config.sampling.seed,
-        "acceptance": run.acceptance,
+        "acceptance": plan.acceptance,
         "batch_size": config.decoding.batch_size,
         **shape,
         "max_new_tokens": config.decoding.max_new_tokens,
@@ -216,22 +216,22 @@ def run_settings(run: Run, drafter: Drafter | None) -> dict[str, Any]:
     }
 
 
-def _confidence(run: Run, drafter: TreeDrafter) -> dict[str, Any]:
+def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
     """Returns what a record says about confidences: files change between two runs."""
-    is_sampled = run.acceptance == "coupled"
+    is_sampled = plan.acceptance == "coupled"
     is_shared = is_sampled and drafter.shares_noise
     calibration = drafter.calibration
     used = calibration.sampled if is_shared else calibration.greedy
     found: dict[str, Any] = {"shared_noise": is_shared if is_sampled else None}
     if not used.is_plain:
-        found["calibration"] = run.config.tree.calibration or "the draft's own"
+        found["calibration"] = plan.config.tree.calibration or "the draft's own"
         found["exponents"] = used.exponents
     factors = {"kappa": used.kappa, "sharpness": used.sharpness}
     return found | (factors if is_shared or not used.is_plain else {})
 
 
 def open_models(
-    runs: Sequence[Run],
+    runs: Sequence[RunPlan],
     target: TransformerConfig,
     *,
     head: str | None,
@@ -266,26 +266,26 @@ def model_kind(method: Method) -> Method | None:
     return "small-model" if method == "small-model" else None
 
 
-def make_drafter(run: Run, models: Models) -> Drafter | None:
+def make_drafter(plan: RunPlan, models: Models) -> Drafter | None:
     """Returns a run's drafter.
 
     Args:
-        run: The run.
+        plan: The plan.
         models: From `open_models`.
 
     Raises:
         InputError: If the tree names a calibration that cannot be read.
     """
-    kind = model_kind(run.method)
+    kind = model_kind(plan.method)
     if kind is None:
-        is_lookup = run.method == "lookup"
-        return lookup_drafter(run.config.tree) if is_lookup else None
+        is_lookup = plan.method == "lookup"
+        return lookup_drafter(plan.config.tree) if is_lookup else None
     source = models[kind]
     return tree_drafter(
-        run.method,
+        plan.method,
         source.model,
-        run.config.tree,
-        rule=run.acceptance,
+        plan.config.tree,
+        rule=plan.acceptance,
         folder=source.folder,
     )
 
@@ -298,7 +298,7 @@ def _read_value(text: str) -> Any:
         return text
 
 
-def _tree(run: Run) -> dict[str, Any]:
+def _tree(plan: RunPlan) -> dict[str, Any]:
     """Returns those fields of the tree that a method reads."""
-    names = [name for name in _SETTINGS[run.method] if name != "acceptance"]
-    return {name: getattr(run.config.tree, name) for name in names}
+    names = [name for name in _SETTINGS[plan.method] if name != "acceptance"]
+    return {name: getattr(plan.config.tree, name) for name in names}

@@ -1,0 +1,299 @@
+"""Questions through one run, each answered turn by turn: a pair in, records out."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
+from eagle_jax.evaluation.plan import RunPlan
+from eagle_jax.evaluation.questions import Question
+from eagle_jax.evaluation.records import Record, Turn
+from eagle_jax.evaluation.step_times import StepSeconds, measure_steps
+from eagle_jax.evaluation.templates import Template, encode
+from eagle_jax.generation import text
+from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.runner import BatchResult, Runner, Snapshot
+
+_MEASURED_TOKENS = 65
+_TURN_SEEDS = 1 << 24
+"""From one turn's seed to the next one's: more than any file has questions."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Conversation:
+    """A question that is being answered.
+
+    Attributes:
+        question: What is asked.
+        turns: The answers so far.
+        trees: Of all rounds so far, where they are looked at.
+        prompt: Ids of the next turn.
+    """
+
+    question: Question
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    trees: list[VerifiedTree] = dataclasses.field(default_factory=list)
+    prompt: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every turn is answered."""
+        return len(self.turns) == len(self.question.turns)
+
+    def seed(self, first: int) -> int:
+        """Returns the next turn's seed, its own among all questions and turns.
+
+        Prompts that are cut to one length would share their noise otherwise.
+
+        Args:
+            first: That of the first question's first turn.
+        """
+        turn = len(self.turns)
+        return (first + self.question.number + turn * _TURN_SEEDS) % 2**32
+
+
+@dataclasses.dataclass(kw_only=True)
+class Answerer:
+    """A run that is ready to go: answers questions in batches of one prompt bucket.
+
+    Attributes:
+        plan: Its method and settings.
+        pair: With the run's own drafter and parameters.
+        settings: The field `run` of its records, see `plan.run_settings`.
+        max_length: Prompt plus output.
+        template: How turns become prompts.
+        system: System prompt, or `None`.
+        with_nodes: Decode every batch once more, to see what became of its nodes.
+        programs: What is compiled; other runs may share it.
+        step_seconds: What its steps cost; measured on the first batch if it is `None`.
+        num_cut: Prompts so far that were longer than the room and lost their beginning.
+    """
+
+    plan: RunPlan
+    pair: LoadedPair
+    settings: dict[str, Any]
+    max_length: int
+    template: Template = "none"
+    system: str | None = None
+    with_nodes: bool = False
+    programs: Programs = dataclasses.field(default_factory=Programs)
+    step_seconds: Mapping[str, float | None] | None = None
+    num_cut: int = dataclasses.field(default=0, init=False)
+    _runners: dict[int, Runner] = dataclasses.field(default_factory=dict, init=False)
+
+    @property
+    def room(self) -> int:
+        """Tokens of a prompt, at most."""
+        return self.max_length - self.plan.config.decoding.max_new_tokens
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether its records say what became of drafted nodes."""
+        return self.with_nodes and self.pair.drafter is not None
+
+    def answer(self, questions: Iterable[Question]) -> Iterator[Record]:
+        """Yields a record per question, in the order in which they are finished.
+
+        Args:
+            questions: Each is begun when a batch has room for it.
+
+        Raises:
+            InputError: If rounds looked at one by one give other tokens, or a prompt
+                has none.
+            KeyboardInterrupt: After Ctrl-C.
+        """
+        size = self.plan.config.decoding.batch_size
+        for bucket, batch in _batches(self._open(questions), size, self.room):
+            self._decode(self._runner(bucket), batch)
+            for conversation in batch:
+                if conversation.is_done:
+                    yield self._record(conversation)
+                else:
+                    conversation.prompt = self._encode(conversation)
+
+    def _open(self, questions: Iterable[Question]) -> Iterator[_Conversation]:
+        for question in questions:
+            conversation = _Conversation(question=question)
+            conversation.prompt = self._encode(conversation)
+            yield conversation
+
+    def _encode(self, conversation: _Conversation) -> list[int]:
+        """Returns the prompt of the next turn, without its beginning if too long."""
+        answers = [turn.text for turn in conversation.turns]
+        turns = conversation.question.turns[: len(answers) + 1]
+        ids = encode(
+            self.pair.tokenizer, self.template, turns, answers, system=self.system
+        )
+        self.num_cut += len(ids) > self.room
+        return ids[-self.room :]
+
+    def _runner(self, bucket: int) -> Runner:
+        """Returns what decodes prompts of one padded length, compiled."""
+        if bucket not in self._runners:
+            config = self.plan.config
+            needed = bucket + config.decoding.max_new_tokens
+            runner = Runner(
+                pair=self.pair,
+                drafter=self.pair.drafter,
+                config=config,
+                # More slots would cost time for nothing.
+                max_length=min(self.max_length, needed),
+                prompt_bucket=bucket,
+                batch_size=config.decoding.batch_size,
+                programs=self.programs,
+            )
+            runner.warm_up(by_round=False)
+            self._runners[bucket] = runner
+        return self._runners[bucket]
+
+    def _decode(self, runner: Runner, batch: list[_Conversation]) -> None:
+        """Answers one turn of each conversation."""
+        prompts = [conversation.prompt for conversation in batch]
+        first_seed = self.plan.config.sampling.seed
+        seeds = [conversation.seed(first_seed) for conversation in batch]
+        result = runner.run(prompts, seeds)
+        if self.step_seconds is None:
+            self.step_seconds = self._measure(runner, prompts, seeds)
+        if self.has_nodes:
+            self._look_at_rounds(runner, batch, seeds, result)
+        share = len(batch)
+        for conversation, row in zip(batch, result.rows, strict=True):
+            answer = text.continuation(
+                self.pair.tokenizer, row.prompt_ids, row.generated_ids
+            )
+            turn = Turn(
+                text=answer,
+                token_ids=row.generated_ids,
+                prompt_tokens=len(row.prompt_ids),
+                wall_time=(result.prefill_seconds + result.decode_seconds) / share,
+                decode_time=result.decode_seconds / share,
+                accept_lengths=[accepted + 1 for accepted in row.accept_lengths],
+                stop_reason=row.stop_reason.name.lower(),
+            )
+            conversation.turns.append(turn)
+
+    def _look_at_rounds(
+        self,
+        runner: Runner,
+        batch: list[_Conversation],
+        seeds: list[int],
+        timed: BatchResult,
+    ) -> None:
+        """Decodes a batch once more, round by round, and keeps its trees."""
+
+        def observe(snapshot: Snapshot) -> None:
+            if snapshot.round is None:
+                return
+            done = snapshot.round
+            # What drafts were drawn from is large, and not looked at.
+            tree = dataclasses.replace(done.tree, draft_logits=None)
+            tree, acceptance, count = jax.device_get(
+                (tree, done.acceptance, done.count)
+            )
+            for row, conversation in enumerate(batch):
+                if count[row]:
+                    seen = VerifiedTree.of(tree, acceptance, row)
+                    conversation.trees.append(seen)
+
+        prompts = [conversation.prompt for conversation in batch]
+        result = runner.run(prompts, seeds, observe)
+        if result.was_interrupted:
+            raise KeyboardInterrupt
+        rows = zip(batch, result.rows, timed.rows, strict=True)
+        for conversation, row, timed_row in rows:
+            if row.generated_ids != timed_row.generated_ids:
+                raise InputError(
+                    f"{self.plan.model_id}: decoded round by round, question "
+                    f"{conversation.question.question_id!r} has other tokens, so its "
+                    "nodes say nothing about the text; give --dtype float32, where "
+                    "near ties fall alike, or leave out --nodes"
+                )
+
+    def _measure(
+        self, runner: Runner, prompts: list[list[int]], seeds: list[int]
+    ) -> StepSeconds:
+        """Times the run's steps on a batch, filled up with its first prompt."""
+        config, missing = runner.config, runner.batch_size - len(prompts)
+        sampling = config.sampling
+        requests = make_requests(
+            prompts + [prompts[0]] * missing,
+            max_new_tokens=min(config.decoding.max_new_tokens, _MEASURED_TOKENS),
+            max_length=runner.max_length,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seeds=seeds + [seeds[0]] * missing,
+            prompt_bucket=runner.prompt_bucket,
+        )
+        return measure_steps(
+            runner.decoder,
+            runner.pair.params,
+            requests,
+            max_length=runner.max_length,
+        )
+
+    def _record(self, conversation: _Conversation) -> Record:
+        question = conversation.question
+        return Record(
+            question_id=question.question_id,
+            category=question.category,
+            question=question.fingerprint,
+            number=question.number,
+            turns=tuple(conversation.turns),
+            run=self.settings,
+            step_seconds=self.step_seconds,
+            nodes=Nodes.of(conversation.trees) if self.has_nodes else None,
+            model_id=self.plan.model_id,
+        )
+
+
+def _bucket(length: int, room: int) -> int:
+    """Returns 64, 256, 1024, ... up to `room`: few, each compiles in every run."""
+    sizes = (64 * 4**power for power in range(16))
+    return min(room, next(size for size in sizes if size >= length))
+
+
+def _batches(
+    conversations: Iterator[_Conversation], size: int, room: int
+) -> Iterator[tuple[int, list[_Conversation]]]:
+    """Yields batches of one prompt bucket until every conversation is done.
+
+    A batch is yielded as soon as it is full; only when no conversation is left to be
+    begun, the largest unfilled one. What is not done after its batch waits again.
+
+    Args:
+        conversations: In order; each is begun when a batch has room for it.
+        size: Of a full batch.
+        room: Tokens of a prompt, at most.
+
+    Yields:
+        The bucket and 1 to `size` conversations.
+    """
+    waiting: dict[int, deque[_Conversation]] = {}
+
+    def wait(conversation: _Conversation) -> None:
+        bucket = _bucket(len(conversation.prompt), room)
+        waiting.setdefault(bucket, deque()).append(conversation)
+
+    while True:
+        bucket = max(waiting, key=lambda key: len(waiting[key]), default=None)
+        if bucket is None or len(waiting[bucket]) < size:
+            begun = next(conversations, None)
+            if begun is not None:
+                wait(begun)
+                continue
+        if bucket is None or not waiting[bucket]:
+            return
+        queue = waiting[bucket]
+        batch = [queue.popleft() for _ in range(min(size, len(queue)))]
+        yield bucket, batch
+        for conversation in batch:
+            if not conversation.is_done:
+                wait(conversation)

@@ -1,0 +1,37 @@
+"""Tables of markdown that also read well as plain text, and the cells of them."""
+
+from collections.abc import Iterable, Sequence
+
+NOTHING = "-"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table with padded columns, the first one to the left."""
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    cells = [
+        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in lines
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
+
+
+def short(value: float | None) -> str:
+    """Returns about three digits, all of those before the point."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0"
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def ratio(value: float | None) -> str:
+    """Returns a speedup."""
+    return NOTHING if value is None else f"{value:.2f}x"
+
+
+def decimals(value: float | None, digits: int = 2) -> str:
+    """Returns a number with so many digits behind the point; none and NaN are "-"."""
+    return NOTHING if value is None or value != value else f"{value:.{digits}f}"

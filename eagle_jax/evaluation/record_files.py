@@ -1,0 +1,199 @@
+"""Files of records: a line per question, gone on with wherever it was stopped.
+
+A file holds one run and is only ever appended to, line by line, each brought to the
+disk: a process may be killed at any time, and the next one goes on behind the last
+whole line.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from eagle_jax.checkpoints.outputs import lock
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.questions import Question, QuestionId
+from eagle_jax.evaluation.records import Record
+from eagle_jax.parsing import parse_json
+
+_START = b'{"question_id": '
+_NO_SETTINGS = ("label", "versions")
+"""Of `run`: with what it was made, and what it was called."""
+
+
+def check_records(
+    path: Path, run: Mapping[str, Any], questions: Iterable[Question]
+) -> None:
+    """Refuses a file that `RecordFile` would refuse, before any long work starts.
+
+    Arguments are those of `RecordFile`; the file need not exist.
+
+    Raises:
+        InputError: Likewise.
+    """
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    _check(path, content, run, questions)
+
+
+def recorded_date(folder: Path) -> str | None:
+    """Returns the date of the prompts that a folder's records are answers to.
+
+    What goes beside them is compared with them, and needs the same prompts.
+
+    Args:
+        folder: Of evaluations; need not exist.
+
+    Returns:
+        That of the first record with one, `None` without any.
+    """
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            with path.open("rb") as file:
+                date = json.loads(file.readline())["run"]["date"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # Of before dates were recorded, or no records at all.
+        if date is not None:
+            return date
+    return None
+
+
+class RecordFile:
+    """A file of records that is gone on with.
+
+    Attributes:
+        records: Those that are there.
+    """
+
+    def __init__(
+        self, path: Path, run: Mapping[str, Any], questions: Iterable[Question]
+    ) -> None:
+        """Opens a file, new or old, and cuts off a torn last line.
+
+        Args:
+            path: In a folder that exists.
+            run: The settings of its records.
+            questions: Those that are asked; the file may hold others, too.
+
+        Raises:
+            InputError: If it holds something else than records, records of other
+                settings, one question twice, or an answer to another question of the
+                same id; the file stays as it is. Or if it cannot be written, or
+                another process writes it.
+        """
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            lock(self._file.fileno(), path)
+            self._file.seek(0)
+            content = self._file.read()
+            self.records = _check(path, content, run, questions)
+            self._file.truncate(content.rfind(b"\n") + 1)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, record: Record) -> None:
+        """Writes a record, which is on the disk when this returns.
+
+        Raises:
+            OSError: If the disk is full.
+        """
+        text = json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False)
+        # A tokenizer may split a character: half of one is no Unicode text.
+        left = f"{text}\n".encode(errors="replace")
+        while left:
+            left = left[self._file.write(left) :]
+        os.fsync(self._file.fileno())
+        self.records.append(record)
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _check(
+    path: Path, content: bytes, run: Mapping[str, Any], questions: Iterable[Question]
+) -> list[Record]:
+    """Returns the records of a file's whole lines."""
+    *whole, torn = content.split(b"\n")
+    if not torn.startswith(_START[: len(torn)]):
+        raise _foreign(path, len(whole) + 1)
+    wanted = json.loads(json.dumps(run))  # Tuples become lists.
+    asked = {question.question_id: _identity(question) for question in questions}
+    ids = {identity[:2]: question_id for question_id, identity in asked.items()}
+    lines: dict[QuestionId, int] = {}
+    records = []
+    for number, line in enumerate(whole, 1):
+        record = _parse(path, number, line)
+        question_id = record.question_id
+        _check_run(path, record.run, wanted)
+        before = lines.setdefault(question_id, number)
+        if before != number:
+            raise InputError(
+                f"{path}:{number}: question {question_id!r} stands in line {before} "
+                "already; remove one of them"
+            )
+        identity = (record.category, record.question, record.number)
+        if asked.get(question_id, identity) != identity:
+            raise InputError(
+                f"{path}:{number}: question {question_id!r} was another one then, or "
+                "stood in another place; give the same question files to go on with "
+                "it, or another --output"
+            )
+        if question_id not in asked and identity[:2] in ids:
+            raise InputError(
+                f"{path}:{number}: question {question_id!r} is now called "
+                f"{ids[identity[:2]]!r}, as ids change with the number of files; give "
+                "the same question files, or another --output"
+            )
+        records.append(record)
+    return records
+
+
+def _identity(question: Question) -> tuple[str, str, int | None]:
+    """Returns what a question asks, and where it stands: its seed comes of that."""
+    return question.category, question.fingerprint, question.number
+
+
+def _parse(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record = Record.from_json(parse_json(line, f"{path}:{number}"))
+    except InputError as error:
+        raise _foreign(path, number) from error
+    if record.number is None:
+        raise _foreign(path, number)
+    return record
+
+
+def _foreign(path: Path, number: int) -> InputError:
+    return InputError(
+        f"{path}:{number} is no record of an evaluation; remove the file, or give "
+        "another --output"
+    )
+
+
+def _check_run(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuses to mix records of two settings in one file."""
+    for name in dict.fromkeys([*new, *old]):
+        if name not in _NO_SETTINGS and old.get(name) != new.get(name):
+            raise InputError(
+                f"{path} was written with {name} = {old.get(name)!r}, but now it is "
+                f"{new.get(name)!r}; use the same settings to go on with it, or give "
+                "another --output"
+            )

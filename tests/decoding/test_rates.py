@@ -1,0 +1,25 @@
+"""Tau and n-alpha against examples worked out by hand."""
+
+import numpy as np
+
+from eagle_jax.decoding.rates import n_alpha
+
+
+def test_n_alpha_counts_the_chains_that_got_so_far() -> None:
+    # All five try the first token; four the second, of which three are accepted; and
+    # three the third.
+    rates = n_alpha([0, 1, 3, 3, 2], depth=3)
+    assert rates.accepted.tolist() == [4, 3, 2]
+    assert rates.tried.tolist() == [5, 4, 3]
+
+
+def test_behind_the_last_drafted_token_nothing_is_tried() -> None:
+    rates = n_alpha([2, 2], depth=2)
+    assert rates.rates.tolist() == [1.0, 1.0]
+    # A depth that no step reached was still drafted.
+    assert n_alpha([0, 1], depth=3).tried.tolist() == [2, 1, 0]
+
+
+def test_there_is_no_rate_where_nothing_was_tried() -> None:
+    assert np.isnan(n_alpha([], depth=2).rates).all()
+    assert np.isnan(n_alpha([0, 0], depth=2).rates[1])
