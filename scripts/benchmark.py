@@ -37,7 +37,7 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.files import check_writable, write_json
+from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.random_pairs import open_random
 from eagle_jax.cli.room import check_training
@@ -46,6 +46,7 @@ from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
 from eagle_jax.evaluation.contexts import time_contexts
+from eagle_jax.files import write_json
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.step import StepConfig
 from eagle_jax.training.throughput import time_training

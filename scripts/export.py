@@ -24,8 +24,6 @@ from pathlib import Path
 import numpy as np
 
 from eagle_jax.checkpoints import (
-    check_apart,
-    check_new_folder,
     check_pair,
     check_weights,
     export_head,
@@ -48,6 +46,7 @@ from eagle_jax.cli.files import (
     expand_home,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.models.eagle_head import EagleHeadParams
 
 

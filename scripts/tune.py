@@ -37,7 +37,7 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.files import check_writable, read_prompts, write_text
+from eagle_jax.cli.files import check_writable, read_prompts
 from eagle_jax.cli.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.cli.runner import Runner
 from eagle_jax.config import (
@@ -51,6 +51,7 @@ from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import tuning
+from eagle_jax.files import write_whole
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
@@ -257,7 +258,7 @@ def _write(
         dtype=arguments.dtype,
         comments=comments,
     )
-    write_text(arguments.output, settings)
+    write_whole(arguments.output, settings)
     found = tuning.show(best.prediction.tree)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")

@@ -10,6 +10,7 @@ ALLOWED = {
     "errors": set(),
     "assets": set(),
     "parsing": {"errors"},
+    "files": {"errors"},
     "config": {"errors", "parsing"},
     "sampling": set(),
     "tree": {"config"},
@@ -18,20 +19,20 @@ ALLOWED = {
     "models": {"interface"},
     "drafting": {"config", "interface", "models", "prefill", "sampling", "tree"},
     "decoding": {"config", "errors", "interface", "prefill", "sampling", "tree"},
-    "checkpoints": {"drafting", "errors", "models", "parsing"},
+    "checkpoints": {"drafting", "errors", "files", "models", "parsing"},
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "sampling", "tree"},
     "training": {
-        *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
-        *("models", "parallel", "parsing", "tree"),
+        *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
+        *("interface", "models", "parallel", "parsing", "tree"),
     },
     "evaluation": {
-        *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
-        *("models", "parallel", "parsing", "testing", "training", "tree"),
+        *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
+        *("interface", "models", "parallel", "parsing", "testing", "training", "tree"),
     },
     "cli": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
-        *("interface", "models", "parallel", "parsing", "training", "tree"),
+        *("files", "interface", "models", "parallel", "parsing", "training", "tree"),
     },
 }
 

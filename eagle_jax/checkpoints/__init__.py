@@ -1,6 +1,5 @@
 """Hugging Face folders in and out, and pairs converted for quick loading."""
 
-from eagle_jax.checkpoints.atomic import check_apart, check_new_folder, new_folder
 from eagle_jax.checkpoints.convert import convert_pair
 from eagle_jax.checkpoints.eagle3 import (
     check_eagle3_pair,
@@ -45,10 +44,8 @@ from eagle_jax.checkpoints.tokenizer import (
 __all__ = [
     "RefusedError",
     "apply_chat_template",
-    "check_apart",
     "check_eagle3_pair",
     "check_max_length",
-    "check_new_folder",
     "check_pair",
     "check_small_model",
     "check_weights",
@@ -67,7 +64,6 @@ __all__ = [
     "load_head",
     "load_target",
     "load_tokenizer",
-    "new_folder",
     "open_target",
     "open_weights",
     "read_embedding",

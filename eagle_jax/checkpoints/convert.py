@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.atomic import check_apart, new_folder
 from eagle_jax.checkpoints.model_config import check_pair, head_config
 from eagle_jax.checkpoints.pair import (
     load_head,
@@ -13,6 +12,7 @@ from eagle_jax.checkpoints.pair import (
     target_bits,
 )
 from eagle_jax.checkpoints.store import check_weights, is_store, write_store
+from eagle_jax.files import check_apart, new_folder
 
 _TARGET, _HEAD = "target", "head"
 

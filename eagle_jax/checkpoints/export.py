@@ -13,14 +13,19 @@ import numpy as np
 import safetensors.numpy
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.atomic import check_space, new_folder, writing
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.config_json import WRITTEN_BY, head_fields, target_fields
 from eagle_jax.checkpoints.model_config import DTYPES, head_config, target_config
 from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.checkpoints.stored import open_bin, open_safetensors
+from eagle_jax.checkpoints.stored import (
+    check_space,
+    open_bin,
+    open_safetensors,
+    saving,
+)
 from eagle_jax.checkpoints.weights import convert
 from eagle_jax.errors import InputError
+from eagle_jax.files import is_left_behind, new_folder
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
@@ -37,7 +42,6 @@ _NAMES = {
     *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
 }
-_HALF_CALIBRATION = f".{CALIBRATION_FILE}."
 
 
 def export_head(
@@ -140,10 +144,10 @@ def export_target(
 
 def is_export(folder: Path) -> bool:
     """Returns whether a folder holds an export of ours and nothing else."""
-    # What a kill left half-written has a hidden name.
-    found = [p for p in folder.iterdir() if not p.name.startswith(_HALF_CALIBRATION)]
-    if any(path.name not in _NAMES or path.is_dir() for path in found):
-        return False
+    for path in folder.iterdir():
+        is_known = path.name in _NAMES and not path.is_dir()
+        if not is_known and not is_left_behind(path.name, [CALIBRATION_FILE]):
+            return False
     try:
         fields = read_json(folder / _CONFIG)
     except InputError:
@@ -188,7 +192,7 @@ def _write(folder: Path, fields: dict[str, Any], tensors: Tensors) -> None:
     text = json.dumps(fields, indent=1) + "\n"
     (folder / _CONFIG).write_text(text, encoding="utf-8")
     path = folder / _SAFETENSORS
-    with writing(path):
+    with saving(path):
         safetensors.numpy.save_file(tensors, path, metadata=_METADATA)
 
 
@@ -206,7 +210,7 @@ def _write_bin(path: Path, tensors: Tensors) -> None:
             table[name] = torch.from_numpy(tensor.view(np.int16)).view(torch.bfloat16)
         else:
             table[name] = torch.from_numpy(tensor)
-    with writing(path):
+    with saving(path):
         torch.save(table, path)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 
 _TEXT_FILES = ["*.json", "*.model", "*.jinja"]
 
@@ -87,8 +87,3 @@ def file_inside(folder: Path, name: str, list_name: str) -> Path:
     if not is_file:
         raise InputError(f"{path} is missing, but {list_name} names it")
     return path
-
-
-def first_line(error: BaseException) -> str:
-    """Returns what an error says in one line, its kind if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -24,18 +24,17 @@ import numpy as np
 from jax.sharding import Sharding
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.atomic import check_space, writing
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.checkpoints.parts import blocks, ends_of, local_part
-from eagle_jax.checkpoints.source import file_inside, first_line
-from eagle_jax.checkpoints.stored import Part
+from eagle_jax.checkpoints.source import file_inside
+from eagle_jax.checkpoints.stored import Part, check_space, saving
 from eagle_jax.checkpoints.weights import (
     TensorFiles,
     Weights,
     check_tensor,
     common_dtype,
 )
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.models.quantised import bits_of
 from eagle_jax.parsing import read_json
 
@@ -187,7 +186,7 @@ def write_store(
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     check_space(folder, num_bytes, min(num_bytes, _FILE_BYTES))
     save_args = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in tensors}
-    with _quiet(), writing(path), ocp.PyTreeCheckpointer() as checkpointer:
+    with _quiet(), saving(path), ocp.PyTreeCheckpointer() as checkpointer:
         arguments = ocp.args.PyTreeSave(
             tensors,
             save_args=save_args,

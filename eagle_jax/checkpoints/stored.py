@@ -1,10 +1,14 @@
 """Tensors as they lie in safetensors and `.bin` files, read whole or in parts."""
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import math
+import os
+import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,13 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from eagle_jax.checkpoints.source import first_line
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import parse_json
+
+try:
+    import resource
+except ImportError:  # Not on Windows, which has no such limits.
+    resource = None
 
 Part = tuple[slice, ...]
 """Which part of a tensor: a slice with both ends for every axis."""
@@ -186,3 +194,50 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
             read_part=lambda part, values=values: read(values[part]),
         )
     return stored
+
+
+def check_space(folder: Path, num_bytes: int, largest: int) -> None:
+    """Refuses to start writing what the disk cannot take.
+
+    Args:
+        folder: To be written to.
+        num_bytes: In all.
+        largest: Of them, in one file.
+
+    Raises:
+        OSError: If fewer are free, or this process may not write so large a file.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        full = os.strerror(errno.ENOSPC)
+        raise OSError(
+            errno.ENOSPC, f"{full}: {num_bytes:,} bytes are needed, {free:,} are free"
+        )
+    if resource is None:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < largest:
+        large = os.strerror(errno.EFBIG)
+        raise OSError(
+            errno.EFBIG,
+            f"{large}: {largest:,} bytes are needed in one file, {limit:,} are allowed "
+            "(ulimit -f)",
+        )
+
+
+@contextlib.contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Turns the errors of libraries that write `path` into `OSError`.
+
+    safetensors, torch and tensorstore have an error of their own each for a full
+    disk, and torch's does not say so.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, safetensors.SafetensorError) as error:
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error):
+            raise OSError(errno.ENOSPC, full) from error
+        raise OSError(
+            f"writing {path.name} failed ({first_line(error)}); is the disk full?"
+        ) from error

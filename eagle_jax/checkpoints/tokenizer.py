@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.source import first_line
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
 
 # Importing transformers advises to install torch, which tokenizers do not need.

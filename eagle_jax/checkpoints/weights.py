@@ -22,14 +22,14 @@ from eagle_jax.checkpoints.parts import (
     put,
     transposed,
 )
-from eagle_jax.checkpoints.source import file_inside, first_line
+from eagle_jax.checkpoints.source import file_inside
 from eagle_jax.checkpoints.stored import (
     Part,
     StoredTensor,
     open_bin,
     open_safetensors,
 )
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.models.quantised import QuantisedMatrix, quantise
 from eagle_jax.parsing import read_json
 

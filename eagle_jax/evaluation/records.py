@@ -7,17 +7,15 @@ whole line.
 
 import dataclasses
 import json
-import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from eagle_jax.checkpoints.outputs import lock
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Question, QuestionId
+from eagle_jax.files import JsonLines
 from eagle_jax.parsing import parse_json
 
 Record = dict[str, Any]
@@ -137,7 +135,7 @@ def recorded_date(folder: Path) -> str | None:
     return None
 
 
-class RecordFile:
+class RecordFile(JsonLines):
     """A file of records that is gone on with.
 
     Attributes:
@@ -160,46 +158,22 @@ class RecordFile:
                 same id; the file stays as it is. Or if it cannot be written, or
                 another process writes it.
         """
+        super().__init__(path)
         try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            lock(self._file.fileno(), path)
-            self._file.seek(0)
-            content = self._file.read()
-            self.records = _check(path, content, run, questions)
-            self._file.truncate(content.rfind(b"\n") + 1)
+            self.records = _check(path, self.read(), run, questions)
+            self.go_on()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def append(self, record: Record) -> None:
         """Writes a record, which is on the disk when this returns.
 
         Raises:
-            OSError: If the disk is full.
+            InputError: If the disk is full.
         """
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        # A tokenizer may split a character: half of one is no Unicode text.
-        left = line.encode(errors="replace")
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
+        super().append(record)
         self.records.append(record)
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def _check(

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import pytest
 import safetensors.numpy
 
+from eagle_jax import files
 from eagle_jax.checkpoints import (
-    atomic,
     export,
     export_head,
     export_target,
@@ -247,7 +247,7 @@ def test_the_old_folder_is_whole_until_the_new_one_is(
             assert read_head(path)[0] == read_head(folder)[0]
         remove(path, **fields)
 
-    monkeypatch.setattr(atomic.shutil, "rmtree", check_and_remove)
+    monkeypatch.setattr(files.shutil, "rmtree", check_and_remove)
     export_head(folder, HEAD, random_head(), dtype="float16", overwrite=True)
     assert deleted == [".replaced"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 
+from eagle_jax import files
 from eagle_jax.checkpoints import (
-    atomic,
     check_weights,
     convert,
     convert_pair,
@@ -58,8 +58,8 @@ def _count_calls(
         (ocp.PyTreeCheckpointer, "save", 2, "head"),
         (store, "_write_json", 3, "head"),
         (store, "_write_json", 4, "head"),
-        (atomic, "_settle", 1, None),
-        (atomic, "_replace", 1, None),
+        (files, "_settle", 1, None),
+        (files, "_replace", 1, None),
     ],
 )
 def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
@@ -74,7 +74,7 @@ def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
     output = tmp_path / "pair"
     shutil.copytree(tiny_pair, tmp_path / "source")
     # Nothing cleans up behind a process that is killed.
-    monkeypatch.setattr(atomic.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)
     calls = _count_calls(monkeypatch, place, name, die_at=die_at)
     with pytest.raises(_Killed):
         convert_pair(output, tmp_path / "source/target", tmp_path / "source/head")
