@@ -18,12 +18,11 @@ import numpy as np
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.families import FAMILIES
-from eagle_jax.checkpoints.fields import flag_of, size_of
+from eagle_jax.checkpoints.fields import check_keys, flag_of, size_of
 from eagle_jax.checkpoints.model_config import (
     check_head_type,
     head_positions,
     layer_config,
-    refuse_unsupported,
 )
 from eagle_jax.checkpoints.pair import same_table, shapes_of, weights_dtype
 from eagle_jax.checkpoints.rope_json import read_rope
@@ -63,7 +62,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
     config = read_json(path)
     check_head_type(config, path)
     others = set().union(*(family.fields for family in FAMILIES.values()))
-    refuse_unsupported(config, path, others | _FIELDS)
+    check_keys(config, path, others | _FIELDS)
     if (config.get("eagle_config") or _USUAL_FEATURES) != _USUAL_FEATURES:
         raise InputError(
             f"{path}: eagle_config = {config['eagle_config']!r} is not supported: "

@@ -8,6 +8,7 @@ from eagle_jax.checkpoints.families import FAMILIES
 from eagle_jax.checkpoints.fields import (
     MOST,
     MOST_POSITIONS,
+    check_keys,
     flag_of,
     number_of,
     size_of,
@@ -25,45 +26,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be stored in."""
 
 _MOST_LAYERS = 10_000
-
-_READ = {
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
-    *("max_position_embeddings", "max_sequence_length", "tie_word_embeddings"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window"),
-    *("torch_dtype", "dtype", "eos_token_id", "architectures", "model_type"),
-    *("bias", "qkv_bias", "layer_types"),
-}
-# These change neither the text nor the shapes, at least not in these families.
-_IGNORED = {
-    *("_name_or_path", "transformers_version", "initializer_range", "use_cache"),
-    *("bos_token_id", "pad_token_id", "attention_dropout", "hidden_dropout"),
-    *("pretraining_tp", "auto_map", "id2label", "label2id", "num_labels"),
-    *("output_attentions", "output_hidden_states", "return_dict", "torchscript"),
-    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "max_length"),
-    *(
-        "written_by",
-        "unsloth_version",
-        "unsloth_fixed",
-        "_attn_implementation",
-        "use_bfloat16",
-    ),
-    *(
-        "chunk_size_feed_forward",
-        "problem_type",
-        "finetuning_task",
-        "task_specific_params",
-    ),
-    *("temperature", "top_p", "top_k", "do_sample", "repetition_penalty"),
-    *("sep_token_id", "decoder_start_token_id", "cross_attention_hidden_size"),
-}
-# These are understood at this value only.
-_REQUIRED = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
-}
 
 
 def target_config(folder: Path) -> TransformerConfig:
@@ -92,7 +54,7 @@ def target_config(folder: Path) -> TransformerConfig:
             f"{path}: architecture {', '.join(names) or None!r} with model_type "
             f"{kind!r} is not supported; known are {known}"
         )
-    refuse_unsupported(config, path, family.fields)
+    check_keys(config, path, family.fields)
     layer = layer_config(
         config,
         path,
@@ -149,7 +111,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
     check_head_type(config, path)
     # What a head's config says about its target's family does not concern the head.
     others = set().union(*(family.fields for family in FAMILIES.values()))
-    refuse_unsupported(config, path, others)
+    check_keys(config, path, others)
     if config.get("num_hidden_layers", 1) != 1:
         raise InputError(
             f"{path}: num_hidden_layers = {config['num_hidden_layers']}; an EAGLE-1/2 "
@@ -337,30 +299,3 @@ def layer_config(
         rope=rope,
         qkv_bias=qkv_bias,
     )
-
-
-def refuse_unsupported(config: dict[str, Any], path: Path, more: set[str]) -> None:
-    """Refuses fields that we neither implement nor know to be harmless.
-
-    Args:
-        config: The fields of `config.json`.
-        path: Of that file.
-        more: Fields that are known in this kind of model only.
-
-    Raises:
-        InputError: If there is such a field.
-    """
-    known = _READ | _IGNORED | more
-    for name, value in config.items():
-        if name in _REQUIRED:
-            values = value if isinstance(value, list) else [value]
-            if any(v not in (_REQUIRED[name], None) for v in values):
-                raise InputError(
-                    f"{path}: {name} = {value!r} is not supported, only "
-                    f"{_REQUIRED[name]!r}"
-                )
-        elif name not in known and value not in (None, False):
-            raise InputError(
-                f"{path}: the field {name!r} is not supported; remove it if it does "
-                "not change what the model computes"
-            )

@@ -1,10 +1,14 @@
 """Rotary embeddings as `config.json` spells them, in transformers 4 and 5."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.fields import MOST_POSITIONS, number_of, size_of
+from eagle_jax.checkpoints.fields import (
+    MOST_POSITIONS,
+    number_of,
+    size_of,
+    warn_once,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.models.rope import RopeConfig
 
@@ -42,10 +46,9 @@ def read_rope(
             )
         theta = default_theta
         if not is_head:  # Published heads name none and mean 10000.
-            warnings.warn(
+            warn_once(
                 f"{path} names no rope_theta; taking {theta:g}, which this family "
-                "means by that",
-                stacklevel=3,
+                "means by that"
             )
     elif None not in (outer, inner) and outer != inner:
         raise InputError(f"{path}: rope_theta is both {outer} and {inner}")
