@@ -25,11 +25,11 @@ import numpy as np
 
 from eagle_jax.checkpoints import (
     check_pair,
-    check_weights,
     export_head,
     has_torch,
     head_config,
     is_export,
+    open_weights,
     read_embedding,
     read_head,
     resolve,
@@ -88,11 +88,11 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = resolve(arguments.head)
     target = None if arguments.target is None else resolve(arguments.target)
     config = head_config(folder)
-    check_weights(folder)
+    open_weights(folder)
     check_apart(output, folder)
     if target is not None:
         check_pair(target_config(target), config)
-        check_weights(target)
+        open_weights(target)
         check_apart(output, target)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
     dtype = None if arguments.dtype == "auto" else arguments.dtype

@@ -28,7 +28,7 @@ import jax
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
-from eagle_jax.checkpoints.pair import shapes_of
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.cli.command import (
     Parser,
     keep_compiled_programs,

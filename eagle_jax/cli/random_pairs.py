@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.checkpoints.pair import shapes_of
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.cli.devices import check_product, on_cpu
 from eagle_jax.cli.methods import lookup_drafter, tree_drafter
 from eagle_jax.cli.pairs import LoadedPair, PairSource

@@ -19,7 +19,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from eagle_jax.checkpoints.stored import saving
+from eagle_jax.checkpoints.tensors import saving
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole, writing
 from eagle_jax.parsing import read_json_if_any

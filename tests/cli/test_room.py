@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eagle_jax.checkpoints.pair import target_shapes
+from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.cli import room
 from eagle_jax.cli.pairs import PairSource
 from eagle_jax.cli.random_pairs import open_random
