@@ -101,12 +101,8 @@ def export_head(
     tensors = _host_tensors(params, shapes, names.EAGLE_HEAD, dtype)
     if with_bin is None:
         with_bin = has_torch()
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes * (2 if with_bin else 1), num_bytes)
-        _write(unfinished, head_fields(config, dtype), tensors)
-        if with_bin:
-            _write_bin(unfinished / _BIN, tensors)
+        _write(unfinished, head_fields(config, dtype), tensors, with_bin=with_bin)
         _check(unfinished, head_config, config, tensors)
         if also is not None:
             also(unfinished)
@@ -142,9 +138,7 @@ def export_target(
     shapes = shapes_of(transformer.init_params, config)
     tensors = _host_tensors(params, shapes, names.TRANSFORMER, dtype)
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes, num_bytes)
         _write(unfinished, fields, tensors)
         _check(unfinished, target_config, config, tensors)
         if also is not None:
@@ -197,12 +191,18 @@ def _host_tensors(
     return tensors
 
 
-def _write(folder: Path, fields: dict[str, Any], tensors: Tensors) -> None:
+def _write(
+    folder: Path, fields: dict[str, Any], tensors: Tensors, *, with_bin: bool = False
+) -> None:
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    check_space(folder, num_bytes * (2 if with_bin else 1), num_bytes)
     text = json.dumps(fields, indent=1) + "\n"
     (folder / _CONFIG).write_text(text, encoding="utf-8")
     path = folder / _SAFETENSORS
     with saving(path):
         safetensors.numpy.save_file(tensors, path, metadata=_METADATA)
+    if with_bin:
+        _write_bin(folder / _BIN, tensors)
 
 
 def _write_bin(path: Path, tensors: Tensors) -> None:
@@ -240,7 +240,7 @@ def _check(
         is_bin = path.name == _BIN
         stored = open_bin(path) if is_bin else open_safetensors(path)
         is_equal = stored.keys() == tensors.keys() and all(
-            same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
+            _same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
         )
         if not is_equal:
             raise InputError(
@@ -249,17 +249,14 @@ def _check(
             )
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     """Returns whether two arrays agree in dtype, shape and every bit."""
-    return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and np.array_equal(_bits(one), _bits(other))
-    )
-
-
-def _bits(tensor: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(tensor).view(f"u{tensor.dtype.itemsize}")
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    # Not as numbers: negative zero equals zero.
+    kind = f"u{one.dtype.itemsize}"
+    mine, theirs = (np.ascontiguousarray(x).view(kind) for x in (one, other))
+    return np.array_equal(mine, theirs)
 
 
 def target_fields(

@@ -163,7 +163,8 @@ def test_what_the_disk_cannot_take_is_not_begun(
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(random_head()))
     usage = shutil.disk_usage(tmp_path)._replace(free=2 * num_bytes - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    monkeypatch.setattr(export, "_write", _fail(AssertionError("it was begun")))
+    begun = _fail(AssertionError("it was begun"))
+    monkeypatch.setattr(safetensors.numpy, "save_file", begun)
     refused(
         lambda: export_head(tmp_path / "head", HEAD, random_head(), with_bin=True),
         f"{2 * num_bytes:,} bytes are needed",
