@@ -39,3 +39,8 @@ def one_line(text: str) -> str:
         else character.encode("unicode_escape").decode("ascii")
         for character in text
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Returns what an error says in one line, its kind if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -35,6 +35,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_if_any(path: Path) -> dict[str, Any] | None:
+    """Returns a file's JSON object, or `None` where the file is missing or has none."""
+    try:
+        return read_json(path)
+    except InputError:
+        return None
+
+
+def value_at(record: Any, *names: str) -> Any:
+    """Returns what lies under these names, each inside the one before.
+
+    `None` where there is nothing, or where something else than an object lies between.
+    """
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a file of settings.
 

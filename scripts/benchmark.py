@@ -32,12 +32,13 @@ from rich.table import Table
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli import report
 from eagle_jax.cli.command import Parser, run_command, run_script, say
-from eagle_jax.cli.files import check_writable, write_json
+from eagle_jax.cli.files import check_writable
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
 from eagle_jax.evaluation.contexts import time_contexts
+from eagle_jax.files import write_json
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.room import check_training

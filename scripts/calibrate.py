@@ -31,7 +31,7 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.files import check_writable, write_json
+from eagle_jax.cli.files import check_writable
 from eagle_jax.config import require
 from eagle_jax.evaluation.calibrate import (
     PLAIN,
@@ -41,6 +41,7 @@ from eagle_jax.evaluation.calibrate import (
     fit,
     read_observed,
 )
+from eagle_jax.files import write_json
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -50,12 +50,12 @@ from eagle_jax.evaluation.compilation import (
     compile_case,
 )
 from eagle_jax.evaluation.markdown import NOTHING, markdown
+from eagle_jax.files import write_whole
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import parse_mesh
-from eagle_jax.training.files import write_whole
 
 _GIB, _MIB = 2**30, 2**20
 _KEY = ("model", "topology", "mesh", "rows", "program")
@@ -311,11 +311,7 @@ def _write(path: Path, rows: dict[tuple[str, ...], list[str]]) -> None:
         libtpu=importlib.metadata.version("libtpu"),
     )
     text = f"{words}\n\n{markdown(_HEADER, sorted(rows.values(), key=order))}\n"
-    write_whole(path, lambda part: _fill(part, text))
-
-
-def _fill(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text)
 
 
 if __name__ == "__main__":

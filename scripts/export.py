@@ -24,14 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from eagle_jax.checkpoints import (
-    check_apart,
-    check_new_folder,
     check_pair,
-    check_weights,
     export_head,
     has_torch,
     head_config,
     is_export,
+    open_weights,
     read_embedding,
     read_head,
     resolve,
@@ -48,6 +46,7 @@ from eagle_jax.cli.files import (
     expand_home,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.models.eagle_head import EagleHeadParams
 
 
@@ -89,11 +88,11 @@ def _export(arguments: argparse.Namespace) -> int:
     folder = resolve(arguments.head)
     target = None if arguments.target is None else resolve(arguments.target)
     config = head_config(folder)
-    check_weights(folder)
+    open_weights(folder)
     check_apart(output, folder)
     if target is not None:
         check_pair(target_config(target), config)
-        check_weights(target)
+        open_weights(target)
         check_apart(output, target)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
     dtype = None if arguments.dtype == "auto" else arguments.dtype

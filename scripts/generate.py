@@ -35,7 +35,7 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.files import check_writable, read_prompts, write_json
+from eagle_jax.cli.files import check_writable, read_prompts
 from eagle_jax.cli.processes import (
     add_mesh_flags,
     has_processes,
@@ -48,6 +48,7 @@ from eagle_jax.cli.settings import add_quantization_flag, join_settings
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.errors import InputError
+from eagle_jax.files import write_json
 from eagle_jax.generation import runner, text
 from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pairs import PairSource, open_pair

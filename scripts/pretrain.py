@@ -39,18 +39,12 @@ from eagle_jax.cli.command import (
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
 from eagle_jax.errors import InputError
+from eagle_jax.files import is_left_behind, write_json, write_whole
 from eagle_jax.generation.room import check_training
 from eagle_jax.models.transformer import TransformerParams
+from eagle_jax.parsing import read_json_if_any, value_at
 from eagle_jax.training import corpus
-from eagle_jax.training.checkpoint import Checkpoints
-from eagle_jax.training.files import (
-    LOCK,
-    read_json,
-    value_at,
-    write_json,
-    write_whole,
-    writing_run,
-)
+from eagle_jax.training.checkpoint import LOCK, Checkpoints, writing_run
 from eagle_jax.training.loop import data_parallel
 from eagle_jax.training.pretrain import (
     PretrainConfig,
@@ -133,7 +127,7 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
         order = np.random.default_rng(config.run.seed).permutation(len(pieces))
         pieces = [pieces[number] for number in order]
         lines = "".join(json.dumps({"text": piece}) + "\n" for piece in pieces)
-        write_whole(output / f"{name}.jsonl", lambda part, x=lines: _write(part, x))
+        write_whole(output / f"{name}.jsonl", lines)
         say(
             f"{name}: {len(part)} files, {len(streams[name].tokens)} tokens, "
             f"{len(pieces)} pieces"
@@ -160,11 +154,10 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
 
 def _check_output(output: Path, *, resume: bool) -> None:
     """Refuses a folder that holds something else, before any long work starts."""
-    if resume and read_json(output / "run.json") is None:
+    if resume and read_json_if_any(output / "run.json") is None:
         raise InputError(f"--resume: {output} holds no run; leave out --resume")
-    # What a kill left half-written has a hidden name.
-    hidden = (LOCK, ".run.json.")
-    is_taken = any(not path.name.startswith(hidden) for path in output.iterdir())
+    names = {path.name for path in output.iterdir()} - {LOCK}
+    is_taken = not all(is_left_behind(name, ["run.json"]) for name in names)
     if is_taken and not resume:
         raise InputError(
             f"{output} is not empty; give --resume to go on with its run, or another "
@@ -225,7 +218,7 @@ def _check_same_run(
     """
     settings = dataclasses.asdict(config)
     tokens = {name: stream.fingerprint() for name, stream in streams.items()}
-    before = read_json(output / "run.json") if resume else None
+    before = read_json_if_any(output / "run.json") if resume else None
     if before is not None:
         for table in ("model", "run"):
             for name, value in settings[table].items():
@@ -340,10 +333,6 @@ def _check_finite(value: float, step: int, folder: Path, latest: int | None) -> 
             f"at step {step} the loss is {value}: training has diverged; the last good "
             f"checkpoint: {kept}; try a lower learning_rate"
         )
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
+from eagle_jax.files import fingerprint_file
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.training.conversations import check_ids, read_examples
 from eagle_jax.training.encode import check_template
-from eagle_jax.training.files import fingerprint_file
 from eagle_jax.training.regenerate import (
     Answer,
     RegenerateConfig,
@@ -142,7 +142,7 @@ def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
                 first=first,
             ):
                 if record is not None:
-                    lines.write({"index": index} | record)
+                    lines.append({"index": index} | record)
                 counts.add(record)
                 update(index + 1)
     if not counts.texts and not first:

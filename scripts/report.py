@@ -44,7 +44,7 @@ from eagle_jax.evaluation.runs import (
     in_order,
     unique_names,
 )
-from eagle_jax.training.files import write_whole
+from eagle_jax.files import write_whole
 
 _DPI = 150
 _FIGURES: tuple[tuple[str, str, Callable[[Group], Figure | str]], ...] = (
@@ -128,7 +128,7 @@ def _report(arguments: argparse.Namespace) -> int:
     text = "\n\n".join(["# Evaluation", _runs_section(runs, compared), *sections])
     report = output / "report.md"
     # Last, so that it never shows figures that are not there.
-    write_whole(report, lambda part: _write(part, text + "\n"))
+    write_whole(report, text + "\n")
     figures = _count(text.count("]("), "figure")
     print(f"wrote {report}: {_count(len(runs), 'run')}, {figures}")
     return 0
@@ -296,10 +296,6 @@ def _count(number: int, name: str) -> str:
 
 def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, format="png", dpi=_DPI)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

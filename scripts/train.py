@@ -28,7 +28,7 @@ import jax
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
-from eagle_jax.checkpoints.pair import shapes_of
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.cli.command import (
     Parser,
     keep_compiled_programs,
@@ -44,6 +44,7 @@ from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.calibrate import calibration_file, describe
 from eagle_jax.evaluation.observe import calibrate_pair
+from eagle_jax.files import fingerprint_file, is_left_behind, write_json
 from eagle_jax.generation.pairs import LoadedPair, open_pair
 from eagle_jax.generation.room import check_training
 from eagle_jax.interface import Params
@@ -55,16 +56,10 @@ from eagle_jax.models.transformer import (
     TransformerParams,
 )
 from eagle_jax.parallel import MeshShape, Placement, place, wait_for_all
+from eagle_jax.parsing import read_json_if_any, value_at
+from eagle_jax.training.checkpoint import LOCK, writing_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import cache_features, read_data
-from eagle_jax.training.files import (
-    LOCK,
-    fingerprint_file,
-    read_json,
-    value_at,
-    write_json,
-    writing_run,
-)
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, TrainingData, check_rows
 from eagle_jax.training.step import StepConfig
@@ -140,7 +135,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     dtype = config.run.dtype
     if dtype == "auto":
         dtype = "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
-    before = read_json(output / "run.json") if arguments.resume else None
+    before = read_json_if_any(output / "run.json") if arguments.resume else None
     source = open_pair(
         arguments.target,
         None,
@@ -376,7 +371,7 @@ def _check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
         raise InputError("--resume and --overwrite exclude each other")
     names = {path.name for path in output.iterdir()} if output.is_dir() else set()
     # What a kill left half-written has a hidden name.
-    names = {name for name in names - {LOCK} if not _is_unfinished(name)}
+    names = {name for name in names - {LOCK} if not is_left_behind(name, _OURS)}
     if resume:
         if "run.json" not in names:
             raise InputError(f"--resume: {output} holds no run; leave out --resume")
@@ -427,16 +422,13 @@ def _keep_silent(_: str) -> None:
     pass
 
 
-def _is_unfinished(name: str) -> bool:
-    return name.startswith(tuple(f".{ours}." for ours in _OURS))
-
-
 def _remove_run(output: Path) -> None:
     """Removes a run, its mark last: a kill leaves what can be overwritten again."""
     if not output.is_dir():
         return
-    ours = [p for p in output.iterdir() if p.name in _OURS or _is_unfinished(p.name)]
-    for path in sorted(ours, key=lambda path: path.name == "run.json"):
+    for path in sorted(output.iterdir(), key=lambda path: path.name == "run.json"):
+        if path.name not in _OURS and not is_left_behind(path.name, _OURS):
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         else:

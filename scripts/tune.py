@@ -37,7 +37,7 @@ from eagle_jax.cli.command import (
     run_script,
     say,
 )
-from eagle_jax.cli.files import check_writable, read_prompts, write_text
+from eagle_jax.cli.files import check_writable, read_prompts
 from eagle_jax.config import (
     DecodingConfig,
     GenerateConfig,
@@ -49,6 +49,7 @@ from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import tuning
+from eagle_jax.files import write_whole
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
@@ -258,7 +259,7 @@ def _write(
         dtype=arguments.dtype,
         comments=comments,
     )
-    write_text(arguments.output, settings)
+    write_whole(arguments.output, settings)
     found = tuning.show(best.prediction.tree)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")

@@ -10,6 +10,7 @@ ALLOWED = {
     "errors": set(),
     "assets": set(),
     "parsing": {"errors"},
+    "files": {"errors"},
     "config": {"errors", "parsing"},
     "sampling": set(),
     "tree": {"config"},
@@ -18,7 +19,7 @@ ALLOWED = {
     "models": {"interface"},
     "drafting": {"config", "interface", "models", "prefill", "sampling", "tree"},
     "decoding": {"config", "errors", "interface", "prefill", "sampling", "tree"},
-    "checkpoints": {"drafting", "errors", "models", "parsing"},
+    "checkpoints": {"drafting", "errors", "files", "models", "parsing"},
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "sampling", "tree"},
     "generation": {
@@ -26,17 +27,18 @@ ALLOWED = {
         *("models", "parallel", "tree"),
     },
     "training": {
-        *("checkpoints", "config", "decoding", "drafting", "errors", "generation"),
-        *("interface", "models", "parallel", "parsing", "tree"),
+        *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
+        *("generation", "interface", "models", "parallel", "parsing", "tree"),
     },
     "evaluation": {
-        *("checkpoints", "config", "decoding", "drafting", "errors", "generation"),
-        *("interface", "models", "parallel", "parsing", "testing", "training", "tree"),
+        *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
+        *("generation", "interface", "models", "parallel", "parsing", "testing"),
+        *("training", "tree"),
     },
     "cli": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
-        *("generation", "interface", "models", "parallel", "parsing", "training"),
-        "tree",
+        *("files", "generation", "interface", "models", "parallel", "parsing"),
+        *("training", "tree"),
     },
 }
 

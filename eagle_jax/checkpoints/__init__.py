@@ -1,6 +1,5 @@
 """Hugging Face folders in and out, and pairs converted for quick loading."""
 
-from eagle_jax.checkpoints.atomic import check_apart, check_new_folder, new_folder
 from eagle_jax.checkpoints.convert import convert_pair
 from eagle_jax.checkpoints.eagle3 import (
     check_eagle3_pair,
@@ -14,18 +13,17 @@ from eagle_jax.checkpoints.export import (
     has_torch,
     is_export,
 )
-from eagle_jax.checkpoints.fingerprint import fingerprint_folder
-from eagle_jax.checkpoints.model_config import (
-    check_max_length,
-    check_pair,
-    check_small_model,
+from eagle_jax.checkpoints.hf_config import (
     head_config,
     is_eagle3,
-    stop_tokens,
     stored_dtype,
     target_config,
 )
-from eagle_jax.checkpoints.pair import (
+from eagle_jax.checkpoints.hub import fingerprint_folder, resolve
+from eagle_jax.checkpoints.load import (
+    check_max_length,
+    check_pair,
+    check_small_model,
     load_head,
     load_target,
     open_target,
@@ -33,25 +31,22 @@ from eagle_jax.checkpoints.pair import (
     read_head,
     target_bits,
 )
-from eagle_jax.checkpoints.source import resolve
-from eagle_jax.checkpoints.store import check_weights, open_weights
+from eagle_jax.checkpoints.orbax_store import open_weights
 from eagle_jax.checkpoints.tokenizer import (
     RefusedError,
     apply_chat_template,
     fix_date,
     load_tokenizer,
+    stop_tokens,
 )
 
 __all__ = [
     "RefusedError",
     "apply_chat_template",
-    "check_apart",
     "check_eagle3_pair",
     "check_max_length",
-    "check_new_folder",
     "check_pair",
     "check_small_model",
-    "check_weights",
     "convert_pair",
     "eagle3_config",
     "eagle3_target",
@@ -67,7 +62,6 @@ __all__ = [
     "load_head",
     "load_target",
     "load_tokenizer",
-    "new_folder",
     "open_target",
     "open_weights",
     "read_embedding",

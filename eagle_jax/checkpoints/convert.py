@@ -4,15 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.atomic import check_apart, new_folder
-from eagle_jax.checkpoints.model_config import check_pair, head_config
-from eagle_jax.checkpoints.pair import (
+from eagle_jax.checkpoints.hf_config import head_config
+from eagle_jax.checkpoints.load import (
+    check_pair,
     load_head,
     load_target,
     open_target,
     target_bits,
 )
-from eagle_jax.checkpoints.store import check_weights, is_store, write_store
+from eagle_jax.checkpoints.orbax_store import is_store, open_weights, write_store
+from eagle_jax.files import check_apart, new_folder
 
 _TARGET, _HEAD = "target", "head"
 
@@ -49,7 +50,7 @@ def convert_pair(
     check_apart(output, target)
     if head is not None:
         check_pair(config, head_config(head))
-        check_weights(head)
+        open_weights(head)
         check_apart(output, head)
     with new_folder(output, overwrite=overwrite, is_ours=is_pair) as unfinished:
         report(f"converting {target}")

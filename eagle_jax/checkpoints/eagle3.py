@@ -17,17 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.families import FAMILIES
-from eagle_jax.checkpoints.fields import flag_of, size_of
-from eagle_jax.checkpoints.model_config import (
-    check_head_type,
+from eagle_jax.checkpoints.hf_config import (
+    check_head_keys,
     head_positions,
     layer_config,
-    refuse_unsupported,
 )
-from eagle_jax.checkpoints.pair import same_table, shapes_of, weights_dtype
-from eagle_jax.checkpoints.rope_json import read_rope
-from eagle_jax.checkpoints.store import open_weights
+from eagle_jax.checkpoints.hf_fields import flag_of, read_rope, size_of
+from eagle_jax.checkpoints.load import (
+    drop_equal_table,
+    shapes_of,
+    weights_dtype,
+    with_table,
+)
+from eagle_jax.checkpoints.orbax_store import open_weights
 from eagle_jax.checkpoints.weights import Weights, load_params
 from eagle_jax.errors import InputError
 from eagle_jax.models import eagle3_head
@@ -61,9 +63,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
     """
     path = folder / "config.json"
     config = read_json(path)
-    check_head_type(config, path)
-    others = set().union(*(family.fields for family in FAMILIES.values()))
-    refuse_unsupported(config, path, others | _FIELDS)
+    check_head_keys(config, path, _FIELDS)
     if (config.get("eagle_config") or _USUAL_FEATURES) != _USUAL_FEATURES:
         raise InputError(
             f"{path}: eagle_config = {config['eagle_config']!r} is not supported: "
@@ -169,8 +169,7 @@ def load_eagle3_head(
         )
     width = config.layer.hidden_size
     if table["embedding"] in stored:
-        own_table = jax.ShapeDtypeStruct((config.vocab_size, width), jnp.float32)
-        shapes = dataclasses.replace(shapes, embedding=own_table)
+        shapes = with_table(shapes, config)
     elif width != target.layer.hidden_size:
         raise InputError(
             f"{folder} lacks {table['embedding']}: the target's table is "
@@ -184,10 +183,7 @@ def load_eagle3_head(
             shardings, offsets=None, embedding=table_sharding if has_table else None
         )
     params = load_params(files, wanted, shapes, weights_dtype(files, dtype), shardings)
-    if params.embedding is not None and same_table(
-        params.embedding, target_params.embedding
-    ):
-        params = dataclasses.replace(params, embedding=None)
+    params = drop_equal_table(params, target_params.embedding)
     return config, dataclasses.replace(params, offsets=offsets)
 
 

@@ -13,18 +13,33 @@ import numpy as np
 import safetensors.numpy
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.atomic import check_space, new_folder, writing
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
-from eagle_jax.checkpoints.config_json import WRITTEN_BY, head_fields, target_fields
-from eagle_jax.checkpoints.model_config import DTYPES, head_config, target_config
-from eagle_jax.checkpoints.pair import shapes_of
-from eagle_jax.checkpoints.stored import open_bin, open_safetensors
+from eagle_jax.checkpoints.hf_config import (
+    DTYPES,
+    FAMILIES,
+    family_of,
+    head_config,
+    target_config,
+)
+from eagle_jax.checkpoints.load import shapes_of, with_table
+from eagle_jax.checkpoints.tensors import (
+    check_space,
+    open_bin,
+    open_safetensors,
+    saving,
+)
 from eagle_jax.checkpoints.weights import convert
 from eagle_jax.errors import InputError
+from eagle_jax.files import is_left_behind, new_folder
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parsing import read_json
+
+WRITTEN_BY = "eagle_jax"
+"""Value of the field `written_by`: such a folder may be replaced on request."""
 
 Tensors = dict[str, np.ndarray]
 
@@ -37,7 +52,6 @@ _NAMES = {
     *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
 }
-_HALF_CALIBRATION = f".{CALIBRATION_FILE}."
 
 
 def export_head(
@@ -83,17 +97,12 @@ def export_head(
         params = dataclasses.replace(params, embedding=embedding)
     shapes = shapes_of(eagle_head.init_params, config)
     if params.embedding is not None:
-        table = jax.ShapeDtypeStruct((config.vocab_size, layer.hidden_size), "float32")
-        shapes = dataclasses.replace(shapes, embedding=table)
+        shapes = with_table(shapes, config)
     tensors = _host_tensors(params, shapes, names.EAGLE_HEAD, dtype)
     if with_bin is None:
         with_bin = has_torch()
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes * (2 if with_bin else 1), num_bytes)
-        _write(unfinished, head_fields(config, dtype), tensors)
-        if with_bin:
-            _write_bin(unfinished / _BIN, tensors)
+        _write(unfinished, head_fields(config, dtype), tensors, with_bin=with_bin)
         _check(unfinished, head_config, config, tensors)
         if also is not None:
             also(unfinished)
@@ -129,9 +138,7 @@ def export_target(
     shapes = shapes_of(transformer.init_params, config)
     tensors = _host_tensors(params, shapes, names.TRANSFORMER, dtype)
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        check_space(unfinished, num_bytes, num_bytes)
         _write(unfinished, fields, tensors)
         _check(unfinished, target_config, config, tensors)
         if also is not None:
@@ -140,10 +147,10 @@ def export_target(
 
 def is_export(folder: Path) -> bool:
     """Returns whether a folder holds an export of ours and nothing else."""
-    # What a kill left half-written has a hidden name.
-    found = [p for p in folder.iterdir() if not p.name.startswith(_HALF_CALIBRATION)]
-    if any(path.name not in _NAMES or path.is_dir() for path in found):
-        return False
+    for path in folder.iterdir():
+        is_known = path.name in _NAMES and not path.is_dir()
+        if not is_known and not is_left_behind(path.name, [CALIBRATION_FILE]):
+            return False
     try:
         fields = read_json(folder / _CONFIG)
     except InputError:
@@ -184,12 +191,18 @@ def _host_tensors(
     return tensors
 
 
-def _write(folder: Path, fields: dict[str, Any], tensors: Tensors) -> None:
+def _write(
+    folder: Path, fields: dict[str, Any], tensors: Tensors, *, with_bin: bool = False
+) -> None:
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    check_space(folder, num_bytes * (2 if with_bin else 1), num_bytes)
     text = json.dumps(fields, indent=1) + "\n"
     (folder / _CONFIG).write_text(text, encoding="utf-8")
     path = folder / _SAFETENSORS
-    with writing(path):
+    with saving(path):
         safetensors.numpy.save_file(tensors, path, metadata=_METADATA)
+    if with_bin:
+        _write_bin(folder / _BIN, tensors)
 
 
 def _write_bin(path: Path, tensors: Tensors) -> None:
@@ -206,7 +219,7 @@ def _write_bin(path: Path, tensors: Tensors) -> None:
             table[name] = torch.from_numpy(tensor.view(np.int16)).view(torch.bfloat16)
         else:
             table[name] = torch.from_numpy(tensor)
-    with writing(path):
+    with saving(path):
         torch.save(table, path)
 
 
@@ -227,7 +240,7 @@ def _check(
         is_bin = path.name == _BIN
         stored = open_bin(path) if is_bin else open_safetensors(path)
         is_equal = stored.keys() == tensors.keys() and all(
-            same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
+            _same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
         )
         if not is_equal:
             raise InputError(
@@ -236,14 +249,119 @@ def _check(
             )
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     """Returns whether two arrays agree in dtype, shape and every bit."""
-    return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and np.array_equal(_bits(one), _bits(other))
-    )
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    # Not as numbers: negative zero equals zero.
+    kind = f"u{one.dtype.itemsize}"
+    mine, theirs = (np.ascontiguousarray(x).view(kind) for x in (one, other))
+    return np.array_equal(mine, theirs)
 
 
-def _bits(tensor: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(tensor).view(f"u{tensor.dtype.itemsize}")
+def target_fields(
+    config: TransformerConfig,
+    dtype: str,
+    *,
+    stop_tokens: Sequence[int] = (),
+    bos_token: int | None = None,
+) -> dict[str, Any]:
+    """Returns the `config.json` of a model in the family that has its parts.
+
+    Args:
+        config: Sizes.
+        dtype: Of the stored weights.
+        stop_tokens: Ids that end a text.
+        bos_token: Id that begins one.
+    """
+    family = family_of(config)
+    fields = {
+        "architectures": [FAMILIES[family].architecture],
+        "model_type": family,
+        **_layer_fields(config.layer),
+        "head_dim": config.layer.head_dim,
+        "num_hidden_layers": config.num_layers,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": config.tie_embeddings,
+        "rope_theta": config.layer.rope.theta,
+        "rope_scaling": _rope_scaling(config.layer.rope, kind_field="rope_type"),
+        "torch_dtype": dtype,
+        "written_by": WRITTEN_BY,
+    }
+    if FAMILIES[family].has_window:
+        fields["sliding_window"] = config.sliding_window
+    if FAMILIES[family].has_switch:
+        fields["use_sliding_window"] = config.sliding_window is not None
+        # Reading it takes the first one, and all behind it.
+        fields["max_window_layers"] = min(config.windowed_layers, default=0)
+    if FAMILIES[family].is_mixture:
+        fields["num_local_experts"] = config.layer.num_experts
+        fields["num_experts_per_tok"] = config.layer.experts_per_token
+    if bos_token is not None:
+        fields["bos_token_id"] = bos_token
+    if stop_tokens:
+        ids = list(stop_tokens)
+        fields["eos_token_id"] = ids[0] if len(ids) == 1 else ids
+    return fields
+
+
+def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
+    """Returns the `config.json` of a head, in the official implementation's fields.
+
+    That implementation refuses every `rope_scaling` but `{type, factor}` of the kinds
+    "linear" and "dynamic". Another kind stands in `rope_parameters`, which it does not
+    read: it runs such a head with plain rotary embeddings.
+
+    Args:
+        config: Sizes.
+        dtype: Of the stored weights.
+    """
+    fields = {
+        "architectures": [FAMILIES["llama"].architecture],
+        "model_type": "llama",
+        "bias": config.fc_bias,
+        **_layer_fields(config.layer),
+        "num_hidden_layers": 1,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": False,
+        "rope_theta": config.layer.rope.theta,
+        "rope_scaling": None,
+        "torch_dtype": dtype,
+        "written_by": WRITTEN_BY,
+    }
+    if config.layer.rope.kind == "linear":
+        fields["rope_scaling"] = _rope_scaling(config.layer.rope, kind_field="type")
+    elif config.layer.rope.kind != "default":
+        fields["rope_parameters"] = _rope_scaling(
+            config.layer.rope, kind_field="rope_type"
+        )
+    if config.layer.qkv_bias:  # Its presence counts there, not its value.
+        fields["qkv_bias"] = True
+    return fields
+
+
+def _layer_fields(layer: LayerConfig) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.num_kv_heads,
+        "rms_norm_eps": layer.rms_norm_eps,
+    }
+
+
+def _rope_scaling(rope: RopeConfig, *, kind_field: str) -> dict[str, Any] | None:
+    """Returns `rope_scaling`; older code calls its kind `type`, later `rope_type`."""
+    if rope.kind == "default":
+        return None
+    scaling = {kind_field: rope.kind, "factor": rope.factor}
+    if rope.kind == "linear":
+        return scaling
+    return scaling | {
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "original_max_position_embeddings": rope.original_max_positions,
+    }

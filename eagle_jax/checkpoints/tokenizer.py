@@ -1,4 +1,4 @@
-"""The tokenizer that a checkpoint carries."""
+"""The tokenizer that a checkpoint carries, and the tokens that end its texts."""
 
 import contextlib
 import datetime
@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.source import first_line
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
 
 # Importing transformers advises to install torch, which tokenizers do not need.
@@ -161,3 +160,28 @@ def _tokenizer_class(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer
+
+
+def stop_tokens(folder: Path) -> tuple[int, ...]:
+    """Returns the ids that end a text, ascending.
+
+    Args:
+        folder: `generation_config.json` decides where it names any, otherwise
+            `config.json`; an empty list names none.
+
+    Raises:
+        InputError: If they are no ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ids = read_json(path).get("eos_token_id") if path.is_file() else None
+        if ids is None or ids == []:
+            continue
+        listed = ids if isinstance(ids, list) else [ids]
+        if not all(type(token) is int and 0 <= token < 2**31 for token in listed):
+            raise InputError(
+                f"{path}: eos_token_id = {ids!r} must be an id or a list of them, "
+                "integers from 0 to 2**31 - 1"
+            )
+        return tuple(sorted(set(listed)))
+    return ()

@@ -12,24 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from eagle_jax.checkpoints.hub import file_inside
 from eagle_jax.checkpoints.names import MAPS, is_quantised, is_transposed
-from eagle_jax.checkpoints.parts import (
+from eagle_jax.checkpoints.tensors import (
     Ends,
+    Part,
+    StoredTensor,
     blocks,
     copy_common,
     empty,
     local_parts,
+    open_bin,
+    open_safetensors,
     put,
     transposed,
 )
-from eagle_jax.checkpoints.source import file_inside, first_line
-from eagle_jax.checkpoints.stored import (
-    Part,
-    StoredTensor,
-    open_bin,
-    open_safetensors,
-)
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.models.quantised import QuantisedMatrix, quantise
 from eagle_jax.parsing import read_json
 

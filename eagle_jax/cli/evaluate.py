@@ -37,7 +37,7 @@ def evaluate(answerer: Answerer, questions: list[Question], path: Path) -> list[
         if missing:
             with progress(name, total, done) as update:
                 for record in answerer.answer(missing):
-                    file.append(record)
+                    file.add(record)
                     done += 1
                     update(done)
         without = sum(record.nodes is None for record in file.records)

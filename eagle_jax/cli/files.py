@@ -1,14 +1,12 @@
-"""Prompts in, results out."""
+"""Files that flags name: prompts, and outputs before any long work starts."""
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.outputs import unfinished
 from eagle_jax.errors import InputError
+from eagle_jax.files import is_special, unfinished
 from eagle_jax.parsing import parse_json
-from eagle_jax.training.files import publish
 
 _PROBE = bytes(4096)
 """What a disk that is not full takes."""
@@ -82,7 +80,7 @@ def check_writable(path: Path) -> None:
     if path.is_fifo() or path.is_socket():
         return  # Who reads there would take an attempt for the output.
     try:
-        if _is_special(path):
+        if is_special(path):
             with path.open("wb", buffering=0) as device:
                 device.write(b"")  # Enough for /dev/full.
         else:
@@ -112,28 +110,6 @@ def check_folder(path: Path) -> None:
             f"cannot write to {path}: {error.strerror}; give a folder that can be made "
             "and written to"
         ) from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file whole or not at all; pipes and devices are written to."""
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all; pipes and devices are written to."""
-    if _is_special(path):
-        path.write_text(text, encoding="utf-8")
-        return
-    path = path.resolve()  # A link stays a link.
-    with unfinished(path) as part:
-        part.write_text(text, encoding="utf-8")
-        publish(part, path)
-
-
-def _is_special(path: Path) -> bool:
-    """Returns whether a path is a pipe or a device, which no file may replace."""
-    return path.exists() and not path.is_file()
 
 
 def _first_turn(record: Any) -> Any:

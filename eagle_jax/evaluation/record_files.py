@@ -6,16 +6,14 @@ whole line.
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from eagle_jax.checkpoints.outputs import lock
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import Question, QuestionId
 from eagle_jax.evaluation.records import Record
+from eagle_jax.files import JsonLines
 from eagle_jax.parsing import parse_json
 
 _START = b'{"question_id": '
@@ -62,7 +60,7 @@ def recorded_date(folder: Path) -> str | None:
     return None
 
 
-class RecordFile:
+class RecordFile(JsonLines):
     """A file of records that is gone on with.
 
     Attributes:
@@ -85,46 +83,22 @@ class RecordFile:
                 same id; the file stays as it is. Or if it cannot be written, or
                 another process writes it.
         """
+        super().__init__(path)
         try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            lock(self._file.fileno(), path)
-            self._file.seek(0)
-            content = self._file.read()
-            self.records = _check(path, content, run, questions)
-            self._file.truncate(content.rfind(b"\n") + 1)
+            self.records = _check(path, self.read(), run, questions)
+            self.go_on()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
-    def append(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
         """Writes a record, which is on the disk when this returns.
 
         Raises:
-            OSError: If the disk is full.
+            InputError: If the disk is full.
         """
-        text = json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False)
-        # A tokenizer may split a character: half of one is no Unicode text.
-        left = f"{text}\n".encode(errors="replace")
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
+        self.append(record.to_json())
         self.records.append(record)
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def _check(

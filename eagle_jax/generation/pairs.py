@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax import checkpoints
-from eagle_jax.checkpoints.pair import shapes_of
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
@@ -273,7 +273,7 @@ def open_draft_model(
         return _open_eagle3(folder, target, dtype)
     head = checkpoints.head_config(folder)
     checkpoints.check_pair(target, head)
-    checkpoints.check_weights(folder)
+    checkpoints.open_weights(folder)
 
     def load(
         target_params: TransformerParams, placement: Placement | None = None
@@ -293,7 +293,7 @@ def open_draft_model(
 def _open_eagle3(folder: Path, target: TransformerConfig, dtype: str) -> DraftSource:
     head = checkpoints.eagle3_config(folder)
     checkpoints.check_eagle3_pair(target, head)
-    checkpoints.check_weights(folder)
+    checkpoints.open_weights(folder)
 
     def load(
         target_params: TransformerParams, placement: Placement | None = None

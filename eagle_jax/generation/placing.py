@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints.pair import target_shapes
+from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.drafting.feature_head import FeatureHead
 from eagle_jax.errors import InputError

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.checkpoints.pair import shapes_of
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import EagleHead

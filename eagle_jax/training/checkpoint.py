@@ -1,14 +1,46 @@
-"""Checkpoints of a run: written whole or not at all, the newest and the best kept."""
+"""The folder of a run, and its checkpoints: whole, the newest and the best kept."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from eagle_jax.checkpoints.source import first_line
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
+from eagle_jax.files import only_writer, writing
+
+LOCK = ".lock"
+"""In the folder of a run that is being written."""
+
+
+@contextlib.contextmanager
+def writing_run(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a run's folder, which is made if it is missing.
+
+    If the block ends with nothing in the folders that were made for it, they go too.
+
+    Args:
+        folder: Of the run.
+
+    Raises:
+        InputError: If another process writes the run, or the folder cannot be made.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output {folder} is no folder; give another name")
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with contextlib.ExitStack() as stack:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(only_writer(folder, folder / LOCK))
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            for place in made:
+                place.rmdir()
 
 
 class Checkpoints:

@@ -6,6 +6,7 @@ goes on with the first one that is missing.
 """
 
 import dataclasses
+import functools
 import hashlib
 import shutil
 import typing
@@ -18,8 +19,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from eagle_jax.checkpoints.tensors import saving
 from eagle_jax.errors import InputError
-from eagle_jax.training.files import publish, read_json, write_json, writing
+from eagle_jax.files import write_json, write_whole, writing
+from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training.packing import PackedRows
 
 FeatureDtype = Literal["float16", "bfloat16", "float32"]
@@ -32,7 +35,6 @@ _DTYPES = {
 }
 _SHARD_BYTES = 1 << 30
 _SPARE_BYTES = 1 << 20
-_UNFINISHED = ".unfinished"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,6 @@ def write_features(
         _check_space(folder, index, range(index.num_shards))
         write_json(folder / "index.json", dataclasses.asdict(index))
     _check_same(folder, index, wanted)
-    shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)  # Of a run that died.
     missing = [s for s in range(index.num_shards) if not _is_complete(folder, index, s)]
     _check_space(folder, index, missing)
     done = sum(len(index.shard_rows(s)) for s in range(index.num_shards))
@@ -149,7 +150,7 @@ def write_features(
             features[start : start + len(some)] = _cast(found, dtype)
             report(done + start + len(some))
         done += len(numbers)
-        _write_shard(_shard_path(folder, shard), features)
+        write_whole(_shard_path(folder, shard), functools.partial(_save, features))
     return FeatureStore(folder, rows=rows, target=target)
 
 
@@ -266,17 +267,9 @@ def _cast(features: np.ndarray, dtype: FeatureDtype) -> np.ndarray:
     return cast
 
 
-def _write_shard(path: Path, features: np.ndarray) -> None:
-    """Writes a shard in a folder of its own, so that nothing is left lying about."""
-    part = path.parent / _UNFINISHED / path.name
-    with writing(path):
-        part.parent.mkdir(exist_ok=True)
-        try:
-            safetensors.numpy.save_file({"features": features}, part)
-        except safetensors.SafetensorError as error:  # What a full disk looks like.
-            raise OSError(str(error)) from error
-        publish(part, path)
-        part.parent.rmdir()
+def _save(features: np.ndarray, path: Path) -> None:
+    with saving(path):
+        safetensors.numpy.save_file({"features": features}, path)
 
 
 def _open_shard(path: Path) -> Any:
@@ -305,7 +298,7 @@ def _read_index(folder: Path) -> _Index | None:
     path = folder / "index.json"
     if not path.exists():
         return None
-    table, kinds = read_json(path) or {}, typing.get_type_hints(_Index)
+    table, kinds = read_json_if_any(path) or {}, typing.get_type_hints(_Index)
     is_index = table.keys() == kinds.keys() and all(
         type(table[name]) is kind and (kind is str or table[name] > 0)
         for name, kind in kinds.items()

@@ -1,12 +1,11 @@
 """The log of a run: a CSV file that a resumed run goes on with, and its plot."""
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
 from eagle_jax.errors import InputError
-from eagle_jax.training.files import write_whole
+from eagle_jax.files import append, write_whole
 
 COLUMNS = (
     *("step", "tokens", "loss", "feature_loss", "token_loss", "agreement"),
@@ -37,19 +36,13 @@ class CsvLog:
         if writes:
             lines = [",".join(COLUMNS)]
             lines += [",".join(row[name] for name in COLUMNS) for row in kept]
-            text = "\n".join(lines) + "\n"
-            write_whole(path, lambda part: _write(part, text))
+            write_whole(path, "\n".join(lines) + "\n")
 
     def write(self, row: dict[str, Any]) -> None:
         """Appends a line; absent columns stay empty."""
-        if not self._writes:
-            return
-        with open(self._path, "a", encoding="utf-8", newline="") as file:
-            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(
-                {name: _text(value) for name, value in row.items()}
-            )
-            file.flush()
-            os.fsync(file.fileno())
+        if self._writes:
+            values = (_text(row.get(name, "")) for name in COLUMNS)
+            append(self._path, ",".join(values) + "\n")
 
 
 def read_log(path: Path) -> list[dict[str, str]]:
@@ -123,7 +116,3 @@ def plot_log(log: Path, picture: Path, *, title: str) -> None:
 
 def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -1,22 +1,16 @@
-"""A JSON-lines file that a later run goes on with after its last complete line."""
+"""Records that a later run goes on with, and the settings that made them beside."""
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from eagle_jax.checkpoints.outputs import lock
 from eagle_jax.errors import InputError
-from eagle_jax.parsing import parse_json
-from eagle_jax.training.files import read_json, write_json, writing
-
-_BLOCK = 1 << 20
+from eagle_jax.files import JsonLines, write_json
+from eagle_jax.parsing import parse_json, read_json_if_any
 
 
-class ResumableLines:
+class ResumableLines(JsonLines):
     """Records appended one by one, with the settings that made them beside the file.
 
     The settings lie in `NAME.settings.json`, so that the file itself holds nothing
@@ -40,26 +34,22 @@ class ResumableLines:
             InputError: If the file was made with other settings or by something
                 else, cannot be written, or another process writes it.
         """
-        if path.exists() and not path.is_file():
-            raise InputError(f"cannot write {path}: it is no file; give a file name")
+        super().__init__(path)
         self.next_index = 0
-        self._path = path.resolve()  # A link stays a link.
-        beside = _beside(path)
         settings = json.loads(json.dumps(settings))  # Tuples become lists.
-        with writing(path), contextlib.ExitStack() as stack:
-            file = stack.enter_context(self._path.open("ab"))
-            lock(file.fileno(), path)
-            if overwrite or self._path.stat().st_size == 0:
-                file.truncate(0)
-                write_json(beside, settings)
+        try:
+            if overwrite or path.stat().st_size == 0:
+                self.clear()
+                write_json(_beside(path), settings)
             else:
-                _check_settings(path, read_json(beside), settings)
-                self.next_index = _drop_broken_line(self._path)
-            stack.pop_all()
-            self._file = file
+                _check_settings(path, read_json_if_any(_beside(path)), settings)
+                self.next_index = self._index_after(self.go_on())
+        except BaseException:
+            self.close()
+            raise
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Appends one line.
+    def append(self, record: dict[str, Any]) -> None:
+        """Writes a record, which is on the disk when this returns.
 
         Args:
             record: With an `index` above all before it.
@@ -68,40 +58,26 @@ class ResumableLines:
             InputError: If the disk is full.
         """
         assert record["index"] >= self.next_index, record["index"]
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        with writing(self._path):
-            # Lone surrogates, which no tokenizer takes, must not end a long run.
-            self._file.write(line.encode(errors="replace"))
-            self._file.flush()
+        super().append(record)
         self.next_index = record["index"] + 1
 
-    def close(self) -> None:
-        """Brings the lines to the disk."""
-        with writing(self._path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Closes the file."""
-        if kind is None:
-            self.close()
-        else:
-            self._file.close()  # What went wrong must not be hidden by the next thing.
+    def _index_after(self, line: bytes | None) -> int:
+        try:
+            return (
+                0
+                if line is None
+                else int(parse_json(line, f"{self.path}")["index"]) + 1
+            )
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise InputError(
+                f"the last line of {self.path} is no record of this command; give "
+                "another output, or --overwrite to lose it"
+            ) from error
 
 
 def made_with(path: Path) -> Mapping[str, Any]:
     """Returns the settings that made a file, none where nothing tells of them."""
-    return read_json(_beside(path)) or {}
+    return read_json_if_any(_beside(path)) or {}
 
 
 def _beside(path: Path) -> Path:
@@ -125,34 +101,3 @@ def _check_settings(
                 f"{new.get(name)!r}; use the same settings to go on with it, give "
                 "another output, or --overwrite to start again"
             )
-
-
-def _drop_broken_line(path: Path) -> int:
-    """Cuts a file behind its last complete line; returns the next index."""
-    with path.open("r+b") as file:
-        end = _last_newline(file, file.seek(0, os.SEEK_END))
-        file.truncate(end + 1)
-        start = _last_newline(file, end) + 1 if end >= 0 else 0
-        file.seek(start)
-        line = file.read(max(0, end - start))
-    if end < 0:
-        return 0
-    try:
-        return int(parse_json(line, str(path))["index"]) + 1
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise InputError(
-            f"the last line of {path} is no record of this command; give another "
-            "output, or --overwrite to lose it"
-        ) from error
-
-
-def _last_newline(file: Any, end: int) -> int:
-    """Returns the offset of the last newline before an offset, -1 without one."""
-    while end > 0:
-        start = max(0, end - _BLOCK)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found
-        end = start
-    return -1

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import pytest
 import safetensors.numpy
 
+from eagle_jax import files
 from eagle_jax.checkpoints import (
-    atomic,
     export,
     export_head,
     export_target,
@@ -163,7 +163,8 @@ def test_what_the_disk_cannot_take_is_not_begun(
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(random_head()))
     usage = shutil.disk_usage(tmp_path)._replace(free=2 * num_bytes - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    monkeypatch.setattr(export, "_write", _fail(AssertionError("it was begun")))
+    begun = _fail(AssertionError("it was begun"))
+    monkeypatch.setattr(safetensors.numpy, "save_file", begun)
     refused(
         lambda: export_head(tmp_path / "head", HEAD, random_head(), with_bin=True),
         f"{2 * num_bytes:,} bytes are needed",
@@ -247,7 +248,7 @@ def test_the_old_folder_is_whole_until_the_new_one_is(
             assert read_head(path)[0] == read_head(folder)[0]
         remove(path, **fields)
 
-    monkeypatch.setattr(atomic.shutil, "rmtree", check_and_remove)
+    monkeypatch.setattr(files.shutil, "rmtree", check_and_remove)
     export_head(folder, HEAD, random_head(), dtype="float16", overwrite=True)
     assert deleted == [".replaced"]
 

@@ -22,7 +22,7 @@ from eagle_jax.checkpoints import (
     load_head,
     load_target,
     names,
-    parts,
+    tensors,
     weights,
 )
 from eagle_jax.checkpoints import target_config as read_target_config
@@ -369,7 +369,7 @@ def test_loading_holds_a_few_blocks_of_what_it_reads(
         return tensor
 
     monkeypatch.setattr(TensorFiles, "_checked", counted)
-    monkeypatch.setattr(parts, "_BLOCK_BYTES", 1024)
+    monkeypatch.setattr(tensors, "_BLOCK_BYTES", 1024)
     params = load_target(target)[1]
     assert reads > 3 * len(jax.tree.leaves(params))
     assert most_alive <= weights._READERS

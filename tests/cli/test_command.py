@@ -3,6 +3,7 @@
 import io
 import pwd
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from rich.console import Console
 from rich.tree import Tree
 
+from eagle_jax.checkpoints import target_config
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
+from tests.checkpoints.settings import LLAMA, write
 
 _FOLDER = "jax_compilation_cache_dir"
 
@@ -115,3 +118,19 @@ def test_what_a_terminal_cannot_show_is_escaped(
     assert shown["stdout"].splitlines()[0] == rf"{mark} \ud800"
     assert shown["stdout"].count(mark) == 2
     assert shown["stderr"] == f"{mark}\n"
+
+
+def test_a_key_that_nobody_knows_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, LLAMA | {"shiny": 7})
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def read() -> int:
+        warnings.simplefilter("default")
+        return len({target_config(tmp_path) for _ in range(2)}) - 1
+
+    with warnings.catch_warnings():
+        assert run_command(read) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {tmp_path}/config.json: unknown and left out")

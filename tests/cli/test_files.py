@@ -1,8 +1,7 @@
 import json
 import os
 import resource
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from eagle_jax.cli.files import (
     check_writable,
     expand_home,
     read_prompts,
-    write_json,
 )
 from eagle_jax.errors import InputError
 from tests.helpers import refused
@@ -189,40 +187,8 @@ def test_an_output_in_a_locked_folder_is_refused(tmp_path: Path) -> None:
         check_writable(locked / "out.json")
 
 
-def test_json_is_written_as_text_that_people_can_read(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    value = {"text": "Zoë €", "runs": [1, 2.5, None, True]}
-    write_json(path, value)
-    text = path.read_text(encoding="utf-8")
-    assert json.loads(text) == value
-    assert "Zoë €" in text
-    assert text.endswith("}\n")
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("write", [check_writable, lambda path: write_json(path, 1)])
-def test_what_a_killed_process_left_of_an_output_is_removed(
-    tmp_path: Path, write: Callable[[Path], None]
-) -> None:
+def test_what_a_killed_process_left_of_an_output_is_removed(tmp_path: Path) -> None:
     path = _file(tmp_path, "out.json", "old")
     (tmp_path / ".out.json.0123abcd.unfinished").write_text("half")
-    write(path)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_output_has_the_usual_permissions(tmp_path: Path) -> None:
-    usual = _file(tmp_path, "usual", "")
-    write_json(tmp_path / "out.json", {})
-    modes = [stat.S_IMODE(p.stat().st_mode) for p in (usual, tmp_path / "out.json")]
-    assert modes[0] == modes[1]
-
-
-@pytest.mark.parametrize("value", [{"a": object()}, {"a": [1.0, float("nan")]}])
-def test_a_value_that_is_no_json_leaves_the_old_file(
-    tmp_path: Path, value: dict[str, Any]
-) -> None:
-    path = _file(tmp_path, "out.json", "old")
-    with pytest.raises((TypeError, ValueError)):
-        write_json(path, value)
-    assert path.read_text() == "old"
+    check_writable(path)
     assert list(tmp_path.iterdir()) == [path]

@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "eagle2-t0-b1.jsonl"
     with RecordFile(path, RUN, QUESTIONS) as file:
         for number in (2, 0):
-            file.append(record(number))
+            file.add(record(number))
     return path
 
 
@@ -109,7 +109,7 @@ def test_a_record_has_the_layout_of_spec_bench() -> None:
 
 def test_a_record_is_whole_on_the_disk_at_once(path: Path) -> None:
     with RecordFile(path, RUN, QUESTIONS) as file:
-        file.append(record(1))
+        file.add(record(1))
         assert ids(path) == [2, 0, 1]
         assert [old.question_id for old in file.records] == [2, 0, 1]
 
@@ -122,7 +122,7 @@ def test_a_torn_last_line_is_cut_off_wherever_it_was_torn(path: Path) -> None:
         check_records(path, RUN, QUESTIONS)
         with RecordFile(path, RUN, QUESTIONS) as file:
             assert [old.question_id for old in file.records] == [2, 0]
-            file.append(record(1))
+            file.add(record(1))
         assert ids(path) == [2, 0, 1]
 
 
@@ -202,5 +202,5 @@ def test_a_folder_in_the_way_is_refused(tmp_path: Path) -> None:
 def test_half_a_character_does_not_end_a_run(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
     with RecordFile(path, RUN, QUESTIONS) as file:
-        file.append(record(0, turn("\ud800")))
+        file.add(record(0, turn("\ud800")))
     assert ids(path) == [0]

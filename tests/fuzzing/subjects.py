@@ -233,7 +233,7 @@ def _data(folder: Path) -> Path:
     _write(folder / "calibration.json", {"vocab_size": 300, "sampled": calibration})
     with ResumableLines(folder / "answers.jsonl", {"seed": 0}) as answers:
         for number in range(3):
-            answers.write({"index": number, "text": "a"})
+            answers.append({"index": number, "text": "a"})
     log = CsvLog(folder / "log.csv", after=0)
     for step in range(3):
         log.write({"step": step, "loss": 1.0})

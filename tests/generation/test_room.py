@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eagle_jax.checkpoints.pair import target_shapes
+from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.generation import room
 from eagle_jax.generation.pairs import PairSource

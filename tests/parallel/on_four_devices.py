@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.pair import shapes_of
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter

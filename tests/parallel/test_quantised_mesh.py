@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jax.sharding import AbstractMesh
 
-from eagle_jax.checkpoints.pair import target_shapes
+from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.generation.placing import target_shardings
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement, split_rules

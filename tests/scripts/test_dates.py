@@ -111,7 +111,7 @@ def test_what_is_evaluated_on_another_day_gets_the_same_prompts(
                     nodes=None,
                     model_id=asked.plan.model_id,
                 )
-                file.append(made)
+                file.add(made)
             return file.records
 
     monkeypatch.setitem(run.__globals__, "evaluate", answer)

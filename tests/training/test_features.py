@@ -134,8 +134,7 @@ def test_broken_shards_are_written_again_and_leftovers_go(tmp_path: Path) -> Non
     broken.write_bytes(broken.read_bytes()[:-8])
     small = {"features": np.zeros((3, LENGTH, WIDTH), np.float32)}
     safetensors.numpy.save_file(small, tmp_path / "features-00000.safetensors")
-    (tmp_path / ".unfinished").mkdir()
-    (tmp_path / ".unfinished" / "x").write_bytes(b"half")
+    (tmp_path / ".features-00001.safetensors.0123abcd.unfinished").write_bytes(b"half")
     with pytest.raises(InputError, match="missing or broken; write the features again"):
         FeatureStore(tmp_path)
     _write(tmp_path, rows)

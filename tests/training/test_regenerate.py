@@ -241,11 +241,11 @@ def test_impossible_settings_are_refused(values: dict[str, Any], named: str) -> 
 def test_lines_are_gone_on_with_behind_the_last_whole_one(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with ResumableLines(path, {"a": (1, 2)}) as lines:
-        lines.write({"index": 0, "text": "Zoë\u2028\ud83d"})
-        lines.write({"index": 4})
+        lines.append({"index": 0, "text": "Zoë\u2028\ud83d"})
+        lines.append({"index": 4})
         assert lines.next_index == 5
         with pytest.raises(AssertionError):
-            lines.write({"index": 4})
+            lines.append({"index": 4})
     whole = path.read_bytes()
     assert json.loads(whole.split(b"\n")[0])["text"] == "Zoë\u2028?"
     path.write_bytes(whole + b'{"index": 5, "te')
@@ -261,7 +261,7 @@ def test_lines_are_gone_on_with_behind_the_last_whole_one(tmp_path: Path) -> Non
 def test_a_long_last_line_is_found(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with ResumableLines(path, {}) as lines:
-        lines.write({"index": 7, "text": "a" * 3_000_000})
+        lines.append({"index": 7, "text": "a" * 3_000_000})
     with ResumableLines(path, {}) as lines:
         assert lines.next_index == 8
 
@@ -269,7 +269,7 @@ def test_a_long_last_line_is_found(tmp_path: Path) -> None:
 def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with ResumableLines(path, {"seed": 1}) as lines:
-        lines.write({"index": 0})
+        lines.append({"index": 0})
     before = path.read_bytes()
     for settings in ({"seed": 2}, {}, {"seed": 1, "new": 0}):
         with pytest.raises(InputError, match="was made with"):
@@ -293,10 +293,10 @@ def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
 def test_a_second_writer_is_refused(tmp_path: Path, overwrite: bool) -> None:
     path = tmp_path / "out.jsonl"
     with ResumableLines(path, {}) as lines:
-        lines.write({"index": 0})
+        lines.append({"index": 0})
         with pytest.raises(InputError, match="is being written by another process"):
             ResumableLines(path, {}, overwrite=overwrite)
-        lines.write({"index": 1})
+        lines.append({"index": 1})
     with ResumableLines(path, {}) as lines:
         assert lines.next_index == 2
 
@@ -314,4 +314,4 @@ def test_a_full_disk_ends_in_one_line(
     lines.close()
     monkeypatch.setattr(lines, "_file", Full())
     with pytest.raises(InputError, match=r"No space left .* free some space"), lines:
-        lines.write({"index": 0})
+        lines.append({"index": 0})

@@ -1,24 +1,33 @@
-"""One writer per output, and what dead writers left."""
+"""Files appear whole, outputs have one writer, and what dead writers left goes."""
 
 import errno
 import fcntl
+import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from eagle_jax.checkpoints import outputs
-from eagle_jax.checkpoints.outputs import only_writer, unfinished
+from eagle_jax import files
+from eagle_jax.files import (
+    JsonLines,
+    only_writer,
+    unfinished,
+    write_json,
+    write_whole,
+)
 from tests.helpers import refused
 
 # Takes a lock, says so, and waits to be killed.
 HOLDER = """
 import sys
 from pathlib import Path
-from eagle_jax.checkpoints.outputs import unfinished
+from eagle_jax.files import unfinished
 
 with unfinished(Path(sys.argv[1])) as part:
     part.write_text("half")
@@ -65,7 +74,7 @@ def test_a_lock_on_a_name_that_was_removed_meanwhile_is_taken_again(
             place.unlink()
         flock(handle, operation)
 
-    monkeypatch.setattr(outputs.fcntl, "flock", last_holder_leaves)
+    monkeypatch.setattr(files.fcntl, "flock", last_holder_leaves)
     with only_writer(output, place):
         assert len(calls) == 2
         refused(lambda: only_writer(output, place).__enter__(), "another process")
@@ -116,9 +125,90 @@ def test_without_locks_nothing_is_refused_and_nothing_removed(
     def unknown(*_: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(outputs.fcntl, "flock", unknown)
+    monkeypatch.setattr(files.fcntl, "flock", unknown)
     alive = ".a.0123abcd.unfinished"
     (tmp_path / alive).write_text("somebody may still write this")
     with unfinished(tmp_path / "a"), unfinished(tmp_path / "a") as second:
         second.write_text("mine")
     assert _names(tmp_path) == [alive]
+
+
+def test_json_is_written_as_text_that_people_can_read(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    value = {"text": "Zoë €", "runs": [1, 2.5, None, True]}
+    write_json(path, value)
+    text = path.read_text(encoding="utf-8")
+    assert json.loads(text) == value
+    assert "Zoë €" in text
+    assert text.endswith("}\n")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_output_has_the_usual_permissions(tmp_path: Path) -> None:
+    usual = tmp_path / "usual"
+    usual.touch()
+    write_json(tmp_path / "out.json", {})
+    modes = [stat.S_IMODE(p.stat().st_mode) for p in (usual, tmp_path / "out.json")]
+    assert modes[0] == modes[1]
+
+
+@pytest.mark.parametrize("value", [{"a": object()}, {"a": [1.0, float("nan")]}])
+def test_a_value_that_is_no_json_leaves_the_old_file(
+    tmp_path: Path, value: dict[str, Any]
+) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    with pytest.raises((TypeError, ValueError)):
+        write_json(path, value)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_of_a_file_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".run.json.0123abcd.unfinished").write_text("{")
+    write_json(tmp_path / "run.json", {"seed": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_file_may_be_filled_by_a_function(tmp_path: Path) -> None:
+    path = tmp_path / "picture"
+    write_whole(path, lambda part: part.write_bytes(b"\x89"))
+    assert path.read_bytes() == b"\x89"
+    message = f"cannot write {tmp_path}/nowhere/x: No such file or directory; free some"
+    refused(lambda: write_whole(tmp_path / "nowhere" / "x", ""), message)
+
+
+def test_links_stay_links_and_pipes_stay_pipes(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "text"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("content", "kept", "last"),
+    [
+        (b"", b"", None),
+        (b"{", b"", None),
+        (b"\n", b"\n", b""),
+        (b"1\n", b"1\n", b"1"),
+        (b"1\n2\n[", b"1\n2\n", b"2"),
+    ],
+)
+def test_lines_go_on_after_the_last_whole_one(
+    tmp_path: Path, content: bytes, kept: bytes, last: bytes | None
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+    with JsonLines(path) as lines:
+        assert lines.read() == content
+        assert lines.go_on() == last
+        lines.append({"a": "\u20ac\ud800"})
+    assert path.read_bytes() == kept + '{"a": "\u20ac?"}\n'.encode()

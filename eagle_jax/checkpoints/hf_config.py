@@ -1,19 +1,19 @@
 """From `config.json` to the sizes of our models; what we cannot run is refused."""
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.checkpoints.families import FAMILIES
-from eagle_jax.checkpoints.fields import (
+from eagle_jax.checkpoints.hf_fields import (
     MOST,
     MOST_POSITIONS,
+    check_keys,
     flag_of,
     number_of,
+    read_rope,
     size_of,
 )
-from eagle_jax.checkpoints.rope_json import read_rope
-from eagle_jax.checkpoints.window_json import read_windows
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
@@ -21,49 +21,97 @@ from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parsing import read_json
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """One `model_type`.
+
+    Attributes:
+        architecture: Its entry in `architectures`.
+        qkv_bias: Whether q, k and v have biases.
+        qk_norm: Whether queries and keys are normalised.
+        is_mixture: Whether each layer is a sparse mixture of experts.
+        has_window: Whether `sliding_window` means something.
+        window: What it is where the field is left out; `None` for no window.
+        has_switch: Whether it counts only with `use_sliding_window`, and from layer
+            `max_window_layers` on.
+        head_dim: What `head_dim` is where it is left out; `None` for the width over
+            the number of heads.
+        rope_theta: What `rope_theta` is where it is left out.
+        rms_norm_eps: What `rms_norm_eps` is where it is left out.
+    """
+
+    architecture: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    is_mixture: bool = False
+    has_window: bool = False
+    window: int | None = None
+    has_switch: bool = False
+    head_dim: int | None = None
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+
+    @property
+    def fields(self) -> set[str]:
+        """What `config.json` may name in this family only."""
+        switch = {"use_sliding_window", "max_window_layers"}
+        mixture = {"num_local_experts", "num_experts_per_tok"}
+        # These two change training only.
+        mixture |= {"router_aux_loss_coef", "router_jitter_noise"}
+        return (switch if self.has_switch else set()) | (
+            mixture if self.is_mixture else set()
+        )
+
+
+FAMILIES = {
+    "llama": Family(architecture="LlamaForCausalLM"),
+    "mistral": Family(architecture="MistralForCausalLM", has_window=True, window=4096),
+    "mixtral": Family(
+        architecture="MixtralForCausalLM",
+        has_window=True,
+        is_mixture=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-5,
+    ),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        qkv_bias=True,
+        has_window=True,
+        window=4096,
+        has_switch=True,
+    ),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        qk_norm=True,
+        has_window=True,
+        window=4096,
+        has_switch=True,
+        head_dim=128,
+    ),
+}
+"""Target families by `model_type`."""
+
+
+def family_of(config: TransformerConfig) -> str:
+    """Returns the family that a model is exported as."""
+    layer = config.layer
+    if layer.qk_norm:
+        return "qwen3"
+    if layer.qkv_bias:
+        return "qwen2"
+    if layer.num_experts:
+        return "mixtral"
+    return "llama" if config.sliding_window is None else "mistral"
+
+
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be stored in."""
 
 _MOST_LAYERS = 10_000
-
-_READ = {
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
-    *("max_position_embeddings", "max_sequence_length", "tie_word_embeddings"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window"),
-    *("torch_dtype", "dtype", "eos_token_id", "architectures", "model_type"),
-    *("bias", "qkv_bias", "layer_types"),
-}
-# These change neither the text nor the shapes, at least not in these families.
-_IGNORED = {
-    *("_name_or_path", "transformers_version", "initializer_range", "use_cache"),
-    *("bos_token_id", "pad_token_id", "attention_dropout", "hidden_dropout"),
-    *("pretraining_tp", "auto_map", "id2label", "label2id", "num_labels"),
-    *("output_attentions", "output_hidden_states", "return_dict", "torchscript"),
-    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "max_length"),
-    *(
-        "written_by",
-        "unsloth_version",
-        "unsloth_fixed",
-        "_attn_implementation",
-        "use_bfloat16",
-    ),
-    *(
-        "chunk_size_feed_forward",
-        "problem_type",
-        "finetuning_task",
-        "task_specific_params",
-    ),
-    *("temperature", "top_p", "top_k", "do_sample", "repetition_penalty"),
-    *("sep_token_id", "decoder_start_token_id", "cross_attention_hidden_size"),
-}
-# These are understood at this value only.
-_REQUIRED = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
-}
+_QWEN_FULL_LAYERS = 28
+_SLIDING = "sliding_attention"
+_LAYER_TYPES = ("full_attention", _SLIDING)
 
 
 def target_config(folder: Path) -> TransformerConfig:
@@ -92,7 +140,7 @@ def target_config(folder: Path) -> TransformerConfig:
             f"{path}: architecture {', '.join(names) or None!r} with model_type "
             f"{kind!r} is not supported; known are {known}"
         )
-    refuse_unsupported(config, path, family.fields)
+    check_keys(config, path, family.fields)
     layer = layer_config(
         config,
         path,
@@ -146,10 +194,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
             f"{path}: this is an EAGLE-3 head, which can be run and nothing else so "
             "far; give an EAGLE-1/2 head here"
         )
-    check_head_type(config, path)
-    # What a head's config says about its target's family does not concern the head.
-    others = set().union(*(family.fields for family in FAMILIES.values()))
-    refuse_unsupported(config, path, others)
+    check_head_keys(config, path)
     if config.get("num_hidden_layers", 1) != 1:
         raise InputError(
             f"{path}: num_hidden_layers = {config['num_hidden_layers']}; an EAGLE-1/2 "
@@ -185,42 +230,26 @@ def is_eagle3(folder: Path) -> bool:
     return "draft_vocab_size" in config or "eagle_config" in config
 
 
-def check_head_type(config: dict[str, Any], path: Path) -> None:
-    """Refuses a head whose `model_type` nobody gives to a head.
+def check_head_keys(
+    config: dict[str, Any], path: Path, more: Collection[str] = ()
+) -> None:
+    """Refuses a head that cannot be run, as `check_keys` does.
+
+    Args:
+        config: What `config.json` holds.
+        path: Of that file.
+        more: Keys that are known in this kind of head only.
 
     Raises:
-        InputError: If so.
+        InputError: If so, or if its `model_type` is one that nobody gives to a head.
     """
     if config.get("model_type", "llama") not in (*FAMILIES, "eagle"):
         raise InputError(
             f"{path}: model_type {config['model_type']!r} is not supported for a "
             f"head; known are {', '.join((*FAMILIES, 'eagle'))}"
         )
-
-
-def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """Returns the ids that end a text, ascending.
-
-    Args:
-        folder: `generation_config.json` decides where it names any, otherwise
-            `config.json`; an empty list names none.
-
-    Raises:
-        InputError: If they are no ids.
-    """
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        ids = read_json(path).get("eos_token_id") if path.is_file() else None
-        if ids is None or ids == []:
-            continue
-        listed = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int and 0 <= token < 2**31 for token in listed):
-            raise InputError(
-                f"{path}: eos_token_id = {ids!r} must be an id or a list of them, "
-                "integers from 0 to 2**31 - 1"
-            )
-        return tuple(sorted(set(listed)))
-    return ()
+    # What a head's config says about its target's family does not concern the head.
+    check_keys(config, path, {*more}.union(*(f.fields for f in FAMILIES.values())))
 
 
 def stored_dtype(folder: Path) -> str:
@@ -234,50 +263,6 @@ def stored_dtype(folder: Path) -> str:
             "with --dtype"
         )
     return name
-
-
-def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
-    """Refuses a head that was made for another target.
-
-    Raises:
-        InputError: If width or vocabulary differ.
-    """
-    sizes = {
-        "hidden_size": (head.layer.hidden_size, target.layer.hidden_size),
-        "vocab_size": (head.vocab_size, target.vocab_size),
-    }
-    for name, (given, wanted) in sizes.items():
-        if given != wanted:
-            raise InputError(
-                f"the head's {name} is {given}, the target's is {wanted}; give the "
-                "head that was trained for this target"
-            )
-
-
-def check_small_model(target: TransformerConfig, small: TransformerConfig) -> None:
-    """Refuses a small model that cannot draft for this target.
-
-    Raises:
-        InputError: If the vocabularies differ.
-    """
-    if small.vocab_size != target.vocab_size:
-        raise InputError(
-            f"the small model has {small.vocab_size} tokens, the target "
-            f"{target.vocab_size}; give a model with the target's tokenizer"
-        )
-
-
-def check_max_length(target: TransformerConfig, max_length: int) -> None:
-    """Refuses lengths that the target cannot attend over.
-
-    Raises:
-        InputError: If `max_length` exceeds the positions.
-    """
-    if max_length > target.max_positions:
-        raise InputError(
-            f"max_length = {max_length} is more than the target's "
-            f"{target.max_positions} positions (max_position_embeddings)"
-        )
 
 
 def layer_config(
@@ -339,28 +324,60 @@ def layer_config(
     )
 
 
-def refuse_unsupported(config: dict[str, Any], path: Path, more: set[str]) -> None:
-    """Refuses fields that we neither implement nor know to be harmless.
+def read_windows(
+    config: dict[str, Any], family: Family, num_layers: int, path: Path
+) -> tuple[int | None, tuple[int, ...]]:
+    """Returns the sliding window and the layers that have it.
 
     Args:
         config: The fields of `config.json`.
-        path: Of that file.
-        more: Fields that are known in this kind of model only.
+        family: Of the target.
+        num_layers: `L`.
+        path: Of that file, for refusals.
+
+    Returns:
+        Tokens that a layer looks back, `None` where no layer has a window, and the
+        numbers of the layers that do.
 
     Raises:
-        InputError: If there is such a field.
+        InputError: If fields contradict each other or are of another kind.
     """
-    known = _READ | _IGNORED | more
-    for name, value in config.items():
-        if name in _REQUIRED:
-            values = value if isinstance(value, list) else [value]
-            if any(v not in (_REQUIRED[name], None) for v in values):
-                raise InputError(
-                    f"{path}: {name} = {value!r} is not supported, only "
-                    f"{_REQUIRED[name]!r}"
-                )
-        elif name not in known and value not in (None, False):
-            raise InputError(
-                f"{path}: the field {name!r} is not supported; remove it if it does "
-                "not change what the model computes"
+    types = config.get("layer_types")
+    is_list = isinstance(types, list) and len(types) == num_layers
+    if types and (not is_list or any(name not in _LAYER_TYPES for name in types)):
+        raise InputError(
+            f"{path}: layer_types must name {' or '.join(_LAYER_TYPES)} for each of "
+            f"{num_layers} layers, not {types!r}"
+        )
+    window = None
+    is_on = not family.has_switch or flag_of(
+        config, "use_sliding_window", path, default=False
+    )
+    # A field that is left out means the family's own; only null means none.
+    if family.has_window and is_on and config.get("sliding_window", 0) is not None:
+        default = family.window
+        if default is not None or "sliding_window" in config:
+            window = size_of(
+                config, "sliding_window", path, default=default, most=MOST_POSITIONS
             )
+    sliding = [number for number, name in enumerate(types or ()) if name == _SLIDING]
+    if window is None and sliding:
+        raise InputError(
+            f"{path}: layer_types asks for sliding_attention, but there is no "
+            "sliding_window"
+        )
+    is_everywhere = not types or len(sliding) == num_layers
+    if window is not None and not family.has_switch and not is_everywhere:
+        raise InputError(
+            f"{path}: layer_types contradicts sliding_window = {window}, which this "
+            "family has in every layer"
+        )
+    start = 0
+    if family.has_switch:
+        start = size_of(
+            config, "max_window_layers", path, default=_QWEN_FULL_LAYERS, least=0
+        )
+    windowed = tuple(sliding if types else range(start, num_layers))
+    if window is None or not windowed:
+        return None, ()
+    return window, windowed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.checkpoints import convert_pair, fingerprint, fingerprint_folder
+from eagle_jax.checkpoints import convert_pair, fingerprint_folder, hub
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def test_every_byte_of_a_small_model_counts(folder: Path, tiny_pair: Path) -> No
 def test_every_part_of_a_large_file_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprint, "_WHOLE_BYTES", 1 << 16)
+    monkeypatch.setattr(hub, "_WHOLE_BYTES", 1 << 16)
     for name, size in (("_END_BYTES", 1 << 10), ("_BLOCKS", 8), ("_BLOCK_BYTES", 64)):
-        monkeypatch.setattr(fingerprint, name, size)
+        monkeypatch.setattr(hub, name, size)
     size = (1 << 16) + 1
     shards = [tmp_path / f"model-{number}.safetensors" for number in range(2)]
     for shard in shards:

@@ -196,7 +196,17 @@ def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
         ({"layer_types": ["sliding_attention"] * 5}, "no sliding_window"),
         ({"layer_types": ["full_attention"] * 4}, "each of 5 layers"),
         ({"layer_types": ["chunked_attention"] * 5}, "chunked_attention"),
-        ({"logit_scale": 0.5}, "logit_scale"),
+        ({"logit_scale": 0.5}, r"logit_scale = 0\.5 is not supported, only 1"),
+        ({"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping = 50\.0"),
+        ({"embedding_multiplier": 12}, "embedding_multiplier = 12"),
+        ({"use_qk_norm": True}, "use_qk_norm = True is not supported$"),
+        ({"no_rope_layers": [1, 1, 1, 0, 1]}, "no_rope_layers"),
+        ({"sliding_window_pattern": 6}, "sliding_window_pattern"),
+        ({"is_causal": False}, "is_causal = False is not supported, only True"),
+        ({"clip_qkv": 8.0}, "clip_qkv"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank"),
+        ({"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),
+        ({"draft_vocab_size": 256}, "draft_vocab_size"),
         # Sizes.
         ({"vocab_size": None}, "vocab_size"),
         ({"hidden_size": "64"}, "hidden_size"),
@@ -252,8 +262,32 @@ def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
         "layer_types": ["full_attention"] * 5,
         "never_heard_of": None,
         "not_asked_for": False,
+        "partial_rotary_factor": 1.0,
+        "embedding_multiplier": 1.0,
+        "final_logit_softcapping": None,
+        "use_qk_norm": False,
+        "num_experts": 0,
+        "mlp_only_layers": [],
+        "no_rope_layers": [1, 1, 1, 1, 1],
     }
     assert target_config(write(tmp_path, LLAMA | harmless)) == plain
+
+
+def test_keys_that_nobody_knows_are_warned_about_once(tmp_path: Path) -> None:
+    plain = target_config(write(tmp_path, LLAMA))
+    news = {"shiny": 7, "logits_to_keep": 1, "use_cache": True}
+    write(tmp_path, LLAMA | news)
+    message = r"config\.json: unknown and left out of account: shiny, logits_to_keep;"
+    with pytest.warns(UserWarning, match=message) as warned:
+        assert target_config(tmp_path) == plain
+    assert len(warned) == 1
+    target_config(tmp_path)  # A warning would be an error here.
+
+
+def test_an_unknown_key_of_a_head_is_warned_about(tmp_path: Path) -> None:
+    plain = head_config(write(tmp_path, _HEAD))
+    with pytest.warns(UserWarning, match="left out of account: shiny;"):
+        assert head_config(write(tmp_path, _HEAD | {"shiny": "yes"})) == plain
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"llama"', "\udcff"])

@@ -24,29 +24,33 @@ import numpy as np
 from jax.sharding import Sharding
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.atomic import check_space, writing
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
-from eagle_jax.checkpoints.parts import blocks, ends_of, local_part
-from eagle_jax.checkpoints.source import file_inside, first_line
-from eagle_jax.checkpoints.stored import Part
+from eagle_jax.checkpoints.hub import STORE_LIST, TEXT_FILES, file_inside
+from eagle_jax.checkpoints.tensors import (
+    Part,
+    blocks,
+    check_space,
+    ends_of,
+    local_part,
+    saving,
+)
 from eagle_jax.checkpoints.weights import (
     TensorFiles,
     Weights,
     check_tensor,
     common_dtype,
 )
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.models.quantised import bits_of
 from eagle_jax.parsing import read_json
 
-_PARAMS, _LIST = "params", "store.json"
+_PARAMS = "params"
 _FORMAT, _VERSION = "eagle_jax store", 1
 _COMMIT_MARK = "_CHECKPOINT_METADATA"
 # Slices of a large tensor can be read alone, and none outgrows a compressor.
 _CHUNK_BYTES = 256 * 2**20
 # About the largest that Orbax makes.
 _FILE_BYTES = 2**31
-_TEXT_FILES = ("*.json", "*.model", "*.jinja")
 
 
 class StoreFiles:
@@ -150,18 +154,9 @@ def open_weights(folder: Path) -> Weights:
         InputError: If weights are missing or broken, as far as that can be seen
             without reading them.
     """
-    if (folder / _PARAMS).is_dir() or (folder / _LIST).exists():
+    if (folder / _PARAMS).is_dir() or (folder / STORE_LIST).exists():
         return StoreFiles(folder)
     return TensorFiles(folder)
-
-
-def check_weights(folder: Path) -> None:
-    """Says early what is wrong with the weights of a checkpoint.
-
-    Raises:
-        InputError: As for `open_weights`.
-    """
-    open_weights(folder)
 
 
 def write_store(
@@ -187,7 +182,7 @@ def write_store(
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     check_space(folder, num_bytes, min(num_bytes, _FILE_BYTES))
     save_args = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in tensors}
-    with _quiet(), writing(path), ocp.PyTreeCheckpointer() as checkpointer:
+    with _quiet(), saving(path), ocp.PyTreeCheckpointer() as checkpointer:
         arguments = ocp.args.PyTreeSave(
             tensors,
             save_args=save_args,
@@ -210,7 +205,7 @@ def write_store(
         "tensors": described,
         "files": _sizes(folder),
     }
-    _write_json(folder / _LIST, listed)
+    _write_json(folder / STORE_LIST, listed)
     written = StoreFiles(folder)
     for name in tensors:
         written.read(name)
@@ -242,13 +237,13 @@ def _checksum(array: jax.Array) -> int:
 def is_store(folder: Path) -> bool:
     """Returns whether a folder holds one half of a converted pair and nothing else."""
     try:
-        listed = read_json(folder / _LIST)
+        listed = read_json(folder / STORE_LIST)
     except InputError:
         return False
     files = listed.get("files")
     if listed.get("format") != _FORMAT or not isinstance(files, dict):
         return False
-    return _sizes(folder).keys() <= files.keys() | {_LIST}
+    return _sizes(folder).keys() <= files.keys() | {STORE_LIST}
 
 
 def _common_dtype(tensors: dict[str, dict[str, Any]]) -> jnp.dtype:
@@ -262,10 +257,10 @@ def _common_dtype(tensors: dict[str, dict[str, Any]]) -> jnp.dtype:
 
 def _read_list(folder: Path) -> dict[str, Any]:
     """Returns what `store.json` says, once nothing is missing."""
-    path = folder / _LIST
+    path = folder / STORE_LIST
     advice = "the store is not whole, convert the checkpoint again"
     if not path.is_file():
-        raise InputError(f"{folder} has {_PARAMS}/ but no {_LIST}; {advice}")
+        raise InputError(f"{folder} has {_PARAMS}/ but no {STORE_LIST}; {advice}")
     listed = read_json(path)
     if listed.get("format") != _FORMAT or listed.get("version") != _VERSION:
         raise InputError(
@@ -280,7 +275,7 @@ def _read_list(folder: Path) -> dict[str, Any]:
     for name, size in files.items():
         if not name.startswith(f"{_PARAMS}/"):
             continue  # Settings may be edited.
-        file = file_inside(folder, name, _LIST)
+        file = file_inside(folder, name, STORE_LIST)
         if file.stat().st_size != size:
             raise InputError(
                 f"{file} has {file.stat().st_size} bytes instead of {size}; {advice}"
@@ -301,9 +296,9 @@ def _is_well_formed(tensors: Any, files: Any) -> bool:
 
 def _copy_text(source: Path, folder: Path) -> None:
     """Copies the tokenizer's files, the chat template and the generation settings."""
-    for pattern in _TEXT_FILES:
+    for pattern in TEXT_FILES:
         for path in sorted(source.glob(pattern)):
-            is_replaced = path.name in ("config.json", _LIST)
+            is_replaced = path.name in ("config.json", STORE_LIST)
             if path.is_file() and not (is_replaced or path.match("*.index.json")):
                 shutil.copyfile(path, folder / path.name)
 

@@ -1,4 +1,4 @@
-"""Loading a target and an EAGLE head."""
+"""Loading a target and an EAGLE head, and whether they fit each other."""
 
 import dataclasses
 import re
@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.model_config import (
+from eagle_jax.checkpoints.hf_config import (
     DTYPES,
-    check_pair,
     head_config,
     target_config,
 )
-from eagle_jax.checkpoints.store import open_weights
+from eagle_jax.checkpoints.orbax_store import open_weights
 from eagle_jax.checkpoints.weights import Weights, load_params
 from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
@@ -179,18 +178,19 @@ def load_head(
         table_sharding: Any = target_params.embedding.sharding
         shardings = dataclasses.replace(shardings, embedding=table_sharding)
     params = _head_params(folder, config, dtype, shardings)
-    if params.embedding is not None and same_table(
-        params.embedding, target_params.embedding
-    ):
-        params = dataclasses.replace(params, embedding=None)
-    return config, params
+    return config, drop_equal_table(params, target_params.embedding)
 
 
-def same_table(one: jax.Array, other: jax.Array) -> bool:
-    """Returns whether two embedding tables are equal."""
-    if one.is_fully_addressable and other.is_fully_addressable:
-        return np.array_equal(np.asarray(one), np.asarray(other))
-    return bool(jnp.array_equal(one, other))  # No process has them whole.
+def drop_equal_table(params: Any, embedding: jax.Array) -> Any:
+    """Returns a head's weights without an embedding table that equals the target's."""
+    own = params.embedding
+    if own is None:
+        return params
+    if own.is_fully_addressable and embedding.is_fully_addressable:
+        is_equal = np.array_equal(np.asarray(own), np.asarray(embedding))
+    else:  # No process has them whole.
+        is_equal = bool(jnp.array_equal(own, embedding))
+    return dataclasses.replace(params, embedding=None) if is_equal else params
 
 
 def read_head(
@@ -229,10 +229,52 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
     name = names.TRANSFORMER["embedding"]
     for other in files.names() - {name}:
         files.forget(other)
-    shape = jax.ShapeDtypeStruct(
-        (config.vocab_size, config.layer.hidden_size), jnp.dtype(dtype)
-    )
+    shape = target_shapes(config, None).embedding
     return load_params(files, name, shape, jnp.dtype(dtype))
+
+
+def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
+    """Refuses a head that was made for another target.
+
+    Raises:
+        InputError: If width or vocabulary differ.
+    """
+    sizes = {
+        "hidden_size": (head.layer.hidden_size, target.layer.hidden_size),
+        "vocab_size": (head.vocab_size, target.vocab_size),
+    }
+    for name, (given, wanted) in sizes.items():
+        if given != wanted:
+            raise InputError(
+                f"the head's {name} is {given}, the target's is {wanted}; give the "
+                "head that was trained for this target"
+            )
+
+
+def check_small_model(target: TransformerConfig, small: TransformerConfig) -> None:
+    """Refuses a small model that cannot draft for this target.
+
+    Raises:
+        InputError: If the vocabularies differ.
+    """
+    if small.vocab_size != target.vocab_size:
+        raise InputError(
+            f"the small model has {small.vocab_size} tokens, the target "
+            f"{target.vocab_size}; give a model with the target's tokenizer"
+        )
+
+
+def check_max_length(target: TransformerConfig, max_length: int) -> None:
+    """Refuses lengths that the target cannot attend over.
+
+    Raises:
+        InputError: If `max_length` exceeds the positions.
+    """
+    if max_length > target.max_positions:
+        raise InputError(
+            f"max_length = {max_length} is more than the target's "
+            f"{target.max_positions} positions (max_position_embeddings)"
+        )
 
 
 def _head_params(
@@ -242,13 +284,19 @@ def _head_params(
     shapes = shapes_of(eagle_head.init_params, config)
     table = names.EAGLE_HEAD["embedding"]
     if table in files.names():
-        shape = (config.vocab_size, config.layer.hidden_size)
-        own_table = jax.ShapeDtypeStruct(shape, jnp.float32)
-        shapes = dataclasses.replace(shapes, embedding=own_table)
+        shapes = with_table(shapes, config)
     elif isinstance(shardings, EagleHeadParams):
         shardings = dataclasses.replace(shardings, embedding=None)
     wanted = names.tensor_names(shapes, names.EAGLE_HEAD)
     return load_params(files, wanted, shapes, weights_dtype(files, dtype), shardings)
+
+
+def with_table(shapes: Any, config: Any) -> Any:
+    """Returns the shapes of a head that has an embedding table of its own."""
+    shape = (config.vocab_size, config.layer.hidden_size)
+    return dataclasses.replace(
+        shapes, embedding=jax.ShapeDtypeStruct(shape, jnp.float32)
+    )
 
 
 def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:

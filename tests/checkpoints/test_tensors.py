@@ -13,9 +13,9 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
-from eagle_jax.checkpoints import load_target, parts
-from eagle_jax.checkpoints.store import open_weights
-from eagle_jax.checkpoints.stored import open_safetensors
+from eagle_jax.checkpoints import load_target, tensors
+from eagle_jax.checkpoints.orbax_store import open_weights
+from eagle_jax.checkpoints.tensors import open_safetensors
 from eagle_jax.checkpoints.weights import TensorFiles, load_params
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.loading import measure_loading
@@ -63,7 +63,7 @@ def test_parts_are_filled_from_all_blocks(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = load_target(target, "bfloat16")[1]
-    monkeypatch.setattr(parts, "_BLOCK_BYTES", 700)
+    monkeypatch.setattr(tensors, "_BLOCK_BYTES", 700)
     chex.assert_trees_all_equal(load_target(target, "bfloat16")[1], expected)
     mlp: Any = load_target(target)[1].layers[0].mlp
     np.testing.assert_array_equal(mlp.up, load_file(target / _SINGLE)[_UP].T)
@@ -71,10 +71,10 @@ def test_parts_are_filled_from_all_blocks(
 
 def test_parts_with_the_same_rows_are_read_together() -> None:
     halves = [((0, 8), (0, 3)), ((0, 8), (3, 6))]
-    assert list(parts.blocks(halves, 4)) == [((0, 8), (0, 6))]
+    assert list(tensors.blocks(halves, 4)) == [((0, 8), (0, 6))]
     apart = [((0, 4), (0, 6)), ((8, 12), (0, 6))]
-    assert list(parts.blocks(apart, 4)) == apart
-    pieces = list(parts.blocks([((0, 1000), (0, 2**20))], 2))
+    assert list(tensors.blocks(apart, 4)) == apart
+    pieces = list(tensors.blocks([((0, 1000), (0, 2**20))], 2))
     assert pieces[0] == ((0, 2), (0, 2**20)) and len(pieces) == 500
 
 

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.training.files import LOCK, write_json, writing_run
+from eagle_jax.files import write_json
+from eagle_jax.training.checkpoint import LOCK, writing_run
 from tests.helpers import refused
 
 
@@ -32,11 +33,3 @@ def test_a_run_needs_a_place_for_a_folder(tmp_path: Path) -> None:
     refused(lambda: writing_run(tmp_path / "file").__enter__(), "is no folder")
     run = tmp_path / "file" / "run"
     refused(lambda: writing_run(run).__enter__(), f"cannot write {run}: Not a dir")
-
-
-def test_what_a_killed_process_left_of_a_file_goes_with_the_next(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / ".run.json.0123abcd.unfinished").write_text("{")
-    write_json(tmp_path / "run.json", {"seed": 1})
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -12,12 +12,12 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 
+from eagle_jax import files
 from eagle_jax.checkpoints import (
-    atomic,
-    check_weights,
     convert,
     convert_pair,
-    store,
+    open_weights,
+    orbax_store,
     stored_dtype,
 )
 from tests.helpers import file_names, refused
@@ -51,15 +51,15 @@ def _count_calls(
     [
         (convert, "load_target", 1, None),
         (ocp.PyTreeCheckpointer, "save", 1, "target"),
-        (store, "_copy_text", 1, "target"),
-        (store, "_write_json", 1, "target"),
-        (store, "_write_json", 2, "target"),
+        (orbax_store, "_copy_text", 1, "target"),
+        (orbax_store, "_write_json", 1, "target"),
+        (orbax_store, "_write_json", 2, "target"),
         (convert, "load_head", 1, None),
         (ocp.PyTreeCheckpointer, "save", 2, "head"),
-        (store, "_write_json", 3, "head"),
-        (store, "_write_json", 4, "head"),
-        (atomic, "_settle", 1, None),
-        (atomic, "_replace", 1, None),
+        (orbax_store, "_write_json", 3, "head"),
+        (orbax_store, "_write_json", 4, "head"),
+        (files, "_settle", 1, None),
+        (files, "_replace", 1, None),
     ],
 )
 def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
@@ -74,7 +74,7 @@ def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
     output = tmp_path / "pair"
     shutil.copytree(tiny_pair, tmp_path / "source")
     # Nothing cleans up behind a process that is killed.
-    monkeypatch.setattr(atomic.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)
     calls = _count_calls(monkeypatch, place, name, die_at=die_at)
     with pytest.raises(_Killed):
         convert_pair(output, tmp_path / "source/target", tmp_path / "source/head")
@@ -83,7 +83,7 @@ def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
     (left,) = (path for path in tmp_path.iterdir() if path.name != "source")
     assert left.name.startswith(".pair.")
     if unfinished is not None:
-        refused(lambda: check_weights(left / unfinished), str(left / unfinished))
+        refused(lambda: open_weights(left / unfinished), str(left / unfinished))
 
 
 def test_a_killed_process_leaves_the_old_pair_and_the_next_one_nothing_else(
@@ -94,9 +94,9 @@ def test_a_killed_process_leaves_the_old_pair_and_the_next_one_nothing_else(
     code = f"""
 import os, signal
 from pathlib import Path
-from eagle_jax.checkpoints import convert_pair, store
+from eagle_jax.checkpoints import convert_pair, orbax_store
 
-store._copy_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+orbax_store._copy_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 source = Path({str(converted)!r})
 convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
 """
@@ -107,7 +107,7 @@ convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
     assert {name: (output / name).read_bytes() for name in file_names(output)} == before
     (left,) = tmp_path.glob(".pair.*.unfinished")
     assert (left / "target" / "params").is_dir()
-    refused(lambda: check_weights(left / "target"), str(left), "not whole")
+    refused(lambda: open_weights(left / "target"), str(left), "not whole")
     convert_pair(output, converted / "target", overwrite=True)
     assert list(tmp_path.iterdir()) == [output]
 

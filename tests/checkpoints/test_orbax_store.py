@@ -17,13 +17,13 @@ from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import (
-    check_weights,
     convert_pair,
     load_head,
     load_target,
     load_tokenizer,
+    open_weights,
+    orbax_store,
     stop_tokens,
-    store,
     stored_dtype,
 )
 from eagle_jax.errors import InputError
@@ -204,7 +204,7 @@ def test_no_missing_or_cut_file_goes_unseen(target: Path, tmp_path: Path) -> Non
                 os.truncate(broken / name, (broken / name).stat().st_size // 2)
             else:
                 (broken / name).unlink()
-            refused(lambda folder=broken: check_weights(folder), str(broken))
+            refused(lambda folder=broken: open_weights(folder), str(broken))
             refused(lambda folder=broken: load_target(folder), str(broken))
             shutil.rmtree(broken)
 
@@ -236,7 +236,7 @@ def test_no_changed_bit_of_a_weight_goes_unseen(target: Path, tmp_path: Path) ->
 
 def test_a_store_without_its_orbax_folder_is_refused(target: Path) -> None:
     shutil.rmtree(target / "params")
-    refused(lambda: check_weights(target), str(target), "is missing")
+    refused(lambda: open_weights(target), str(target), "is missing")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_store_without_its_orbax_folder_is_refused(target: Path) -> None:
 )
 def test_a_list_that_is_none_is_refused(target: Path, fields: dict[str, Any]) -> None:
     _change_json(target / "store.json", **fields)
-    refused(lambda: check_weights(target), str(target / "store.json"), "convert")
+    refused(lambda: open_weights(target), str(target / "store.json"), "convert")
 
 
 def test_weights_that_do_not_fit_the_settings_are_named(target: Path) -> None:
@@ -277,7 +277,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax.checkpoints import load_head, load_target
-from eagle_jax.checkpoints.store import StoreFiles
+from eagle_jax.checkpoints.orbax_store import StoreFiles
 
 assert len(jax.devices()) == 8
 mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
@@ -342,7 +342,7 @@ def test_sharded_weights_equal_those_on_one_device(
 def test_large_tensors_are_stored_in_slices(
     tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(orbax_store, "_CHUNK_BYTES", 1000)
     convert_pair(tmp_path / "pair", tiny_pair / "target")
     with ocp.PyTreeCheckpointer() as checkpointer:
         metadata = checkpointer.metadata(tmp_path / "pair" / "target" / "params")

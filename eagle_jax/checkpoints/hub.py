@@ -1,14 +1,30 @@
-"""Where a checkpoint lies: a local folder, or a name on the Hugging Face hub."""
+"""Folders of checkpoints: where they lie, and what tells one from another."""
 
+import hashlib
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from eagle_jax.errors import InputError
+from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
+from eagle_jax.errors import InputError, first_line
+from eagle_jax.parsing import read_json
 
-_TEXT_FILES = ["*.json", "*.model", "*.jinja"]
+STORE_LIST = "store.json"
+"""In one half of a converted pair; see `orbax_store`."""
+
+TEXT_FILES = ("*.json", "*.model", "*.jinja")
+"""Settings, the tokenizer's files and the chat template."""
+
+_WEIGHTS = (".safetensors", ".bin")
+_TEXTS = (".json", ".model", ".jinja", ".txt")
+
+_WHOLE_BYTES = 1 << 26
+_END_BYTES = 1 << 20  # Headers stand at the beginning, tables of pickles at the end.
+_BLOCKS, _BLOCK_BYTES = 1 << 10, 1 << 14
 
 
 def resolve(name: str) -> Path:
@@ -40,10 +56,10 @@ def resolve(name: str) -> Path:
             "hub name such as owner/name"
         )
     try:
-        patterns = [*_TEXT_FILES, "model*.safetensors"]
+        patterns = [*TEXT_FILES, "model*.safetensors"]
         path = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
         if not any(path.glob("model*.safetensors")):
-            patterns = [*_TEXT_FILES, "pytorch_model*.bin"]
+            patterns = [*TEXT_FILES, "pytorch_model*.bin"]
             path = Path(
                 huggingface_hub.snapshot_download(name, allow_patterns=patterns)
             )
@@ -89,6 +105,49 @@ def file_inside(folder: Path, name: str, list_name: str) -> Path:
     return path
 
 
-def first_line(error: BaseException) -> str:
-    """Returns what an error says in one line, its kind if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def fingerprint_folder(folder: Path) -> str:
+    """Returns what tells one checkpoint from another, without reading all of it.
+
+    Covers the settings and the tokenizer's files whole; of a converted pair the
+    checksums of all tensors; of every other file of weights its size and all of its
+    bytes or, beyond 64 MiB, a MiB at both ends and 1,024 blocks spread evenly, 16 MiB
+    together. A calibration is left out: it changes no weight.
+
+    Args:
+        folder: Of a Hugging Face checkpoint or one half of a converted pair, from
+            `resolve`.
+
+    Returns:
+        32 hexadecimal digits, the same wherever the folder lies.
+
+    Raises:
+        InputError: If the list of a converted pair cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.name == STORE_LIST:
+            # Orbax gives its files other names each time that it writes them.
+            listed = read_json(path)
+            tensors = [listed.get(name) for name in ("bits", "tensors")]
+            digest.update(json.dumps(tensors, sort_keys=True).encode())
+        elif path.suffix in _WEIGHTS:
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                for start, length in _pieces(size):
+                    file.seek(start)
+                    digest.update(file.read(length))
+        elif path.suffix in _TEXTS and path.name != CALIBRATION_FILE:
+            digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    """Yields the start and the length of what is read of a file, in bytes."""
+    if size <= _WHOLE_BYTES:
+        yield 0, size
+        return
+    yield 0, _END_BYTES
+    for number in range(_BLOCKS):
+        yield (size - _BLOCK_BYTES) * number // (_BLOCKS - 1), _BLOCK_BYTES
+    yield size - _END_BYTES, _END_BYTES

@@ -1,0 +1,387 @@
+"""Tensors in safetensors and `.bin` files, and which parts of them a process holds."""
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import math
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import safetensors
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from eagle_jax.errors import InputError, first_line
+from eagle_jax.parsing import parse_json
+
+try:
+    import resource
+except ImportError:  # Not on Windows, which has no such limits.
+    resource = None
+
+Part = tuple[slice, ...]
+"""Which part of a tensor: a slice with both ends for every axis."""
+
+Ends = tuple[tuple[int, int], ...]
+"""Which part of a tensor: first index and the one behind the last, for every axis."""
+
+# What is read at once: much for a disk, little beside any share of a model.
+_BLOCK_BYTES = 4 * 2**20
+# Rows that are transposed at once: few enough that their cache lines stay at hand.
+_TILE = 8
+# A CPU device takes an array at a multiple of this as it is, and copies any other.
+_ALIGNMENT = 64
+
+_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+_TORCH_DTYPES = {np.dtype(kind).name for kind in _DTYPES.values()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file.
+
+    Attributes:
+        dtype: Its name; something else than a floating-point type is refused when
+            it is read.
+        shape: As it is stored.
+        read: Returns the tensor.
+        read_part: Returns a part of it and reads nothing else.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+    read_part: Callable[[Part], np.ndarray]
+
+
+def open_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a safetensors file by name.
+
+    Raises:
+        InputError: If the file is broken.
+    """
+    try:
+        with safetensors.safe_open(path, framework="np"):
+            pass  # Checks the header, and that the file is as long as it says.
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(size), f"the header of {path}")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} is no complete safetensors file: {error}") from error
+    header.pop("__metadata__", None)
+    return {name: _stored(path, 8 + size, entry) for name, entry in header.items()}
+
+
+def _stored(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
+    """Returns a tensor by its entry in the header."""
+    kind, shape = entry["dtype"], tuple(entry["shape"])
+    offset = start + entry["data_offsets"][0]
+
+    def read_part(part: Part) -> np.ndarray:
+        if kind not in _DTYPES:
+            raise OSError(f"values of type {kind} are not supported")
+        return _read_part(path, offset, shape, np.dtype(_DTYPES[kind]), part)
+
+    return StoredTensor(
+        dtype=np.dtype(_DTYPES[kind]).name if kind in _DTYPES else kind,
+        shape=shape,
+        read=lambda: read_part(tuple(slice(0, size) for size in shape)),
+        read_part=read_part,
+    )
+
+
+def _read_part(
+    path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype, part: Part
+) -> np.ndarray:
+    """Reads a part with as many calls as it has pieces that lie together.
+
+    Pages of a mapped file would count as memory of this process until all is read.
+
+    Args:
+        path: Of the file.
+        offset: Of the tensor in it, in bytes.
+        shape: Of the tensor.
+        dtype: Likewise.
+        part: What to read.
+    """
+    wanted = np.empty([one.stop - one.start for one in part], dtype)
+    # The first axes are walked; those behind the last one that is cut lie together.
+    is_cut = [size != n for size, n in zip(wanted.shape, shape, strict=True)]
+    walked = max((axis for axis, cut in enumerate(is_cut) if cut), default=0)
+    steps = [
+        math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))
+    ]
+    offset += sum(one.start * step for one, step in zip(part, steps, strict=True))
+    size = math.prod(wanted.shape[walked:]) * dtype.itemsize
+    pieces = wanted.reshape(-1).view(np.uint8).data
+    with open(path, "rb", buffering=0) as file:
+        for index in np.ndindex(wanted.shape[:walked]):
+            file.seek(offset + sum(map(int.__mul__, index, steps)))
+            piece, pieces = pieces[:size], pieces[size:]
+            while piece:
+                count = file.readinto(piece)
+                if not count:
+                    raise OSError(f"{path} has become shorter")
+                piece = piece[count:]
+    return wanted
+
+
+def open_bin(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a `.bin` file by name.
+
+    Raises:
+        InputError: If the file is no table of tensors, or torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"{path} is a torch pickle; install the torch extra (pip install "
+            "'.[torch]') or give a model.safetensors"
+        ) from error
+
+    try:
+        # Mapped into memory: tensors are read from disk one by one. Files of the
+        # format before torch 1.6 cannot be.
+        tensors = torch.load(
+            path,
+            map_location="cpu",
+            weights_only=True,
+            mmap=zipfile.is_zipfile(path),
+        )
+    except Exception as error:  # A broken file ends in whatever its parser trips over.
+        raise InputError(
+            f"{path} is no readable torch checkpoint: {first_line(error)}"
+        ) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor)
+        for name, tensor in tensors.items()
+    ):
+        raise InputError(
+            f"{path} is no table of tensors by name, but some other torch file"
+        )
+
+    def read(tensor: Any) -> np.ndarray:
+        if tensor.dtype == torch.bfloat16:  # NumPy has no bfloat16 of its own.
+            return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+        return tensor.numpy()
+
+    stored = {}
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not is_plain or kind not in _TORCH_DTYPES:
+            raise InputError(
+                f"{path}: tensor {name} is {kind} of layout {tensor.layout} on device "
+                f"{tensor.device}; give a checkpoint of plain tensors, none of them "
+                "quantized or float8"
+            )
+        values = tensor.detach()  # What was saved as a parameter has a gradient.
+        stored[name] = StoredTensor(
+            dtype=kind,
+            shape=tuple(values.shape),
+            read=functools.partial(read, values),
+            read_part=lambda part, values=values: read(values[part]),
+        )
+    return stored
+
+
+def check_space(folder: Path, num_bytes: int, largest: int) -> None:
+    """Refuses to start writing what the disk cannot take.
+
+    Args:
+        folder: To be written to.
+        num_bytes: In all.
+        largest: Of them, in one file.
+
+    Raises:
+        OSError: If fewer are free, or this process may not write so large a file.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        full = os.strerror(errno.ENOSPC)
+        raise OSError(
+            errno.ENOSPC, f"{full}: {num_bytes:,} bytes are needed, {free:,} are free"
+        )
+    if resource is None:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < largest:
+        large = os.strerror(errno.EFBIG)
+        raise OSError(
+            errno.EFBIG,
+            f"{large}: {largest:,} bytes are needed in one file, {limit:,} are allowed "
+            "(ulimit -f)",
+        )
+
+
+@contextlib.contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Turns the errors of libraries that write `path` into `OSError`.
+
+    safetensors, torch and tensorstore have an error of their own each for a full
+    disk, and torch's does not say so.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, safetensors.SafetensorError) as error:
+        full = os.strerror(errno.ENOSPC)
+        if full in str(error):
+            raise OSError(errno.ENOSPC, full) from error
+        raise OSError(
+            f"writing {path.name} failed ({first_line(error)}); is the disk full?"
+        ) from error
+
+
+def ends_of(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Ends:
+    """Returns the part of a tensor that an index is.
+
+    Args:
+        index: Slices whose ends may be missing; `None` for all.
+        shape: Of the tensor.
+    """
+    slices = index or (slice(None),) * len(shape)
+    return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
+
+
+def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Ends]:
+    """Returns the parts that this process's devices hold, each once.
+
+    Args:
+        sharding: Of the tensor; `None` for one device that holds it whole.
+        shape: Of the tensor.
+    """
+    if sharding is None:
+        return [ends_of(None, shape)]
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    return list(dict.fromkeys(ends_of(index, shape) for index in indices))
+
+
+def transposed(sharding: Sharding | None, num_axes: int) -> Sharding | None:
+    """Returns where a tensor's transpose lies, so that each device has the same."""
+    if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
+        return sharding
+    axes = (*sharding.spec, *(None,) * num_axes)[:num_axes]
+    return NamedSharding(sharding.mesh, PartitionSpec(*axes[::-1]))
+
+
+def blocks(parts: Iterable[Ends], itemsize: int) -> Iterator[Ends]:
+    """Cuts what parts cover along the first axis, to be read one after the other.
+
+    Parts with the same rows are read together: side by side in a file, they would
+    otherwise take as many reads as there are devices.
+
+    Args:
+        parts: As the tensor is stored.
+        itemsize: Bytes of a value.
+    """
+    by_rows: dict[Ends, list[Ends]] = {}
+    for part in parts:
+        by_rows.setdefault(part[:1], []).append(part)
+    for rows, same in by_rows.items():
+        behind = tuple(
+            (min(start for start, _ in axis), max(stop for _, stop in axis))
+            for axis in zip(*(part[1:] for part in same), strict=True)
+        )
+        ((start, stop),) = rows
+        row_bytes = math.prod(b - a for a, b in behind) * itemsize
+        step = max(_BLOCK_BYTES // max(row_bytes, 1), 1)
+        for first in range(start, stop, step):
+            yield ((first, min(first + step, stop)), *behind)
+
+
+def copy_common(into: np.ndarray, at: Ends, block: np.ndarray, block_at: Ends) -> None:
+    """Copies what two parts of a tensor have in common from one to the other.
+
+    Args:
+        into: The part to fill.
+        at: Which it is.
+        block: The part to take from, of the same type.
+        block_at: Which it is.
+    """
+    common = [
+        (max(a, c), min(b, d)) for (a, b), (c, d) in zip(at, block_at, strict=True)
+    ]
+    if any(start >= stop for start, stop in common):
+        return
+    # As bits: NumPy copies its own types faster than bfloat16.
+    bits = np.dtype(f"u{into.itemsize}")
+    into = into[_relative(common, at)].view(bits)
+    block = block[_relative(common, block_at)].view(bits)
+    is_turned = into.ndim > 1 and into.strides[0] == into.itemsize
+    tile = _TILE if is_turned else max(len(block), 1)
+    for row in range(0, len(block), tile):
+        into[row : row + tile] = block[row : row + tile]
+
+
+def local_part(array: jax.Array, part: Ends) -> np.ndarray:
+    """Returns a part of an array that this process's devices hold together.
+
+    Args:
+        array: At least one axis.
+        part: Which part.
+    """
+    held = {
+        ends_of(shard.index, array.shape): shard.data
+        for shard in array.addressable_shards
+    }
+    found = empty([stop - start for start, stop in part], array.dtype)
+    for ends, data in held.items():
+        copy_common(found, part, np.asarray(data), ends)
+    return found
+
+
+def _relative(ends: Iterable[tuple[int, int]], at: Ends) -> tuple[slice, ...]:
+    return tuple(
+        slice(start - first, stop - first)
+        for (start, stop), (first, _) in zip(ends, at, strict=True)
+    )
+
+
+def empty(shape: Iterable[int], dtype: Any) -> np.ndarray:
+    """Returns memory for an array that a CPU device takes over without a copy."""
+    shape, kind = tuple(shape), np.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
+
+
+def put(
+    parts: dict[Ends, np.ndarray], shape: tuple[int, ...], sharding: Sharding | None
+) -> jax.Array:
+    """Returns the tensor of which this process has the parts of its devices.
+
+    Args:
+        parts: Those of `local_parts`, never to be written again.
+        shape: Of the tensor.
+        sharding: As for `local_parts`.
+    """
+    if sharding is None:
+        (whole,) = parts.values()
+        return jax.device_put(whole)  # Uncommitted: it follows what it is used with.
+    return jax.make_array_from_callback(
+        shape, sharding, lambda index: parts[ends_of(index, shape)]
+    )
