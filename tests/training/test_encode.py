@@ -369,7 +369,8 @@ def test_conversations_that_the_template_cannot_mark_are_left_out_and_counted() 
         ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}"
          "{% endfor %}", "leaves out what the assistant says"),
         ("{% for m in messages %}", "no valid template"),
-        ("{{ raise_exception('never') }}", "refuses the conversation: never; mend the template"),
+        ("{{ raise_exception('never') }}",
+         "refuses the conversation: never; mend the template"),
         (
             "{% for m in messages %}{{ m.role }}{% if loop.last and "
             "not add_generation_prompt %}!{% endif %}{{ m.content }}{% endfor %}",
