@@ -16,6 +16,19 @@ from eagle_jax.parsing import read_json
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 _TODAY = "strftime_now"
+
+_VOCABULARIES = (
+    "tokenizer.*",
+    "*vocab*",
+    "*.model",
+    "*.tiktoken",
+    "*.spm",
+    "*.bpe",
+    "tekken.json",
+    "merges.txt",
+    "*bpe.codes",
+)
+"""Files that vocabularies come in, of all tokenizers that transformers knows."""
 """What chat templates call for today's date, with a format."""
 
 # The line break at its end belongs to it: templates begin with a line of their own.
@@ -43,6 +56,9 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     Raises:
         InputError: If there is none, or it knows more ids than the target.
     """
+    # To find out by itself takes transformers seconds and, if it is there, PyTorch.
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
+        raise _without_vocabulary(folder)
     try:
         kind = _tokenizer_class(folder)
         # Left unset, transformers asks on a terminal whether to run such code.
@@ -60,10 +76,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         ) from error
     # Without its files, transformers makes up a tokenizer of special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise InputError(
-            f"{folder} holds no usable tokenizer: there is no vocabulary, such as "
-            "tokenizer.json or tokenizer.model; copy the tokenizer's files there"
-        )
+        raise _without_vocabulary(folder)
     if highest >= vocab_size:
         raise InputError(
             f"{folder}: the tokenizer knows ids up to {highest}, but the target's "
@@ -147,6 +160,13 @@ def fix_date(tokenizer: Any, date: str | None = None) -> str | None:
     fixed = {name: macro + template for name, template in templates.items()}
     tokenizer.chat_template = fixed if isinstance(given, dict) else fixed[""]
     return day.isoformat()
+
+
+def _without_vocabulary(folder: Path) -> InputError:
+    return InputError(
+        f"{folder} holds no usable tokenizer: there is no vocabulary, such as "
+        "tokenizer.json or tokenizer.model; copy the tokenizer's files there"
+    )
 
 
 def _tokenizer_class(folder: Path) -> Any:

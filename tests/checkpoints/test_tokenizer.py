@@ -27,7 +27,7 @@ def test_code_of_a_checkpoint_is_not_run_even_after_a_yes(
         "auto_map": {"AutoTokenizer": ["own.Own"] * 2},
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").rename(folder / "vocab.own")
     answers = StringIO("y\ny\ny\n")
     monkeypatch.setattr(sys, "stdin", answers)
     refused(lambda: load_tokenizer(folder, 300), "no usable tokenizer", "custom code")
