@@ -67,11 +67,9 @@ def n_alpha(accept_lengths: Sequence[int] | np.ndarray, depth: int) -> Rates:
         `[depth]` rates, NaN where no round accepted that many; more of them if a
         round accepted more than `depth`.
     """
-    lengths = np.asarray(accept_lengths, int)
-    levels = np.arange(max(depth, lengths.max(initial=0)))[:, None]
-    return Rates(
-        accepted=(lengths > levels).sum(axis=1), tried=(lengths >= levels).sum(axis=1)
-    )
+    rounds = np.bincount(np.asarray(accept_lengths, int), minlength=depth + 1)
+    reached = rounds[::-1].cumsum()[::-1]
+    return Rates(accepted=reached[1:], tried=reached[:-1])
 
 
 def divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -31,13 +31,16 @@ def get(record: Any, name: str, kind: type, inside: str = "") -> Any:
     return record[name]
 
 
-def numbers(values: list[Any], name: str, kind: type = float) -> list[Any]:
+def numbers(
+    values: list[Any], name: str, kind: type = float, *, most: float = math.inf
+) -> list[Any]:
     """Returns a list of finite numbers of 0 and more.
 
     Args:
         values: The list.
         name: Named in a refusal.
         kind: `int` for whole numbers.
+        most: None is larger.
 
     Raises:
         InputError: If one is something else.
@@ -47,6 +50,8 @@ def numbers(values: list[Any], name: str, kind: type = float) -> list[Any]:
         is_number = isinstance(value, kinds) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value < 0:
             raise InputError(f"`{name}` holds {value!r}, not {_WANTED[kind]}")
+        if value > most:
+            raise InputError(f"`{name}` holds {value}, which is more than {most}")
     return values
 
 

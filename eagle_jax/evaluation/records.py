@@ -18,6 +18,7 @@ QuestionKey = tuple[str, str]
 """Category and id: files of different tasks may count from the same number."""
 
 _CHOICE = "choices[0]."
+_MOST_LEVELS = 2**16
 _COLUMNS = {
     **{"turns": "text", "token_ids": "token_ids", "prompt_tokens": "prompt_tokens"},
     **{"wall_time": "wall_time", "decode_time": "decode_time"},
@@ -123,11 +124,14 @@ class Record:
             get(self.run, name, str, "run.")
         for name, kind in (("temperature", float), ("batch_size", int)):
             numbers([self.run.get(name)], f"run.{name}", kind)
+        if (depth := self.run.get("depth")) is not None:
+            numbers([depth], "run.depth", int, most=_MOST_LEVELS)
         for turn in self.turns:
             numbers([turn.wall_time], f"{_CHOICE}wall_time")
             numbers([turn.decode_time], f"{_CHOICE}decode_time")
             numbers([turn.prompt_tokens], f"{_CHOICE}prompt_tokens", int)
-            numbers(turn.accept_lengths, f"{_CHOICE}accept_lengths", int)
+            lengths = turn.accept_lengths
+            numbers(lengths, f"{_CHOICE}accept_lengths", int, most=_MOST_LEVELS)
             for text in (turn.text, turn.stop_reason):
                 if not isinstance(text, str):
                     raise InputError(f"`{_CHOICE}turns` or reasons hold {text!r}")

@@ -35,6 +35,8 @@ from eagle_jax.models.transformer import (
 )
 from eagle_jax.parallel import Placement
 
+DrafterOf = Callable[[TreeConfig, AcceptanceRule], Drafter | None]
+
 LoadDraft = Callable[..., Any]
 """Reads a draft model's weights: `(target_params, placement=None)` -> its own."""
 
@@ -64,12 +66,15 @@ class LoadedPair:
         params: Of both.
         tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
         stop_tokens: Ids that end a text.
+        drafter_of: From a tree and an acceptance rule to another drafter of the same
+            draft model.
         placement: Where its weights lie; `None` for the default device.
     """
 
     target: Transformer
     drafter: Drafter | None
     params: Params
+    drafter_of: DrafterOf
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     placement: Placement | None = None
@@ -177,9 +182,10 @@ def open_pair(
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     check_weights(config, dtype, bits)
-    drafter, load_drafter = open_drafter(
-        draft_name, config, tree=tree, dtype=dtype, method=method, rule=rule
+    drafter_of, load_drafter = open_drafter(
+        draft_name, config, dtype=dtype, method=method
     )
+    drafter = drafter_of(tree, rule)
     check_product(bits, dtype)
 
     @functools.cache
@@ -198,6 +204,7 @@ def open_pair(
             params=Params(target=target_params, drafter=drafter_params),
             tokenizer=read_tokenizer()[0],
             stop_tokens=checkpoints.stop_tokens(folder),
+            drafter_of=drafter_of,
             placement=with_drafter(placement, drafter, drafter_params),
         )
 
@@ -216,29 +223,31 @@ def open_drafter(
     draft_name: str | None,
     target: TransformerConfig,
     *,
-    tree: TreeConfig,
     dtype: str,
     method: Method,
-    rule: AcceptanceRule = "greedy",
-) -> tuple[Drafter | None, Callable[[TransformerParams, Placement | None], Any]]:
+) -> tuple[DrafterOf, Callable[[TransformerParams, Placement | None], Any]]:
     """Opens what drafts for a target that is opened already.
 
     Arguments are those of `open_pair`, but `dtype` is not "auto" here.
 
     Returns:
-        The drafter, and what reads its weights: from the target's parameters and where
-        they lie to its own parameters.
+        What makes a drafter, and what reads its weights: from the target's parameters
+        and where they lie to its own parameters.
 
     Raises:
         InputError: If something is missing or does not fit.
     """
     if method == "lookup":
-        return lookup_drafter(tree), lambda *_: ()
+        return lambda tree, _: lookup_drafter(tree), lambda *_: ()
     if draft_name is None or method == "autoregressive":
-        return None, lambda *_: ()
+        return lambda *_: None, lambda *_: ()
     source = open_draft_model(draft_name, target, dtype=dtype, method=method)
-    drafter = tree_drafter(method, source.model, tree, rule=rule, folder=source.folder)
-    return drafter, source.load
+
+    def drafter_of(tree: TreeConfig, rule: AcceptanceRule) -> Drafter:
+        folder = source.folder
+        return tree_drafter(method, source.model, tree, rule=rule, folder=folder)
+
+    return drafter_of, source.load
 
 
 def open_draft_model(

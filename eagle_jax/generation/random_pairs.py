@@ -95,10 +95,14 @@ def open_random(
         vocab_size=config.vocab_size,
         max_positions=config.max_positions,
     )
-    drafter: Drafter = lookup_drafter(tree)
-    if method != "lookup":
-        model = EagleHead(config=head, dtype=dtype)
-        drafter = tree_drafter(method, model, tree, rule=rule)
+    model = EagleHead(config=head, dtype=dtype)
+
+    def drafter_of(tree: TreeConfig, rule: AcceptanceRule) -> Drafter:
+        if method == "lookup":
+            return lookup_drafter(tree)
+        return tree_drafter(method, model, tree, rule=rule)
+
+    drafter = drafter_of(tree, rule)
 
     def load(placement: Placement | None = None) -> LoadedPair:
         shardings = target_shardings(placement, config, bits)
@@ -119,6 +123,7 @@ def open_random(
             params=Params(target=target_params, drafter=drafter_params),
             tokenizer=read_tokenizer()[0],
             stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
+            drafter_of=drafter_of,
             placement=with_drafter(placement, drafter, drafter_params),
         )
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -129,14 +129,7 @@ class Runner:
         Returns:
             The rows, in order.
         """
-        missing = self.batch_size - len(prompts)
-        new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
-        requests = self._requests(
-            prompts + [[0]] * missing,
-            new_tokens + [1] * missing,
-            seeds=seeds + [0] * missing,
-        )
-        jax.block_until_ready(requests)
+        requests = jax.block_until_ready(self._filled(prompts, seeds))
         compiled_before, started = self.programs.compile_seconds, self._clock()
         state = jax.block_until_ready(self._prefill(requests))
         prefill_seconds = self._clock() - started
@@ -155,6 +148,19 @@ class Runner:
             compile_seconds=self.programs.compile_seconds - compiled_before,
         )
 
+    def rounds(self, prompts: list[list[int]], seeds: list[int]) -> Iterator[Snapshot]:
+        """Decodes up to `batch_size` prompts, and yields what there is of them.
+
+        Args:
+            prompts: Ids.
+            seeds: One per prompt.
+
+        Yields:
+            What there is after the prefill, then after every round; of rows that were
+            made up to fill the batch, too.
+        """
+        yield from self._snapshots(self._prefill(self._filled(prompts, seeds)))
+
     @functools.cached_property
     def decoder(self) -> Decoder:
         """What is run."""
@@ -167,6 +173,16 @@ class Runner:
     def _clock(self) -> float:
         """Seconds on a clock that stands still while something is compiled."""
         return time.perf_counter() - self.programs.compile_seconds
+
+    def _filled(self, prompts: list[list[int]], seeds: list[int]) -> Requests:
+        """Returns requests for a whole batch: the missing ones are made up."""
+        missing = self.batch_size - len(prompts)
+        new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
+        return self._requests(
+            prompts + [[0]] * missing,
+            new_tokens + [1] * missing,
+            seeds=seeds + [0] * missing,
+        )
 
     def _requests(
         self, prompts: list[list[int]], new_tokens: int | list[int], *, seeds: Any
@@ -274,27 +290,15 @@ class Runner:
 
     def _observe(self, state: DecodeState, observer: Observer) -> BatchResult:
         """Decodes round by round; Ctrl-C ends it with what there is."""
-        rows = read_rows(state, self._fetch)
+        rows: list[Row] = []
         watched = 0.0
         was_interrupted = False
-
-        def watch(snapshot: Snapshot) -> None:
-            nonlocal watched
-            began = time.perf_counter()
-            observer(snapshot)
-            watched += time.perf_counter() - began
-
         started = self._clock()
         try:
-            watch(Snapshot(rows=rows, round=None))
-            while longest := _longest_running(rows):
-                slots = state.tokens.shape[1]
-                if longest + self.decoder.depth + 1 > slots:
-                    larger = min(size for size in self._cache_sizes if size > slots)
-                    state = self._grow(state, larger)
-                state, done = self._advance(state)
-                rows = read_rows(state, self._fetch)
-                watch(Snapshot(rows=rows, round=done))
+            for snapshot in self._snapshots(state):
+                rows, began = snapshot.rows, time.perf_counter()
+                observer(snapshot)
+                watched += time.perf_counter() - began
         except KeyboardInterrupt:
             was_interrupted = True
         return BatchResult(
@@ -302,6 +306,19 @@ class Runner:
             decode_seconds=self._clock() - started - watched,
             was_interrupted=was_interrupted,
         )
+
+    def _snapshots(self, state: DecodeState) -> Iterator[Snapshot]:
+        """Decodes round by round, the state of after the prefill first."""
+        rows = read_rows(state, self._fetch)
+        yield Snapshot(rows=rows, round=None)
+        while longest := _longest_running(rows):
+            slots = state.tokens.shape[1]
+            if longest + self.decoder.depth + 1 > slots:
+                larger = min(size for size in self._cache_sizes if size > slots)
+                state = self._grow(state, larger)
+            state, done = self._advance(state)
+            rows = read_rows(state, self._fetch)
+            yield Snapshot(rows=rows, round=done)
 
 
 def _shapes(arrays: Any) -> Hashable:

@@ -33,11 +33,14 @@ def hostile_value(rng: random.Random) -> Any:
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """Every place inside a value, as its holder and key."""
     found: list[tuple[Any, Any]] = []
-    keys = value.keys() if isinstance(value, dict) else range(len(value))
-    for key in list(keys):
-        found.append((value, key))
-        if isinstance(value[key], dict | list):
-            found += _places(value[key])
+    holders = [value]  # No recursion: values may be nested as deep as there is room.
+    while holders:
+        holder = holders.pop()
+        keys = holder.keys() if isinstance(holder, dict) else range(len(holder))
+        for key in list(keys):
+            found.append((holder, key))
+            if isinstance(holder[key], dict | list):
+                holders.append(holder[key])
     return found
 
 

@@ -34,6 +34,7 @@ def pair() -> LoadedPair:
         params=init_params(),
         tokenizer=None,
         stop_tokens=(),
+        drafter_of=lambda *_: DRAFTER,
     )
 
 

@@ -1,0 +1,288 @@
+"""Text in, text out: a target with what drafts for it, from names or folders."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from eagle_jax import assets
+from eagle_jax.config import (
+    DecodingConfig,
+    GenerateConfig,
+    Method,
+    Quantization,
+    SamplingConfig,
+    TreeConfig,
+    load_config,
+)
+from eagle_jax.decoding.rates import tokens_per_round
+from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
+from eagle_jax.decoding.state import StopReason
+from eagle_jax.errors import InputError
+from eagle_jax.generation import text
+from eagle_jax.generation.methods import check_draft
+from eagle_jax.generation.pairs import LoadedPair, open_pair
+from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.runner import Row, Runner
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parallel import MeshShape, place
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""A text, token ids, or the messages of a conversation."""
+
+_MOST_ROWS = 8
+_CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What became of one prompt.
+
+    Attributes:
+        text: What was added to the prompt.
+        token_ids: Its ids, a stop token included.
+        prompt_ids: Of the prompt.
+        stop_reason: Why the text ended.
+        accept_lengths: Drafted tokens accepted in each round, uncut by limits.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_ids: list[int]
+    stop_reason: StopReason
+    accept_lengths: list[int]
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """What rounds emitted over their number (tau); `None` without a round."""
+        return tokens_per_round([len(self.token_ids)], len(self.accept_lengths))
+
+
+class Pair:
+    """A target and what drafts for it, loaded.
+
+    Attributes:
+        loaded: Models, parameters, tokenizer, for who drives the loop alone.
+    """
+
+    def __init__(self, loaded: LoadedPair, config: GenerateConfig) -> None:
+        """Takes what was loaded, and the settings that a call does not give."""
+        self.loaded = loaded
+        self._config = config
+        self._programs = Programs()
+
+    @property
+    def tokenizer(self) -> Any:
+        """A `transformers` tokenizer."""
+        return self.loaded.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        batch_size: int | None = None,
+        chat: bool = False,
+        **settings: Any,
+    ) -> list[Generation]:
+        """Continues prompts; the text is the target's own, token for token.
+
+        Programs are compiled for the shapes that a call meets, and kept.
+
+        Args:
+            prompts: One prompt or many; ids are taken as they are.
+            batch_size: Prompts decoded together; `None` for all, 8 at most.
+            chat: Wrap texts as a user's turn in the tokenizer's chat template.
+            **settings: Fields of `SamplingConfig` (`temperature`, `top_p`, `top_k`,
+                `min_p`, `seed`, `acceptance`) and of `DecodingConfig`
+                (`max_new_tokens`, `max_length`, `ignore_eos`). Prompt `i` draws with
+                `seed + i`.
+
+        Returns:
+            One per prompt, in order.
+
+        Raises:
+            InputError: If a prompt cannot be encoded or leaves no room for a token,
+                or a setting is unknown or outside its range.
+        """
+        encoded = [self._encode(prompt, chat=chat) for prompt in _as_many(prompts)]
+        rows = min(len(encoded), batch_size or _MOST_ROWS)
+        runner = self._runner(encoded, rows, settings)
+        seed, found = runner.config.sampling.seed, []
+        for start in range(0, len(encoded), runner.batch_size):
+            batch = encoded[start : start + runner.batch_size]
+            seeds = [seed + start + row for row in range(len(batch))]
+            found += [self._generation(row) for row in runner.run(batch, seeds).rows]
+        return found
+
+    def stream(
+        self, prompt: Prompt, *, chat: bool = False, **settings: Any
+    ) -> Iterator[str]:
+        """Continues one prompt and yields its text piece by piece, once per round.
+
+        Arguments are those of `generate`; the pieces together are its text.
+        """
+        ids = self._encode(prompt, chat=chat)
+        runner = self._runner([ids], 1, settings)
+        shown = text.TextStream(self.tokenizer, ids)
+        for snapshot in runner.rounds([ids], [runner.config.sampling.seed]):
+            (row,) = snapshot.rows
+            is_last = row.stop_reason != StopReason.RUNNING
+            if piece := shown.update(row.generated_ids, is_last=is_last):
+                yield piece
+
+    def _encode(self, prompt: Prompt, *, chat: bool) -> list[int]:
+        if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+            return list(prompt)  # pyright: ignore[reportReturnType]
+        return text.encode(self.tokenizer, prompt, chat=chat)  # pyright: ignore
+
+    def _runner(
+        self, encoded: list[list[int]], rows: int, settings: dict[str, Any]
+    ) -> Runner:
+        config, loaded = _with(self._config, settings), self.loaded
+        mesh = None if loaded.placement is None else loaded.placement.mesh
+        parts = 1 if mesh is None else mesh.shape["data"]
+        return Runner(
+            pair=loaded,
+            drafter=loaded.drafter_of(config.tree, config.sampling.rule),
+            config=config,
+            max_length=longest_text(loaded.target.config, config.decoding, encoded),
+            prompt_bucket=bucket_prompt(max(map(len, encoded))),
+            batch_size=bucket_rows(-(-rows // parts)) * parts,
+            programs=self._programs,
+        )
+
+    def _generation(self, row: Row) -> Generation:
+        return Generation(
+            text=text.continuation(self.tokenizer, row.prompt_ids, row.generated_ids),
+            token_ids=row.generated_ids,
+            prompt_ids=row.prompt_ids,
+            stop_reason=row.stop_reason,
+            accept_lengths=row.accept_lengths,
+        )
+
+
+def load_pair(
+    target: str,
+    draft: str | None = None,
+    *,
+    method: Method = "eagle2",
+    dtype: str = "auto",
+    mesh: MeshShape | None = None,
+    quantization: Quantization | None = None,
+    tree: TreeConfig | None = None,
+    sampled_tree: TreeConfig | None = None,
+) -> Pair:
+    """Loads a target and what drafts for it.
+
+    Args:
+        target: A Hugging Face folder, an Orbax store or a hub name.
+        draft: Likewise, of an EAGLE head or, for the method "small-model", of a
+            smaller model; `None` for "lookup" and "autoregressive".
+        method: What drafts, see `DecodingConfig.method`.
+        dtype: Of weights and caches; "auto" for float32 on CPUs and the target's own
+            elsewhere.
+        mesh: Devices to share the models between; `None` for the default device.
+        quantization: "int8" or "int4" for the matrices of the target's layers.
+        tree: Shape of the tree; `None` for `TreeConfig()`.
+        sampled_tree: Likewise above temperature 0; `None` for the same.
+
+    Raises:
+        InputError: If something is missing or does not fit, or a package that reading
+            it needs is not installed.
+    """
+    config = GenerateConfig(
+        tree=tree or TreeConfig(),
+        sampled_tree=sampled_tree,
+        decoding=DecodingConfig(method=method, quantization=quantization or "none"),
+    )
+    check_draft(method, draft)
+    try:
+        source = open_pair(
+            target,
+            draft,
+            tree=config.tree,
+            dtype=dtype,
+            method=method,
+            bits=config.decoding.bits,
+        )
+        rows = 1 if mesh is None else mesh.data
+        placement = mesh and place(mesh, source.config, batch_size=rows)
+        return Pair(source.load(placement), config)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"the package {error.name} is not installed, which reading checkpoints "
+            "needs; pip install 'eagle-jax[hf]'"
+        ) from error
+
+
+def load_embedded_pair() -> Pair:
+    """Loads the small pair that comes with the package: it writes Python.
+
+    >>> pair = load_embedded_pair()  # doctest: +SKIP
+    >>> pair.generate("def main():")[0].text  # doctest: +SKIP
+    """
+    config = load_config(_CONFIGS / "embedded.toml", GenerateConfig)
+    return load_pair(
+        str(assets.TARGET),
+        str(assets.HEAD),
+        tree=config.tree,
+        sampled_tree=config.sampled_tree,
+    )
+
+
+def longest_text(
+    target: TransformerConfig, decoding: DecodingConfig, encoded: list[list[int]]
+) -> int:
+    """Returns the tokens of the longest text, and refuses prompts without room in it.
+
+    Args:
+        target: Sizes.
+        decoding: Limits.
+        encoded: Ids of the prompts.
+
+    Raises:
+        InputError: If a prompt leaves no room for a token.
+    """
+    needed = max(map(len, encoded)) + decoding.max_new_tokens
+    # More slots would cost time for nothing.
+    max_length = min(decoding.max_length or target.max_positions, needed)
+    for number, ids in enumerate(encoded):
+        if len(ids) >= max_length:
+            raise InputError(
+                f"prompt {number} has {len(ids)} tokens, but prompt and output "
+                f"together may have {max_length}; shorten it or raise `max_length` "
+                f"(the target has {target.max_positions} positions)"
+            )
+    return max_length
+
+
+def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Returns a list of prompts where one may have been given alone."""
+    is_one = isinstance(prompts, str) or (
+        len(prompts) > 0 and not isinstance(prompts[0], str | Sequence)
+    )
+    found: Any = [prompts] if is_one else list(prompts)
+    if not found or not all(len(prompt) for prompt in found if prompt != ""):
+        raise InputError("no prompts were given; at least one with a token is needed")
+    return found
+
+
+def _with(config: GenerateConfig, settings: dict[str, Any]) -> GenerateConfig:
+    """Returns the settings of one call."""
+    fields: dict[str, dict[str, Any]] = {"sampling": {}, "decoding": {}}
+    for name, value in settings.items():
+        table = next((t for t, known in _PER_CALL.items() if name in known), None)
+        if table is None:
+            known = ", ".join(name for names in _PER_CALL.values() for name in names)
+            raise InputError(f"{name!r} is no setting; known are {known}")
+        fields[table][name] = value
+    sampling = SamplingConfig(**fields["sampling"])
+    decoding = dataclasses.replace(config.decoding, **fields["decoding"])
+    joined = dataclasses.replace(config, sampling=sampling, decoding=decoding)
+    return joined.at(sampling.temperature)
+
+
+_PER_CALL = {
+    "sampling": [field.name for field in dataclasses.fields(SamplingConfig)],
+    "decoding": ["max_new_tokens", "max_length", "ignore_eos"],
+}
