@@ -1,35 +1,103 @@
 """EAGLE-2 speculative decoding for JAX: the whole generation as one program.
 
-The algorithm on one tree is in `eagle_jax.tree`, the loop in
-`eagle_jax.decoding.speculative`, the seams that other stacks implement in
-`eagle_jax.interface`, and what helps to test them in `eagle_jax.testing`.
+Text in, text out: `load_pair` and `load_embedded_pair`. Around your own model:
+`Decoder`, `generate` and the seams of `eagle_jax.interface`; the algorithm on one tree
+is in `eagle_jax.tree`, the loop in `eagle_jax.decoding.speculative`, and what helps to
+test it all in `eagle_jax.testing`.
 """
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
 
 from eagle_jax.config import SamplingConfig, TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
-from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
+from eagle_jax.decoding.requests import (
+    Requests,
+    cache_slots,
+    make_requests,
+    round_up_slots,
+)
+from eagle_jax.decoding.speculative import generate
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
+from eagle_jax.drafting import (
+    DraftModel,
+    Eagle3Head,
+    EagleHead,
+    LookupDrafter,
+    SmallModel,
+    TreeDrafter,
+)
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Drafter, Params, Target, TargetOutput
-from eagle_jax.models.transformer import Transformer
+from eagle_jax.interface import (
+    Drafter,
+    Draws,
+    Params,
+    Target,
+    TargetOutput,
+    Verified,
+)
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.parallel import MeshShape
+
+if TYPE_CHECKING:
+    from eagle_jax.generation.pair import (
+        Generation,
+        Pair,
+        load_embedded_pair,
+        load_pair,
+    )
+
+__version__ = importlib.metadata.version("eagle-jax")
 
 __all__ = [
+    "AcceptanceRule",
     "DecodeState",
+    "Decoder",
+    "DraftModel",
     "Drafter",
+    "Draws",
     "Eagle3Head",
+    "Eagle3HeadConfig",
     "EagleHead",
+    "EagleHeadConfig",
+    "Generation",
     "InputError",
+    "LayerConfig",
+    "LookupDrafter",
+    "MeshShape",
+    "Pair",
     "Params",
     "Requests",
+    "RopeConfig",
     "SamplingConfig",
+    "SmallModel",
     "StopReason",
     "Target",
     "TargetOutput",
     "Transformer",
+    "TransformerConfig",
     "TreeConfig",
     "TreeDrafter",
+    "Verified",
     "autoregressive",
+    "cache_slots",
+    "generate",
+    "load_embedded_pair",
+    "load_pair",
     "make_requests",
+    "round_up_slots",
     "speculative",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what reads checkpoints when it is first asked for: it takes a while."""
+    if name in ("Generation", "Pair", "load_embedded_pair", "load_pair"):
+        return getattr(importlib.import_module("eagle_jax.generation.pair"), name)
+    raise AttributeError(f"module 'eagle_jax' has no attribute {name!r}")

@@ -1,6 +1,9 @@
 """The one error that means: the input is wrong, not the program."""
 
+import re
+
 _LONGEST = 1000
+_ARGUMENT = re.compile("`(chat|draft|dtype|max_length|quantization|target)`")
 
 
 class InputError(ValueError):
@@ -18,6 +21,15 @@ class InputError(ValueError):
             message: Text, or an error whose text is taken.
         """
         super().__init__(one_line(str(message)))
+
+
+def with_flags(message: str) -> str:
+    """Returns a message in which arguments of Python are those of a command.
+
+    >>> with_flags("give `max_length`, or another `dtype`")
+    'give --max-length, or another --dtype'
+    """
+    return _ARGUMENT.sub(lambda name: "--" + name[1].replace("_", "-"), message)
 
 
 def one_line(text: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
@@ -194,13 +193,15 @@ def _host_tensors(
 def _write(
     folder: Path, fields: dict[str, Any], tensors: Tensors, *, with_bin: bool = False
 ) -> None:
+    from safetensors.numpy import save_file
+
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     check_space(folder, num_bytes * (2 if with_bin else 1), num_bytes)
     text = json.dumps(fields, indent=1) + "\n"
     (folder / _CONFIG).write_text(text, encoding="utf-8")
     path = folder / _SAFETENSORS
     with saving(path):
-        safetensors.numpy.save_file(tensors, path, metadata=_METADATA)
+        save_file(tensors, path, metadata=_METADATA)
     if with_bin:
         _write_bin(folder / _BIN, tensors)
 

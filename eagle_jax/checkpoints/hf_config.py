@@ -260,7 +260,7 @@ def stored_dtype(folder: Path) -> str:
     if name not in DTYPES:
         raise InputError(
             f"{folder / 'config.json'}: dtype = {given!r} is not supported; choose one "
-            "with --dtype"
+            "with `dtype`"
         )
     return name
 

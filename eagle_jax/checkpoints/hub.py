@@ -6,9 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
@@ -55,14 +52,15 @@ def resolve(name: str) -> Path:
             f"{name} is no folder; give the folder of a Hugging Face checkpoint or a "
             "hub name such as owner/name"
         )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
     try:
         patterns = [*TEXT_FILES, "model*.safetensors"]
-        path = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+        path = Path(snapshot_download(name, allow_patterns=patterns))
         if not any(path.glob("model*.safetensors")):
             patterns = [*TEXT_FILES, "pytorch_model*.bin"]
-            path = Path(
-                huggingface_hub.snapshot_download(name, allow_patterns=patterns)
-            )
+            path = Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise InputError(
             f"{name} is neither a local folder nor to be had from the hub "

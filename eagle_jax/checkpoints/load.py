@@ -124,7 +124,7 @@ def target_bits(
         if bits not in (None, files.bits):
             raise InputError(
                 f"{files.folder} holds int{files.bits} weights, of which no int{bits} "
-                f"weights can be made; give --quantization int{files.bits} or none, or "
+                f"weights can be made; give `quantization` int{files.bits} or none, or "
                 "convert the original checkpoint"
             )
         return files.bits
@@ -137,7 +137,7 @@ def target_bits(
             raise InputError(
                 f"int{bits} weights have a scale for each {GROUP_SIZE} inputs, and two "
                 f"such groups side by side, but {name} has {shape.shape[0]} inputs; "
-                "choose --quantization int8 or none"
+                "choose `quantization` int8 or none"
             )
 
     wanted = names.tensor_names(shapes, names.TRANSFORMER)
@@ -311,7 +311,7 @@ def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
     if kind.name not in DTYPES:
         raise InputError(
             f"{files.folder} holds {kind}; choose one of {', '.join(DTYPES)} with "
-            "--dtype"
+            "`dtype`"
         )
     return kind
 

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import safetensors
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from eagle_jax.errors import InputError, first_line
@@ -82,13 +81,15 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     Raises:
         InputError: If the file is broken.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with safetensors.safe_open(path, framework="np"):
+        with safe_open(path, framework="np"):
             pass  # Checks the header, and that the file is as long as it says.
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = parse_json(file.read(size), f"the header of {path}")
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise InputError(f"{path} is no complete safetensors file: {error}") from error
     header.pop("__metadata__", None)
     return {name: _stored(path, 8 + size, entry) for name, entry in header.items()}
@@ -244,9 +245,11 @@ def saving(path: Path) -> Iterator[None]:
     safetensors, torch and tensorstore have an error of their own each for a full
     disk, and torch's does not say so.
     """
+    from safetensors import SafetensorError
+
     try:
         yield
-    except (RuntimeError, ValueError, safetensors.SafetensorError) as error:
+    except (RuntimeError, ValueError, SafetensorError) as error:
         full = os.strerror(errno.ENOSPC)
         if full in str(error):
             raise OSError(errno.ENOSPC, full) from error

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from eagle_jax.errors import InputError, one_line
+from eagle_jax.errors import InputError, one_line, with_flags
 from eagle_jax.generation.devices import leave_out_tpus
 
 EXIT_INPUT = 2
@@ -60,7 +60,7 @@ def run_command(
     try:
         return action()
     except InputError as error:
-        say(f"error: {error}")
+        say(f"error: {with_flags(str(error))}")
         return EXIT_INPUT
     except BrokenPipeError:  # As with `| head`: nobody reads on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

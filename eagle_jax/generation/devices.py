@@ -57,5 +57,5 @@ def check_product(bits: int | None, dtype: str) -> None:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"{jax.devices()[0].device_kind} cannot multiply {dtype} with int{bits} "
-            f"weights: {reason}; choose another --quantization or --dtype"
+            f"weights: {reason}; choose another `quantization` or `dtype`"
         ) from error

@@ -24,12 +24,12 @@ def check_draft(method: Method, draft: str | None) -> None:
     """
     if draft is None and method in HEAD_METHODS:
         raise InputError(
-            f"method {method} needs --draft FOLDER, the EAGLE head of this target; or "
+            f"method {method} needs `draft`, the EAGLE head of this target; or "
             "choose lookup or autoregressive, which need none"
         )
     if draft is None and method == "small-model":
         raise InputError(
-            "method small-model needs --draft FOLDER, a smaller model with the "
+            "method small-model needs `draft`, a smaller model with the "
             "target's tokenizer"
         )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from eagle_jax import assets
+from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import (
     DecodingConfig,
     GenerateConfig,
@@ -139,6 +140,8 @@ class Pair:
         self, encoded: list[list[int]], rows: int, settings: dict[str, Any]
     ) -> Runner:
         config, loaded = _with(self._config, settings), self.loaded
+        if config.decoding.max_length is not None:
+            check_max_length(loaded.target.config, config.decoding.max_length)
         mesh = None if loaded.placement is None else loaded.placement.mesh
         parts = 1 if mesh is None else mesh.shape["data"]
         return Runner(

@@ -40,7 +40,7 @@ def target_shardings(
             raise InputError(
                 f"int{bits} weights: {shape.shape[0]} groups of {GROUP_SIZE} inputs "
                 "cannot be split over the tensor axis of the mesh; give it fewer "
-                "devices, or --quantization int8"
+                "devices, or `quantization` int8"
             ) from error
 
     jax.tree.map(check, shapes, shardings)

@@ -57,7 +57,7 @@ def check_weights(target: TransformerConfig, dtype: str, bits: int | None) -> No
         _weight_bytes(target, dtype, bits),
         f"a model with hidden = {target.layer.hidden_size}, layers = "
         f"{target.num_layers} and vocabulary = {target.vocab_size} in {dtype}",
-        "give a smaller one, or fewer bits with --dtype or --quantization",
+        "give a smaller one, or fewer bits with `dtype` or `quantization`",
     )
 
 

@@ -38,8 +38,8 @@ def encode(
     if not isinstance(messages, str):
         if not tokenizer.chat_template:
             raise InputError(
-                "--chat needs a chat template, but the tokenizer has none; leave out "
-                "--chat or give a chat model"
+                "`chat` needs a chat template, but the tokenizer has none; leave out "
+                "`chat` or give a chat model"
             )
         text = apply_chat_template(
             tokenizer, messages, add_generation_prompt=True, tokenize=False

@@ -16,8 +16,6 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from eagle_jax.checkpoints.tensors import saving
 from eagle_jax.errors import InputError
@@ -268,23 +266,29 @@ def _cast(features: np.ndarray, dtype: FeatureDtype) -> np.ndarray:
 
 
 def _save(features: np.ndarray, path: Path) -> None:
+    from safetensors.numpy import save_file
+
     with saving(path):
-        safetensors.numpy.save_file({"features": features}, path)
+        save_file({"features": features}, path)
 
 
 def _open_shard(path: Path) -> Any:
     """Returns a shard that reads what is sliced out of it, and no more."""
-    return safetensors.safe_open(path, "np").get_slice("features")
+    from safetensors import safe_open
+
+    return safe_open(path, "np").get_slice("features")
 
 
 def _is_complete(folder: Path, index: _Index, shard: int) -> bool:
     """Returns whether a shard is there; one of another size is not."""
+    from safetensors import SafetensorError
+
     path = _shard_path(folder, shard)
     if not path.is_file():
         return False
     try:
         shape = _open_shard(path).get_shape()
-    except (OSError, safetensors.SafetensorError):
+    except (OSError, SafetensorError):
         return False
     return list(shape) == [len(index.shard_rows(shard)), index.length, index.width]
 

@@ -409,8 +409,8 @@ def test_bad_input_is_one_clear_line(
 @pytest.mark.parametrize(
     ("method", "named"),
     [
-        ("eagle2", "--draft FOLDER"),
-        ("chain", "--draft FOLDER"),
+        ("eagle2", "--draft, "),
+        ("chain", "--draft, "),
         ("small-model", "--small-model FOLDER"),
     ],
 )
