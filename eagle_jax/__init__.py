@@ -7,7 +7,6 @@ test it all in `eagle_jax.testing`.
 """
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.config import SamplingConfig, TreeConfig
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
         load_pair,
     )
 
-__version__ = importlib.metadata.version("eagle-jax")
+__version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceRule",

@@ -23,7 +23,15 @@ ALLOWED = {
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "sampling", "tree"},
     "generation": {
-        *("checkpoints", "config", "decoding", "drafting", "errors", "interface"),
+        *(
+            "assets",
+            "checkpoints",
+            "config",
+            "decoding",
+            "drafting",
+            "errors",
+            "interface",
+        ),
         *("models", "parallel", "tree"),
     },
     "training": {

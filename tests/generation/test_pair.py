@@ -1,0 +1,89 @@
+"""Text in, text out, from Python."""
+
+from typing import Any
+
+import pytest
+
+import eagle_jax
+from eagle_jax import Pair, StopReason
+from eagle_jax.errors import InputError
+from tests.helpers import refused
+
+SETTINGS: dict[str, Any] = {"max_new_tokens": 12}
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return eagle_jax.load_embedded_pair()
+
+
+def test_texts_of_one_and_of_many_prompts_are_the_same(pair: Pair) -> None:
+    prompts = ["def main():", "import os\n", "class A"]
+    together = pair.generate(prompts, **SETTINGS)
+    assert [done.text for done in together] == [
+        pair.generate(prompt, **SETTINGS)[0].text for prompt in prompts
+    ]
+    for done in together:
+        assert len(done.token_ids) == 12
+        assert done.stop_reason == StopReason.MAX_TOKENS
+        assert sum(done.accept_lengths) + len(done.accept_lengths) >= 11
+
+
+def test_ids_are_taken_as_they_are(pair: Pair) -> None:
+    ids = pair.tokenizer("def main():").input_ids
+    (by_ids,) = pair.generate(ids, **SETTINGS)
+    (by_text,) = pair.generate("def main():", **SETTINGS)
+    assert by_ids == by_text
+    assert by_ids.prompt_ids == ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_stream_joins_to_the_text(pair: Pair, temperature: float) -> None:
+    settings = {"temperature": temperature, "seed": 4} | SETTINGS
+    pieces = list(pair.stream("def main():", **settings))
+    (done,) = pair.generate("def main():", **settings)
+    assert "".join(pieces) == done.text
+    assert len(pieces) > 1
+
+
+def test_a_prompt_draws_with_a_seed_of_its_own(pair: Pair) -> None:
+    settings = {"temperature": 1.0} | SETTINGS
+    first, second = pair.generate(["x", "x"], seed=7, **settings)
+    assert first.text != second.text
+    assert pair.generate("x", seed=8, **settings)[0].text == second.text
+
+
+def test_plain_decoding_writes_the_same_text(pair: Pair) -> None:
+    plain = eagle_jax.load_pair(str(eagle_jax.assets.TARGET), method="autoregressive")
+    for temperature in (0.0, 1.0):
+        settings = {"temperature": temperature} | SETTINGS
+        (expected,) = plain.generate("import ", **settings)
+        assert pair.generate("import ", **settings)[0].text == expected.text
+        assert expected.tokens_per_round == 1
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "named"),
+    [
+        ([], {}, "no prompts"),
+        ([[]], {}, "no prompts"),
+        ("x", {"temprature": 1.0}, "'temprature' is no setting; known are temperature"),
+        ("x", {"temperature": -1.0}, "temperature = -1"),
+        ("x", {"max_length": 2}, "raise `max_length`"),
+        ("x", {"max_length": 10**6}, "512 positions"),
+        ("x", {"chat": True}, "`chat` needs a chat template"),
+        ([[5000]], {}, "the id 5000"),
+        ([[0.5]], {}, "the id 0.5"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused(
+    pair: Pair, prompts: object, settings: dict, named: str
+) -> None:
+    refused(lambda: pair.generate(prompts, **settings), named)  # pyright: ignore
+
+
+def test_a_method_without_its_weights_is_refused() -> None:
+    with pytest.raises(InputError, match="needs `draft`"):
+        eagle_jax.load_pair("anywhere")
