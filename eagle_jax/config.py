@@ -26,6 +26,9 @@ Method = Literal["eagle2", "eagle1", "chain", "small-model", "lookup", "autoregr
 Quantization = Literal["none", "int8", "int4"]
 """What the matrices of a target's layers are rounded to."""
 
+CONFIGS = Path(__file__).parent / "configs"
+"""The settings files that come with this package."""
+
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
@@ -233,7 +236,8 @@ def load_config(path: str | Path, kind: type[Settings]) -> Settings:
     """Reads a TOML file of settings.
 
     Args:
-        path: The file.
+        path: The file; where there is none, "configs/7b.toml", "7b.toml" and "7b" are
+            the package's own.
         kind: A frozen dataclass, nested one level per TOML table.
 
     Returns:
@@ -243,7 +247,12 @@ def load_config(path: str | Path, kind: type[Settings]) -> Settings:
         InputError: If the file cannot be read, a key is unknown, a value has the
             wrong type or lies outside its range.
     """
-    return from_table(kind, read_toml(Path(path)), str(path))
+    file = Path(path)
+    own = CONFIGS / f"{file.name.removesuffix('.toml')}.toml"
+    is_name = str(file.parent) in (".", "configs")
+    if is_name and own.is_file() and not file.is_file():
+        file = own
+    return from_table(kind, read_toml(file), str(path))
 
 
 def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Settings:

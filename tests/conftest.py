@@ -1,6 +1,6 @@
 """Settings of every test, and a tiny pair that needs no download."""
 
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -179,13 +179,8 @@ def chat_pair(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def load_main(script: str) -> Main:
-    """Returns `main` of a script, loaded from its path."""
-    path = _REPOSITORY / "scripts" / f"{script}.py"
-    spec = importlib.util.spec_from_file_location(script, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
+    """Returns `main` of a script's command."""
+    return importlib.import_module(f"eagle_jax.cli.{script}").main
 
 
 def _layer(rng: np.random.Generator, prefix: str) -> dict[str, np.ndarray]:

@@ -44,6 +44,7 @@ ALLOWED = {
         *("training", "tree"),
     },
     "cli": {
+        "assets",
         *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
         *("files", "generation", "interface", "models", "parallel", "parsing"),
         *("training", "tree"),

@@ -9,12 +9,7 @@ import jax
 
 from eagle_jax.cli.command import say
 from eagle_jax.errors import InputError
-from eagle_jax.parallel import (
-    MeshShape,
-    detect_processes,
-    join_processes,
-    parse_mesh,
-)
+from eagle_jax.parallel import MeshShape, detect_processes, join_processes, parse_mesh
 
 
 def add_mesh_flags(parser: argparse.ArgumentParser) -> None:

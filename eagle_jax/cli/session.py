@@ -1,15 +1,13 @@
 """All prompts of a command through one runner, shown as they are decided."""
 
 import dataclasses
-import sys
 from typing import Any
 
 import jax
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from eagle_jax.cli import report
-from eagle_jax.cli.command import say
+from eagle_jax.cli import results
+from eagle_jax.cli.progress import progress
 from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
@@ -46,7 +44,7 @@ class Session:
     """Decodes prompts in batches, in order.
 
     Attributes:
-        runs: A record per decoded prompt, see `report.run_record`.
+        runs: A record per decoded prompt, see `results.run_record`.
         decode_seconds: Without prefills and compilation.
         compile_seconds: Of what no warm-up had compiled, as for larger caches.
     """
@@ -77,24 +75,14 @@ class Session:
     def decode_all(self) -> bool:
         """Decodes every prompt; returns whether nothing interrupted it."""
         total, size = len(self._prompts), self._runner.batch_size
-        on_terminal = sys.stderr.isatty()
-        columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-        with Progress(
-            *columns,
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=total == size or not on_terminal,
-        ) as progress:
-            task = progress.add_task("decoding", total=total)
+        with progress("decoding", total, pause=0, is_shown=total > size) as update:
             for start in range(0, total, size):
                 batch = range(start, min(start + size, total))
                 try:
                     is_cut_short = self._decode_batch(batch)
                 except KeyboardInterrupt:  # Not between rounds: this batch is lost.
                     is_cut_short = True
-                progress.update(task, completed=len(self.runs))
-                if total > size and not on_terminal:
-                    say(f"decoded {len(self.runs)} of {total} prompts")
+                update(len(self.runs))
                 if is_cut_short:
                     return False
         return True
@@ -117,7 +105,7 @@ class Session:
             generated = text.continuation(
                 self._tokenizer, decoded.prompt_ids, decoded.generated_ids
             )
-            record = report.run_record(
+            record = results.run_record(
                 decoded, prompt=self._prompts[number], text=generated, seed=seeds[row]
             )
             if self._view.trace:
@@ -154,7 +142,7 @@ class Session:
                 if count[row]:
                     last[row] = snapshot.round
                     if self._view.trace:
-                        trees[row].append(report.tree_record(snapshot.round, row))
+                        trees[row].append(results.tree_record(snapshot.round, row))
 
         return observe
 

@@ -2,13 +2,43 @@
 
 import argparse
 import dataclasses
+import inspect
+import re
+import types
 import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eagle_jax.config import Quantization, load_config
+from eagle_jax.config import load_config
 
 Settings = TypeVar("Settings")
+
+
+def add_settings(parser: argparse.ArgumentParser, kind: Any, *names: str) -> None:
+    """Adds flags for settings, which are `None` where they are not given.
+
+    Args:
+        parser: Gets the flags.
+        kind: A frozen dataclass of frozen dataclasses, one per TOML table; what their
+            docstrings say of a field is the flag's help.
+        names: Of fields of the inner dataclasses.
+    """
+    hints = typing.get_type_hints(kind).values()
+    tables = [hint for hint in hints if dataclasses.is_dataclass(hint)]
+    for name in names:
+        table = next(t for t in tables if name in typing.get_type_hints(t))
+        hint = typing.get_type_hints(table)[name]
+        options: dict[str, Any] = {"type": hint}
+        if hint is bool:
+            options = {"action": "store_true", "default": None}
+        elif typing.get_origin(hint) is typing.Literal:
+            options = {"choices": typing.get_args(hint)}
+        elif isinstance(hint, types.UnionType):
+            options = {"type": typing.get_args(hint)[0]}
+        text = inspect.getdoc(table) or ""
+        words = re.search(rf"^    {name}: (.*(\n {{8}}.*)*)", text, re.MULTILINE)
+        described = words[1].replace("%", "%%") if words else None
+        parser.add_argument(f"--{name.replace('_', '-')}", help=described, **options)
 
 
 def join_settings(
@@ -38,12 +68,3 @@ def join_settings(
         }
         sections[section.name] = dataclasses.replace(settings, **flags)
     return kind(**sections)
-
-
-def add_quantization_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds `--quantization`."""
-    parser.add_argument(
-        "--quantization",
-        choices=typing.get_args(Quantization),
-        help="round the matrices of the target's layers to integers",
-    )

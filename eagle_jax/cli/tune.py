@@ -1,222 +1,274 @@
-"""A pair's trees on its prompts: timed in parts, recorded, and run for real."""
+"""The tree that pays on this machine, for a pair and a batch size.
 
+    eagle-jax tune
+    eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
+    eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
+
+Times the parts of a round, records once what the draft proposes and the target writes,
+ranks a grid of trees by both, and runs the best few for real beside plain decoding.
+Without a target it tunes the embedded pair. What it writes is for
+`eagle-jax generate --config`.
+"""
+
+import argparse
 import dataclasses
-import statistics
-from collections.abc import Callable, Sequence
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
 
-import numpy as np
+import jax
+from rich.console import Console
+from rich.table import Table
 
+from eagle_jax import assets
+from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.files import check_writable, read_prompts
 from eagle_jax.cli.progress import progress
-from eagle_jax.config import TreeConfig
-from eagle_jax.decoding.requests import make_requests, round_up_slots
+from eagle_jax.cli.settings import join_settings
+from eagle_jax.config import GenerateConfig, TreeConfig, require
+from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.recording import Recording, all_candidates, record
-from eagle_jax.evaluation.step_costs import StepCosts, num_programs, time_steps
-from eagle_jax.evaluation.tuning import NODES
+from eagle_jax.evaluation import contest, tuning
+from eagle_jax.evaluation.step_costs import StepCosts
+from eagle_jax.files import write_whole
+from eagle_jax.generation import text
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
 
-MOST_TREES = 12
-"""Trees that are measured in turns: their programs must all be kept meanwhile."""
-
-_TIMED_STEPS = 12
-_TIMED_DEPTH = 4  # Deeper programs take long to compile.
-_RECORDED_TOGETHER = 8  # Rows of a batch; recording is not timed.
+_EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """A way of decoding, measured.
-
-    Attributes:
-        tokens: Decoded tokens of one repetition, without the prefills' own.
-        row_rounds: Rounds of all rows together.
-        seconds: Per repetition, without prefills.
-    """
-
-    tokens: int
-    row_rounds: int
-    seconds: tuple[float, ...]
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Emitted tokens per round of a row."""
-        return self.tokens / self.row_rounds
-
-    def speedup(self, plain: "Timing") -> float:
-        """Returns the median over repetitions of the speed over plain decoding's."""
-        pairs = zip(self.seconds, plain.seconds, strict=True)
-        per_second = [theirs / ours for ours, theirs in pairs]
-        return statistics.median(per_second) * self.tokens / plain.tokens
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Contest:
-    """Prompts on which ways of decoding are measured.
-
-    Attributes:
-        plain: Decodes plainly; the others differ in their drafter alone.
-        drafter: The pair's, of any tree.
-        prompts: Ids.
-        repeats: Measurements of each.
-    """
-
-    plain: Runner
-    drafter: TreeDrafter
-    prompts: list[list[int]]
-    repeats: int
-
-    def drafter_of(self, tree: TreeConfig) -> TreeDrafter:
-        """Returns the drafter that grows a tree."""
-        return dataclasses.replace(self.drafter, tree=tree)
-
-    def num_slots(self, depth: int) -> int:
-        """Returns the slots of every cache, `S`."""
-        longest = max(self.plain.max_length, self.plain.prompt_bucket)
-        return round_up_slots(longest, depth)
-
-    def measure(
-        self, trees: Sequence[TreeConfig], label: str
-    ) -> tuple[Timing, list[Timing]]:
-        """Times plain decoding and every tree, batch by batch in turn.
-
-        Args:
-            trees: What to measure, up to `MOST_TREES`.
-            label: Shown beside the progress.
-
-        Returns:
-            Plain decoding's, and each tree's.
-        """
-        with progress(label, len(trees) + 1 + self.repeats) as done:
-            return self._measure(trees, done)
-
-    def _measure(
-        self, trees: Sequence[TreeConfig], report: Callable[[int], None]
-    ) -> tuple[Timing, list[Timing]]:
-        drafters = map(self.drafter_of, trees)
-        others = [dataclasses.replace(self.plain, drafter=d) for d in drafters]
-        runners = [self.plain, *others]
-        for done, runner in enumerate(runners, 1):
-            runner.warm_up(by_round=False)
-            report(done)
-        seconds = np.zeros((len(runners), self.repeats))
-        counts = np.zeros((len(runners), 2), int)
-        size = self.plain.batch_size
-        for repeat in range(self.repeats):
-            for start in range(0, len(self.prompts), size):
-                batch = self.prompts[start : start + size]
-                seeds = list(range(start, start + len(batch)))
-                for number, runner in enumerate(runners):
-                    result = runner.run(batch, seeds)
-                    seconds[number, repeat] += result.decode_seconds
-                    if repeat == 0:
-                        tokens = [len(row.generated_ids) - 1 for row in result.rows]
-                        # Every token of plain decoding is a step.
-                        rounds = tokens
-                        if runner.drafter is not None:
-                            rounds = [len(row.accept_lengths) for row in result.rows]
-                        counts[number] += (sum(tokens), sum(rounds))
-            report(len(runners) + repeat + 1)
-        plain, *rest = (
-            Timing(
-                tokens=int(count[0]),
-                row_rounds=int(count[1]),
-                seconds=tuple(times.tolist()),
-            )
-            for count, times in zip(counts, seconds, strict=True)
-        )
-        return plain, rest
-
-
-def time_parts(contest: Contest, trees: Sequence[TreeConfig]) -> StepCosts:
-    """Times the parts of rounds beside a cache as full as halfway through a text."""
-    runner = contest.plain
-    most = max(tree.num_nodes for tree in trees)
-    nodes = sorted({n for n in NODES if n < most} | {most})
-    widths = sorted({tree.width for tree in trees})
-    max_depth = max(tree.levels for tree in trees)
-    prompt = sorted(contest.prompts, key=len)[len(contest.prompts) // 2]
-    # Halfway through the text, but the steps that are timed must fit too.
-    behind = max(runner.config.decoding.max_new_tokens // 2 - _TIMED_STEPS, 0)
-    filled = prompt + prompt[:behind]
-    requests = make_requests(
-        [filled] * runner.batch_size,
-        max_new_tokens=_TIMED_STEPS + 1,
-        temperature=runner.config.sampling.temperature,
-        prompt_bucket=len(filled),
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    return run_command(
+        lambda: _tune(_parse(argv)), unwritable="cannot write the settings: {error}"
     )
-    depth = min(max_depth, _TIMED_DEPTH)
-    with progress("timing", num_programs(nodes, widths, depth)) as done:
-        return time_steps(
-            lambda tree: dataclasses.replace(
-                runner.decoder, drafter=contest.drafter_of(tree)
-            ),
-            runner.pair.params,
-            requests,
-            num_slots=contest.num_slots(max_depth),
-            nodes=nodes,
-            widths=widths,
-            depth=depth,
-            report=done,
-        )
 
 
-def record_texts(
-    contest: Contest, trees: Sequence[TreeConfig]
-) -> list[dict[int, Recording]]:
-    """Records every prompt's text once, for all trees.
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Find the tree that pays.")
+    add = parser.add_argument
+    add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
+    add("--draft", help="its EAGLE head, or a smaller model")
+    add("--method", choices=("eagle2", "small-model"), default="eagle2")
+    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
+    add("--chat", action="store_true", help="wrap prompts in the chat template")
+    add(
+        "--calibration",
+        metavar="FILE",
+        help="of scripts/calibrate.py; default the head's own, none for none",
+    )
+    add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
+    add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
+    add("--temperature", type=float, default=0.0)
+    add("--batch-size", type=int, default=1)
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--max-nodes", type=int, default=64, help="largest tree, root included")
+    add("--max-depth", type=int, default=8, help="deepest tree")
+    add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
+    add("--sweep", action="store_true", help="with --grid: run all of them for real")
+    add("--finalists", type=int, default=5, help="trees that are run for real")
+    add("--repeats", type=int, default=5, help="measurements of each")
+    add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
+    arguments = parser.parse_args(argv)
+    if arguments.target is None and arguments.draft is None:
+        arguments.target = str(assets.TARGET)
+        is_small = arguments.method == "small-model"
+        arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
+        arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
+    return arguments
 
-    Returns:
-        Per prompt, by width.
 
-    Raises:
-        InputError: If no text has a second token.
-    """
-    widths = sorted({tree.width for tree in trees})
-    depth = max(tree.levels for tree in trees)
-    # A wide tree need not expand what a chain does: chains are recorded apart.
-    drafters = {
-        width: contest.drafter_of(all_candidates(depth, width))
-        for width in sorted({widths[0], widths[-1]})
-    }
-    size = min(_RECORDED_TOGETHER, len(contest.prompts))
-    recorded: list[dict[int, Recording]] = []
-    with progress("recording", len(contest.prompts)) as done:
-        for start in range(0, len(contest.prompts), size):
-            done(start)
-            numbers = range(start, start + size)
-            recorded += _record_batch(contest, drafters, widths, numbers)
-        recorded = recorded[: len(contest.prompts)]
-        done(len(recorded))
-    if not any(len(text[widths[0]].places) for text in recorded):
-        raise InputError("every text ends with its first token; give other prompts")
-    return recorded
-
-
-def _record_batch(
-    contest: Contest,
-    drafters: dict[int, TreeDrafter],
-    widths: Sequence[int],
-    numbers: range,
-) -> list[dict[int, Recording]]:
-    """Records the prompts of these numbers; those behind the last are made up."""
-    runner = contest.plain
-    prompts = contest.prompts[numbers.start : numbers.stop]
-    missing = len(numbers) - len(prompts)
-    most = runner.config.decoding.max_new_tokens
-    return record(
-        runner.decoder,
-        drafters,
-        runner.pair.params,
-        make_requests(
-            # All batches share one compilation.
-            prompts + [[0]] * missing,
-            max_new_tokens=[most] * len(prompts) + [1] * missing,
-            stop_tokens=runner.pair.stop_tokens,
-            temperature=runner.config.sampling.temperature,
-            seeds=list(numbers),
-            prompt_bucket=runner.prompt_bucket,
+def _tune(arguments: argparse.Namespace) -> int:
+    trees = [
+        dataclasses.replace(tree, calibration=arguments.calibration)
+        for tree in _check(arguments)
+    ]
+    source = open_pair(
+        arguments.target,
+        arguments.draft,
+        # Its calibration must serve them all.
+        tree=TreeConfig(
+            num_nodes=max(tree.num_nodes for tree in trees),
+            depth=max(tree.depth for tree in trees),
+            width=max(tree.width for tree in trees),
+            calibration=arguments.calibration,
         ),
-        widths=widths,
-        num_slots=contest.num_slots(drafters[widths[-1]].depth),
+        dtype=arguments.dtype,
+        method=arguments.method,
+        rule="greedy" if arguments.temperature == 0 else "coupled",
     )
+    assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
+    for tree in trees:
+        dataclasses.replace(
+            source, drafter=dataclasses.replace(source.drafter, tree=tree)
+        ).check_room(
+            batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
+        )
+    prompts = _choose_prompts(arguments, source)
+    say(f"loading {arguments.target}")
+    pair = source.load()
+    measured = contest.Contest(
+        plain=_plain_runner(arguments, pair, prompts),
+        drafter=source.drafter,
+        prompts=prompts,
+        repeats=arguments.repeats,
+        progress=progress,
+    )
+    costs = contest.time_parts(measured, trees)
+    recorded = contest.record_texts(measured, trees)
+    ranking = tuning.predict(trees, recorded, costs, batch_size=arguments.batch_size)
+    where = f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
+    console = Console()
+    console.print(_cost_table(f"costs, {where}", costs))
+
+    chosen = tuning.finalists(ranking, arguments.finalists)
+    entries = measured.run(chosen, "finalists")
+    console.print(_result_table(f"finalists, {where}", entries))
+    if arguments.sweep:
+        swept = measured.run(ranking, "sweep")
+        console.print(_result_table(f"sweep, {where}", swept))
+        print(contest.distance(entries[0], swept))
+    _write(arguments, pair, len(prompts), entries[0])
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
+    """Refuses what cannot be run, before any long work starts; returns the grid."""
+    check_writable(arguments.output)
+    for name in ("num_prompts", "max_depth", "finalists", "repeats", "batch_size"):
+        value = getattr(arguments, name)
+        require(value >= 1, "--" + name.replace("_", "-"), value, "at least 1")
+    for name in ("max_nodes", "max_new_tokens"):
+        value = getattr(arguments, name)
+        require(value >= 2, "--" + name.replace("_", "-"), value, "at least 2")
+    # Refuses what lies outside its range.
+    join_settings(GenerateConfig, None, arguments)
+    if arguments.target is None or arguments.draft is None:
+        raise InputError(
+            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
+        )
+    if arguments.prompts is None:
+        raise InputError("give --prompts FILE: what is tuned for depends on the text")
+    if arguments.grid is not None:
+        return tuning.parse_grid(arguments.grid)
+    if arguments.sweep:
+        raise InputError('--sweep runs all trees of a grid: give --grid "8/7/1 10/4/4"')
+    return tuning.grid(arguments.max_nodes, arguments.max_depth)
+
+
+def _choose_prompts(
+    arguments: argparse.Namespace, source: PairSource
+) -> list[list[int]]:
+    """Returns the ids of prompts that fit, evenly spread over the file."""
+    prompts = read_prompts(arguments.prompts)
+    longest = source.config.max_positions - arguments.max_new_tokens
+    if longest < 1:
+        raise InputError(
+            f"--max-new-tokens {arguments.max_new_tokens} leaves no room for a prompt; "
+            f"the target has {source.config.max_positions} positions"
+        )
+    encoded = [text.encode(source.tokenizer, p, chat=arguments.chat) for p in prompts]
+    fitting = [ids for ids in encoded if len(ids) <= longest]
+    if len(fitting) < len(encoded):
+        say(
+            f"warning: {len(encoded) - len(fitting)} prompts of over {longest} tokens "
+            "are left out"
+        )
+    if len(fitting) < arguments.batch_size:
+        raise InputError(
+            f"{arguments.prompts} has {len(fitting)} prompts of up to {longest} tokens "
+            f"for --batch-size {arguments.batch_size}; give more prompts"
+        )
+    count = max(min(arguments.num_prompts, len(fitting)), arguments.batch_size)
+    return [fitting[i * len(fitting) // count] for i in range(count)]
+
+
+def _plain_runner(
+    arguments: argparse.Namespace, pair: LoadedPair, prompts: list[list[int]]
+) -> Runner:
+    longest = max(map(len, prompts))
+    return Runner(
+        pair=pair,
+        drafter=None,
+        config=join_settings(GenerateConfig, None, arguments),
+        max_length=longest + arguments.max_new_tokens,
+        prompt_bucket=bucket_prompt(longest),
+        batch_size=arguments.batch_size,
+    )
+
+
+def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
+    """Returns trees beside plain decoding.
+
+    "known" is the share of tokens at which the prediction guesses nothing.
+    """
+    table = Table(
+        *("tree", "known", "predicted tokens/round", "speedup"),
+        *("measured tokens/round", "speedup"),
+        title=title,
+    )
+    for entry in measured:
+        prediction = entry.prediction
+        table.add_row(
+            tuning.show(prediction.tree),
+            f"{prediction.certainty:.1%}",
+            f"{prediction.tokens_per_round:.3f}",
+            f"{prediction.speedup:.2f}",
+            f"{entry.tokens_per_round:.3f}",
+            f"{entry.speedup:.2f}",
+        )
+    table.add_row("plain decoding", "", "1.000", "1.00", "1.000", "1.00")
+    return table
+
+
+def _cost_table(title: str, costs: StepCosts) -> Table:
+    """Returns what the parts of a round cost."""
+    table = Table("part", "by", "milliseconds", title=title)
+
+    def add(part: str, by: str, values: dict[int, float]) -> None:
+        shown = ", ".join(f"{key}: {1e3 * x:.2f}" for key, x in sorted(values.items()))
+        table.add_row(part, by, shown)
+
+    table.add_row("plain decoding", "", f"{1e3 * costs.token:.2f}")
+    add("verification", "nodes", costs.verify)
+    add("first level", "width", costs.read)
+    add("each further level", "width", costs.step)
+    table.add_row("rest of a round", "", f"{1e3 * costs.overhead:.2f}")
+    return table
+
+
+def _write(
+    arguments: argparse.Namespace,
+    pair: LoadedPair,
+    num_prompts: int,
+    best: contest.Entry,
+) -> None:
+    """Writes the settings file and says in one line what is in it."""
+    device = jax.devices()[0].device_kind
+    version = importlib.metadata.version("jax")
+    comments = (
+        f"scripts/tune.py on {device}, {pair.target.dtype}, jax {version}",
+        f"target {arguments.target}, draft {arguments.draft}",
+        f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
+        f"tokens each, temperature {arguments.temperature:g}",
+    )
+    settings = contest.settings_file(
+        best,
+        method=arguments.method,
+        temperature=arguments.temperature,
+        batch_size=arguments.batch_size,
+        dtype=arguments.dtype,
+        comments=comments,
+    )
+    write_whole(arguments.output, settings)
+    found = tuning.show(best.prediction.tree)
+    if best.speedup > 1:
+        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
+    else:
+        print(
+            f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "
+            'speed of plain decoding; use method = "autoregressive"'
+        )
+    print(f"wrote {arguments.output}, for scripts/generate.py --config")

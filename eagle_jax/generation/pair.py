@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import (
+    CONFIGS,
     DecodingConfig,
     GenerateConfig,
     Method,
@@ -32,7 +32,6 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a conversation."""
 
 _MOST_ROWS = 8
-_CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,7 +223,7 @@ def load_embedded_pair() -> Pair:
     >>> pair = load_embedded_pair()  # doctest: +SKIP
     >>> pair.generate("def main():")[0].text  # doctest: +SKIP
     """
-    config = load_config(_CONFIGS / "embedded.toml", GenerateConfig)
+    config = load_config(CONFIGS / "embedded.toml", GenerateConfig)
     return load_pair(
         str(assets.TARGET),
         str(assets.HEAD),

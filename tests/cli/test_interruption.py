@@ -102,7 +102,7 @@ def test_ctrl_c_while_jax_is_imported_ends_in_one_line(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "scripts" / script)],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
         capture_output=True,
         text=True,
     )

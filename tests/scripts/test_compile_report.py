@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from eagle_jax.evaluation import compilation
+from eagle_jax.cli import compile_report
 from eagle_jax.evaluation.compilation import Case, Report
-from tests.conftest import Main, load_main
+from tests.conftest import Main
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -48,10 +48,10 @@ def compiled(case: Case, only: Sequence[str]) -> Iterator[Report]:
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> Main:
-    monkeypatch.setattr(compilation, "compile_case", compiled)
+    monkeypatch.setattr(compile_report, "compile_case", compiled)
     for name in _SET_BY_THE_SCRIPT:
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    return load_main("compile_report")
+    return compile_report.main
 
 
 def rows_of(file: Path) -> list[list[str]]:

@@ -1,6 +1,5 @@
 """The commands that convert a pair and export a head, from flags to exit codes."""
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -12,32 +11,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax import checkpoints
-from tests.conftest import Main
+from tests.conftest import Main, load_main
 
-_SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 _TABLE = "embed_tokens.weight"
 _EXPORTED = ["config.json", "model.safetensors", "pytorch_model.bin"]
-
-
-def _load(name: str) -> Main:
-    """`main` of a script, loaded from its path."""
-    spec = importlib.util.spec_from_file_location(name, _SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
 
 
 @pytest.fixture(scope="module")
 def convert() -> Main:
     """`main` of `scripts/convert.py`."""
-    return _load("convert")
+    return load_main("convert")
 
 
 @pytest.fixture(scope="module")
 def export() -> Main:
     """`main` of `scripts/export.py`."""
-    return _load("export")
+    return load_main("export")
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.cli.tune import Timing
-from eagle_jax.cli.tune_report import Entry, distance, entries, settings_file
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, load_config
+from eagle_jax.evaluation.contest import Entry, Timing, distance, entries, settings_file
 from eagle_jax.evaluation.tuning import Prediction, parse_grid
 from tests.conftest import Main, load_main
 

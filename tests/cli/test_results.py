@@ -1,6 +1,6 @@
 """Runs as JSON."""
 
-from eagle_jax.cli import report
+from eagle_jax.cli import results
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.runner import Row
 
@@ -12,7 +12,7 @@ def run_of(num_tokens: int, accept_lengths: list[int]) -> dict[str, object]:
         stop_reason=StopReason.MAX_TOKENS,
         accept_lengths=accept_lengths,
     )
-    return report.run_record(row, prompt="", text="", seed=0)
+    return results.run_record(row, prompt="", text="", seed=0)
 
 
 def test_tokens_per_round_leave_out_what_a_limit_cut_off_and_the_prefills_token() -> (
@@ -25,6 +25,6 @@ def test_tokens_per_round_leave_out_what_a_limit_cut_off_and_the_prefills_token(
     assert cut["tokens_per_round"] == 4 / 2
     assert whole["tokens_per_round"] == 3.0
     assert none["tokens_per_round"] is None
-    sums = report.totals([cut, whole, none], decode_seconds=1.0, compile_seconds=0.0)
+    sums = results.totals([cut, whole, none], decode_seconds=1.0, compile_seconds=0.0)
     assert (sums["tokens"], sums["rounds"]) == (10, 3)
     assert sums["tokens_per_round"] == (10 - 3) / 3

@@ -1,0 +1,272 @@
+"""What a round costs on this machine, beside the model calls it cannot do without.
+
+    eagle-jax benchmark
+    eagle-jax benchmark --random llama2-7b --dtype bfloat16
+    eagle-jax benchmark --target FOLDER --draft FOLDER
+    eagle-jax benchmark --training
+    eagle-jax benchmark --contexts 512 4096 16384
+
+All figures of one run are taken in turn, so ratios hold where times do not.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from eagle_jax.checkpoints import head_config, resolve
+from eagle_jax.cli import results
+from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.files import check_writable
+from eagle_jax.cli.progress import progress
+from eagle_jax.config import TreeConfig
+from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
+from eagle_jax.evaluation.contexts import time_contexts
+from eagle_jax.files import write_json
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.random_pairs import open_random
+from eagle_jax.generation.room import check_training
+from eagle_jax.training.config import LossConfig, OptimizerConfig
+from eagle_jax.training.step import StepConfig
+from eagle_jax.training.throughput import time_training
+
+_MEANINGS = {
+    "token": "autoregressive decoding, one token",
+    "floor": "of a token: its weights' bytes over the read bandwidth",
+    "round": "speculative decoding, one round",
+    "draft": "of a round: the tree",
+    "verify": "of a round: the target over the tree",
+    "accept + commit": "of a round: walk, text and caches",
+    "bare verify": "the target's forward and unembed over N rows, alone",
+    "bare drafts": "the head's D calls and unembeds, alone",
+    "overhead": "round / (bare verify + bare drafts)",
+    "token / floor": "what plain decoding costs over its floor",
+    "round / token": "what a round must be accepted for to pay",
+}
+_RATIOS = ("overhead", "token / floor", "round / token")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    return run_command(lambda: _benchmark(_parse(argv)))
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Time rounds and their parts.")
+    add = parser.add_argument
+    add("--target", help="a Hugging Face folder or hub name")
+    add("--draft", help="its EAGLE-1/2 head")
+    add("--random", metavar="SIZES", help="random weights; default 50m, or sizes")
+    add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
+    add("--depth", type=int, default=6, help="drafted levels")
+    add("--width", type=int, default=10, help="nodes expanded per level")
+    add("--slots", type=int, default=512, help="cache slots per row")
+    add("--prompt-length", type=int, default=64, help="tokens in the cache at first")
+    add("--batch-size", type=int, default=1)
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--iterations", type=int, default=24, help="model calls per measurement")
+    add("--repeats", type=int, default=15, help="measurements per figure")
+    add("--training", action="store_true", help="time training steps instead")
+    add("--row-length", type=int, default=256, help="with --training: tokens per row")
+    add(
+        "--contexts",
+        type=int,
+        nargs="+",
+        metavar="TOKENS",
+        help="time rounds in texts of these lengths instead",
+    )
+    add("--skip-compilation", action="store_true", help="do not time compilation")
+    add("--json", type=Path, metavar="FILE", help="write every figure")
+    return parser.parse_args(argv)
+
+
+def _tree_config(arguments: argparse.Namespace) -> TreeConfig:
+    return TreeConfig(
+        num_nodes=arguments.num_nodes, depth=arguments.depth, width=arguments.width
+    )
+
+
+def _head(pair: LoadedPair) -> EagleHead:
+    drafter = pair.drafter
+    assert isinstance(drafter, TreeDrafter), "a benchmark's pair drafts trees"
+    assert isinstance(drafter.model, EagleHead), "with a head"
+    return drafter.model
+
+
+def _open(arguments: argparse.Namespace) -> PairSource:
+    tree = _tree_config(arguments)
+    if tree.levels < 1:
+        raise InputError("the benchmark drafts: give num_nodes >= 2 and depth >= 1")
+    if arguments.target is None:
+        sizes = arguments.random or "50m"
+        return open_random(
+            sizes, tree=tree, dtype=arguments.dtype, with_tokenizer=False
+        )
+    if arguments.random is not None or arguments.draft is None:
+        raise InputError("give --target with --draft, or --random alone")
+    head_config(resolve(arguments.draft))  # Its bare calls are timed: EAGLE-1/2 only.
+    return open_pair(
+        arguments.target, arguments.draft, tree=tree, dtype=arguments.dtype
+    )
+
+
+def _benchmark(arguments: argparse.Namespace) -> int:
+    if arguments.json is not None:
+        check_writable(arguments.json)
+    counts = ("iterations", "repeats", "batch_size", "prompt_length", "row_length")
+    for name in counts:
+        if getattr(arguments, name) < 1:
+            raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
+    if arguments.contexts:
+        return _benchmark_contexts(arguments)
+    needed = arguments.prompt_length + arguments.iterations + arguments.depth + 2
+    if arguments.slots < needed:
+        raise InputError(
+            f"slots = {arguments.slots} must be at least {needed}: prompt, iterations "
+            "and one round"
+        )
+    source = _open(arguments)
+    if arguments.training:
+        check_training(
+            source.config,
+            source.dtype,
+            batch_size=arguments.batch_size,
+            row_length=arguments.row_length,
+        )
+        return _benchmark_training(arguments, source.load())
+    source.check_room(
+        batch_size=arguments.batch_size, max_length=arguments.slots, grows=False
+    )
+    loaded = source.load()
+    pair = Pair(
+        target=loaded.target,
+        model=_head(loaded),
+        tree=_tree_config(arguments),
+        params=loaded.params,
+        batch=arguments.batch_size,
+        num_slots=arguments.slots,
+        prompt_length=arguments.prompt_length,
+    )
+    say("compiling")
+    with progress("measuring", arguments.repeats, pause=0) as report:
+        figures = time_rounds(
+            pair,
+            iterations=arguments.iterations,
+            repeats=arguments.repeats,
+            report=report,
+        )
+    seconds = {} if arguments.skip_compilation else time_compilation(pair)
+    Console().print(_table(figures, seconds, arguments))
+    if arguments.json is not None:
+        result = {
+            "settings": vars(arguments) | {"json": str(arguments.json)},
+            "versions": results.versions(),
+            "device": jax.devices()[0].device_kind,
+            "overhead": figures["overhead"].median,
+            "figures": {
+                name: dataclasses.asdict(spread) for name, spread in figures.items()
+            },
+            "compile_seconds": seconds,
+        }
+        write_json(arguments.json, result)
+    return 0
+
+
+def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> int:
+    """Prints a head's training speed beside that of the target's bare forward."""
+    config = StepConfig(
+        target=loaded.target,
+        head=_head(loaded).config,
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        steps=1000,
+        dtype=loaded.target.dtype,
+    )
+    speeds = time_training(
+        config,
+        loaded.params.target,
+        batch_size=arguments.batch_size,
+        row_length=arguments.row_length,
+        repeats=arguments.repeats,
+    )
+    table = Table("tokens/s", "median", "low", "high", "forward / this")
+    for name, values in speeds.items():
+        ratio = np.median(np.array(speeds["forward"]) / np.array(values))
+        shown = (f"{x:,.0f}" for x in (np.median(values), min(values), max(values)))
+        table.add_row(name, *shown, f"{ratio:.2f}")
+    Console().print(table)
+    if arguments.json is not None:
+        settings = vars(arguments) | {"json": str(arguments.json)}
+        write_json(arguments.json, {"settings": settings, "tokens_per_second": speeds})
+    return 0
+
+
+def _benchmark_contexts(arguments: argparse.Namespace) -> int:
+    """Prints what rounds cost in short and in long texts."""
+    if arguments.batch_size != 1:
+        raise InputError(
+            f"--contexts times one text at a time, but batch_size = "
+            f"{arguments.batch_size}; leave out one of them"
+        )
+    tokens_added = arguments.iterations + arguments.depth + 1
+    shortest = (arguments.repeats + 1) * tokens_added + 1
+    if min(arguments.contexts) < shortest:
+        raise InputError(
+            f"--contexts {min(arguments.contexts)} must be at least {shortest}: the "
+            "measurements themselves add tokens; lower --repeats or --iterations"
+        )
+    source = _open(arguments)
+    longest = max(arguments.contexts)
+    source.check_room(batch_size=1, max_length=longest, grows=False)
+    loaded = source.load()
+    costs = time_contexts(
+        loaded.target,
+        _head(loaded),
+        _tree_config(arguments),
+        loaded.params,
+        sorted(arguments.contexts),
+        iterations=arguments.iterations,
+        repeats=arguments.repeats,
+        report=say,
+    )
+    columns = ("tokens", "slots", "prefill s", "round ms", "attention ms", "rest ms")
+    table = Table(*columns, title=f"batch 1, {jax.devices()[0].device_kind}")
+    for cost in costs:
+        times = (cost.prefill, cost.round, cost.round - cost.rest, cost.rest)
+        shown = (f"{x:.2f}" for x in times)
+        table.add_row(f"{cost.length:,}", f"{cost.slots:,}", *shown)
+    Console().print(table)
+    if arguments.json is not None:
+        settings = vars(arguments) | {"json": str(arguments.json)}
+        rows = [dataclasses.asdict(cost) for cost in costs]
+        write_json(arguments.json, {"settings": settings, "contexts": rows})
+    return 0
+
+
+def _table(
+    figures: dict[str, Spread], seconds: dict[str, float], arguments: argparse.Namespace
+) -> Table:
+    tree = f"{arguments.num_nodes}/{arguments.depth}/{arguments.width}"
+    what = arguments.target or arguments.random or "50m"
+    device = jax.devices()[0].device_kind
+    table = Table(
+        "figure",
+        "median",
+        "low",
+        "high",
+        "meaning",
+        title=f"{what}, tree {tree}, {arguments.slots} slots, {device}",
+    )
+    for name, meaning in _MEANINGS.items():
+        spread, unit = figures[name], "" if name in _RATIOS else " ms"
+        values = (spread.median, spread.low, spread.high)
+        table.add_row(name, *(f"{value:.2f}{unit}" for value in values), meaning)
+    for name, value in seconds.items():
+        table.add_row(f"compile, {name}", f"{value:.1f} s", "", "", "prefill and loop")
+    return table

@@ -1,0 +1,272 @@
+"""Text in, the target's own text out: EAGLE-2 generation from the command line.
+
+    eagle-jax generate --prompt "def main():"
+    eagle-jax generate --target FOLDER --draft FOLDER --prompt "Hello"
+
+Without a target the embedded pair writes Python. Folders may be Hugging Face hub names.
+Texts and the summary go to standard output, everything else to standard error.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from eagle_jax import assets
+from eagle_jax.checkpoints import check_max_length
+from eagle_jax.cli import results
+from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
+from eagle_jax.cli.files import check_writable, read_prompts
+from eagle_jax.cli.processes import (
+    add_mesh_flags,
+    has_processes,
+    join,
+    mesh_shape,
+    print_once,
+)
+from eagle_jax.cli.session import Session, View
+from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.config import CONFIGS, GenerateConfig
+from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
+from eagle_jax.errors import InputError
+from eagle_jax.files import write_json
+from eagle_jax.generation import runner, text
+from eagle_jax.generation.methods import check_draft
+from eagle_jax.generation.pair import longest_text
+from eagle_jax.generation.pairs import PairSource, open_pair
+from eagle_jax.generation.random_pairs import open_random
+from eagle_jax.models.quantised import num_bytes
+from eagle_jax.parallel import MeshShape, place
+
+_EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+
+    def run() -> int:
+        arguments = _parse(argv)
+        _join_processes(arguments)
+        config = join_settings(GenerateConfig, arguments.config, arguments)
+        config = config.at(config.sampling.temperature)
+        if arguments.target == str(assets.TARGET) and arguments.draft is None:
+            is_small = config.decoding.method == "small-model"
+            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
+        return _generate(arguments, config)
+
+    return run_command(run, unwritable="cannot write the results: {error}")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Generate text with EAGLE-2 speculative decoding.")
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
+    add(
+        "--target",
+        help="target: a Hugging Face folder or hub name; without one the embedded "
+        "pair, with the settings of configs/embedded.toml",
+    )
+    add("--draft", help="EAGLE head, or a smaller model: a folder or hub name")
+    add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
+    add(
+        "--prompt",
+        action="append",
+        help=f"may be given several times; default {_EMBEDDED_PROMPT!r} for the "
+        f"embedded pair, {_DEFAULT_PROMPT!r} otherwise",
+    )
+    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
+    add("--chat", action="store_true", help="wrap prompts in the chat template")
+    add("--stream", action="store_true", help="show the text as it is decided")
+    add("--compare", action="store_true", help="also decode autoregressively")
+    add("--show-tree", action="store_true", help="draw the last round's tree")
+    add("--json", type=Path, metavar="FILE", help="write the results")
+    add("--trace", action="store_true", help="with --json: add every round's tree")
+    add_mesh_flags(parser)
+    add_settings(
+        parser,
+        GenerateConfig,
+        *("method", "max_new_tokens", "max_length", "batch_size", "dtype"),
+        *("quantization", "ignore_eos", "temperature", "top_p", "top_k", "min_p"),
+        *("seed", "acceptance", "num_nodes", "depth", "width", "calibration", "kappa"),
+        "sharpness",
+    )
+    arguments = parser.parse_args(argv)
+    is_embedded = arguments.target is None and arguments.random is None
+    if is_embedded and arguments.draft is None:
+        arguments.target = str(assets.TARGET)
+        arguments.config = arguments.config or CONFIGS / "embedded.toml"
+    default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
+    arguments.prompt = arguments.prompt or ([] if arguments.prompts else [default])
+    return arguments
+
+
+def _join_processes(arguments: argparse.Namespace) -> None:
+    """Makes one of several processes; all but the first keep silent."""
+    if has_processes(arguments) and (
+        arguments.stream or arguments.trace or arguments.show_tree
+    ):
+        raise InputError(
+            "--stream, --trace and --show-tree look at every round, which several "
+            "processes cannot; leave them out"
+        )
+    join(arguments)
+    if not print_once():
+        arguments.json = None
+
+
+def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
+    """Refuses flags that do not go together, before any long work starts."""
+    if arguments.json is not None:
+        check_writable(arguments.json)
+    if arguments.show_tree and config.decoding.method == "autoregressive":
+        say("warning: --show-tree: autoregressive decoding drafts no tree")
+    if arguments.trace and arguments.json is None:
+        raise InputError("--trace needs --json FILE, where the trees are written")
+    if arguments.stream and config.decoding.batch_size > 1:
+        raise InputError(
+            f"--stream shows one text at a time, but batch_size = "
+            f"{config.decoding.batch_size}; leave out one of them"
+        )
+    if (arguments.target is None) == (arguments.random is None):
+        raise InputError(
+            "give --target FOLDER (with --draft FOLDER) or --random tiny, or neither "
+            "for the embedded pair"
+        )
+    if arguments.target:
+        check_draft(config.decoding.method, arguments.draft)
+
+
+def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
+    decoding, rule = config.decoding, config.sampling.rule
+    if arguments.random is not None:
+        return open_random(
+            arguments.random,
+            tree=config.tree,
+            dtype=decoding.dtype,
+            with_tokenizer=True,
+            method=decoding.method,
+            rule=rule,
+            bits=decoding.bits,
+        )
+    needs_draft = decoding.method not in ("autoregressive", "lookup")
+    draft = arguments.draft if needs_draft else None
+    return open_pair(
+        arguments.target,
+        draft,
+        tree=config.tree,
+        dtype=decoding.dtype,
+        method=decoding.method,
+        rule=rule,
+        bits=decoding.bits,
+    )
+
+
+def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+    _check(arguments, config)
+    shape = mesh_shape(arguments)
+    prompts = list(arguments.prompt)
+    if arguments.prompts is not None:
+        prompts += read_prompts(arguments.prompts)
+    source, decoding = _open(arguments, config), config.decoding
+    longest = decoding.max_length or source.config.max_positions
+    check_max_length(source.config, longest)
+    batch_size = _rows(decoding.batch_size, len(prompts), shape)
+    source.check_room(
+        batch_size=batch_size, max_length=min(longest, 1 + decoding.max_new_tokens)
+    )
+    placement = None
+    if shape is not None:
+        placement = place(shape, source.config, batch_size=decoding.batch_size)
+    encoded = [
+        text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
+    ]
+    max_length = longest_text(source.config, decoding, encoded)
+    if arguments.target is None:
+        say("random weights: the text is noise; give --target and --draft for text")
+    else:
+        say(f"loading {arguments.target}")
+    pair = source.load(placement)
+    # One compilation serves all prompts.
+    main_runner = runner.Runner(
+        pair=pair,
+        drafter=None if config.decoding.method == "autoregressive" else pair.drafter,
+        config=config,
+        max_length=max_length,
+        prompt_bucket=bucket_prompt(max(map(len, encoded))),
+        batch_size=batch_size,
+    )
+    plain_runner = dataclasses.replace(main_runner, drafter=None)
+
+    view = View(
+        stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
+    )
+    say("compiling")
+    compile_seconds = main_runner.warm_up(by_round=view.by_round)
+    session = Session(main_runner, prompts, encoded, view)
+    unshown: OSError | None = None
+    try:
+        finished = session.decode_all()
+    except OSError as error:  # As where nobody reads on: results are written first.
+        finished, unshown = False, error
+    sums = results.totals(
+        session.runs,
+        decode_seconds=session.decode_seconds,
+        compile_seconds=compile_seconds + session.compile_seconds,
+    )
+    if arguments.compare and finished:
+        plain_runner.warm_up(by_round=view.by_round)
+        silent = View(is_silent=True, force_rounds=view.by_round)
+        plain = Session(plain_runner, prompts, encoded, silent)
+        finished = plain.decode_all()
+        if finished:
+            sums |= _comparison(sums, session, plain, main_runner.decoder.acceptance)
+
+    if arguments.json is not None:
+        settings = dataclasses.asdict(config)
+        settings["decoding"] |= {"dtype": pair.target.dtype, "max_length": max_length}
+        names = {"target": arguments.target, "draft": arguments.draft}
+        names |= {"random": arguments.random, "chat": arguments.chat}
+        names |= {"mesh": None if shape is None else str(shape)}
+        result = {
+            "settings": names | settings,
+            "versions": results.versions(),
+            "device": jax.devices()[0].device_kind,
+            "target_bytes": num_bytes(pair.params.target),
+            "runs": session.runs,
+            "totals": sums,
+        }
+        write_json(arguments.json, result)
+    if unshown is not None:
+        raise unshown
+    print(results.summary(sums))
+    if finished:
+        return 0
+    say("interrupted")
+    return EXIT_INTERRUPTED
+
+
+def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:
+    """Returns the rows of a batch: few more than there are prompts, split evenly."""
+    parts = 1 if shape is None else shape.data
+    return min(batch_size, bucket_rows(-(-num_prompts // parts)) * parts)
+
+
+def _comparison(
+    sums: dict[str, Any], session: Session, plain: Session, acceptance: str
+) -> dict[str, Any]:
+    """Sets the run beside plain decoding; other draws of one law compare as `None`."""
+    plain_sums = results.totals(
+        plain.runs, decode_seconds=plain.decode_seconds, compile_seconds=0.0
+    )
+    ours, theirs = sums["tokens_per_second"], plain_sums["tokens_per_second"]
+    is_identical = all(
+        a["generated_ids"] == b["generated_ids"]
+        for a, b in zip(session.runs, plain.runs, strict=True)
+    )
+    return {
+        "autoregressive_tokens_per_second": theirs,
+        "speedup": ours / theirs if ours and theirs else None,
+        "identical": None if acceptance == "rejection" else is_identical,
+    }

@@ -1,0 +1,36 @@
+"""All commands by name."""
+
+import importlib
+import sys
+from typing import NoReturn
+
+from eagle_jax.cli.command import EXIT_INPUT, keep_compiled_programs, run_script, say
+
+COMMANDS = (
+    *("generate", "evaluate", "report", "calibrate", "tune", "train", "regenerate"),
+    *("pretrain", "convert", "export", "benchmark", "compile-report"),
+)
+
+
+def run(command: str | None = None) -> NoReturn:
+    """Runs a command on the flags in `sys.argv` and ends the process.
+
+    Args:
+        command: A module beside this one; `None` for the one that the first argument
+            names.
+    """
+    if command is None:
+        name = sys.argv[1] if len(sys.argv) > 1 else ""
+        known = f"eagle-jax COMMAND, where COMMAND is one of {', '.join(COMMANDS)}"
+        if name in ("-h", "--help"):
+            print(known)
+            sys.exit()
+        if name not in COMMANDS:
+            say(f"error: {name!r} is no command; give {known}")
+            sys.exit(EXIT_INPUT)
+        sys.argv[:2] = [f"eagle-jax {name}"]
+        command = name.replace("-", "_")
+    main = importlib.import_module(f"eagle_jax.cli.{command}").main
+    if command not in ("benchmark", "compile_report"):  # These time the compiler.
+        keep_compiled_programs()
+    run_script(main)

@@ -1,0 +1,318 @@
+"""Train a small target from scratch on the source of Python's standard library.
+
+    eagle-jax pretrain --output RUN
+
+The run's folder gets `model/`, a Hugging Face folder, `prompts.json`, held-out
+passages to continue, and `train.jsonl` and `held_out.jsonl`, the texts in pieces, for
+`eagle-jax regenerate` and `eagle-jax train`. The same command with `--resume` goes on
+where it was stopped. `--deepen RUN` begins with the model of a finished, shallower run.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from eagle_jax import checkpoints
+from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.progress import progress
+from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.errors import InputError
+from eagle_jax.files import is_left_behind, write_json, write_whole
+from eagle_jax.generation.room import check_training
+from eagle_jax.models.transformer import TransformerParams
+from eagle_jax.parsing import read_json_if_any, value_at
+from eagle_jax.training import corpus
+from eagle_jax.training.checkpoint import LOCK, Checkpoints, writing_run
+from eagle_jax.training.loop import data_parallel
+from eagle_jax.training.pretrain import (
+    PretrainConfig,
+    PretrainState,
+    deepen,
+    init_state,
+    next_token_loss,
+    pretrain_step,
+)
+
+_PIECE_LENGTH = 1500
+_MAY_CHANGE = ("steps", "log_every", "eval_every", "eval_rows", "keep")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+
+    def run() -> int:
+        arguments = _parse(argv)
+        config = join_settings(PretrainConfig, arguments.config, arguments)
+        with writing_run(arguments.output):
+            return _pretrain(arguments, config)
+
+    return run_command(
+        run,
+        unwritable="{error}; a run that has begun goes on with --resume",
+        interrupted="interrupted; --resume goes on from the last checkpoint",
+    )
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        description="Train a small target on the source of the standard library."
+    )
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
+    add("--output", type=Path, required=True, help="folder of the run")
+    add("--resume", action="store_true", help="go on with the run in --output")
+    add("--tokenizer", type=Path, help="folder of a model whose tokenizer to use")
+    add("--deepen", type=Path, help="finished run of a shallower model to begin with")
+    add("--library", type=Path, help="another folder of Python sources")
+    add_settings(
+        parser,
+        PretrainConfig,
+        *("steps", "batch_size", "row_length", "learning_rate", "eval_every", "seed"),
+    )
+    return parser.parse_args(argv)
+
+
+def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
+    output: Path = arguments.output
+    _check_output(output, resume=arguments.resume)
+    check_training(
+        config.model.transformer(),
+        "float32",
+        batch_size=config.run.batch_size,
+        row_length=config.run.row_length,
+    )
+    start = deepened = None
+    if arguments.deepen is not None:
+        start = _deepened(arguments.deepen, config)
+        deepened = checkpoints.fingerprint_folder(arguments.deepen / "model")
+    train_files, held_files = corpus.library_files(arguments.library)
+    texts = {
+        "train": list(corpus.read_texts(train_files)),
+        "held_out": list(corpus.read_texts(held_files)),
+    }
+    tokenizer = _tokenizer(
+        arguments.tokenizer or arguments.deepen, texts["train"], config, output
+    )
+    streams = {name: corpus.token_stream(tokenizer, x) for name, x in texts.items()}
+    _check_sizes(streams, config)
+    _check_same_run(output, config, streams, deepened=deepened, resume=arguments.resume)
+    write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
+    for name, part in texts.items():
+        pieces = [p for text in part for p in corpus.pieces(text, _PIECE_LENGTH)]
+        # Mixed, so that the first few are a sample of all.
+        order = np.random.default_rng(config.run.seed).permutation(len(pieces))
+        pieces = [pieces[number] for number in order]
+        lines = "".join(json.dumps({"text": piece}) + "\n" for piece in pieces)
+        write_whole(output / f"{name}.jsonl", lines)
+        say(
+            f"{name}: {len(part)} files, {len(streams[name].tokens)} tokens, "
+            f"{len(pieces)} pieces"
+        )
+    write_json(output / "prompts.json", corpus.prompts(texts["held_out"]))
+    tests = corpus.read_texts(corpus.held_out_tests(arguments.library))
+    # Every second: enough to calibrate a head with.
+    write_json(output / "calibration_prompts.json", corpus.prompts(tests)[::2])
+    state, perplexity = _train(config, start, streams, output / "checkpoints")
+    model_folder = output / "model"
+    checkpoints.export_target(
+        model_folder,
+        config.model.transformer(),
+        state.params,
+        dtype="bfloat16",
+        stop_tokens=(0,),
+        bos_token=0,
+        also=lambda folder: _write_tokenizer(tokenizer, folder),
+        overwrite=True,
+    )
+    print(f"{model_folder} | held-out perplexity {perplexity:.2f} per token")
+    return 0
+
+
+def _check_output(output: Path, *, resume: bool) -> None:
+    """Refuses a folder that holds something else, before any long work starts."""
+    if resume and read_json_if_any(output / "run.json") is None:
+        raise InputError(f"--resume: {output} holds no run; leave out --resume")
+    names = {path.name for path in output.iterdir()} - {LOCK}
+    is_taken = not all(is_left_behind(name, ["run.json"]) for name in names)
+    if is_taken and not resume:
+        raise InputError(
+            f"{output} is not empty; give --resume to go on with its run, or another "
+            "folder"
+        )
+
+
+def _deepened(run: Path, config: PretrainConfig) -> TransformerParams:
+    """Returns the model of a finished run, made as deep as `config` says."""
+    if not (run / "model").is_dir():
+        raise InputError(f"--deepen: {run} holds no model/; give a finished run")
+    sizes, params = checkpoints.load_target(run / "model")
+    wanted = dataclasses.replace(
+        config.model.transformer(), num_layers=sizes.num_layers
+    )
+    for field in dataclasses.fields(sizes):
+        before, after = (getattr(x, field.name) for x in (sizes, wanted))
+        if before != after:
+            raise InputError(
+                f"--deepen: the model of {run} has {field.name} = {before}, not "
+                f"{after}; only num_layers may differ"
+            )
+    return deepen(params, config.model.num_layers)
+
+
+def _check_sizes(
+    streams: dict[str, corpus.TokenStream], config: PretrainConfig
+) -> None:
+    """Refuses texts too short for one batch."""
+    run = config.run
+    if run.batch_size % jax.device_count():
+        raise InputError(
+            f"batch_size = {run.batch_size} must be a multiple of the "
+            f"{jax.device_count()} devices"
+        )
+    for name, rows in (("train", run.batch_size), ("held_out", 1)):
+        stream = streams[name]
+        if stream.num_rows(run.row_length) < rows:
+            raise InputError(
+                f"the {name} texts have {len(stream.tokens)} tokens, too few for "
+                f"{rows} rows of row_length = {run.row_length}; give more text, or "
+                "lower row_length or batch_size"
+            )
+
+
+def _check_same_run(
+    output: Path,
+    config: PretrainConfig,
+    streams: dict[str, corpus.TokenStream],
+    *,
+    deepened: str | None,
+    resume: bool,
+) -> None:
+    """Records what makes a run, and refuses to go on with another; steps may grow.
+
+    A checkpoint holds all that came of the model which the run began with, so that
+    one, whose fingerprint is `deepened`, is wanted again only where there is none.
+    """
+    settings = dataclasses.asdict(config)
+    tokens = {name: stream.fingerprint() for name, stream in streams.items()}
+    before = read_json_if_any(output / "run.json") if resume else None
+    if before is not None:
+        for table in ("model", "run"):
+            for name, value in settings[table].items():
+                earlier = value_at(before, table, name)
+                if earlier != value and name not in _MAY_CHANGE:
+                    raise InputError(
+                        f"{output} holds a run with {name} = {earlier}, not {value}"
+                    )
+        if before.get("tokens") != tokens:
+            raise InputError(
+                f"{output} holds a run on other texts; take the Python that began it"
+            )
+        began = before.get("deepened", deepened)
+        saved = (path.name for path in (output / "checkpoints").glob("*"))
+        if began != deepened and not any(map(str.isdigit, saved)):
+            advice = "give the --deepen RUN that it began with"
+            raise InputError(
+                f"{output} holds a run without a checkpoint that began with other "
+                f"weights; {'leave out --deepen' if began is None else advice}"
+            )
+        deepened = began
+    write_json(output / "run.json", settings | {"tokens": tokens, "deepened": deepened})
+
+
+def _tokenizer(
+    folder: Path | None, texts: list[str], config: PretrainConfig, output: Path
+) -> Any:
+    """Returns the tokenizer of a model, of this run, or a new one."""
+    from tokenizers import Tokenizer
+
+    path = (folder or output) / "tokenizer.json"
+    if path.is_file():
+        tokenizer = Tokenizer.from_file(str(path))
+    elif folder is not None:
+        raise InputError(f"{folder} holds no tokenizer.json")
+    else:
+        say("training the tokenizer")
+        tokenizer = corpus.train_tokenizer(texts, config.model.vocab_size)
+    if tokenizer.get_vocab_size() > config.model.vocab_size:
+        raise InputError(
+            f"the tokenizer has {tokenizer.get_vocab_size()} ids, but vocab_size = "
+            f"{config.model.vocab_size}"
+        )
+    return tokenizer
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a tokenizer as `transformers` reads it."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = dict.fromkeys(("bos_token", "eos_token"), corpus.END_OF_TEXT)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | special
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def _train(
+    config: PretrainConfig,
+    start: TransformerParams | None,
+    streams: dict[str, corpus.TokenStream],
+    folder: Path,
+) -> tuple[PretrainState, float]:
+    run, length = config.run, config.run.row_length
+    step = jax.jit(
+        pretrain_step, static_argnames=("config",), donate_argnames=("state",)
+    )
+    measure = jax.jit(next_token_loss, static_argnames=("config",))
+    held_out = streams["held_out"].spread(run.eval_rows, length)
+
+    def perplexity(state: PretrainState) -> float:
+        sizes = config.model.transformer()
+        losses = [measure(state.params, row[None], sizes) for row in held_out]
+        return float(np.exp(np.mean(losses)))
+
+    by_row, everywhere = data_parallel()
+    saved = Checkpoints(folder, keep=run.keep)
+    state = jax.device_put(init_state(config, start), everywhere)
+    first = saved.latest() or 0
+    if first:
+        state = saved.restore(first, state)
+        say(f"going on after step {first}")
+    losses, started, result = [], time.perf_counter(), math.nan
+    with progress("pretraining", run.steps, first) as update:
+        for number in range(first, run.steps):
+            rows = streams["train"].rows(length, run.batch_size, number, run.seed)
+            state, loss = step(state, jax.device_put(rows, by_row), config=config)
+            losses.append(loss)
+            done = number + 1
+            if done % run.log_every == 0 or done == run.steps:
+                mean = float(np.mean(jax.device_get(losses)))
+                _check_finite(mean, done, folder, saved.latest())
+                speed = len(losses) * run.batch_size * length
+                speed /= time.perf_counter() - started
+                say(f"step {done} | loss {mean:.4f} | {speed:,.0f} tokens/s")
+                losses, started = [], time.perf_counter()
+            if done % run.eval_every == 0 or done == run.steps:
+                result = perplexity(state)
+                _check_finite(result, done, folder, saved.latest())
+                say(f"  held out | step {done} | perplexity {result:.2f}")
+                saved.save(done, state, {})
+                started = time.perf_counter()
+            update(done)
+    if first >= run.steps:
+        result = perplexity(state)
+    saved.close()
+    return state, result
+
+
+def _check_finite(value: float, step: int, folder: Path, latest: int | None) -> None:
+    """Stops a run that has diverged, before anything of it is kept."""
+    if not math.isfinite(value):
+        kept = "there is none" if latest is None else f"{folder}/{latest}"
+        raise InputError(
+            f"at step {step} the loss is {value}: training has diverged; the last good "
+            f"checkpoint: {kept}; try a lower learning_rate"
+        )

@@ -1,0 +1,101 @@
+"""Runs as JSON and as one line."""
+
+import importlib.metadata
+import platform
+from typing import Any
+
+import jax
+import numpy as np
+
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
+from eagle_jax.decoding.speculative import Round
+from eagle_jax.decoding.state import StopReason
+from eagle_jax.evaluation.markdown import decimals
+from eagle_jax.generation.runner import Row
+
+_VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
+
+
+def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]:
+    """Returns one entry of `runs`."""
+    interrupted = row.stop_reason == StopReason.RUNNING
+    return {
+        "prompt": prompt,
+        "prompt_ids": row.prompt_ids,
+        "generated_ids": row.generated_ids,
+        "text": text,
+        "stop_reason": "interrupted" if interrupted else row.stop_reason.name.lower(),
+        "accept_lengths": row.accept_lengths,
+        "rounds": len(row.accept_lengths),
+        "tokens_per_round": tokens_per_round(
+            [len(row.generated_ids)], len(row.accept_lengths)
+        ),
+        "seed": seed,
+    }
+
+
+def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
+    """Returns the real nodes of one row's tree, level order, root first."""
+    tree = jax.tree.map(lambda x: x[row], jax.device_get(done.tree))
+    real = tree.is_node
+    parents = _renumber(tree.parents, real)
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return {
+        "tokens": tree.tokens[real].tolist(),
+        "parents": parents,
+        "depths": depths,
+        "log_values": [round(float(x), 6) for x in tree.log_values[real]],
+    }
+
+
+def totals(
+    runs: list[dict[str, Any]], *, decode_seconds: float, compile_seconds: float
+) -> dict[str, Any]:
+    """Sums up runs; each run's first token belongs to the prefill, not to the speed."""
+    lengths = [len(run["generated_ids"]) for run in runs]
+    tokens, rounds = sum(lengths), sum(run["rounds"] for run in runs)
+    decoded = decoded_tokens(lengths)
+    return {
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_round": tokens_per_round(lengths, rounds),
+        "tokens_per_second": decoded / decode_seconds if decoded else None,
+        "compile_seconds": compile_seconds,
+    }
+
+
+def summary(totals: dict[str, Any]) -> str:
+    """Returns the line that a run ends with."""
+    parts = [
+        f"{totals['tokens']} tokens",
+        f"{totals['rounds']} rounds",
+        f"{decimals(totals['tokens_per_round'], 2)} tokens/round",
+        f"{decimals(totals['tokens_per_second'], 1)} tokens/s",
+        f"{totals['compile_seconds']:.1f} s compiling",
+    ]
+    if "speedup" in totals:
+        plain = totals["autoregressive_tokens_per_second"]
+        identical = {
+            True: "identical tokens",
+            False: "DIFFERENT TOKENS (near ties, if this is not float32)",
+        }
+        parts += [
+            f"autoregressive {decimals(plain, 1)} tokens/s",
+            f"speedup {decimals(totals['speedup'], 2)}",
+            identical.get(totals["identical"], "tokens not comparable (rejection)"),
+        ]
+    return " | ".join(parts)
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that a result depends on."""
+    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    return {"python": platform.python_version(), **found}
+
+
+def _renumber(parents: np.ndarray, real: np.ndarray) -> list[int]:
+    """Counts real nodes only; padding may lie between them."""
+    index = np.cumsum(real) - 1
+    return [-1 if p < 0 else int(index[p]) for p in parents[real]]

@@ -1,0 +1,317 @@
+"""A pair's trees on its prompts: timed in parts, recorded, and run for real."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from eagle_jax.config import Method, TreeConfig
+from eagle_jax.decoding.requests import make_requests, round_up_slots
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.recording import Recording, all_candidates, record
+from eagle_jax.evaluation.step_costs import StepCosts, num_programs, time_steps
+from eagle_jax.evaluation.tuning import NODES, Prediction, show
+from eagle_jax.generation.runner import Runner
+
+MOST_TREES = 12
+"""Trees that are measured in turns: their programs must all be kept meanwhile."""
+
+_TIMED_STEPS = 12
+_TIMED_DEPTH = 4  # Deeper programs take long to compile.
+_RECORDED_TOGETHER = 8  # Rows of a batch; recording is not timed.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A way of decoding, measured.
+
+    Attributes:
+        tokens: Decoded tokens of one repetition, without the prefills' own.
+        row_rounds: Rounds of all rows together.
+        seconds: Per repetition, without prefills.
+    """
+
+    tokens: int
+    row_rounds: int
+    seconds: tuple[float, ...]
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Emitted tokens per round of a row."""
+        return self.tokens / self.row_rounds
+
+    def speedup(self, plain: "Timing") -> float:
+        """Returns the median over repetitions of the speed over plain decoding's."""
+        pairs = zip(self.seconds, plain.seconds, strict=True)
+        per_second = [theirs / ours for ours, theirs in pairs]
+        return statistics.median(per_second) * self.tokens / plain.tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A tree that was run for real.
+
+    Attributes:
+        prediction: What was expected.
+        tokens_per_round: Measured.
+        speedup: Measured, over plain decoding.
+    """
+
+    prediction: Prediction
+    tokens_per_round: float
+    speedup: float
+
+
+def entries(
+    predictions: Sequence[Prediction], plain: Timing, timings: Sequence[Timing]
+) -> list[Entry]:
+    """Joins what was expected with what was measured, the quickest first."""
+    joined = [
+        Entry(
+            prediction=prediction,
+            tokens_per_round=timing.tokens_per_round,
+            speedup=timing.speedup(plain),
+        )
+        for prediction, timing in zip(predictions, timings, strict=True)
+    ]
+    return sorted(joined, key=lambda entry: -entry.speedup)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contest:
+    """Prompts on which ways of decoding are measured.
+
+    Attributes:
+        plain: Decodes plainly; the others differ in their drafter alone.
+        drafter: The pair's, of any tree.
+        prompts: Ids.
+        repeats: Measurements of each.
+        progress: Shows how far work is, given what is being done and how much of it
+            there is; as `eagle_jax.cli.progress.progress` does.
+    """
+
+    plain: Runner
+    drafter: TreeDrafter
+    prompts: list[list[int]]
+    repeats: int
+    progress: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+    def drafter_of(self, tree: TreeConfig) -> TreeDrafter:
+        """Returns the drafter that grows a tree."""
+        return dataclasses.replace(self.drafter, tree=tree)
+
+    def num_slots(self, depth: int) -> int:
+        """Returns the slots of every cache, `S`."""
+        longest = max(self.plain.max_length, self.plain.prompt_bucket)
+        return round_up_slots(longest, depth)
+
+    def run(self, ranking: Sequence[Prediction], label: str) -> list[Entry]:
+        """Runs trees for real, as many at a time as stay compiled.
+
+        Args:
+            ranking: What to run.
+            label: Shown beside the progress.
+
+        Returns:
+            The quickest first.
+        """
+        found: list[Entry] = []
+        for start in range(0, len(ranking), MOST_TREES):
+            group = ranking[start : start + MOST_TREES]
+            with self.progress(label, len(group) + 1 + self.repeats) as done:
+                plain, timings = self._measure([entry.tree for entry in group], done)
+            found += entries(group, plain, timings)
+        return sorted(found, key=lambda entry: -entry.speedup)
+
+    def _measure(
+        self, trees: Sequence[TreeConfig], report: Callable[[int], None]
+    ) -> tuple[Timing, list[Timing]]:
+        """Times plain decoding and every tree, batch by batch in turn."""
+        drafters = map(self.drafter_of, trees)
+        others = [dataclasses.replace(self.plain, drafter=d) for d in drafters]
+        runners = [self.plain, *others]
+        for done, runner in enumerate(runners, 1):
+            runner.warm_up(by_round=False)
+            report(done)
+        seconds = np.zeros((len(runners), self.repeats))
+        counts = np.zeros((len(runners), 2), int)
+        size = self.plain.batch_size
+        for repeat in range(self.repeats):
+            for start in range(0, len(self.prompts), size):
+                batch = self.prompts[start : start + size]
+                seeds = list(range(start, start + len(batch)))
+                for number, runner in enumerate(runners):
+                    result = runner.run(batch, seeds)
+                    seconds[number, repeat] += result.decode_seconds
+                    if repeat == 0:
+                        tokens = [len(row.generated_ids) - 1 for row in result.rows]
+                        # Every token of plain decoding is a step.
+                        rounds = tokens
+                        if runner.drafter is not None:
+                            rounds = [len(row.accept_lengths) for row in result.rows]
+                        counts[number] += (sum(tokens), sum(rounds))
+            report(len(runners) + repeat + 1)
+        plain, *rest = (
+            Timing(
+                tokens=int(count[0]),
+                row_rounds=int(count[1]),
+                seconds=tuple(times.tolist()),
+            )
+            for count, times in zip(counts, seconds, strict=True)
+        )
+        return plain, rest
+
+
+def time_parts(contest: Contest, trees: Sequence[TreeConfig]) -> StepCosts:
+    """Times the parts of rounds beside a cache as full as halfway through a text."""
+    runner = contest.plain
+    most = max(tree.num_nodes for tree in trees)
+    nodes = sorted({n for n in NODES if n < most} | {most})
+    widths = sorted({tree.width for tree in trees})
+    max_depth = max(tree.levels for tree in trees)
+    prompt = sorted(contest.prompts, key=len)[len(contest.prompts) // 2]
+    # Halfway through the text, but the steps that are timed must fit too.
+    behind = max(runner.config.decoding.max_new_tokens // 2 - _TIMED_STEPS, 0)
+    filled = prompt + prompt[:behind]
+    requests = make_requests(
+        [filled] * runner.batch_size,
+        max_new_tokens=_TIMED_STEPS + 1,
+        temperature=runner.config.sampling.temperature,
+        prompt_bucket=len(filled),
+    )
+    depth = min(max_depth, _TIMED_DEPTH)
+    with contest.progress("timing", num_programs(nodes, widths, depth)) as done:
+        return time_steps(
+            lambda tree: dataclasses.replace(
+                runner.decoder, drafter=contest.drafter_of(tree)
+            ),
+            runner.pair.params,
+            requests,
+            num_slots=contest.num_slots(max_depth),
+            nodes=nodes,
+            widths=widths,
+            depth=depth,
+            report=done,
+        )
+
+
+def record_texts(
+    contest: Contest, trees: Sequence[TreeConfig]
+) -> list[dict[int, Recording]]:
+    """Records every prompt's text once, for all trees.
+
+    Returns:
+        Per prompt, by width.
+
+    Raises:
+        InputError: If no text has a second token.
+    """
+    widths = sorted({tree.width for tree in trees})
+    depth = max(tree.levels for tree in trees)
+    # A wide tree need not expand what a chain does: chains are recorded apart.
+    drafters = {
+        width: contest.drafter_of(all_candidates(depth, width))
+        for width in sorted({widths[0], widths[-1]})
+    }
+    size = min(_RECORDED_TOGETHER, len(contest.prompts))
+    recorded: list[dict[int, Recording]] = []
+    with contest.progress("recording", len(contest.prompts)) as done:
+        for start in range(0, len(contest.prompts), size):
+            done(start)
+            numbers = range(start, start + size)
+            recorded += _record_batch(contest, drafters, widths, numbers)
+        recorded = recorded[: len(contest.prompts)]
+        done(len(recorded))
+    if not any(len(text[widths[0]].places) for text in recorded):
+        raise InputError("every text ends with its first token; give other prompts")
+    return recorded
+
+
+def distance(best: Entry, swept: Sequence[Entry]) -> str:
+    """Returns how far the recommendation is from the best tree of a sweep.
+
+    Args:
+        best: Of the finalists.
+        swept: All trees of the grid, measured once more, the quickest first.
+    """
+    first, tree = swept[0], best.prediction.tree
+    again = next(entry for entry in swept if entry.prediction.tree == tree)
+    lost = 100 * (1 - again.speedup / first.speedup)
+    return (
+        f"sweep of {len(swept)} trees: the best is {show(first.prediction.tree)} at "
+        f"{first.speedup:.2f}; {show(tree)}, the best finalist, measures "
+        f"{again.speedup:.2f}, {lost:.1f}% less"
+    )
+
+
+def settings_file(
+    best: Entry,
+    *,
+    method: Method,
+    temperature: float,
+    batch_size: int,
+    dtype: str,
+    comments: Sequence[str],
+) -> str:
+    """Returns a settings file of `GenerateConfig`.
+
+    Args:
+        best: The quickest tree; plain decoding is recommended if that is quicker.
+        method: What drafts.
+        temperature: What was tuned for: above 0 the tree is that of sampled text.
+        batch_size: Likewise.
+        dtype: As given; "auto" is left out.
+        comments: Lines that say where the figures come from.
+    """
+    tree, pays = best.prediction.tree, best.speedup > 1
+    figures = (
+        f"measured: {best.tokens_per_round:.2f} tokens per round, {best.speedup:.2f} "
+        "times the speed of plain decoding"
+    )
+    if not pays:
+        figures = f"no tree pays; the best, {show(tree)}: {figures}"
+    lines = [f"# {line}".rstrip() for line in (*comments, figures)]
+    if pays:
+        table = "sampled_tree" if temperature > 0 else "tree"
+        lines += ["", f"[{table}]", f"num_nodes = {tree.num_nodes}"]
+        lines += [f"depth = {tree.depth}", f"width = {tree.width}"]
+        if tree.calibration is not None:
+            lines.append(f"calibration = {json.dumps(tree.calibration)}")
+    chosen = method if pays else "autoregressive"
+    lines += ["", "[decoding]", f'method = "{chosen}"', f"batch_size = {batch_size}"]
+    if dtype != "auto":
+        lines.append(f'dtype = "{dtype}"')
+    return "\n".join(lines) + "\n"
+
+
+def _record_batch(
+    contest: Contest,
+    drafters: dict[int, TreeDrafter],
+    widths: Sequence[int],
+    numbers: range,
+) -> list[dict[int, Recording]]:
+    """Records the prompts of these numbers; those behind the last are made up."""
+    runner = contest.plain
+    prompts = contest.prompts[numbers.start : numbers.stop]
+    missing = len(numbers) - len(prompts)
+    most = runner.config.decoding.max_new_tokens
+    return record(
+        runner.decoder,
+        drafters,
+        runner.pair.params,
+        make_requests(
+            # All batches share one compilation.
+            prompts + [[0]] * missing,
+            max_new_tokens=[most] * len(prompts) + [1] * missing,
+            stop_tokens=runner.pair.stop_tokens,
+            temperature=runner.config.sampling.temperature,
+            seeds=list(numbers),
+            prompt_bucket=runner.prompt_bucket,
+        ),
+        widths=widths,
+        num_slots=contest.num_slots(drafters[widths[-1]].depth),
+    )

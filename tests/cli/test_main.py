@@ -1,0 +1,59 @@
+"""`eagle-jax` and the names of its commands."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eagle_jax.cli.main import COMMANDS, run
+from eagle_jax.config import CONFIGS, GenerateConfig, load_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["--nonsense"]], ids=str)
+def test_what_is_no_command_is_answered_with_all_that_are(
+    argv: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["eagle-jax", *argv])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    assert all(name in line for name in COMMANDS)
+
+
+def test_every_script_is_a_command() -> None:
+    scripts = {path.stem for path in (REPOSITORY / "scripts").glob("*.py")}
+    assert {name.replace("-", "_") for name in COMMANDS} == scripts
+
+
+def test_a_command_runs_outside_of_the_clone(tmp_path: Path) -> None:
+    code = "import eagle_jax_command; eagle_jax_command.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "generate", "--random", "nonsense"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and "nonsense" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["embedded", "embedded.toml", "configs/embedded.toml"])
+def test_configs_are_found_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = load_config(CONFIGS / "embedded.toml", GenerateConfig)
+    assert load_config(name, GenerateConfig) == own
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "embedded.toml").write_text("")
+    is_there = name.startswith("configs")
+    assert (load_config(name, GenerateConfig) == GenerateConfig()) == is_there
