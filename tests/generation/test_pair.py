@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 import eagle_jax
-from eagle_jax import Pair, StopReason
+from eagle_jax import Pair, StopReason, TreeConfig, assets
+from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.errors import InputError
+from eagle_jax.generation.random_pairs import open_random
 from tests.helpers import refused
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12}
@@ -14,9 +16,20 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": 12}
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
+TREE = TreeConfig(num_nodes=6, depth=2, width=3)
+
+
+def random_pair(method: Method = "eagle2") -> Pair:
+    source = open_random(
+        "tiny", tree=TREE, dtype="float32", with_tokenizer=True, method=method
+    )
+    config = GenerateConfig(tree=TREE, decoding=DecodingConfig(method=method))
+    return Pair(source.load(), config)
+
+
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return eagle_jax.load_embedded_pair()
+    return random_pair()
 
 
 def test_texts_of_one_and_of_many_prompts_are_the_same(pair: Pair) -> None:
@@ -41,7 +54,7 @@ def test_ids_are_taken_as_they_are(pair: Pair) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_stream_joins_to_the_text(pair: Pair, temperature: float) -> None:
-    settings = {"temperature": temperature, "seed": 4} | SETTINGS
+    settings: dict[str, Any] = {"temperature": temperature, "seed": 4} | SETTINGS
     pieces = list(pair.stream("def main():", **settings))
     (done,) = pair.generate("def main():", **settings)
     assert "".join(pieces) == done.text
@@ -49,19 +62,27 @@ def test_a_stream_joins_to_the_text(pair: Pair, temperature: float) -> None:
 
 
 def test_a_prompt_draws_with_a_seed_of_its_own(pair: Pair) -> None:
-    settings = {"temperature": 1.0} | SETTINGS
+    settings: dict[str, Any] = {"temperature": 1.0} | SETTINGS
     first, second = pair.generate(["x", "x"], seed=7, **settings)
     assert first.text != second.text
     assert pair.generate("x", seed=8, **settings)[0].text == second.text
 
 
 def test_plain_decoding_writes_the_same_text(pair: Pair) -> None:
-    plain = eagle_jax.load_pair(str(eagle_jax.assets.TARGET), method="autoregressive")
+    plain = random_pair("autoregressive")
     for temperature in (0.0, 1.0):
-        settings = {"temperature": temperature} | SETTINGS
+        settings: dict[str, Any] = {"temperature": temperature} | SETTINGS
         (expected,) = plain.generate("import ", **settings)
         assert pair.generate("import ", **settings)[0].text == expected.text
         assert expected.tokens_per_round == 1
+
+
+def test_the_embedded_pair_writes_the_same_as_its_target_alone() -> None:
+    plain = eagle_jax.load_pair(str(assets.TARGET), method="autoregressive")
+    (expected,) = plain.generate("def main():", **SETTINGS)
+    (done,) = eagle_jax.load_embedded_pair().generate("def main():", **SETTINGS)
+    assert done.text == expected.text
+    assert len(done.accept_lengths) < len(expected.accept_lengths)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +93,7 @@ def test_plain_decoding_writes_the_same_text(pair: Pair) -> None:
         ("x", {"temprature": 1.0}, "'temprature' is no setting; known are temperature"),
         ("x", {"temperature": -1.0}, "temperature = -1"),
         ("x", {"max_length": 2}, "raise `max_length`"),
-        ("x", {"max_length": 10**6}, "512 positions"),
+        ("x", {"max_length": 10**6}, "positions"),
         ("x", {"chat": True}, "`chat` needs a chat template"),
         ([[5000]], {}, "the id 5000"),
         ([[0.5]], {}, "the id 0.5"),
