@@ -27,9 +27,9 @@ from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind, write_json, write_whole
 from eagle_jax.generation.room import check_training
 from eagle_jax.models.transformer import TransformerParams
-from eagle_jax.parsing import read_json_if_any, value_at
+from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training import corpus
-from eagle_jax.training.checkpoint import LOCK, Checkpoints, writing_run
+from eagle_jax.training.checkpoint import LOCK, Checkpoints, check_settings, writing_run
 from eagle_jax.training.loop import data_parallel
 from eagle_jax.training.pretrain import (
     PretrainConfig,
@@ -203,13 +203,7 @@ def _check_same_run(
     tokens = {name: stream.fingerprint() for name, stream in streams.items()}
     before = read_json_if_any(output / "run.json") if resume else None
     if before is not None:
-        for table in ("model", "run"):
-            for name, value in settings[table].items():
-                earlier = value_at(before, table, name)
-                if earlier != value and name not in _MAY_CHANGE:
-                    raise InputError(
-                        f"{output} holds a run with {name} = {earlier}, not {value}"
-                    )
+        check_settings(output, before, settings, _MAY_CHANGE)
         if before.get("tokens") != tokens:
             raise InputError(
                 f"{output} holds a run on other texts; take the Python that began it"

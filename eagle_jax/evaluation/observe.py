@@ -1,18 +1,36 @@
 """A pair decodes prompts round by round, and what was drafted is fitted at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
-from eagle_jax.checkpoints.calibration import Kind
+from eagle_jax.checkpoints import load_head
+from eagle_jax.checkpoints.calibration import CALIBRATION_FILE, Kind
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
-from eagle_jax.drafting import Calibration, Confidence, DraftModel, TreeDrafter
-from eagle_jax.evaluation.calibrate import PLAIN, By, Fit, Observed, fit
+from eagle_jax.drafting import (
+    Calibration,
+    Confidence,
+    DraftModel,
+    EagleHead,
+    TreeDrafter,
+)
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.calibrate import (
+    PLAIN,
+    By,
+    Fit,
+    Observed,
+    calibration_file,
+    describe,
+    fit,
+)
 from eagle_jax.evaluation.nodes import VerifiedTree
+from eagle_jax.files import write_json
 from eagle_jax.interface import Params, Target
+from eagle_jax.training.trainer import Trained
 
 TRIED: dict[Kind, tuple[Confidence, ...]] = {
     "greedy": (Confidence(),),
@@ -81,6 +99,42 @@ def calibrate_pair(
         ]
         fits[kind] = fit(observed, by=by, plain=PLAIN[kind])
     return fits
+
+
+def calibrate_head(trained: Trained, report: Callable[[str], None]) -> None:
+    """Writes what a new head's confidences are worth on its run's held-out prompts.
+
+    Args:
+        trained: The run.
+        report: Called with what came of it.
+    """
+    config, step_config = trained.config, trained.step_config
+    target, target_params = step_config.target, trained.pair.params.target
+    placement = trained.pair.placement
+    everywhere = None if placement is None else placement.everywhere
+    _, head = load_head(
+        trained.head, target.config, target_params, step_config.dtype, everywhere
+    )
+    model = EagleHead(config=step_config.head, dtype=step_config.dtype)
+    try:
+        fits = calibrate_pair(
+            target,
+            model,
+            Params(target=target_params, drafter=model.join(head, target_params)),
+            trained.data.prompts,
+            tree=config.tree,
+            max_new_tokens=config.run.eval_new_tokens,
+            max_length=target.config.max_positions,
+            stop_tokens=trained.data.stop_tokens,
+        )
+    except InputError as error:
+        report(f"warning: no calibration is written: {error}")
+        return
+    source = ["held-out prompts of scripts/train.py"]
+    result = calibration_file(target.config.vocab_size, fits, source)
+    write_json(trained.head / CALIBRATION_FILE, result)
+    for kind, fitted in fits.items():
+        report(f"{kind}: {describe(fitted)}")
 
 
 def _observe(

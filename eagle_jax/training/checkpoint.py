@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.files import only_writer, writing
+from eagle_jax.files import is_left_behind, only_writer, writing
+from eagle_jax.parsing import value_at
 
 LOCK = ".lock"
 """In the folder of a run that is being written."""
+
+_OURS = {"run.json", "log.csv", "curve.png", "checkpoints", "features", "head"}
 
 
 @contextlib.contextmanager
@@ -41,6 +45,74 @@ def writing_run(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             for place in made:
                 place.rmdir()
+
+
+def check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuses an output folder before any long work starts.
+
+    Raises:
+        InputError: If it holds something else than a run, or a run without which of
+            both is meant, or none to go on with.
+    """
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite exclude each other")
+    names = {path.name for path in output.iterdir()} if output.is_dir() else set()
+    # What a kill left half-written has a hidden name.
+    names = {name for name in names - {LOCK} if not is_left_behind(name, _OURS)}
+    if resume:
+        if "run.json" not in names:
+            raise InputError(f"--resume: {output} holds no run; leave out --resume")
+        return
+    if names and not overwrite:
+        raise InputError(
+            f"{output} is not empty; give --resume to go on with its run, --overwrite "
+            "to replace it, or another name"
+        )
+    if names and ("run.json" not in names or names - _OURS):
+        raise InputError(
+            f"{output} is not replaced: it holds something else than a run "
+            f"({', '.join(sorted(names - _OURS)[:3]) or 'no run.json'})"
+        )
+
+
+def check_settings(
+    output: Path,
+    before: object,
+    settings: Mapping[str, Mapping[str, Any]],
+    may_change: Collection[str] = (),
+) -> None:
+    """Refuses to go on with a run under other settings.
+
+    Args:
+        output: The run's folder.
+        before: What was recorded of the settings, by table.
+        settings: What they are now.
+        may_change: Names that may differ.
+
+    Raises:
+        InputError: Naming the first that differs.
+    """
+    for table, values in settings.items():
+        for name, value in values.items():
+            earlier = value_at(before, table, name)
+            if earlier != value and name not in may_change:
+                raise InputError(
+                    f"{output} holds a run with {name} = {earlier}, not {value}; a "
+                    "resumed run keeps its settings"
+                )
+
+
+def remove_run(output: Path) -> None:
+    """Removes a run, its mark last: a kill leaves what can be overwritten again."""
+    if not output.is_dir():
+        return
+    for path in sorted(output.iterdir(), key=lambda path: path.name == "run.json"):
+        if path.name not in _OURS and not is_left_behind(path.name, _OURS):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 class Checkpoints:

@@ -47,6 +47,14 @@ class Evaluation:
     alphas: tuple[float, ...]
     tokens_per_round: float
 
+    def summary(self) -> str:
+        """Returns the figures in one line."""
+        alphas = " ".join(f"{alpha:.3f}" for alpha in self.alphas)
+        return (
+            f"loss {self.loss:.4f} | agreement {self.agreement:.3f} | 0..4-alpha "
+            f"{alphas} | {self.tokens_per_round:.2f} tokens/round"
+        )
+
 
 _Decoded = tuple[np.ndarray, np.ndarray, np.ndarray]
 """By row: accepted drafts of each round, `[B, S]`, rounds and new tokens, `[B]`."""

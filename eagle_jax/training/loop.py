@@ -92,7 +92,6 @@ class Run:
         placement: Placement,
         data: TrainingData,
         folder: Path,
-        observe: Callable[[LogRow], None],
     ) -> None:
         """Starts a run, or takes one up at its newest checkpoint.
 
@@ -104,14 +103,13 @@ class Run:
             data: See `TrainingData`.
             folder: Gets `log.csv`, written by the first process, and
                 `checkpoints/`.
-            observe: Called with every row of the log.
 
         Raises:
             InputError: As `check_rows`, or if the checkpoint cannot be read.
         """
         check_rows(data.rows, config.run.batch_size)
         self._config, self._step_config, self._data = config, step_config, data
-        self._observe, self._folder = observe, folder
+        self._folder = folder
         self._placement, self._target_params = placement, target_params
         self._checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.run.keep, best="agreement"
@@ -147,8 +145,11 @@ class Run:
         for loss in self._log.losses:
             self._remember(loss)
 
-    def train(self) -> EagleHeadParams:
+    def train(self, observe: Callable[[LogRow], None]) -> EagleHeadParams:
         """Trains to the last step; returns the best head, float32.
+
+        Args:
+            observe: Called with every row of the log.
 
         Raises:
             DivergedError: If the loss is no number any more or explodes; nothing of
@@ -184,7 +185,7 @@ class Run:
             if evaluation is not None:
                 measured = {"agreement": evaluation.agreement}
                 self._checkpoints.save(done, self._state, measured)
-            self._observe(row)
+            observe(row)
             logged_tokens, pending = tokens, []
             started = time.perf_counter()
         best = self.best()

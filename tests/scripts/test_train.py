@@ -24,6 +24,7 @@ from eagle_jax.checkpoints.calibration import load_calibration
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Run
+from eagle_jax.training.trainer import new_head_config
 from tests.conftest import Main, load_main
 from tests.devices import with_devices
 from tests.helpers import SMALL_LAYER
@@ -434,7 +435,7 @@ def test_a_full_disk_ends_in_one_line_and_a_run_to_resume(
     assert_same_head(run, output)
 
 
-def test_a_head_has_nothing_that_only_its_target_can_have(train: Main) -> None:
+def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
     """The official layout has neither norms of queries nor experts."""
     layer = dataclasses.replace(
         SMALL_LAYER, qkv_bias=True, qk_norm=True, num_experts=4, experts_per_token=2
@@ -442,5 +443,5 @@ def test_a_head_has_nothing_that_only_its_target_can_have(train: Main) -> None:
     target = TransformerConfig(
         layer=layer, num_layers=2, vocab_size=64, max_positions=128
     )
-    head = train.__globals__["_head_config"](target, TrainConfig())
+    head = new_head_config(target, TrainConfig())
     assert head.layer == SMALL_LAYER

@@ -1,0 +1,329 @@
+"""Training a head from a target's folder and data files to a head's folder."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from eagle_jax import checkpoints
+from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.errors import InputError
+from eagle_jax.files import fingerprint_file, write_json
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.room import check_training
+from eagle_jax.models import eagle_head
+from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parallel import MeshShape, Placement, place, wait_for_all
+from eagle_jax.parsing import read_json_if_any
+from eagle_jax.training.checkpoint import check_output, check_settings, remove_run
+from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.data import cache_features, read_data
+from eagle_jax.training.log import plot_log
+from eagle_jax.training.loop import DivergedError, LogRow, Run, TrainingData, check_rows
+from eagle_jax.training.step import StepConfig
+
+Report = Callable[[str], None]
+Progress = Callable[..., contextlib.AbstractContextManager[Callable[..., None]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A finished run.
+
+    Attributes:
+        target: The target's folder.
+        head: The folder of the best head, in the official layout.
+        config: All settings.
+        step_config: What was static in a step.
+        pair: The target as it was loaded.
+        data: What was read.
+        summary: The last evaluation in one line.
+    """
+
+    target: Path
+    head: Path
+    config: TrainConfig
+    step_config: StepConfig
+    pair: LoadedPair
+    data: TrainingData
+    summary: str
+
+
+def _silent(*_: object, **__: object) -> contextlib.nullcontext[Callable[..., None]]:
+    return contextlib.nullcontext(lambda *_: None)
+
+
+def train_head(
+    target: str,
+    data: Sequence[Path],
+    output: Path,
+    config: TrainConfig,
+    *,
+    held_out_data: Sequence[Path] = (),
+    mesh: MeshShape | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    report: Report = lambda line: None,
+    progress: Progress = _silent,
+) -> Trained:
+    """Trains a head, evaluates it as it goes, and exports the best.
+
+    Args:
+        target: A Hugging Face folder or hub name.
+        data: Files to train on, see `read_data`.
+        output: The run's folder, see `check_output`.
+        config: All settings.
+        held_out_data: Files to evaluate on instead of a share of the data.
+        mesh: How devices share the work; the rows of a step by default.
+        resume: Go on with the run in `output`, bit for bit.
+        overwrite: Replace the run in `output`.
+        report: Called with lines for a log.
+        progress: Shows how far work is, as `eagle_jax.cli.progress.progress` does.
+
+    Raises:
+        InputError: If something does not fit together, is too large for this machine,
+            or training diverges.
+    """
+    check_output(output, resume=resume, overwrite=overwrite)
+    folder = checkpoints.resolve(target)
+    before = read_json_if_any(output / "run.json") if resume else None
+    source = open_pair(
+        target,
+        None,
+        tree=config.tree,
+        dtype=_dtype(config),
+        date=None if before is None else before.get("date"),
+    )
+    mesh = mesh or MeshShape(data=jax.device_count())
+    placement, head = _place(source, config, mesh)
+    files = (*data, *held_out_data)
+    identity = _identity(folder, files, mesh, config) | {"date": source.date}
+    if resume:
+        _check_same_run(output, before, identity, report)
+    report("reading the data")
+    read = read_data(
+        data,
+        held_out_data,
+        source.tokenizer,
+        source.config,
+        config,
+        stop_tokens=checkpoints.stop_tokens(folder),
+        report=report,
+    )
+    check_rows(read.rows, config.run.batch_size)
+    report(f"loading {target}")
+    pair = source.load(placement)
+    step_config = StepConfig(
+        target=pair.target,
+        head=head,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=config.run.steps,
+        dtype=pair.target.dtype,
+    )
+    wait_for_all("all have looked at the output")
+    if jax.process_index() == 0:
+        if overwrite:
+            remove_run(output)
+        write_json(output / "run.json", identity)
+    wait_for_all("the output is there")
+    trained = Trained(
+        target=folder,
+        head=output / "head",
+        config=config,
+        step_config=step_config,
+        pair=pair,
+        data=read,
+        summary="no evaluation was made",
+    )
+    return _run(trained, placement, report, progress)
+
+
+def new_head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:
+    """Returns the sizes of a new head: the target's but for what is set.
+
+    Raises:
+        InputError: If the heads that are set do not divide the target's width.
+    """
+    sizes, layer = config.head, target.layer
+    num_heads = sizes.num_heads or layer.num_heads  # None, as sizes are never 0.
+    if layer.hidden_size % (2 * num_heads):
+        raise InputError(
+            f"num_heads = {num_heads} must divide the target's hidden_size = "
+            f"{layer.hidden_size} into an even head_dim; set [head] num_heads"
+        )
+    num_kv_heads = sizes.num_kv_heads or min(layer.num_kv_heads, num_heads)
+    if num_heads % num_kv_heads:
+        raise InputError(
+            f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}"
+        )
+    return EagleHeadConfig(
+        layer=dataclasses.replace(
+            layer,
+            intermediate_size=sizes.intermediate_size or layer.intermediate_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=layer.hidden_size // num_heads,
+            qkv_bias=False,
+            qk_norm=False,
+            num_experts=0,
+            experts_per_token=0,
+        ),
+        vocab_size=target.vocab_size,
+        max_positions=min(target.max_positions, config.data.row_length),
+        fc_bias=sizes.fc_bias,
+    )
+
+
+def _dtype(config: TrainConfig) -> str:
+    if config.run.dtype != "auto":
+        return config.run.dtype
+    return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+
+
+def _place(
+    source: PairSource, config: TrainConfig, mesh: MeshShape
+) -> tuple[Placement, EagleHeadConfig]:
+    """Returns where everything lies, and the new head, if this machine has the room."""
+    batch_size, row_length = config.run.batch_size, config.data.row_length
+    if row_length > source.config.max_positions:
+        raise InputError(
+            f"row_length = {row_length} is more than the target's "
+            f"{source.config.max_positions} positions (max_position_embeddings)"
+        )
+    check_training(
+        source.config, source.dtype, batch_size=batch_size, row_length=row_length
+    )
+    placement = place(mesh, source.config, batch_size=batch_size)
+    if config.data.cache_features and jax.process_count() > 1:
+        raise InputError("--cache-features is for one process; leave it out")
+    head = new_head_config(source.config, config)
+    shapes = shapes_of(eagle_head.init_params, head)
+    return placement.with_drafter(head.layer, shapes), head
+
+
+def _identity(
+    folder: Path, files: Sequence[Path], mesh: MeshShape, config: TrainConfig
+) -> dict[str, Any]:
+    """Returns what a resumed run must have in common with the run it resumes."""
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"cannot read the data {path}: it is no file")
+    return {
+        "target": checkpoints.fingerprint_folder(folder),
+        "data": [fingerprint_file(path) for path in files],
+        "mesh": str(mesh),
+        "settings": dataclasses.asdict(config),
+    }
+
+
+def _check_same_run(
+    output: Path,
+    before: dict[str, Any] | None,
+    identity: dict[str, Any],
+    report: Report,
+) -> None:
+    """Refuses to go on with other settings, data or another target."""
+    if before is None:
+        raise InputError(f"{output / 'run.json'} cannot be read; start the run again")
+    if before.get("target") != identity["target"]:
+        raise InputError(f"{output} holds a run of another target; give that target")
+    if before.get("data") != identity["data"]:
+        raise InputError(f"{output} holds a run on other data; give the same files")
+    if before.get("date") != identity["date"]:
+        raise InputError(
+            f"{output} holds a run that did not record which date its chat template "
+            "was given, so its rows cannot be made again; start it again"
+        )
+    check_settings(output, before.get("settings"), identity["settings"])
+    if before.get("mesh", identity["mesh"]) != identity["mesh"]:
+        report(
+            f"warning: the run began on the mesh {before.get('mesh')} and goes on on "
+            f"{identity['mesh']}: sums may round differently"
+        )
+
+
+def _run(
+    trained: Trained,
+    placement: Placement,
+    report: Report,
+    progress: Progress,
+) -> Trained:
+    """Trains and exports the best head."""
+    config, output = trained.config, trained.head.parent
+    target_params = trained.pair.params.target
+    table = target_params.embedding if config.head.include_embedding else None
+    is_first = jax.process_index() == 0
+
+    def export(params: EagleHeadParams) -> None:
+        fetched, embedding = placement.fetch((params, table))
+        if is_first:
+            checkpoints.export_head(
+                trained.head,
+                trained.step_config.head,
+                fetched,
+                embedding=embedding,
+                dtype="float32",
+                overwrite=True,
+            )
+
+    data = trained.data
+    if config.data.cache_features:
+        with progress("computing features", len(data.rows)) as update:
+            features = cache_features(
+                output / "features",
+                data.rows,
+                target_params,
+                placement,
+                step_config=trained.step_config,
+                target=checkpoints.fingerprint_folder(trained.target),
+                batch_size=config.run.batch_size,
+                progress=update,
+            )
+        data = dataclasses.replace(data, features=features)
+    title = f"{output.name}: a head for {trained.target.name}"
+    run = Run(
+        config=config,
+        step_config=trained.step_config,
+        target_params=target_params,
+        placement=placement,
+        data=data,
+        folder=output,
+    )
+    summary = trained.summary
+    with (
+        contextlib.closing(run),
+        progress("step", config.run.steps, run.first_step, pause=0) as update,
+    ):
+
+        def observe(row: LogRow) -> None:
+            nonlocal summary
+            loss, agreement = row.metrics["loss"], row.metrics["agreement"]
+            update(
+                row.step,
+                f"loss {loss:.4f} | agreement {agreement:.3f} | "
+                f"{row.tokens_per_second:,.0f} tokens/s",
+            )
+            if row.evaluation is not None:
+                summary = f"step {row.step} | {row.evaluation.summary()}"
+                report(f"  held out | {summary}")
+                if is_first:
+                    plot_log(output / "log.csv", output / "curve.png", title=title)
+
+        if run.first_step:
+            report(f"going on after step {run.first_step}")
+        try:
+            export(run.train(observe))
+        except DivergedError as error:
+            best = run.best()
+            if best is None:
+                raise
+            export(best)
+            raise InputError(
+                f"{error}; the best head so far is in {trained.head}"
+            ) from error
+    return dataclasses.replace(trained, summary=summary)
