@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.interface import Cache, Target, TargetOutput
+from eagle_jax.ordering import after
 
 PREFILL_CHUNK = 512
 """Tokens that are read at once: enough to keep an accelerator's units busy."""
@@ -105,11 +106,7 @@ def _add(
     last = lengths - 1 - begin
     is_last = (last >= 0) & (last < size)
     hidden = _rows(output.hidden, jnp.clip(last, 0, size - 1))
-    count = jnp.clip(lengths - begin, 0, size)
-    # The piece must have read the cache before it is written, or it is written to a
-    # copy: a number that is never below zero orders the two.
-    order = jnp.sum(output.hidden.astype(jnp.float32)[:, 0] ** 2, axis=-1)
-    count = jnp.where(order < 0, 0, count)
+    count = after(jnp.clip(lengths - begin, 0, size), hidden[:, 0])
     return Reading(
         cache=target.commit(reading.cache, output.entries, rows, count),
         hidden=jnp.where(is_last[:, None], hidden, reading.hidden),
