@@ -114,6 +114,13 @@ class TreeConfig:
         """Levels worth drafting: in `N` nodes none lies deeper than `N - 1`."""
         return min(self.depth, self.num_nodes - 1)
 
+    @property
+    def shape(self) -> "TreeConfig":
+        """The tree alone: what says how to rank and choose drafts is left out."""
+        return dataclasses.replace(
+            self, calibration=None, kappa=None, sharpness=None, shared_noise=True
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig:

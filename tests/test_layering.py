@@ -15,7 +15,7 @@ ALLOWED = {
     "config": {"errors", "parsing"},
     "sampling": set(),
     "tree": {"config"},
-    "interface": {"sampling", "tree"},
+    "interface": {"errors", "sampling", "tree"},
     "prefill": {"interface", "ordering"},
     "models": {"interface", "ordering"},
     "drafting": {
