@@ -99,7 +99,6 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     ],
     "report": [(["records", "--output", "/proc/out"], "cannot write to /proc/out")],
     "compile_report": [(["--output", "/nowhere/out.md"], "cannot write /nowhere")],
-    "measure_loading": [(["--target", "/nowhere"], "/nowhere is no folder")],
 }
 
 
