@@ -117,6 +117,13 @@ class TreeConfig:
         """Levels worth drafting: in `N` nodes none lies deeper than `N - 1`."""
         return min(self.depth, self.num_nodes - 1)
 
+    @property
+    def shape(self) -> "TreeConfig":
+        """The tree alone: what says how to rank and choose drafts is left out."""
+        return dataclasses.replace(
+            self, calibration=None, kappa=None, sharpness=None, shared_noise=True
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
@@ -236,8 +243,8 @@ def load_config(path: str | Path, kind: type[Settings]) -> Settings:
     """Reads a TOML file of settings.
 
     Args:
-        path: The file; where there is none, "configs/7b.toml", "7b.toml" and "7b" are
-            the package's own.
+        path: The file; where there is none, "configs/13b.toml", "13b.toml" and "13b"
+            are the package's own.
         kind: A frozen dataclass, nested one level per TOML table.
 
     Returns:

@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.errors import InputError
 from eagle_jax.sampling import SamplingParams
 from eagle_jax.tree import DraftTree
 
 Cache = Any
-"""A target's own cache pytree; must have an attribute `length`, `[B]` int32."""
+"""A target's own cache pytree; it knows itself how much of each row is confirmed."""
 
 Entries = Any
 """The keys and values of one call's tokens, an opaque pytree."""
@@ -111,7 +112,7 @@ class Target(Protocol):
     """The model whose text is generated."""
 
     def init_cache(self, batch: int, capacity: int) -> Cache:
-        """Returns an empty cache: `length` is `[B]` int32 zeros.
+        """Returns an empty cache.
 
         Args:
             batch: `B`. Static.
@@ -131,8 +132,8 @@ class Target(Protocol):
     ) -> TargetOutput:
         """Runs the model over new tokens; the cache is read, never written.
 
-        Every token sees the first `cache.length` slots of its row and, among the
-        new tokens, those its row of the mask names.
+        Every token sees what was committed to its row and, among the new tokens, those
+        its row of the mask names.
 
         Args:
             params: The target's parameters.
@@ -221,3 +222,93 @@ class Drafter(Protocol):
             verified: The whole tree, of which a path was accepted.
         """
         ...
+
+
+def forward(
+    target: Target,
+    params: Any,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: jax.Array | None,
+    cache: Cache,
+) -> TargetOutput:
+    """Calls `Target.forward`, and checks what comes back as it is traced.
+
+    Raises:
+        InputError: If `hidden` or `features` have another shape than the protocol's.
+    """
+    output = target.forward(params, tokens, positions, mask, cache)
+    for name, array in (("hidden", output.hidden), ("features", output.features)):
+        _check(target, "forward", name, array, (*tokens.shape, None))
+    return output
+
+
+def unembed(target: Target, params: Any, hidden: jax.Array) -> jax.Array:
+    """Calls `Target.unembed`, and checks what comes back as it is traced.
+
+    Raises:
+        InputError: If the logits are not `[..., V]` float32.
+    """
+    logits = target.unembed(params, hidden)
+    shape = (*hidden.shape[:-1], None)
+    _check(target, "unembed", "logits", logits, shape, jnp.float32)
+    return logits
+
+
+def commit(
+    target: Target, cache: Cache, entries: Entries, path: jax.Array, count: jax.Array
+) -> Cache:
+    """Calls `Target.commit`, and checks what comes back as it is traced.
+
+    Raises:
+        InputError: If the cache has become another pytree or another size.
+    """
+    written = target.commit(cache, entries, path, count)
+    old, new = (jax.tree.map(jax.typeof, tree) for tree in (cache, written))
+    if old != new:
+        raise InputError(
+            f"{type(target).__name__}.commit returns the cache {new}, but was given "
+            f"{old}; a commit changes no shape and no type"
+        )
+    return written
+
+
+def propose(
+    drafter: Drafter, params: Any, state: Any, root: jax.Array, draws: Draws
+) -> tuple[DraftTree, Any]:
+    """Calls `Drafter.propose`, and checks what comes back as it is traced.
+
+    Raises:
+        InputError: If a field of the tree is not `[B, N]`, with one `N` for all.
+    """
+    tree, state = drafter.propose(params, state, root, draws)
+    shape = (*root.shape, tree.tokens.shape[-1])
+    for name, dtype in (
+        *(("tokens", jnp.int32), ("parents", jnp.int32)),
+        *(("log_values", jnp.float32), ("is_node", jnp.bool_)),
+    ):
+        _check(drafter, "propose", name, getattr(tree, name), shape, dtype)
+    if tree.draft_logits is not None:
+        _check(drafter, "propose", "draft_logits", tree.draft_logits, (*shape, None))
+    return tree, state
+
+
+def _check(
+    owner: object,
+    method: str,
+    name: str,
+    array: jax.Array,
+    shape: tuple[int | None, ...],
+    dtype: Any = None,
+) -> None:
+    """Refuses an array of another shape; `None` stands for any size or type."""
+    fits = len(array.shape) == len(shape) and all(
+        size in (None, given) for size, given in zip(shape, array.shape, strict=True)
+    )
+    if not fits or dtype not in (None, array.dtype):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        kind = "" if dtype is None else f" {jnp.dtype(dtype).name}"
+        raise InputError(
+            f"{type(owner).__name__}.{method} returns {name} of shape "
+            f"{list(array.shape)} {array.dtype}, but must return [{wanted}]{kind}"
+        )

@@ -4,13 +4,16 @@ In one piece the scores of a prompt take memory with the square of its length, 3
 16,384 tokens and 32 heads. In pieces they take `PREFILL_CHUNK` rows of it.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax import interface
 from eagle_jax.interface import Cache, Target, TargetOutput
+from eagle_jax.ordering import after
 
 PREFILL_CHUNK = 512
 """Tokens that are read at once: enough to keep an accelerator's units busy."""
@@ -48,9 +51,9 @@ def read_prompts(
         positions = jnp.broadcast_to(jnp.arange(num_tokens), prompts.shape)
         # Nothing is cached yet: a cache without slots costs no attention.
         nothing = target.init_cache(batch, 0)
-        output = target.forward(params, prompts, positions, None, nothing)
+        output = interface.forward(target, params, prompts, positions, None, nothing)
         return Reading(
-            cache=target.commit(cache, output.entries, positions, lengths),
+            cache=interface.commit(target, cache, output.entries, positions, lengths),
             hidden=_rows(output.hidden, lengths - 1),
             features=output.features,
         )
@@ -58,7 +61,10 @@ def read_prompts(
     def read(reading: Reading, begin: jax.Array | int, size: int) -> Reading:
         tokens = jax.lax.dynamic_slice_in_dim(prompts, begin, size, axis=1)
         rows = jnp.broadcast_to(jnp.arange(size), tokens.shape)
-        output = target.forward(params, tokens, begin + rows, None, reading.cache)
+        positions = begin + rows
+        output = interface.forward(
+            target, params, tokens, positions, None, reading.cache
+        )
         return _add(target, reading, output, begin, rows, lengths)
 
     reading = _nothing_read(target, params, prompts, cache)
@@ -78,7 +84,8 @@ def _nothing_read(
     target: Target, params: Any, prompts: jax.Array, cache: Cache
 ) -> Reading:
     tokens = prompts[:, :PREFILL_CHUNK]
-    output = jax.eval_shape(target.forward, params, tokens, tokens, None, cache)
+    run = functools.partial(interface.forward, target)
+    output = jax.eval_shape(run, params, tokens, tokens, None, cache)
     batch, num_tokens = prompts.shape
     hidden, features = output.hidden, output.features
     return Reading(
@@ -105,13 +112,9 @@ def _add(
     last = lengths - 1 - begin
     is_last = (last >= 0) & (last < size)
     hidden = _rows(output.hidden, jnp.clip(last, 0, size - 1))
-    count = jnp.clip(lengths - begin, 0, size)
-    # The piece must have read the cache before it is written, or it is written to a
-    # copy: a number that is never below zero orders the two.
-    order = jnp.sum(output.hidden.astype(jnp.float32)[:, 0] ** 2, axis=-1)
-    count = jnp.where(order < 0, 0, count)
+    count = after(jnp.clip(lengths - begin, 0, size), hidden[:, 0])
     return Reading(
-        cache=target.commit(reading.cache, output.entries, rows, count),
+        cache=interface.commit(target, reading.cache, output.entries, rows, count),
         hidden=jnp.where(is_last[:, None], hidden, reading.hidden),
         features=jax.lax.dynamic_update_slice_in_dim(
             reading.features, output.features, begin, axis=1

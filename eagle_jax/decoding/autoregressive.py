@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from eagle_jax import interface
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
@@ -86,19 +87,16 @@ def decode_step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeS
 
 
 def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
-    target, rows = decoder.target, state.rows
-    positions = (state.lengths - 1)[:, None]
-    output = target.forward(
-        params.target, state.root[:, None], positions, None, state.target_cache
-    )
-    logits = target.unembed(params.target, output.hidden[:, 0])
+    target, cache, rows = decoder.target, state.target_cache, state.rows
+    tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
+    output = interface.forward(target, params.target, tokens, positions, None, cache)
+    logits = interface.unembed(target, params.target, output.hidden[:, 0])
     chosen = choose_tokens(
         rows.sampling, rows.keys, logits, state.lengths, greedy=decoder.is_greedy
     )
 
     state = record_round(state, jnp.zeros_like(state.lengths))
     state, taken = emit(state, chosen[:, None], jnp.ones_like(chosen))
-    cache = target.commit(
-        state.target_cache, output.entries, jnp.zeros_like(positions), taken
-    )
+    path = jnp.zeros_like(positions)
+    cache = interface.commit(target, cache, output.entries, path, taken)
     return dataclasses.replace(state, target_cache=cache)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax import interface
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
@@ -164,8 +165,9 @@ def _round(
 ) -> tuple[DecodeState, Round]:
     # Draft: a tree of likely continuations of the root, under this round's noise.
     draws = round_draws(decoder, params, state)
-    tree, drafter_state = _drafter(decoder).propose(
-        params.drafter, state.drafter_state, state.root, draws
+    drafter = _drafter(decoder)
+    tree, drafter_state = interface.propose(
+        drafter, params.drafter, state.drafter_state, state.root, draws
     )
     state = dataclasses.replace(state, drafter_state=drafter_state)
 
@@ -228,12 +230,12 @@ def run_target(
     Returns:
         What the target returns, and its logits `[B, N, V]`, float32, after each node.
     """
-    target = decoder.target
+    target, cache = decoder.target, state.target_cache
     flat = jax.vmap(flatten)(tree, state.lengths - 1)
-    output = target.forward(
-        params.target, flat.tokens, flat.positions, flat.mask, state.target_cache
+    output = interface.forward(
+        target, params.target, flat.tokens, flat.positions, flat.mask, cache
     )
-    return output, target.unembed(params.target, output.hidden)
+    return output, interface.unembed(target, params.target, output.hidden)
 
 
 def accept(
@@ -333,8 +335,8 @@ def commit(
     )
     state = dataclasses.replace(
         state,
-        target_cache=decoder.target.commit(
-            state.target_cache, output.entries, accepted.path, count
+        target_cache=interface.commit(
+            decoder.target, state.target_cache, output.entries, accepted.path, count
         ),
         drafter_state=_drafter(decoder).advance(
             params.drafter, state.drafter_state, verified

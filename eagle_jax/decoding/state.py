@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax import interface
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, RowSettings
 from eagle_jax.interface import Cache, Params
@@ -33,8 +34,8 @@ class DecodeState:
     """A batch in the middle of its text.
 
     The last emitted token is the root of the next round; it is not in the cache
-    yet, so `target_cache.length == lengths - 1` between rounds. A state is complete
-    by itself, and every leaf has the batch as axis 0.
+    yet, which holds `lengths - 1` tokens between rounds. A state is complete by
+    itself, and every leaf has the batch as axis 0.
 
     Attributes:
         rows: How each row is decoded and where it ends.
@@ -88,7 +89,7 @@ def start(
     lengths = requests.prompt_lengths
     empty = target.init_cache(batch, num_slots)
     reading = read_prompts(target, params.target, requests.prompts, lengths, empty)
-    logits = target.unembed(params.target, reading.hidden)
+    logits = interface.unembed(target, params.target, reading.hidden)
     first = choose_tokens(
         requests.sampling, requests.keys, logits, lengths, greedy=decoder.is_greedy
     )

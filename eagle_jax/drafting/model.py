@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.models import cache as kv
+from eagle_jax.ordering import after
 
 
 class DraftModel(Protocol):
@@ -143,6 +144,5 @@ class Waiting:
             The last real row's output `[B, X]`, and the cache.
         """
         output = jnp.take_along_axis(outputs, self.last[..., None], axis=1)[:, 0]
-        # The call must have read the cache before it is written; see `kv.commit`.
-        count = jnp.where(jnp.isnan(output[:, 0]), 0, self.count)
+        count = after(self.count, output[:, 0])
         return output, kv.commit(cache, entries, self.rows, count)

@@ -40,7 +40,8 @@ class TreeDrafter:
 
     Raises:
         InputError: If a dynamic tree is to be sampled: its shape would depend on what
-            was drawn, and the text would no longer be the target's.
+            was drawn, and the text would no longer be the target's. Or if a dynamic
+            tree has settings of calibration or noise, which belong to the fields here.
     """
 
     model: DraftModel
@@ -50,9 +51,15 @@ class TreeDrafter:
     sampled: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses a dynamic tree of draws."""
-        is_legal = isinstance(self.tree, Topology) or not self.sampled
-        require(is_legal, "sampled", self.sampled, "false for a dynamic tree")
+        """Refuses a dynamic tree of draws, and settings that nothing here reads."""
+        if isinstance(self.tree, Topology):
+            return
+        require(not self.sampled, "sampled", self.sampled, "false for a dynamic tree")
+        wanted = (
+            "its shape alone (`tree.shape`): a drafter's calibration and noise are its "
+            "own fields, which eagle_jax.generation.methods fills from settings"
+        )
+        require(self.tree == self.tree.shape, "tree", self.tree, wanted)
 
     @property
     def depth(self) -> int:

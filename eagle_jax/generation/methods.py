@@ -57,7 +57,7 @@ def tree_drafter(
     Raises:
         InputError: If the tree names a calibration that cannot be used.
     """
-    shape: TreeConfig | Topology = tree
+    shape: TreeConfig | Topology = tree.shape
     if method == "eagle1":
         shape = EAGLE1_TREE
     elif method == "chain" or (method == "small-model" and tree.width == 1):

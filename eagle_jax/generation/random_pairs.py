@@ -10,7 +10,7 @@ from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import EagleHead
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.methods import lookup_drafter, tree_drafter
@@ -97,7 +97,9 @@ def open_random(
     )
     model = EagleHead(config=head, dtype=dtype)
 
-    def drafter_of(tree: TreeConfig, rule: AcceptanceRule) -> Drafter:
+    def drafter_of(tree: TreeConfig, rule: AcceptanceRule) -> Drafter | None:
+        if method == "autoregressive":
+            return None
         if method == "lookup":
             return lookup_drafter(tree)
         return tree_drafter(method, model, tree, rule=rule)
@@ -115,7 +117,7 @@ def open_random(
             eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
         )(jax.random.key(1), head, dtype)
         drafter_params: Any = ()
-        if method != "lookup":
+        if isinstance(drafter, TreeDrafter):
             drafter_params = EagleHead.join(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),

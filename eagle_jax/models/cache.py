@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.ordering import after
+
 
 @struct.dataclass(kw_only=True)
 class KeyValues:
@@ -85,10 +87,8 @@ def commit(
     Returns:
         The cache with `length + count`.
     """
-    # `count` comes from what was computed with this cache. Adding it, as a zero that
-    # no compiler can fold, orders the writes behind the reads; without that order
-    # XLA:CPU writes to a copy of the whole cache, and drops an optimization barrier.
-    starts = cache.length + jnp.minimum(count, 0)
+    # Where `count` comes from what was read of this cache, so do the slots.
+    starts = after(cache.length, count)
 
     def write(slots: jax.Array, new: jax.Array) -> jax.Array:
         for row in range(path.shape[0]):

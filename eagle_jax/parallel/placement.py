@@ -73,10 +73,6 @@ class Placement:
         """Returns requests, each device's rows on that device."""
         return _put(rows, self.row_shardings(rows))
 
-    def put_everywhere(self, arrays: Any) -> Any:
-        """Returns arrays that every process has whole, whole on every device."""
-        return _put(arrays, jax.tree.map(lambda _: self.everywhere, arrays))
-
     def fetch(self, arrays: Any) -> Any:
         """Returns arrays on the host, whole in every process."""
         if jax.process_count() > 1:

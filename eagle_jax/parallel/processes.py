@@ -39,7 +39,9 @@ def join_processes(
             f"process id {process_id} of {num_processes} processes must be 0 to "
             f"{num_processes - 1}"
         )
-    # JAX's own start ends a process that waits in vain, without a word to the user.
+    # `jax.distributed.initialize` meets the others too, but past its
+    # `initialization_timeout` jaxlib (0.10) aborts the process with a stack trace of
+    # C++, which Python cannot catch: so they meet here first.
     deadline = time.monotonic() + seconds
     address = (match[1], int(match[2]))
     try:

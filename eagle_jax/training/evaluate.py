@@ -107,7 +107,7 @@ def make_evaluation(
         prompts: Held out, at least one, shorter than the target's positions.
         config: Of the run.
         placement: Where the weights of target and head lie.
-        tree: For `tokens_per_round`.
+        tree: For `tokens_per_round`; its confidences are taken as they are.
         batch_size: Rows per call, over all devices.
         max_new_tokens: Decoded per prompt.
         stop_tokens: Ids that end a text.
@@ -183,7 +183,7 @@ def _decoder(
 ) -> Callable[[Params], _Decoded]:
     """Returns what decodes greedily."""
     head = EagleHead(config=config.head, dtype=config.dtype)
-    drafter = TreeDrafter(model=head, tree=tree)
+    drafter = TreeDrafter(model=head, tree=tree.shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)
     prefill = placement.spread(

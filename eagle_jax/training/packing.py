@@ -53,7 +53,7 @@ def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
     """Packs samples, the longest first, each into the row that it fills best.
 
     The same samples in the same order give the same rows. Long samples come into
-    early rows: take batches with `batch_at`, which mixes them.
+    early rows: take batches with `rows_at`, which mixes them.
 
     Args:
         samples: At least one, none longer than `length`.
@@ -148,11 +148,6 @@ def rows_at(num_rows: int, step: int, batch_size: int, seed: int) -> np.ndarray:
         )
     epoch, number = divmod(step, num_rows // batch_size)
     return _order(num_rows, epoch, seed)[number * batch_size :][:batch_size]
-
-
-def batch_at(rows: PackedRows, step: int, batch_size: int, seed: int) -> PackedRows:
-    """Returns the batch of a step, `[B, T]`; see `rows_at`."""
-    return rows[rows_at(len(rows), step, batch_size, seed)]
 
 
 @functools.lru_cache(maxsize=4)

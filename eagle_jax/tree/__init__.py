@@ -30,7 +30,6 @@ from eagle_jax.tree.structure import (
     DraftTree,
     ancestor_mask,
     empty_candidates,
-    node_depths,
     root_only,
 )
 from eagle_jax.tree.topology import EAGLE1_TREE, Topology, chain, from_paths, likeliest
@@ -42,8 +41,6 @@ from eagle_jax.tree.verify import (
     reject_drawn_siblings,
     reject_siblings,
     verify,
-    verify_greedy,
-    verify_rejection,
 )
 
 __all__ = [
@@ -67,7 +64,6 @@ __all__ = [
     "from_paths",
     "likeliest",
     "match_child",
-    "node_depths",
     "reject_drawn",
     "reject_drawn_siblings",
     "reject_siblings",
@@ -75,6 +71,4 @@ __all__ = [
     "root_only",
     "top_children",
     "verify",
-    "verify_greedy",
-    "verify_rejection",
 ]

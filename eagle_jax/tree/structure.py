@@ -40,8 +40,7 @@ class Candidates:
 class DraftTree:
     """What one verification checks; node 0 is the root, parents come first.
 
-    Depths, positions and masks are derived: see `node_depths`, `ancestor_mask`
-    and `flatten`.
+    Depths, positions and masks are derived: see `ancestor_mask` and `flatten`.
 
     Attributes:
         tokens: `[N]` int32; 0 in padding.
@@ -129,18 +128,3 @@ def ancestor_mask(parents: jax.Array) -> jax.Array:
         mask = mask | mask[pointer]
         pointer = pointer[pointer]
     return mask
-
-
-def node_depths(parents: jax.Array) -> jax.Array:
-    """Returns each node's distance from the root.
-
-    >>> node_depths(jnp.array([-1, 0, 0, 1]))
-    Array([0, 1, 1, 2], dtype=int32)
-
-    Args:
-        parents: `[N]` int32, as in `ancestor_mask`.
-
-    Returns:
-        `[N]` int32; 0 for the root and for padding.
-    """
-    return ancestor_mask(parents).sum(axis=1, dtype=jnp.int32) - 1

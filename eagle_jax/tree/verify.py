@@ -187,8 +187,23 @@ def reject_drawn(
     return chance, rest, draft_logits.at[token].set(-jnp.inf)
 
 
-_Walk = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
-"""Untried siblings, what is left of both laws, the last decision and its child."""
+@struct.dataclass(kw_only=True)
+class _Siblings:
+    """Where a walk along the children of one node stands.
+
+    Attributes:
+        untried: `[N]` bool, children whose turn is still to come.
+        probs: `[V]` float32, what rejections left of the target's law.
+        draft_logits: `[V]` float32, of the law of the next sibling.
+        is_accepted: `[]` bool, whether the last child was accepted.
+        child: `[]` int32, the last child that was tried.
+    """
+
+    untried: jax.Array
+    probs: jax.Array
+    draft_logits: jax.Array
+    is_accepted: jax.Array
+    child: jax.Array
 
 
 def reject_drawn_siblings(
@@ -219,83 +234,33 @@ def reject_drawn_siblings(
     if tree.draft_logits is None:
         raise ValueError("this tree's children were chosen: use reject_siblings")
 
-    def goes_on(walk: _Walk) -> jax.Array:
-        untried, _, _, is_accepted, _ = walk
-        return untried.any() & ~is_accepted
+    def goes_on(siblings: _Siblings) -> jax.Array:
+        return siblings.untried.any() & ~siblings.is_accepted
 
-    def try_next(walk: _Walk) -> _Walk:
-        untried, probs, draft_logits, _, _ = walk
-        child = jnp.argmax(untried).astype(jnp.int32)
+    def try_next(siblings: _Siblings) -> _Siblings:
+        child = jnp.argmax(siblings.untried).astype(jnp.int32)
         chance, rest, draft_logits = reject_drawn(
-            probs, draft_logits, tree.tokens[child]
+            siblings.probs, siblings.draft_logits, tree.tokens[child]
         )
-        is_accepted = coins[child] < chance  # `<`: a coin of 0 accepts no zero.
-        return untried.at[child].set(False), rest, draft_logits, is_accepted, child
+        return _Siblings(
+            untried=siblings.untried.at[child].set(False),
+            probs=rest,
+            draft_logits=draft_logits,
+            is_accepted=coins[child] < chance,  # `<`: a coin of 0 accepts no zero.
+            child=child,
+        )
 
-    children = tree.is_node & (tree.parents == node)
-    start = (
-        *(children, probs / probs.sum(), tree.draft_logits[node]),
-        *(jnp.array(False), jnp.zeros((), jnp.int32)),
+    start = _Siblings(
+        untried=tree.is_node & (tree.parents == node),
+        probs=probs / probs.sum(),
+        draft_logits=tree.draft_logits[node],
+        is_accepted=jnp.array(False),
+        child=jnp.zeros((), jnp.int32),
     )
-    _, rest, _, is_accepted, child = jax.lax.while_loop(goes_on, try_next, start)
-    drawn = jnp.argmax(jnp.log(rest) + noise).astype(jnp.int32)
+    end = jax.lax.while_loop(goes_on, try_next, start)
+    drawn = jnp.argmax(jnp.log(end.probs) + noise).astype(jnp.int32)
     return Step(
-        is_accepted=is_accepted,
-        child=child,
-        token=jnp.where(is_accepted, tree.tokens[child], drawn),
-    )
-
-
-def verify_greedy(
-    tree: DraftTree, target_tokens: jax.Array, *, depth: int
-) -> Acceptance:
-    """Follows the child that equals the target's argmax at each node.
-
-    >>> tree = DraftTree(
-    ...     tokens=jnp.array([3, 5, 7, 8]),
-    ...     parents=jnp.array([-1, 0, 0, 1]),
-    ...     log_values=jnp.zeros(4),
-    ...     is_node=jnp.full(4, True),
-    ... )
-    >>> accepted = verify_greedy(tree, jnp.array([5, 8, 1, 4]), depth=2)
-    >>> accepted.path, accepted.num_accepted, accepted.next_token
-    (Array([0, 1, 3], dtype=int32), Array(2, dtype=int32), Array(4, dtype=int32))
-
-    Args:
-        tree: `N` nodes.
-        target_tokens: `[N]` int32, the target's choice behind each node.
-        depth: `D`. Static.
-
-    Returns:
-        The accepted path and the target's token behind it.
-    """
-    return verify(
-        tree, lambda node, _: match_child(tree, node, target_tokens[node]), depth=depth
-    )
-
-
-def verify_rejection(
-    tree: DraftTree,
-    probs: jax.Array,
-    coins: jax.Array,
-    noise: jax.Array,
-    *,
-    depth: int,
-) -> Acceptance:
-    """Multi-round rejection of deterministic drafts, level by level.
-
-    Args:
-        tree: `N` nodes.
-        probs: `[N, V]` float32, the target's law behind each node.
-        coins: `[N]` float32, uniform in `[0, 1)`.
-        noise: `[V]` float32, standard Gumbel; one draw ends a round, so one row.
-        depth: `D`. Static.
-
-    Returns:
-        The accepted path and the drawn token behind it.
-    """
-    return verify(
-        tree,
-        lambda node, _: reject_siblings(tree, node, probs[node], coins, noise),
-        depth=depth,
+        is_accepted=end.is_accepted,
+        child=end.child,
+        token=jnp.where(end.is_accepted, tree.tokens[end.child], drawn),
     )

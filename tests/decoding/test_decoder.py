@@ -1,5 +1,10 @@
+# pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false
 """What a decoder refuses before anything is compiled."""
 
+import dataclasses
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -7,8 +12,10 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.interface import Params
+from eagle_jax.interface import Params, TargetOutput
 from eagle_jax.testing import ToyDrafter, ToyTarget
+from eagle_jax.testing.toys import ToyCache
+from eagle_jax.tree import DraftTree
 from tests.helpers import refused
 
 TARGET = ToyTarget(vocab_size=8)
@@ -64,3 +71,69 @@ def test_rounds_without_a_drafter_are_refused() -> None:
     requests = make_requests([[1]], max_new_tokens=2)
     with pytest.raises(ValueError, match="no drafter"):
         speculative.generate(Decoder(target=TARGET), PARAMS, requests)
+
+
+class OneFeature(ToyTarget):
+    def forward(self, *arguments: Any) -> TargetOutput:
+        output = super().forward(*arguments)
+        return dataclasses.replace(output, features=output.features[:, 0])
+
+
+class OneHidden(ToyTarget):
+    def forward(self, *arguments: Any) -> TargetOutput:
+        output = super().forward(*arguments)
+        return dataclasses.replace(output, hidden=output.hidden[:, :1])
+
+
+class NoVocabulary(ToyTarget):
+    def unembed(self, *arguments: Any) -> jax.Array:
+        return super().unembed(*arguments).max(axis=-1)
+
+
+class HalfLogits(ToyTarget):
+    def unembed(self, *arguments: Any) -> jax.Array:
+        return super().unembed(*arguments).astype(jnp.bfloat16)
+
+
+class ShrinkingCache(ToyTarget):
+    def commit(self, *arguments: Any) -> ToyCache:
+        cache = super().commit(*arguments)
+        return dataclasses.replace(cache, codes=cache.codes[:, 1:])
+
+
+@pytest.mark.parametrize("library", [speculative, autoregressive])
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        (
+            OneFeature(),
+            ("OneFeature.forward", "features of shape [1, 1]", ", any]"),
+        ),
+        (OneHidden(), ("OneHidden.forward", "hidden of shape [1, 1, 1]")),
+        (NoVocabulary(), ("NoVocabulary.unembed", "logits of shape [1]", "[1, any]")),
+        (HalfLogits(), ("HalfLogits.unembed", "[1, 8] bfloat16", "float32")),
+        (ShrinkingCache(), ("ShrinkingCache.commit", "changes no shape")),
+    ],
+)
+def test_a_target_that_breaks_the_protocol_is_named(library, target, named) -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=1)
+    decoder = Decoder(target=target, drafter=DRAFTER)
+    refused(lambda: library.generate(decoder, PARAMS, requests), *named)
+
+
+class LongValues(ToyDrafter):
+    def propose(self, *arguments: Any) -> tuple[DraftTree, Any]:
+        tree, state = super().propose(*arguments)
+        longer = jnp.pad(tree.log_values, ((0, 0), (0, 1)))
+        return dataclasses.replace(tree, log_values=longer), state
+
+
+def test_a_drafter_whose_tree_does_not_fit_together_is_named() -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=2)
+    drafter = LongValues(target=TARGET, tree=DRAFTER.tree)
+    refused(
+        lambda: speculative.generate(
+            Decoder(target=TARGET, drafter=drafter), PARAMS, requests
+        ),
+        *("LongValues.propose", "log_values of shape [1, 5]", "[1, 4]"),
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
-from eagle_jax.tree import DraftTree, verify_greedy
+from eagle_jax.tree import DraftTree, match_child, verify
 
 # root -> 1 (.5), 2 (.25), 3 (.25); 1 -> 4 (.1), 5 (.4); 5 -> 6 (.4); 7 is padding.
 PARENTS = np.array([-1, 0, 0, 0, 1, 1, 5, -1])
@@ -90,7 +90,9 @@ def test_a_row_of_a_round_is_taken_out() -> None:
         is_node=jnp.array(IS_NODE),
     )
     target = jnp.array([1, 5, 0, 0, 0, 7, 0, 0])  # Root -> 1 -> 5 -> something else.
-    accepted = verify_greedy(drafted, target, depth=3)
+    accepted = verify(
+        drafted, lambda node, _: match_child(drafted, node, target[node]), depth=3
+    )
     twice = jax.tree.map(lambda x: np.stack([np.zeros_like(x), x]), (drafted, accepted))
     taken = VerifiedTree.of(*twice, row=1)
     assert taken.accepted == [1, 5]

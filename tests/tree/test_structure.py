@@ -12,7 +12,6 @@ from eagle_jax.testing.asserts import assert_same_tokens, assert_valid_tree
 from tests import reference
 
 ancestor_mask = jax.jit(trees.ancestor_mask)
-node_depths = jax.jit(trees.node_depths)
 
 
 @st.composite
@@ -56,16 +55,6 @@ def test_siblings_do_not_see_each_other():
     assert not mask[1, 2] and not mask[2, 1]
     assert not mask[3, 4] and not mask[4, 3]
     assert not mask[5, 1]
-
-
-@given(parents=parent_lists(8))
-@settings(max_examples=30, deadline=None, derandomize=True)
-def test_depth_counts_the_ancestors(parents):
-    depths = node_depths(jnp.array(parents, jnp.int32))
-    assert depths.dtype == jnp.int32
-    np.testing.assert_array_equal(
-        depths, [len(reference.ancestors(parents, node)) - 1 for node in range(8)]
-    )
 
 
 @pytest.mark.parametrize("variant", ["jit", "eager"])

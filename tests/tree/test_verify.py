@@ -17,13 +17,33 @@ from tests.observed import FOREST, REFUSE, VOCAB_SIZE, forest, observed_step
 
 match_child = jax.jit(trees.match_child)
 reject_siblings = jax.jit(trees.reject_siblings)
-verify_greedy = jax.jit(trees.verify_greedy, static_argnames="depth")
-verify_rejection = jax.jit(trees.verify_rejection, static_argnames="depth")
+
+
+def follow(tree, target_tokens, *, depth: int) -> trees.Acceptance:
+    """Greedy verification of a target whose tokens after every node are known."""
+    return trees.verify(
+        tree,
+        lambda node, _: trees.match_child(tree, node, target_tokens[node]),
+        depth=depth,
+    )
+
+
+def reject(tree, probs, coins, noise, *, depth: int) -> trees.Acceptance:
+    """Rejection under a target whose distributions after every node are known."""
+    return trees.verify(
+        tree,
+        lambda node, _: trees.reject_siblings(tree, node, probs[node], coins, noise),
+        depth=depth,
+    )
+
+
+verify_greedy = jax.jit(follow, static_argnames="depth")
+verify_rejection = jax.jit(reject, static_argnames="depth")
 
 many_steps = jax.jit(jax.vmap(trees.reject_siblings, in_axes=(None, None, None, 0, 0)))
 many_rejections = jax.jit(
     jax.vmap(
-        lambda *arrays: trees.verify_rejection(*arrays, depth=2),
+        lambda *arrays: reject(*arrays, depth=2),
         in_axes=(None, None, 0, 0),
     )
 )
@@ -290,13 +310,13 @@ def test_jit_and_eager_accept_the_same(variant):
     paths: list[reference.Path] = [(), (1,), (2,), (1, 3)]
     tree = as_tree(paths, 5)
     choice = jnp.array([1, 3, 0, 2, 0], jnp.int32)
-    by_choice = verify_greedy if is_jit else trees.verify_greedy
+    by_choice = verify_greedy if is_jit else follow
     assert accepted(tree, by_choice(tree, choice, depth=2)) == ((1, 3), 2)
 
     probs = jax.nn.one_hot(choice, 4) * 0.5 + 0.125
     coins = jnp.array([REFUSE, 0.75, 0.5, 0.625, 0.0])
     noise = jnp.array([0.0, 0.0, 9.0, 0.0])
-    by_coins = verify_rejection if is_jit else trees.verify_rejection
+    by_coins = verify_rejection if is_jit else reject
     # 0.75 refuses token 1 of probability 5/8; 0.5 refuses token 2, by then 1/3.
     rejected = by_coins(tree, probs, coins, noise, depth=2)
     assert accepted(tree, rejected) == ((), 0)
