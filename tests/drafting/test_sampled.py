@@ -183,11 +183,12 @@ def test_a_dynamic_tree_of_draws_is_refused() -> None:
 
 
 def test_settings_of_a_tree_that_no_drafter_reads_are_refused() -> None:
-    for given in (
+    settings: list[dict[str, Any]] = [
         {"calibration": "file.json"},
         {"kappa": 2.0},
         {"shared_noise": False},
-    ):
+    ]
+    for given in settings:
         tree = TreeConfig(**given)
         with pytest.raises(InputError, match="its shape alone"):
             TreeDrafter(model=OTHER, tree=tree)
