@@ -114,7 +114,7 @@ def test_what_is_evaluated_on_another_day_gets_the_same_prompts(
                 file.add(made)
             return file.records
 
-    monkeypatch.setitem(run.__globals__, "evaluate", answer)
+    monkeypatch.setitem(run.__globals__, "_answer", answer)
     where(EAST)
     assert run([*command, "--methods", "autoregressive"]) == 0
     where(WEST)
