@@ -16,6 +16,7 @@ from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.record_files import RecordFile
 from eagle_jax.evaluation.records import Record
 from eagle_jax.evaluation.templates import encode
+from eagle_jax.training import trainer
 from tests.conftest import load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -135,10 +136,10 @@ def test_a_resumed_run_trains_on_the_rows_that_it_began_with(
     rows = []
 
     def look(*given: Any) -> None:
-        rows.append(given[4].rows.tokens)
+        rows.append(given[0].data.rows.tokens)
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(train.__globals__, "_run", look)
+    monkeypatch.setattr(trainer, "_run", look)
     where(EAST)
     assert train(command) == 130
     where(WEST)
