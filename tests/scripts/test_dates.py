@@ -16,6 +16,7 @@ from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.record_files import RecordFile
 from eagle_jax.evaluation.records import Record
 from eagle_jax.evaluation.templates import encode
+from eagle_jax.training import trainer
 from tests.conftest import load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -114,7 +115,7 @@ def test_what_is_evaluated_on_another_day_gets_the_same_prompts(
                 file.add(made)
             return file.records
 
-    monkeypatch.setitem(run.__globals__, "evaluate", answer)
+    monkeypatch.setitem(run.__globals__, "_answer", answer)
     where(EAST)
     assert run([*command, "--methods", "autoregressive"]) == 0
     where(WEST)
@@ -135,10 +136,10 @@ def test_a_resumed_run_trains_on_the_rows_that_it_began_with(
     rows = []
 
     def look(*given: Any) -> None:
-        rows.append(given[4].rows.tokens)
+        rows.append(given[0].data.rows.tokens)
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(train.__globals__, "_run", look)
+    monkeypatch.setattr(trainer, "_run", look)
     where(EAST)
     assert train(command) == 130
     where(WEST)
