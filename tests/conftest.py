@@ -1,6 +1,6 @@
 """Settings of every test, and a tiny pair that needs no download."""
 
-import importlib
+import importlib.util
 import json
 import os
 import shutil

@@ -319,12 +319,7 @@ def _draft_and_noise(
 def _by_node(levels: list[jax.Array], shape: Topology) -> jax.Array:
     """Joins the inner nodes' logits `[B, M, V]` per level to `[B, N, V]`."""
     joined = jnp.concatenate(levels, axis=1)
-<<<<<<< Updated upstream
-    laws = jnp.zeros((joined.shape[0], shape.num_nodes, joined.shape[2]), jnp.float32)
-    return laws.at[:, shape.inner].set(joined)
-=======
     by_node = jnp.zeros(
         (joined.shape[0], shape.num_nodes, joined.shape[2]), jnp.float32
     )
     return by_node.at[:, shape.inner].set(joined)
->>>>>>> Stashed changes
