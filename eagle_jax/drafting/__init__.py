@@ -1,9 +1,13 @@
 """Whatever proposes a tree, each behind the `Drafter` protocol."""
 
 from eagle_jax.drafting.calibration import Calibration, Confidence
-from eagle_jax.drafting.eagle3_head import Eagle3DrafterParams, Eagle3Head
-from eagle_jax.drafting.eagle_head import EagleDrafterParams, EagleHead
-from eagle_jax.drafting.feature_head import EagleState
+from eagle_jax.drafting.eagle import (
+    Eagle3DrafterParams,
+    Eagle3Head,
+    EagleDrafterParams,
+    EagleHead,
+    EagleState,
+)
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.small_model import SmallModel, SmallModelState

@@ -35,8 +35,8 @@ class TreeDrafter:
             the largest `log q + g`. If false, the most likely ones all the same: the
             text is the same and fewer drafts are accepted.
         sampled: Under the acceptance rule "rejection", draw a static tree's children
-            from the model's law, as the published EAGLE-1 and speculative sampling do,
-            instead of taking the most likely.
+            from the model's distribution, as the published EAGLE-1 and speculative
+            sampling do, instead of taking the most likely.
 
     Raises:
         InputError: If a dynamic tree is to be sampled: its shape would depend on what
@@ -184,37 +184,31 @@ def _grow_static(
     tokens = jnp.zeros((batch, num_nodes), jnp.int32).at[:, 0].set(root)
     log_values = jnp.zeros((batch, num_nodes), jnp.float32)
     draft_logits: list[jax.Array] = []
-    outputs, earlier = root_output[:, None], None
-    inner, run = np.zeros(1, np.int32), np.zeros(0, np.int32)
-    for level in range(1, shape.depth + 1):
-        children = np.flatnonzero(shape.depths == level)
-        ranks, parents = shape.ranks[children], shape.parents[children]
-        rows, width = np.searchsorted(inner, parents), int(ranks.max()) + 1
+    outputs, earlier, inner = root_output[:, None], None, np.zeros(1, np.int32)
+    for depth, level in enumerate(shape.levels, 1):
         if not is_drawn:
-            scores = _scores(model, params, outputs, draws, calibration, level=level)
-            best, log_probs = trees.top_children(scores, width)
+            scores = _scores(model, params, outputs, draws, calibration, level=depth)
+            best, log_probs = trees.top_children(scores, level.width)
         else:
             logits = model.logits(params, outputs)
-            logits, noise = _law_and_noise(logits, inner, draws)
+            logits, noise = _draft_and_noise(logits, inner, draws)
             draft_logits.append(_over_vocabulary(model, params, logits))
-            best, log_probs = trees.draw_children(logits, noise, width)
+            best, log_probs = trees.draw_children(logits, noise, level.width)
         best = model.tokens(params, best)
-        tokens = tokens.at[:, children].set(best[:, rows, ranks])
-        values = log_values[:, parents] + log_probs[:, rows, ranks]
-        log_values = log_values.at[:, children].set(values)
-        if level == shape.depth:
+        values = log_values[:, level.parents] + log_probs[:, level.rows, level.ranks]
+        log_values = log_values.at[:, level.nodes].set(values)
+        tokens = tokens.at[:, level.nodes].set(best[:, level.rows, level.ranks])
+        if depth == shape.depth:
             break
-        above, inner = inner, shape.inner_nodes(level)
-        run = np.concatenate([run, inner])
-        visible = shape.visible(inner, among=run)
+        inner = level.inner
         outputs, earlier = model.step(
             params,
             state,
             tokens[:, inner],
-            outputs[:, np.searchsorted(above, shape.parents[inner])],
-            jnp.broadcast_to(visible, (batch, *visible.shape)),
+            outputs[:, level.inner_rows],
+            jnp.broadcast_to(level.visible, (batch, *level.visible.shape)),
             earlier,
-            level=level,
+            level=depth,
         )
     # A vocabulary smaller than a rank has no such child.
     is_node = log_values > -jnp.inf
@@ -308,7 +302,7 @@ def _over_vocabulary(model: DraftModel, params: Any, logits: jax.Array) -> jax.A
     return jnp.full(shape, -jnp.inf, logits.dtype).at[..., tokens].set(logits)
 
 
-def _law_and_noise(
+def _draft_and_noise(
     logits: jax.Array, nodes: np.ndarray, draws: Draws
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the logits `[B, M, W]` of what nodes draw from, and Gumbel noise."""
@@ -324,8 +318,8 @@ def _law_and_noise(
 
 def _by_node(levels: list[jax.Array], shape: Topology) -> jax.Array:
     """Joins the inner nodes' logits `[B, M, V]` per level to `[B, N, V]`."""
-    inner = [shape.inner_nodes(level) for level in range(len(levels))]
-    nodes = np.concatenate(inner)
     joined = jnp.concatenate(levels, axis=1)
-    laws = jnp.zeros((joined.shape[0], shape.num_nodes, joined.shape[2]), jnp.float32)
-    return laws.at[:, nodes].set(joined)
+    by_node = jnp.zeros(
+        (joined.shape[0], shape.num_nodes, joined.shape[2]), jnp.float32
+    )
+    return by_node.at[:, shape.inner].set(joined)

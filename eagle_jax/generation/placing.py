@@ -6,7 +6,7 @@ import jax
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.drafting import SmallModel, TreeDrafter
-from eagle_jax.drafting.feature_head import FeatureHead
+from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.layers import LayerConfig
@@ -66,4 +66,4 @@ def with_drafter(
     if isinstance(model, SmallModel):
         return placement.with_drafter(model.decoder.config.layer, params)
     assert isinstance(model, FeatureHead)
-    return placement.with_drafter(model.layer, params)
+    return placement.with_drafter(model.config.layer, params)

@@ -32,7 +32,13 @@ from eagle_jax.tree.structure import (
     empty_candidates,
     root_only,
 )
-from eagle_jax.tree.topology import EAGLE1_TREE, Topology, chain, from_paths, likeliest
+from eagle_jax.tree.topology import (
+    EAGLE1_TREE,
+    Topology,
+    chain,
+    from_paths,
+    optimal_topology,
+)
 from eagle_jax.tree.verify import (
     Acceptance,
     Step,
@@ -62,8 +68,8 @@ __all__ = [
     "first_level",
     "flatten",
     "from_paths",
-    "likeliest",
     "match_child",
+    "optimal_topology",
     "reject_drawn",
     "reject_drawn_siblings",
     "reject_siblings",

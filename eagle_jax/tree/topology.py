@@ -2,10 +2,11 @@
 
 A topology is a list of *rank paths*: `(0, 2)` is the third child of the root's first
 child. Ranks count a node's children in the order in which they are drafted, from the
-likeliest on, or in the order in which they were sampled.
+most likely on, or in the order in which they were sampled.
 """
 
 import dataclasses
+import functools
 import heapq
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,35 @@ from eagle_jax.config import require
 from eagle_jax.tree.structure import NO_PARENT
 
 RankPath = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Level:
+    """One drafted level of a static tree: who is drafted, and who drafts on.
+
+    Attributes:
+        nodes: `[M]` int32, the nodes of this level, ascending.
+        ranks: `[M]` int32, each one's place among its siblings.
+        parents: `[M]` int32, their parents' nodes.
+        rows: `[M]` int32, their parents' places among the inner nodes above.
+        inner: `[I]` int32, those of `nodes` that have children, ascending.
+        inner_rows: `[I]` int32, the places of *their* parents among those above.
+        visible: `[I, U]` bool: which inner nodes of levels 1 up to this one, oldest
+            first, each inner node sees: its ancestors and itself.
+    """
+
+    nodes: np.ndarray
+    ranks: np.ndarray
+    parents: np.ndarray
+    rows: np.ndarray
+    inner: np.ndarray
+    inner_rows: np.ndarray
+    visible: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """Children that the parent with the most of them has."""
+        return int(self.ranks.max()) + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,21 +103,36 @@ class Topology:
         """`[N]` int32."""
         return np.array([0, *map(len, self.paths)], np.int32)
 
-    def inner_nodes(self, level: int) -> np.ndarray:
-        """Returns the nodes of depth `level` that have children, ascending."""
-        parents = self.parents[1:]
-        inner = np.unique(parents[self.depths[1:] == level + 1])
-        return inner.astype(np.int32)
+    @property
+    def inner(self) -> np.ndarray:
+        """`[J]` int32, the nodes that have children, ascending."""
+        return np.unique(self.parents[1:])
 
-    def visible(self, nodes: np.ndarray, among: np.ndarray) -> np.ndarray:
-        """Returns `[len(nodes), len(among)]` bool: ancestors and self."""
-        parents = self.parents
-        seen = np.zeros((len(nodes), self.num_nodes), bool)
-        for row, node in enumerate(nodes):
-            while node != NO_PARENT:
-                seen[row, node] = True
-                node = parents[node]
-        return seen[:, among]
+    @functools.cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The `D` drafted levels, the root's children first."""
+        parents, ranks, depths = self.parents, self.ranks, self.depths
+        sees = np.eye(self.num_nodes, dtype=bool)
+        for node in range(1, self.num_nodes):
+            sees[node] |= sees[parents[node]]
+        above, found = np.zeros(1, np.int32), []
+        run = self.inner[1:]  # The draft reads the root before it drafts.
+        for level in range(1, self.depth + 1):
+            nodes = np.flatnonzero(depths == level)
+            inner = run[depths[run] == level]
+            found.append(
+                Level(
+                    nodes=nodes,
+                    ranks=ranks[nodes],
+                    parents=parents[nodes],
+                    rows=np.searchsorted(above, parents[nodes]),
+                    inner=inner,
+                    inner_rows=np.searchsorted(above, parents[inner]),
+                    visible=sees[np.ix_(inner, run[depths[run] <= level])],
+                )
+            )
+            above = inner
+        return tuple(found)
 
 
 def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
@@ -108,13 +153,13 @@ def chain(length: int) -> Topology:
     return Topology(tuple((0,) * depth for depth in range(1, length + 1)))
 
 
-def likeliest(rates: Sequence[Sequence[float]], num_nodes: int) -> Topology:
+def optimal_topology(rates: Sequence[Sequence[float]], num_nodes: int) -> Topology:
     """Returns the static tree whose drafts are most often accepted (Cai et al. 2024).
 
     A node is worth the product of the rates along its path; the tree takes the most
     worthy nodes. No static tree gains more where rates depend on depth and rank alone.
 
-    >>> likeliest([[0.6, 0.3], [0.5, 0.1]], num_nodes=4).paths
+    >>> optimal_topology([[0.6, 0.3], [0.5, 0.1]], num_nodes=4).paths
     ((0,), (1,), (0, 0))
 
     Args:

@@ -73,30 +73,30 @@ def test_rounds_without_a_drafter_are_refused() -> None:
 
 
 class OneFeature(ToyTarget):
-    def forward(self, *arguments: Any) -> TargetOutput:
-        output = super().forward(*arguments)
+    def forward(self, *arguments: Any, **named: Any) -> TargetOutput:
+        output = super().forward(*arguments, **named)
         return dataclasses.replace(output, features=output.features[:, 0])
 
 
 class OneHidden(ToyTarget):
-    def forward(self, *arguments: Any) -> TargetOutput:
-        output = super().forward(*arguments)
+    def forward(self, *arguments: Any, **named: Any) -> TargetOutput:
+        output = super().forward(*arguments, **named)
         return dataclasses.replace(output, hidden=output.hidden[:, :1])
 
 
 class NoVocabulary(ToyTarget):
-    def unembed(self, *arguments: Any) -> jax.Array:
-        return super().unembed(*arguments).max(axis=-1)
+    def unembed(self, *arguments: Any, **named: Any) -> jax.Array:
+        return super().unembed(*arguments, **named).max(axis=-1)
 
 
 class HalfLogits(ToyTarget):
-    def unembed(self, *arguments: Any) -> jax.Array:
-        return super().unembed(*arguments).astype(jnp.bfloat16)
+    def unembed(self, *arguments: Any, **named: Any) -> jax.Array:
+        return super().unembed(*arguments, **named).astype(jnp.bfloat16)
 
 
 class ShrinkingCache(ToyTarget):
-    def commit(self, *arguments: Any) -> ToyCache:
-        cache = super().commit(*arguments)
+    def commit(self, *arguments: Any, **named: Any) -> ToyCache:
+        cache = super().commit(*arguments, **named)
         return dataclasses.replace(cache, codes=cache.codes[:, 1:])
 
 
@@ -121,8 +121,8 @@ def test_a_target_that_breaks_the_protocol_is_named(library, target, named) -> N
 
 
 class LongValues(ToyDrafter):
-    def propose(self, *arguments: Any) -> tuple[DraftTree, Any]:
-        tree, state = super().propose(*arguments)
+    def propose(self, *arguments: Any, **named: Any) -> tuple[DraftTree, Any]:
+        tree, state = super().propose(*arguments, **named)
         longer = jnp.pad(tree.log_values, ((0, 0), (0, 1)))
         return dataclasses.replace(tree, log_values=longer), state
 

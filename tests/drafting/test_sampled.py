@@ -182,13 +182,13 @@ def test_a_dynamic_tree_of_draws_is_refused() -> None:
         TreeDrafter(model=OTHER, tree=TreeConfig(), sampled=True)
 
 
-def test_settings_of_a_tree_that_no_drafter_reads_are_refused() -> None:
-    for given in (
-        {"calibration": "file.json"},
-        {"kappa": 2.0},
-        {"shared_noise": False},
-    ):
-        tree = TreeConfig(**given)
-        with pytest.raises(InputError, match="its shape alone"):
-            TreeDrafter(model=OTHER, tree=tree)
-        assert TreeDrafter(model=OTHER, tree=tree.shape).tree == TreeConfig()
+@pytest.mark.parametrize(
+    "given", [{"calibration": "a.json"}, {"kappa": 2.0}, {"shared_noise": False}]
+)
+def test_settings_of_a_tree_that_no_drafter_reads_are_refused(
+    given: dict[str, Any],
+) -> None:
+    tree = TreeConfig(**given)
+    with pytest.raises(InputError, match="its shape alone"):
+        TreeDrafter(model=OTHER, tree=tree)
+    assert TreeDrafter(model=OTHER, tree=tree.shape).tree == TreeConfig()

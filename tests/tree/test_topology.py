@@ -16,7 +16,7 @@ from eagle_jax.tree import (
     ancestor_mask,
     chain,
     from_paths,
-    likeliest,
+    optimal_topology,
 )
 
 
@@ -47,16 +47,24 @@ def test_a_topology_is_a_tree_in_level_order(shape: Topology) -> None:
 @hypothesis.given(topologies())
 @hypothesis.settings(deadline=None, max_examples=20)
 def test_nodes_see_their_ancestors_and_themselves(shape: Topology) -> None:
-    nodes = np.arange(shape.num_nodes)
-    seen = shape.visible(nodes, among=nodes)
-    np.testing.assert_array_equal(seen, ancestor_mask(jnp.asarray(shape.parents)))
+    sees, run = np.asarray(ancestor_mask(jnp.asarray(shape.parents))), []
+    for level in shape.levels:
+        run += level.inner.tolist()
+        np.testing.assert_array_equal(level.visible, sees[np.ix_(level.inner, run)])
 
 
 @hypothesis.given(topologies())
 @hypothesis.settings(deadline=None)
 def test_inner_nodes_are_those_with_children(shape: Topology) -> None:
-    inner = [n for level in range(shape.depth + 1) for n in shape.inner_nodes(level)]
-    assert sorted(inner) == sorted(set(shape.parents[1:].tolist()))
+    above = np.zeros(1, np.int32)
+    for depth, level in enumerate(shape.levels, 1):
+        assert (shape.depths[level.nodes] == depth).all()
+        np.testing.assert_array_equal(above[level.rows], level.parents)
+        parents = shape.parents[level.inner]
+        np.testing.assert_array_equal(above[level.inner_rows], parents)
+        above = level.inner
+    inner = [0] * bool(shape.depth) + [n for x in shape.levels for n in x.inner]
+    assert sorted(inner) == shape.inner.tolist() == sorted(set(shape.parents[1:]))
 
 
 def test_eagle_1s_tree_has_25_nodes_and_root() -> None:
@@ -92,7 +100,7 @@ def test_paths_out_of_order_are_refused_by_the_class_itself() -> None:
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 4, 6, 9])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_likeliest_tree_is_worth_most(num_nodes: int, seed: int) -> None:
+def test_the_optimal_tree_is_worth_most(num_nodes: int, seed: int) -> None:
     source = np.random.default_rng(seed)
     rates = np.sort(source.random((3, 2)), axis=1)[:, ::-1]
     worth = {
@@ -102,11 +110,11 @@ def test_the_likeliest_tree_is_worth_most(num_nodes: int, seed: int) -> None:
     }
     # Nodes of the most worth are a tree of their own accord.
     best = sorted(worth.values(), reverse=True)[: num_nodes - 1]
-    found = likeliest(rates.tolist(), num_nodes)
+    found = optimal_topology(rates.tolist(), num_nodes)
     assert found.num_nodes == num_nodes
     assert sum(worth[path] for path in found.paths) == pytest.approx(sum(best))
 
 
-def test_the_likeliest_tree_ends_where_the_rates_do() -> None:
-    assert likeliest([[0.5, 0.7], [0.2, 0.1]], 99).num_nodes == 7
-    assert likeliest([], 99).num_nodes == 1
+def test_the_optimal_tree_ends_where_the_rates_do() -> None:
+    assert optimal_topology([[0.5, 0.7], [0.2, 0.1]], 99).num_nodes == 7
+    assert optimal_topology([], 99).num_nodes == 1

@@ -1,0 +1,302 @@
+"""EAGLE heads as draft models: one layer that continues the target's own features."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.drafting.model import Waiting
+from eagle_jax.models import cache as kv
+from eagle_jax.models import eagle3_head, eagle_head
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
+from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.layers import rms_norm
+from eagle_jax.models.transformer import Tables, causal_mask, output_head, unembed
+
+
+@struct.dataclass(kw_only=True)
+class EagleDrafterParams:
+    """An EAGLE-1/2 head, and the two tables that it may borrow from the target.
+
+    Attributes:
+        head: Weights of the head.
+        embedding: `[V, E]`.
+        output_head: `[E, V]`, or `None` where it is the embedding's transpose.
+    """
+
+    head: EagleHeadParams
+    embedding: jax.Array
+    output_head: jax.Array | None
+
+
+@struct.dataclass(kw_only=True)
+class Eagle3DrafterParams:
+    """An EAGLE-3 head, and the table that it may borrow from the target.
+
+    Attributes:
+        head: Weights of the head.
+        embedding: `[V, E]`.
+    """
+
+    head: Eagle3HeadParams
+    embedding: jax.Array
+
+
+@struct.dataclass(kw_only=True)
+class EagleState:
+    """What a head knows of each row.
+
+    The cache holds pairs made of true features only. What the last round accepted
+    waits here for the token after it: a feature is paired with the *next* token.
+
+    Attributes:
+        cache: One layer; its length counts pairs.
+        tokens: `[B, P]` int32, confirmed tokens not yet paired, oldest first.
+        features: `[B, P, F]`, the target's at those tokens.
+        count: `[B]` int32, how many of them are real.
+    """
+
+    cache: kv.KVCache
+    tokens: jax.Array
+    features: jax.Array
+    count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureHead(abc.ABC):
+    """What the heads have in common behind the `DraftModel` protocol.
+
+    Their outputs are features that they read again for the next level, `X = E`.
+
+    Attributes:
+        config: Sizes.
+        dtype: Of its cache and features.
+    """
+
+    config: EagleHeadConfig | Eagle3HeadConfig
+    dtype: str = "float32"
+
+    @property
+    def vocab_size(self) -> int:
+        """See `DraftModel.vocab_size`."""
+        return self.config.vocab_size
+
+    @property
+    @abc.abstractmethod
+    def feature_size(self) -> int:
+        """`F`, the width of the target's features."""
+        ...
+
+    @abc.abstractmethod
+    def fuse(self, params: Any, features: jax.Array) -> jax.Array:
+        """Brings features `[..., F]` of the target to the head's width, `[..., E]`."""
+        ...
+
+    @abc.abstractmethod
+    def run(
+        self, params: Any, tokens: jax.Array, *inputs: Any
+    ) -> tuple[jax.Array, kv.KeyValues]:
+        """Runs the head over pairs of tokens and features.
+
+        Args:
+            params: Of the drafter.
+            tokens: `[B, T]` int32.
+            *inputs: Features `[B, T, E]` and what else `models.eagle_head.forward`
+                takes after them.
+        """
+        ...
+
+    def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
+        """See `DraftModel.init_state`."""
+        return EagleState(
+            cache=self._cache(batch, capacity),
+            tokens=jnp.zeros((batch, depth + 1), jnp.int32),
+            features=jnp.zeros((batch, depth + 1, self.feature_size), self.dtype),
+            count=jnp.zeros(batch, jnp.int32),
+        )
+
+    def prefill(
+        self,
+        params: Any,
+        state: EagleState,
+        tokens: jax.Array,
+        features: jax.Array,
+        lengths: jax.Array,
+    ) -> EagleState:
+        """See `Drafter.prefill`; the last feature waits for the root's token."""
+        batch, num_tokens = tokens.shape
+        path_length = state.tokens.shape[1]
+        path = jnp.broadcast_to(jnp.arange(num_tokens), tokens.shape)
+        _, entries = self.run(
+            params,
+            jnp.roll(tokens, -1, axis=1),
+            self.fuse(params, features),
+            path,
+            causal_mask(batch, num_tokens),
+            # Nothing is cached yet: an empty cache costs no attention.
+            self._cache(batch, 0),
+        )
+        cache = kv.commit(state.cache, (entries,), path, lengths - 1)
+        last = (lengths - 1)[:, None]
+        waiting = jnp.take_along_axis(features, last[..., None], axis=1)
+        return self.advance(
+            dataclasses.replace(state, cache=cache),
+            _pad_rows(jnp.take_along_axis(tokens, last, axis=1), path_length),
+            _pad_rows(waiting, path_length),
+            jnp.ones(batch, jnp.int32),
+        )
+
+    def advance(
+        self,
+        state: EagleState,
+        tokens: jax.Array,
+        features: jax.Array,
+        count: jax.Array,
+    ) -> EagleState:
+        """See `Drafter.advance`."""
+        features = features.astype(state.features.dtype)
+        return dataclasses.replace(state, tokens=tokens, features=features, count=count)
+
+    def read(
+        self, params: Any, state: EagleState, root: jax.Array
+    ) -> tuple[jax.Array, EagleState]:
+        """See `DraftModel.read`: caches the waiting pairs."""
+        waiting = Waiting.before(root, state.tokens, state.count)
+        outputs, entries = self.run(
+            params,
+            waiting.following,
+            self.fuse(params, state.features),
+            state.cache.length[:, None] + waiting.rows,
+            causal_mask(*state.tokens.shape),
+            state.cache,
+        )
+        root_output, cache = waiting.commit(state.cache, (entries,), outputs)
+        nothing = jnp.zeros_like(state.count)
+        return root_output, dataclasses.replace(state, cache=cache, count=nothing)
+
+    def step(
+        self,
+        params: Any,
+        state: EagleState,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        """See `DraftModel.step`: a node's feature is its parent's output."""
+        positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
+        return self.run(params, tokens, above, positions, visible, state.cache, earlier)
+
+    def _cache(self, batch: int, capacity: int) -> kv.KVCache:
+        return kv.init_cache(
+            num_layers=1,
+            batch=batch,
+            num_kv_heads=self.config.layer.num_kv_heads,
+            capacity=capacity,
+            head_dim=self.config.layer.head_dim,
+            dtype=jnp.dtype(self.dtype),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleHead(FeatureHead):
+    """An EAGLE-1/2 head: it predicts the target's last hidden state, `F = E`."""
+
+    config: EagleHeadConfig
+
+    @staticmethod
+    def join(head: EagleHeadParams, target: Tables) -> EagleDrafterParams:
+        """Joins a head with the tables of its target.
+
+        Nothing is copied, unless the head has a table of its own and the target's
+        output head is the target's table.
+        """
+        shares_table = head.embedding is None
+        return EagleDrafterParams(
+            head=dataclasses.replace(head, embedding=None),
+            embedding=target.embedding if head.embedding is None else head.embedding,
+            output_head=target.output_head if shares_table else output_head(target),
+        )
+
+    @property
+    def feature_size(self) -> int:
+        """`F`, which is `E`."""
+        return self.config.layer.hidden_size
+
+    def fuse(self, params: EagleDrafterParams, features: jax.Array) -> jax.Array:
+        """Returns the features as they are: those that it drafts look alike."""
+        del params
+        return features
+
+    def run(
+        self, params: EagleDrafterParams, tokens: jax.Array, *inputs: Any
+    ) -> tuple[jax.Array, kv.KeyValues]:
+        """See `FeatureHead.run`."""
+        embedded = params.embedding[tokens]
+        return eagle_head.forward(params.head, self.config, embedded, *inputs)
+
+    def logits(self, params: EagleDrafterParams, outputs: jax.Array) -> jax.Array:
+        """See `DraftModel.logits`."""
+        table = params.output_head
+        return unembed(params.embedding.T if table is None else table, outputs)
+
+    def tokens(self, params: EagleDrafterParams, choices: jax.Array) -> jax.Array:
+        """See `DraftModel.tokens`: the output head is the target's."""
+        del params
+        return choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Head(FeatureHead):
+    """An EAGLE-3 head: it reads three features, and knows fewer tokens.
+
+    The target must give the features of `models.eagle3_head.feature_layers`. The
+    head's own outputs take their place without being fused.
+    """
+
+    config: Eagle3HeadConfig
+
+    @staticmethod
+    def join(head: Eagle3HeadParams, target: Tables) -> Eagle3DrafterParams:
+        """Joins a head with the embedding table of its target; nothing is copied."""
+        return Eagle3DrafterParams(
+            head=dataclasses.replace(head, embedding=None),
+            embedding=target.embedding if head.embedding is None else head.embedding,
+        )
+
+    @property
+    def feature_size(self) -> int:
+        """`F`, three times the target's width."""
+        return self.config.feature_size
+
+    def fuse(self, params: Eagle3DrafterParams, features: jax.Array) -> jax.Array:
+        """See `FeatureHead.fuse`."""
+        return eagle3_head.fuse(params.head, features)
+
+    def run(
+        self, params: Eagle3DrafterParams, tokens: jax.Array, *inputs: Any
+    ) -> tuple[jax.Array, kv.KeyValues]:
+        """See `FeatureHead.run`."""
+        embedded = params.embedding[tokens]
+        return eagle3_head.forward(params.head, self.config, embedded, *inputs)
+
+    def logits(self, params: Eagle3DrafterParams, outputs: jax.Array) -> jax.Array:
+        """See `DraftModel.logits`: `W` tokens, from an output head of its own."""
+        head = params.head
+        normed = rms_norm(outputs, head.norm, self.config.layer.rms_norm_eps)
+        return unembed(head.output_head, normed)
+
+    def tokens(self, params: Eagle3DrafterParams, choices: jax.Array) -> jax.Array:
+        """See `DraftModel.tokens`."""
+        offsets = params.head.offsets
+        return choices if offsets is None else choices + offsets[choices]
+
+
+def _pad_rows(x: jax.Array, num_rows: int) -> jax.Array:
+    """Pads `[B, 1, ...]` to `[B, num_rows, ...]` with zeros."""
+    return jnp.pad(x, [(0, 0), (0, num_rows - 1)] + [(0, 0)] * (x.ndim - 2))
