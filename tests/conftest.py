@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from jax._src import compiler
 
 from eagle_jax.generation.devices import leave_out_tpus
 from tests.devices import QUICK
@@ -21,6 +20,8 @@ from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories
 
 leave_out_tpus()  # Before a test, or what one imports, asks JAX for anything.
+if importlib.util.find_spec("libtpu") is None:  # libtpu ends a process with them.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 
 Main = Callable[[list[str]], int]
 
@@ -66,19 +67,9 @@ def forget_programs() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
     """For small models that run in no time: their tests wait for the compiler."""
-    get_options = compiler.get_compile_options
-
-    def get_quick_options(*args: Any, **options: Any) -> Any:
-        own = options.pop("env_options_overrides", None) or {}
-        return get_options(*args, env_options_overrides=QUICK | own, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        # `XLA_FLAGS` would set it for programs whose code is the claim, too, and
-        # libtpu ends a process that has it there.
-        patch.setattr(compiler, "get_compile_options", get_quick_options)
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
