@@ -25,7 +25,7 @@ class StopReason(enum.IntEnum):
     """A stop token was emitted; it is the text's last token."""
     MAX_TOKENS = 2
     """`max_new_tokens` were emitted."""
-    CACHE_FULL = 3
+    MAX_LENGTH = 3
     """Prompt and output together reached `max_length`."""
 
 
@@ -39,13 +39,13 @@ class DecodeState:
 
     Attributes:
         rows: How each row is decoded and where it ends.
-        tokens: `[B, S]` int32, prompt and output; 0 behind the length.
+        tokens: `[B, S]` int32, prompt and output; 0 after the length.
         lengths: `[B]` int32, tokens of prompt and output.
         stop_reason: `[B]` int32, a `StopReason`.
         target_cache: The target's, of the confirmed text.
         drafter_state: The drafter's; `()` without one.
         accept_lengths: `[B, S]` int32, drafted tokens accepted in each round of the
-            row, uncut by limits; 0 behind `num_rounds`.
+            row, uncut by limits; 0 after `num_rounds`.
         num_rounds: `[B]` int32, rounds in which the row was running.
     """
 
@@ -144,7 +144,7 @@ def emit(
             taken == room_by_count,
             StopReason.MAX_TOKENS,
             jnp.where(
-                taken == room_by_length, StopReason.CACHE_FULL, StopReason.RUNNING
+                taken == room_by_length, StopReason.MAX_LENGTH, StopReason.RUNNING
             ),
         ),
     ).astype(jnp.int32)

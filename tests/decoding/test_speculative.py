@@ -183,7 +183,7 @@ def test_a_full_cache_ends_every_method_at_the_same_token(max_length: int) -> No
     expected = plain(requests, greedy=True)
     state = speculate(requests, agreement=1.0)
     assert state.lengths.tolist() == [max_length]
-    assert state.stop_reason.tolist() == [StopReason.CACHE_FULL]
+    assert state.stop_reason.tolist() == [StopReason.MAX_LENGTH]
     assert_same_tokens(texts(requests, state), texts(requests, expected))
 
 
