@@ -127,16 +127,16 @@ class SamplingConfig:
     """How tokens are chosen.
 
     Attributes:
-        temperature: 0 for the likeliest token, otherwise the divisor of the logits;
+        temperature: 0 for the most likely token, otherwise the divisor of the logits;
             lower ones than 1e-6 count as 1e-6.
-        top_p: Keep the likeliest tokens with at least this mass; 1 keeps all.
-        top_k: Keep this many of the likeliest tokens; 0 keeps all.
+        top_p: Keep the most likely tokens with at least this mass; 1 keeps all.
+        top_k: Keep this many of the most likely tokens; 0 keeps all.
         min_p: Keep what is at least this likely, relative to the most likely token; 0
             keeps all.
         seed: Request `i` draws with seed `seed + i`.
         acceptance: "coupled" gives the very tokens of plain decoding with the same
-            seed; "rejection" gives the same law with other tokens, and static trees
-            and chains then draw their nodes from the draft's law, as published.
+            seed; "rejection" gives the same distribution with other tokens, and static
+            trees and chains then draw their nodes from the draft, as published.
     """
 
     temperature: float = 0.0
@@ -169,7 +169,7 @@ class DecodingConfig:
 
     Attributes:
         method: What drafts: "eagle2" dynamic trees and "eagle1" static trees of an
-            EAGLE head, "chain" its `depth` likeliest tokens, "small-model" the tree
+            EAGLE head, "chain" its `depth` most likely tokens, "small-model" the tree
             of a smaller model (a chain at width 1), "lookup" earlier text; or
             "autoregressive" for plain decoding.
         max_new_tokens: Tokens to generate per prompt, at most.

@@ -26,7 +26,7 @@ class Reading:
     Attributes:
         cache: With `length` of what was read.
         hidden: `[B, E]`, of each prompt's last token.
-        features: `[B, T, F]`; behind a prompt's end they mean nothing.
+        features: `[B, T, F]`; after a prompt's end they mean nothing.
     """
 
     cache: Cache
@@ -105,7 +105,7 @@ def _add(
 ) -> Reading:
     """Takes in a piece of `rows.shape[1]` tokens.
 
-    Rows that ended before it commit nothing: their window lies behind their end and,
+    Rows that ended before it commit nothing: their window lies after their end and,
     as pieces have one size, before the padded end.
     """
     size = rows.shape[1]

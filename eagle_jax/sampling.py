@@ -13,7 +13,7 @@ from flax import struct
 _MAX_BITS = 0x3F800001  # One above the bits of 1.0: no probability reaches it.
 
 # There float32 rounds logits over temperature by as much as noise weighs, so that the
-# likeliest token is certain; further down sums of them would be no numbers.
+# most likely token is certain; further down sums of them would be no numbers.
 _LEAST_TEMPERATURE = 1e-6
 
 # Folds that no position reaches, so that purposes never share noise.

@@ -36,7 +36,7 @@ def decoded_tokens(new_tokens: Sequence[int]) -> int:
 def tokens_per_round(new_tokens: Sequence[int], num_rounds: int) -> float | None:
     """Returns what the rounds of some texts emitted, over their number (tau).
 
-    A text's first token is the prefill's. What a round accepted behind a limit or a
+    A text's first token is the prefill's. What a round accepted after a limit or a
     stop token was never emitted: to count it would add most where texts are short, as
     the round that crosses a limit is likelier a long one.
 
@@ -61,7 +61,7 @@ def n_alpha(accept_lengths: Sequence[int] | np.ndarray, depth: int) -> Rates:
 
     Args:
         accept_lengths: `[R]` int, drafted tokens accepted in each round, uncut.
-        depth: Drafted levels: behind the last one nothing is tried.
+        depth: Drafted levels: after the last one nothing is tried.
 
     Returns:
         `[depth]` rates, NaN where no round accepted that many; more of them if a

@@ -194,7 +194,7 @@ def _check_ids(row: int, prompt: Sequence[int], end: int) -> None:
 def bucket_prompt(length: int) -> int:
     """Returns the padded length of a prompt.
 
-    The next power of two, at least 16; behind `PREFILL_CHUNK` a multiple of it with
+    The next power of two, at least 16; above `PREFILL_CHUNK` a multiple of it with
     four or more in each octave, since padding takes memory there.
 
     >>> [bucket_prompt(length) for length in (1, 17, 512, 513, 4097, 100_000)]
@@ -230,7 +230,7 @@ def cache_slots(requests: Requests, depth: int) -> int:
 def round_up_slots(max_length: int, depth: int) -> int:
     """Returns `S`: slots for a text of this length, one round more, and rounding.
 
-    A round writes a window of `P = D + 1` slots behind each row, whatever it
+    A round writes a window of `P = D + 1` slots after each row, whatever it
     accepts; slots come in steps of 64, so that nearby limits share a compilation.
 
     Args:

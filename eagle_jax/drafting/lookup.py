@@ -2,7 +2,7 @@
 
 Prompt lookup decoding (Saxena 2023) in fixed shapes: the longest earlier match of the
 text's end is searched in the whole text so far, prompt and output, and what stood
-behind it is drafted. Several matches make a tree.
+after it is drafted. Several matches make a tree.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class LookupDrafter:
     """Prompt lookup behind the `Drafter` protocol; it has no parameters.
 
     Attributes:
-        depth: `D`, tokens drafted behind a match.
+        depth: `D`, tokens drafted after a match.
         num_matches: Matches that are followed, `N = 1 + D * num_matches`; 1 is a
             chain.
         max_ngram: Tokens that a match has in common with the text's end, at most; a
@@ -127,7 +127,7 @@ def find_matches(
         num_matches: Matches wanted. Static.
 
     Returns:
-        `[num_matches]` int32, the places behind the matches, and `[num_matches]` bool,
+        `[num_matches]` int32, the places after the matches, and `[num_matches]` bool,
         which of them are matches. Equal lengths: the earlier place first.
     """
     capacity = text.shape[0]

@@ -14,7 +14,7 @@ class DraftModel(Protocol):
     """A model that drafts, whatever the shape of the tree.
 
     Its state knows the confirmed text and holds back what the last round confirmed
-    until the root behind it is known. `X` is what it passes from a node to its
+    until the root after it is known. `X` is what it passes from a node to its
     children: an EAGLE head's predicted feature, a small model's hidden state. It
     chooses among `W` of the target's `V` tokens, in their order; mostly `W = V`.
     """
@@ -111,7 +111,7 @@ class Waiting:
     """Confirmed tokens that a model reads once the next root is known.
 
     Attributes:
-        following: `[B, P]` int32, the token behind each, the root behind the last.
+        following: `[B, P]` int32, the token after each, the root after the last.
         rows: `[B, P]` int32, `0 .. P - 1`.
         last: `[B, 1]` int32, the last real row; 0 in a row that has none.
         count: `[B]` int32, real rows.
@@ -124,7 +124,7 @@ class Waiting:
 
     @classmethod
     def before(cls, root: jax.Array, tokens: jax.Array, count: jax.Array) -> "Waiting":
-        """Puts the root `[B]` behind the first `count` of the tokens `[B, P]`."""
+        """Puts the root `[B]` after the first `count` of the tokens `[B, P]`."""
         rows = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         last = jnp.maximum(count - 1, 0)[:, None]
         following = jnp.where(rows == last, root[:, None], jnp.roll(tokens, -1, 1))

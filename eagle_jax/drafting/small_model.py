@@ -21,7 +21,7 @@ class SmallModelState:
     Attributes:
         cache: Confirmed tokens up to the waiting ones.
         tokens: `[B, P]` int32, the last accepted path, root first; its first token is
-            in the cache already, and the next root will stand behind its last.
+            in the cache already, and the next root will stand after its last.
         count: `[B]` int32, how many of them are real.
     """
 
@@ -83,7 +83,7 @@ class SmallModel:
     def read(
         self, params: TransformerParams, state: SmallModelState, root: jax.Array
     ) -> tuple[jax.Array, SmallModelState]:
-        """See `DraftModel.read`: what was accepted behind the old root, and the new."""
+        """See `DraftModel.read`: what was accepted after the old root, and the new."""
         waiting = Waiting.before(root, state.tokens, state.count)
         output = self.decoder.forward(
             params,

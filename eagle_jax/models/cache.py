@@ -28,7 +28,7 @@ class KVCache:
 
     Attributes:
         layers: `L` pairs of `[B, G, S, A]`.
-        length: `[B]` int32, slots in use; what lies behind is never read.
+        length: `[B]` int32, slots in use; what lies after is never read.
     """
 
     layers: tuple[KeyValues, ...]
@@ -70,9 +70,9 @@ def init_cache(
 def commit(
     cache: KVCache, entries: tuple[KeyValues, ...], path: jax.Array, count: jax.Array
 ) -> KVCache:
-    """Writes the accepted rows of a call behind each row's length.
+    """Writes the accepted rows of a call after each row's length.
 
-    A window of `P` slots is written whatever `count` is; what lies behind the new
+    A window of `P` slots is written whatever `count` is; what lies after the new
     length is garbage that no mask shows and the next commit overwrites. Rows are
     written one after the other: a `vmap` of the update lowers to a scatter, which
     copies the whole cache.

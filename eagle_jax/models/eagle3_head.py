@@ -114,7 +114,7 @@ def forward(
         earlier: `[B, G, U - T, A]`, pairs drafted earlier in this round.
 
     Returns:
-        `[B, T, E]`, at once the next step's features and, behind `norm`, what the
+        `[B, T, E]`, at once the next step's features and, after `norm`, what the
         output head reads. And the keys and values of all `U` unconfirmed pairs.
     """
     epsilon = config.layer.rms_norm_eps

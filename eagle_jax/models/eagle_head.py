@@ -2,7 +2,7 @@
 
 Input pair `i` is the embedding of token `i + 1` beside the target's feature `i`, at
 position `i`; the output predicts feature `i + 1`, which the target's own output head
-turns into a law for token `i + 2` (EAGLE-1, section 3.1).
+turns into a distribution for token `i + 2` (EAGLE-1, section 3.1).
 """
 
 import dataclasses

@@ -83,7 +83,7 @@ def _shares(router: jax.Array, x: jax.Array, experts_per_token: int) -> jax.Arra
     """
     scores = linear(x, router).astype(jnp.float32)
     best, chosen = jax.lax.top_k(scores, experts_per_token)
-    # The law over all experts, cut to the chosen ones and scaled to 1, is the law
+    # The distribution over all experts, cut to the chosen ones and scaled to 1, is that
     # over the chosen ones.
     share = jax.nn.softmax(best, axis=-1)
     is_chosen = jax.nn.one_hot(chosen, router.shape[-1], dtype=jnp.float32)

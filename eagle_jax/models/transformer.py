@@ -151,8 +151,8 @@ def nearest(mask: jax.Array, window: int) -> jax.Array:
         mask: `[B, T, U]` bool.
         window: Positions that a token sees, its own included. Static.
     """
-    behind = jnp.cumsum(mask[..., ::-1], axis=-1, dtype=jnp.int32)[..., ::-1]
-    return mask & (behind <= window)
+    distance = jnp.cumsum(mask[..., ::-1], axis=-1, dtype=jnp.int32)[..., ::-1]
+    return mask & (distance <= window)
 
 
 def causal_mask(batch: int, num_tokens: int) -> jax.Array:

@@ -36,7 +36,7 @@ class Frontier:
 
 
 def top_children(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the `K` likeliest next tokens and their log probabilities.
+    """Returns the `K` most likely next tokens and their log probabilities.
 
     Ties go to the lower token, as `jax.lax.top_k` promises. A vocabulary smaller
     than `K` is padded with children of probability zero.
@@ -79,12 +79,12 @@ def draw_children(
 
     Args:
         logits: `[..., V]` float32; `-inf` is never drawn.
-        noise: `[..., V]` float32; zeros take the likeliest tokens.
+        noise: `[..., V]` float32; zeros take the most likely tokens.
         width: `K`. Static.
 
     Returns:
         `[..., K]` int32 tokens and `[..., K]` float32 log probabilities, `-inf` where
-        the law has no further token.
+        the distribution has no further token.
     """
     tokens, _ = top_children(logits + noise, width)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens, axis=-1)
@@ -98,7 +98,7 @@ def first_level(
     """Opens the candidates with the root's children; all of them are expanded.
 
     Args:
-        tokens: `[K]` int32, the root's likeliest children, best first.
+        tokens: `[K]` int32, the root's most likely children, best first.
         log_probs: `[K]` float32, their log probabilities.
         depth: `D`, the levels that will be drafted. Static, at least 1.
 
@@ -145,7 +145,7 @@ def expand(
     Args:
         candidates: Filled up to `level - 1`.
         frontier: The `K` nodes of level `level - 1` that were expanded.
-        tokens: `[K, K]` int32, the likeliest children of each, best first.
+        tokens: `[K, K]` int32, the most likely children of each, best first.
         log_probs: `[K, K]` float32, their log probabilities.
         level: Depth of the children, 2 .. `D`. Static.
         rank_by: Order by path value or by the last step's confidence (Table 3

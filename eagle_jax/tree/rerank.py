@@ -68,7 +68,7 @@ def rerank(
 
     num_kept = min(num_nodes - 1, num_candidates)
     best_scores, kept = jax.lax.top_k(scores, num_kept)
-    # Level order again, with what does not exist moved behind the last candidate.
+    # Level order again, with what does not exist moved after the last candidate.
     kept = jnp.sort(jnp.where(best_scores > -jnp.inf, kept, num_candidates))
     kept = jnp.pad(
         kept, (0, num_nodes - 1 - num_kept), constant_values=num_candidates

@@ -50,7 +50,7 @@ class DraftTree:
             0 for the root, `-inf` in padding.
         is_node: `[N]` bool, false in padding.
         draft_logits: `None` where children are chosen; where they are drawn, one after
-            the other and never twice, `[N, V]` float32: the logits of the law that
+            the other and never twice, `[N, V]` float32: the logits of what
             each node's children were drawn from.
     """
 

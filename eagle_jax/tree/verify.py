@@ -36,7 +36,7 @@ class Acceptance:
         path: `[P]` int32 node indices, root first; entries after `num_accepted`
             repeat the last accepted node.
         num_accepted: `[]` int32, accepted drafted tokens, 0 .. `D`.
-        next_token: `[]` int32, the token the target adds behind the path: the
+        next_token: `[]` int32, the token the target adds after the path: the
             root of the next round.
     """
 
@@ -60,7 +60,7 @@ def verify(
         depth: `D`, no node lies deeper. Static.
 
     Returns:
-        The accepted path and the token behind it.
+        The accepted path and the token after it.
     """
 
     def is_walking(walk: tuple[jax.Array, Acceptance]) -> jax.Array:
@@ -93,7 +93,7 @@ def match_child(tree: DraftTree, node: jax.Array, token: jax.Array) -> Step:
 
     With the argmax this is greedy verification; with a draw from the target it is
     coupled sampling: drafts are deterministic, so following the child that equals
-    an independent draw has exactly the target's law.
+    an independent draw has exactly the target's distribution.
 
     Args:
         tree: `N` nodes.
@@ -128,9 +128,10 @@ def reject_siblings(
     Args:
         tree: `N` nodes; siblings are tried in node order.
         node: `[]` int32.
-        probs: `[V]` float32, the target's law behind `node`; need not sum to 1.
+        probs: `[V]` float32, the target's distribution after `node`; need not sum
+            to 1.
         coins: `[N]` float32, uniform in `[0, 1)`, one per node.
-        noise: `[V]` float32, standard Gumbel, for the remaining law.
+        noise: `[V]` float32, standard Gumbel, for the distribution that remains.
 
     Returns:
         The step; its token is the accepted child's, or the drawn one.
@@ -162,7 +163,7 @@ def reject_siblings(
 def reject_drawn(
     probs: jax.Array, draft_logits: jax.Array, token: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Tries one token that was drawn from the draft's law (Leviathan et al. 2022).
+    """Tries one token that was drawn from the draft (Leviathan et al. 2022).
 
     >>> probs, draft = jnp.array([0.5, 0.5]), jnp.log(jnp.array([0.8, 0.2]))
     >>> chance, rest, _ = reject_drawn(probs, draft, jnp.array(0))
@@ -170,19 +171,21 @@ def reject_drawn(
     (Array(0.625, dtype=float32), Array([0., 1.], dtype=float32))
 
     Args:
-        probs: `[V]` float32, the target's law, or what earlier siblings left of it.
-        draft_logits: `[V]` float32, of the law that the token was drawn from.
+        probs: `[V]` float32, the target's distribution, or what earlier siblings
+            left of it.
+        draft_logits: `[V]` float32, of the distribution that the token was drawn from.
         token: `[]` int32.
 
     Returns:
         The chance that the token is accepted, `[]` float32; what its rejection leaves
-        of the target's law, `[V]`; and the logits of the next sibling's law, `[V]`.
+        of the target's distribution, `[V]`; and the logits of what the next sibling was
+        drawn from, `[V]`.
     """
-    law = jax.nn.softmax(draft_logits)
-    chance = jnp.minimum(probs[token] / law[token], 1.0)
-    rest = jnp.maximum(probs - law, 0.0)
+    draft_probs = jax.nn.softmax(draft_logits)
+    chance = jnp.minimum(probs[token] / draft_probs[token], 1.0)
+    rest = jnp.maximum(probs - draft_probs, 0.0)
     total = rest.sum()
-    # Equal laws never reject; rounding may leave nothing all the same.
+    # Equal distributions never reject; rounding may leave nothing all the same.
     rest = jnp.where(total > 0, rest / jnp.where(total > 0, total, 1.0), probs)
     return chance, rest, draft_logits.at[token].set(-jnp.inf)
 
@@ -193,8 +196,8 @@ class _Siblings:
 
     Attributes:
         untried: `[N]` bool, children whose turn is still to come.
-        probs: `[V]` float32, what rejections left of the target's law.
-        draft_logits: `[V]` float32, of the law of the next sibling.
+        probs: `[V]` float32, what rejections left of the target's distribution.
+        draft_logits: `[V]` float32, of what the next sibling was drawn from.
         is_accepted: `[]` bool, whether the last child was accepted.
         child: `[]` int32, the last child that was tried.
     """
@@ -216,14 +219,15 @@ def reject_drawn_siblings(
     """Tries drawn children of `node` in turn, then samples what remains.
 
     Multi-round speculative sampling (EAGLE-1, algorithm 1) where siblings are drawn
-    without replacement: each is tried against the law without its elder siblings.
+    without replacement: each is tried against the distribution without its elder
+    siblings.
 
     Args:
         tree: `N` nodes with `draft_logits`; siblings are tried in node order.
         node: `[]` int32.
-        probs: `[V]` float32, the target's law behind `node`.
+        probs: `[V]` float32, the target's distribution after `node`.
         coins: `[N]` float32, uniform in `[0, 1)`, one per node.
-        noise: `[V]` float32, standard Gumbel, for the remaining law.
+        noise: `[V]` float32, standard Gumbel, for the distribution that remains.
 
     Returns:
         The step; its token is the accepted child's, or the drawn one.
