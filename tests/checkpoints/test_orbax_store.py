@@ -105,7 +105,7 @@ def test_a_dtype_that_jax_would_narrow_is_refused(
         lambda: convert_pair(tmp_path / "pair", source),
         str(source),
         "float64",
-        "--dtype",
+        "`dtype`",
     )
     convert_pair(tmp_path / "pair", source, dtype="float32")
 

@@ -100,7 +100,7 @@ def test_other_bits_than_the_stored_ones_are_refused(stored: Path, bits: int) ->
         lambda: load_target(stored / "target", bits=other),
         f"holds int{bits} weights",
         f"int{other}",
-        "--quantization",
+        "`quantization`",
     )
     assert str(stored / "target") in line
 
@@ -124,7 +124,7 @@ def test_sizes_that_the_groups_do_not_divide_are_refused(
     )
     named = (
         "model.layers.0.mlp.down_proj.weight has 172 inputs",
-        "--quantization int8",
+        "`quantization` int8",
     )
     # Said from the settings alone: the weights do not even fit them.
     refused(lambda: load_target(folder, bits=4), *named)

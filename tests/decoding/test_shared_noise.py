@@ -335,14 +335,11 @@ def test_noise_is_made_once_a_round_and_never_for_greedy_decoding(name: str) -> 
     drafter, requests = DRAFTERS[name], requests_of(BATCHES[0])
 
     def made(rule: speculative.AcceptanceRule) -> list[tuple[Any, bool]]:
-        prefill: Any = functools.partial(
-            speculative.prefill, TARGET, drafter, PARAMS, num_slots=64, acceptance=rule
-        )
-        one_round: Any = functools.partial(
-            speculative.decode_round, TARGET, drafter, PARAMS, acceptance=rule
-        )
+        settings = (Decoder(target=TARGET, drafter=drafter, acceptance=rule), PARAMS)
+        prefill: Any = functools.partial(speculative.prefill, *settings, num_slots=64)
+        one_round: Any = functools.partial(speculative.decode_round, *settings)
         state = jax.eval_shape(prefill, requests)
-        jaxpr = jax.make_jaxpr(one_round)(requests, state)
+        jaxpr = jax.make_jaxpr(one_round)(state)
         return list(random_arrays(jaxpr.jaxpr))
 
     assert made("greedy") == []

@@ -90,10 +90,11 @@ def test_a_cold_row_beside_sampled_ones_takes_the_likeliest_tokens() -> None:
         PARAMS,
         requests,
     )
+    cold = make_requests([[1, 2]] * 4, max_new_tokens=20)
     plain = autoregressive.generate(
-        Decoder(target=TARGET, acceptance="greedy"), Params(target=()), requests
+        Decoder(target=TARGET, acceptance="greedy"), Params(target=()), cold
     )
-    found, expected = texts(requests, state), texts(requests, plain)
+    found, expected = texts(requests, state), texts(cold, plain)
     assert found[0] == found[2] == expected[0]
     assert found[1] != expected[1]
 

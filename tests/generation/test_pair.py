@@ -92,7 +92,7 @@ def test_the_embedded_pair_writes_the_same_as_its_target_alone() -> None:
         ([[]], {}, "no prompts"),
         ("x", {"temprature": 1.0}, "'temprature' is no setting; known are temperature"),
         ("x", {"temperature": -1.0}, "temperature = -1"),
-        ("x", {"max_length": 2}, "raise `max_length`"),
+        ("xyz", {"max_length": 2}, "raise `max_length`"),
         ("x", {"max_length": 10**6}, "positions"),
         ("x", {"chat": True}, "`chat` needs a chat template"),
         ([[5000]], {}, "the id 5000"),

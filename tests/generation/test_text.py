@@ -91,7 +91,7 @@ def test_a_prompt_without_any_token_is_refused(silent_tokenizer: Any) -> None:
 
 
 def test_chat_without_a_template_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="--chat needs a chat template"):
+    with pytest.raises(InputError, match="`chat` needs a chat template"):
         text.encode(tokenizer, "Hello", chat=True)
 
 
