@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
@@ -15,6 +15,7 @@ from eagle_jax.config import (
     SamplingConfig,
     TreeConfig,
     load_config,
+    require,
 )
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
@@ -105,7 +106,9 @@ class Pair:
                 or a setting is unknown or outside its range.
         """
         encoded = [self._encode(prompt, chat=chat) for prompt in _as_many(prompts)]
-        rows = min(len(encoded), batch_size or _MOST_ROWS)
+        most = _MOST_ROWS if batch_size is None else batch_size
+        require(most >= 1, "batch_size", most, "at least 1")
+        rows = min(len(encoded), most)
         runner = self._runner(encoded, rows, settings)
         seed, found = runner.config.sampling.seed, []
         for start in range(0, len(encoded), runner.batch_size):
@@ -131,9 +134,10 @@ class Pair:
                 yield piece
 
     def _encode(self, prompt: Prompt, *, chat: bool) -> list[int]:
-        if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
-            return list(prompt)  # pyright: ignore[reportReturnType]
-        return text.encode(self.tokenizer, prompt, chat=chat)  # pyright: ignore
+        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
+            written = cast(str | Sequence[Mapping[str, str]], prompt)
+            return text.encode(self.tokenizer, written, chat=chat)
+        return list(cast(Sequence[int], prompt))
 
     def _runner(
         self, encoded: list[list[int]], rows: int, settings: dict[str, Any]

@@ -19,7 +19,7 @@ from eagle_jax.generation.placing import draft_shardings, target_shardings, with
 from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.quantised import quantise_layers
 from eagle_jax.models.rope import RopeConfig
@@ -86,16 +86,11 @@ def open_random(
     bits = checkpoints.target_bits(None, config, bits)
     check_product(bits, dtype)
 
+    model = _random_model(config, dtype)
+
     @functools.cache
     def read_tokenizer() -> tuple[Any, None]:
         return _byte_tokenizer() if with_tokenizer else None, None
-
-    head = EagleHeadConfig(
-        layer=config.layer,
-        vocab_size=config.vocab_size,
-        max_positions=config.max_positions,
-    )
-    model = EagleHead(config=head, dtype=dtype)
 
     def drafter_of(tree: TreeConfig, rule: AcceptanceRule) -> Drafter | None:
         if method == "autoregressive":
@@ -111,13 +106,9 @@ def open_random(
         target_params = jax.jit(
             _random_target, static_argnums=(1, 2, 3), out_shardings=shardings
         )(jax.random.key(0), config, dtype, bits)
-        shapes = shapes_of(eagle_head.init_params, head)
-        shardings = draft_shardings(placement, head.layer, shapes)
-        head_params = jax.jit(
-            eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
-        )(jax.random.key(1), head, dtype)
         drafter_params: Any = ()
         if isinstance(drafter, TreeDrafter):
+            head_params = _random_head(model.config, dtype, placement)
             drafter_params = EagleHead.join(head_params, target_params)
         return LoadedPair(
             target=Transformer(config=config, dtype=dtype),
@@ -137,6 +128,27 @@ def open_random(
         load=load,
         bits=bits,
     )
+
+
+def _random_model(config: TransformerConfig, dtype: str) -> EagleHead:
+    """Returns a head with a layer like the target's."""
+    head = EagleHeadConfig(
+        layer=config.layer,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_positions,
+    )
+    return EagleHead(config=head, dtype=dtype)
+
+
+def _random_head(
+    head: EagleHeadConfig, dtype: str, placement: Placement | None
+) -> EagleHeadParams:
+    shapes = shapes_of(eagle_head.init_params, head)
+    shardings = draft_shardings(placement, head.layer, shapes)
+    init = jax.jit(
+        eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
+    )
+    return init(jax.random.key(1), head, dtype)
 
 
 def _random_target(

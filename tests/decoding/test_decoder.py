@@ -1,3 +1,4 @@
+# What breaks the protocols is the subject here, so types may not forbid it.
 # pyright: reportIncompatibleMethodOverride=false, reportArgumentType=false
 """What a decoder refuses before anything is compiled."""
 
@@ -31,15 +32,15 @@ def test_equal_decoders_are_one_static_argument() -> None:
 
 
 def test_a_class_in_the_place_of_an_instance_is_refused() -> None:
-    wrong: type = ToyDrafter
-    message = refused(lambda: Decoder(target=TARGET, drafter=wrong))  # pyright: ignore
+    wrong: Any = ToyDrafter
+    message = refused(lambda: Decoder(target=TARGET, drafter=wrong))
     assert message == "drafter is the class ToyDrafter; give an instance of it"
 
 
 def test_a_misspelt_rule_is_refused_with_those_that_there_are() -> None:
-    wrong: str = "couple"
+    wrong: Any = "couple"
     refused(
-        lambda: Decoder(target=TARGET, acceptance=wrong),  # pyright: ignore
+        lambda: Decoder(target=TARGET, acceptance=wrong),
         *("'couple'", "'greedy'", "'coupled'", "'rejection'"),
     )
 

@@ -92,6 +92,7 @@ def test_the_embedded_pair_writes_the_same_as_its_target_alone() -> None:
         ([[]], {}, "no prompts"),
         ("x", {"temprature": 1.0}, "'temprature' is no setting; known are temperature"),
         ("x", {"temperature": -1.0}, "temperature = -1"),
+        ("x", {"batch_size": 0}, "batch_size = 0"),
         ("xyz", {"max_length": 2}, "raise `max_length`"),
         ("x", {"max_length": 10**6}, "positions"),
         ("x", {"chat": True}, "`chat` needs a chat template"),
@@ -102,7 +103,8 @@ def test_the_embedded_pair_writes_the_same_as_its_target_alone() -> None:
 def test_what_cannot_be_decoded_is_refused(
     pair: Pair, prompts: object, settings: dict, named: str
 ) -> None:
-    refused(lambda: pair.generate(prompts, **settings), named)  # pyright: ignore
+    wrong: Any = prompts
+    refused(lambda: pair.generate(wrong, **settings), named)
 
 
 def test_a_method_without_its_weights_is_refused() -> None:

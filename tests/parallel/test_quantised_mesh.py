@@ -22,7 +22,7 @@ _CONFIG = TransformerConfig(
 
 def _placement(tensor: int) -> Placement:
     mesh = AbstractMesh((1, 1, tensor), ("data", "kv", "query"))
-    # Shardings are asked where things lie, never for devices.
+    # An abstract mesh does for a real one: shardings are never asked for devices.
     return Placement(mesh=mesh, target=split_rules(mesh, _CONFIG.layer))  # pyright: ignore[reportArgumentType]
 
 
