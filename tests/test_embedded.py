@@ -16,7 +16,7 @@ from eagle_jax.checkpoints import (
     target_config,
 )
 from eagle_jax.config import GenerateConfig, load_config
-from eagle_jax.training import corpus
+from examples.embedded_pair import corpus
 from tests.conftest import Main
 
 # As optimised as for users it runs in the README's first command, and CI reads what

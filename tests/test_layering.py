@@ -26,31 +26,30 @@ ALLOWED = {
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "sampling", "tree"},
     "generation": {
-        *(
-            "assets",
-            "checkpoints",
-            "config",
-            "decoding",
-            "drafting",
-            "errors",
-            "interface",
-        ),
-        *("models", "parallel", "tree"),
+        *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
+        *("interface", "models", "parallel", "tree"),
     },
     "training": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
         *("generation", "interface", "models", "parallel", "parsing", "tree"),
     },
-    "evaluation": {
-        *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
-        *("generation", "interface", "models", "parallel", "parsing", "testing"),
-        *("training", "tree"),
+    "benchmarks": {
+        *("config", "decoding", "drafting", "interface", "models", "parallel"),
+        *("testing", "training", "tree"),
     },
-    "cli": {
-        "assets",
-        *("checkpoints", "config", "decoding", "drafting", "errors", "evaluation"),
+    "evaluation": {
+        *("benchmarks", "checkpoints", "config", "decoding", "drafting", "errors"),
         *("files", "generation", "interface", "models", "parallel", "parsing"),
         *("training", "tree"),
+    },
+    "tuning": {
+        *("benchmarks", "config", "decoding", "drafting", "errors", "generation"),
+        *("interface", "tree"),
+    },
+    "cli": {
+        *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),
+        *("errors", "evaluation", "files", "generation", "interface", "models"),
+        *("parallel", "parsing", "training", "tree", "tuning"),
     },
 }
 

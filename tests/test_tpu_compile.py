@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import topologies
 
-from eagle_jax.config import TreeConfig
-from eagle_jax.evaluation.compilation import (
+from eagle_jax.benchmarks.compilation import (
     HBM_GIB,
     PROGRAMS,
     Case,
     Report,
     compile_case,
 )
+from eagle_jax.config import TreeConfig
 from eagle_jax.models import cache as kv
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import TransformerConfig

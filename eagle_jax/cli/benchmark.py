@@ -18,6 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from eagle_jax.benchmarks.contexts import time_contexts
+from eagle_jax.benchmarks.rounds import Pair, Spread, time_compilation, time_rounds
+from eagle_jax.benchmarks.training import time_training
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli import results
 from eagle_jax.cli.command import Parser, run_command, say
@@ -26,15 +29,12 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.benchmark import Pair, Spread, time_compilation, time_rounds
-from eagle_jax.evaluation.contexts import time_contexts
 from eagle_jax.files import write_json
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.room import check_training
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.step import StepConfig
-from eagle_jax.training.throughput import time_training
 
 _MEANINGS = {
     "token": "autoregressive decoding, one token",

@@ -19,11 +19,7 @@ from pathlib import Path
 
 import jax
 
-from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import check_writable
-from eagle_jax.config import TreeConfig, require
-from eagle_jax.errors import InputError
-from eagle_jax.evaluation.compilation import (
+from eagle_jax.benchmarks.compilation import (
     HBM_GIB,
     LOOPS,
     PROGRAMS,
@@ -31,6 +27,10 @@ from eagle_jax.evaluation.compilation import (
     Report,
     compile_case,
 )
+from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.files import check_writable
+from eagle_jax.config import TreeConfig, require
+from eagle_jax.errors import InputError
 from eagle_jax.evaluation.markdown import NOTHING, markdown
 from eagle_jax.files import write_whole
 from eagle_jax.models.eagle_head import EagleHeadConfig

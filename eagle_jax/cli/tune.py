@@ -29,12 +29,13 @@ from eagle_jax.config import GenerateConfig, TreeConfig, require
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation import contest, tuning
-from eagle_jax.evaluation.step_costs import StepCosts
 from eagle_jax.files import write_whole
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
+from eagle_jax.tuning import contest
+from eagle_jax.tuning.costs import StepCosts
+from eagle_jax.tuning.prediction import finalists, grid, parse_grid, predict, show
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
@@ -118,12 +119,12 @@ def _tune(arguments: argparse.Namespace) -> int:
     )
     costs = contest.time_parts(measured, trees)
     recorded = contest.record_texts(measured, trees)
-    ranking = tuning.predict(trees, recorded, costs, batch_size=arguments.batch_size)
+    ranking = predict(trees, recorded, costs, batch_size=arguments.batch_size)
     where = f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
     console = Console()
     console.print(_cost_table(f"costs, {where}", costs))
 
-    chosen = tuning.finalists(ranking, arguments.finalists)
+    chosen = finalists(ranking, arguments.finalists)
     entries = measured.run(chosen, "finalists")
     console.print(_result_table(f"finalists, {where}", entries))
     if arguments.sweep:
@@ -152,10 +153,10 @@ def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is tuned for depends on the text")
     if arguments.grid is not None:
-        return tuning.parse_grid(arguments.grid)
+        return parse_grid(arguments.grid)
     if arguments.sweep:
         raise InputError('--sweep runs all trees of a grid: give --grid "8/7/1 10/4/4"')
-    return tuning.grid(arguments.max_nodes, arguments.max_depth)
+    return grid(arguments.max_nodes, arguments.max_depth)
 
 
 def _choose_prompts(
@@ -212,7 +213,7 @@ def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
     for entry in measured:
         prediction = entry.prediction
         table.add_row(
-            tuning.show(prediction.tree),
+            show(prediction.tree),
             f"{prediction.certainty:.1%}",
             f"{prediction.tokens_per_round:.3f}",
             f"{prediction.speedup:.2f}",
@@ -263,7 +264,7 @@ def _write(
         comments=comments,
     )
     write_whole(arguments.output, settings)
-    found = tuning.show(best.prediction.tree)
+    found = show(best.prediction.tree)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
     else:

@@ -1,1 +1,1 @@
-"""Measuring: what a round costs and how well drafts are accepted."""
+"""How well drafts are accepted: questions, records, statistics, tables and figures."""

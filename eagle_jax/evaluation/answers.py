@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
+from eagle_jax.benchmarks.steps import StepSeconds, measure_steps
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.evaluation.plan import RunPlan
 from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record, Turn
-from eagle_jax.evaluation.step_times import StepSeconds, measure_steps
 from eagle_jax.evaluation.templates import Template, encode
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair

@@ -27,18 +27,18 @@ from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.features import FeatureStore
 from eagle_jax.training.log import CsvLog
-from eagle_jax.training.pretrain import PretrainConfig
 from eagle_jax.training.regenerate import RegenerateConfig
 from eagle_jax.training.resumable import ResumableLines
+from examples.embedded_pair.training import PretrainConfig
 from tests.checkpoints.folders import save_bin, write_shards
 from tests.evaluation import synthetic
 
 _TREE = TreeConfig(num_nodes=4, depth=2, width=2)
 _SETTINGS: dict[str, Any] = {
     "embedded": GenerateConfig,
-    "train-embedded": TrainConfig,
-    "pretrain-small": PretrainConfig,
-    "embedded-answers": RegenerateConfig,
+    "head": TrainConfig,
+    "small": PretrainConfig,
+    "answers": RegenerateConfig,
 }
 
 

@@ -89,7 +89,7 @@ def subjects(
         home,
         chat_pair=chat_pair,
         eagle3_pair=eagle3_pair,
-        configs=Path(__file__).parents[2] / "configs",
+        configs=Path(__file__).parents[2] / "examples" / "embedded_pair",
         run=home / "run",
         resume=lambda run: train([*flags, "--output", str(run), "--resume"]),
     )

@@ -55,11 +55,6 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_TRAIN, "--row-length", "256", "--batch-size", "1000000000"], _MEMORY),
         ([*_TRAIN, "--output", "/proc/out"], "/proc/out"),
     ],
-    "pretrain": [
-        (["--output", "out", "--batch-size", _BIG], f"batch_size = {_BIG} rows"),
-        (["--output", "out", "--row-length", _BIG], f"row_length = {_BIG} tokens"),
-        (["--output", "/proc/out"], "/proc/out"),
-    ],
     "regenerate": [
         ([*_REGENERATE, "--max-new-tokens", _BIG], f"max_new_tokens = {_BIG} {_INT32}"),
         ([*_REGENERATE, "--batch-size", _BIG], f"batch_size = {_BIG} {_INT32}"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from eagle_jax.benchmarks.compilation import Case, Report
 from eagle_jax.cli import compile_report
-from eagle_jax.evaluation.compilation import Case, Report
 from tests.conftest import Main
 
 pytestmark = pytest.mark.skipif(

@@ -15,8 +15,8 @@ import pytest
 from eagle_jax import assets
 from eagle_jax.config import GenerateConfig, load_config
 from eagle_jax.training.config import TrainConfig
-from eagle_jax.training.pretrain import PretrainConfig
 from eagle_jax.training.regenerate import RegenerateConfig
+from examples.embedded_pair.training import PretrainConfig
 from tests.conftest import Main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -225,22 +225,27 @@ def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(tmp_path: Path) -> 
 
 
 OTHER_CONFIGS = {
-    "embedded-answers": RegenerateConfig,
-    "pretrain-deep": PretrainConfig,
-    "pretrain-small": PretrainConfig,
+    "answers": RegenerateConfig,
+    "deep": PretrainConfig,
+    "head": TrainConfig,
+    "small": PretrainConfig,
     "stories260k": TrainConfig,
-    "train-embedded": TrainConfig,
 }
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.toml")))
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted((REPOSITORY / "configs").glob("*.toml")),
+        *sorted((REPOSITORY / "examples" / "embedded_pair").glob("*.toml")),
+    ],
+    ids=lambda path: path.stem,
+)
 def test_every_config_loads_and_states_only_what_differs(path: Path) -> None:
     kind = OTHER_CONFIGS.get(path.stem, GenerateConfig)
     config, default = load_config(path, kind), kind()
     for table, values in tomllib.loads(path.read_text()).items():
         for name in values:
-            if (path.stem, name) == ("7b", "num_nodes"):
-                continue  # The default, spelled out beside the other sizes.
             # A tree of sampled text alone begins with the defaults too.
             given = getattr(config, table)
             usual = getattr(default, table) or type(given)()

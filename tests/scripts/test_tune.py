@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, load_config
-from eagle_jax.evaluation.contest import Entry, Timing, distance, entries, settings_file
-from eagle_jax.evaluation.tuning import Prediction, parse_grid
+from eagle_jax.tuning.contest import Entry, Timing, distance, entries, settings_file
+from eagle_jax.tuning.prediction import Prediction, parse_grid
 from tests.conftest import Main, load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

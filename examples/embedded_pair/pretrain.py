@@ -1,6 +1,6 @@
 """Train a small target from scratch on the source of Python's standard library.
 
-    eagle-jax pretrain --output RUN
+    python -m examples.embedded_pair.pretrain --output RUN
 
 The run's folder gets `model/`, a Hugging Face folder, `prompts.json`, held-out
 passages to continue, and `train.jsonl` and `held_out.jsonl`, the texts in pieces, for
@@ -28,10 +28,10 @@ from eagle_jax.files import is_left_behind, write_json, write_whole
 from eagle_jax.generation.room import check_training
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.parsing import read_json_if_any
-from eagle_jax.training import corpus
 from eagle_jax.training.checkpoint import LOCK, Checkpoints, check_settings, writing_run
 from eagle_jax.training.loop import data_parallel
-from eagle_jax.training.pretrain import (
+from examples.embedded_pair import corpus
+from examples.embedded_pair.training import (
     PretrainConfig,
     PretrainState,
     deepen,

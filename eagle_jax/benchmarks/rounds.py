@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
-from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import EagleHead, TreeDrafter
-from eagle_jax.evaluation.timing import (
+from eagle_jax.benchmarks.timing import (
     Body,
     draft_body,
     time_decoding,
     time_loop,
     witness,
 )
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params, TargetOutput
 from eagle_jax.models import eagle_head
 from eagle_jax.models.transformer import (

@@ -12,10 +12,10 @@ from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.recording import Recording, all_candidates, record
-from eagle_jax.evaluation.step_costs import StepCosts, num_programs, time_steps
-from eagle_jax.evaluation.tuning import NODES, Prediction, show
 from eagle_jax.generation.runner import Runner
+from eagle_jax.tuning.costs import StepCosts, num_programs, time_steps
+from eagle_jax.tuning.prediction import NODES, Prediction, show
+from eagle_jax.tuning.recording import Recording, all_candidates, record
 
 MOST_TREES = 12
 """Trees that are measured in turns: their programs must all be kept meanwhile."""

@@ -11,19 +11,26 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.evaluation import tuning
-from eagle_jax.evaluation.recording import (
+from eagle_jax.interface import Params
+from eagle_jax.testing import ToyDrafter, ToyTarget
+from eagle_jax.tree import DraftTree
+from eagle_jax.tuning.costs import StepCosts, num_programs, time_steps
+from eagle_jax.tuning.prediction import (
+    WIDTHS,
+    Prediction,
+    finalists,
+    grid,
+    parse_grid,
+    predict,
+    show,
+)
+from eagle_jax.tuning.recording import (
     NEVER,
     Recording,
     all_candidates,
     read_tree,
     record,
 )
-from eagle_jax.evaluation.step_costs import StepCosts, num_programs, time_steps
-from eagle_jax.evaluation.tuning import Prediction
-from eagle_jax.interface import Params
-from eagle_jax.testing import ToyDrafter, ToyTarget
-from eagle_jax.tree import DraftTree
 from tests.helpers import refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -75,7 +82,7 @@ def roots(lengths: list[int]) -> np.ndarray:
 def test_the_simulated_rounds_are_those_of_real_decoding(
     settings: str, rule: AcceptanceRule, recorded: list[dict[int, Recording]]
 ) -> None:
-    (tree,) = tuning.parse_grid(settings)
+    (tree,) = parse_grid(settings)
     state = speculative.generate(
         Decoder(target=TARGET, drafter=drafter(tree), acceptance=rule),
         PARAMS,
@@ -109,7 +116,7 @@ def test_the_text_is_recorded_to_its_end(
     lengths = [len(text[1].places) for text in recorded]
     assert lengths == np.asarray(plain.num_rounds).tolist()
     for text, length in zip(recorded, lengths, strict=True):
-        (tree,) = tuning.parse_grid("37/3/4")
+        (tree,) = parse_grid("37/3/4")
         emitted = sum(text[4].accept_lengths(tree)) + len(text[4].accept_lengths(tree))
         assert length <= emitted <= length + 1 or length == 0
 
@@ -157,7 +164,7 @@ def test_what_a_narrow_tree_would_have_expanded_is_not_guessed(
     assert found.tolist() == unknown
     narrow = Recording(places=places[None], unknown=found[None])
     for settings, needs_children in (("5/3/2", False), ("6/3/2", True)):
-        (tree,) = tuning.parse_grid(settings)
+        (tree,) = parse_grid(settings)
         guesses = needs_children and unknown[2] != NEVER
         assert narrow.is_certain(tree).tolist() == [not guesses]
     _, found = read_tree(CROWDED, np.array(text), depth=3, width=3)
@@ -200,20 +207,18 @@ def test_a_rounds_cost_is_the_sum_of_its_parts() -> None:
 
 
 def test_a_batch_runs_as_long_as_its_longest_row() -> None:
-    trees = tuning.parse_grid("2/1/1")
+    trees = parse_grid("2/1/1")
     # 6 tokens in 3 rounds, 4 tokens in 4 rounds.
     recorded = [{1: recording([0] * 6)}, {1: recording([5] * 4)}]
-    one, two = (
-        tuning.predict(trees, recorded, COSTS, batch_size=size)[0] for size in (1, 2)
-    )
+    one, two = (predict(trees, recorded, COSTS, batch_size=size)[0] for size in (1, 2))
     assert one.tokens_per_round == two.tokens_per_round == 10 / 7
     assert one.speedup == pytest.approx(10 / (7 * 1.75))
     assert two.speedup == pytest.approx(6 / (4 * 1.75))
 
 
 def test_the_quickest_tree_comes_first() -> None:
-    trees = tuning.parse_grid("3/2/1 2/1/1 4/1/2")
-    found = tuning.predict(
+    trees = parse_grid("3/2/1 2/1/1 4/1/2")
+    found = predict(
         trees,
         [{1: recording([0] * 9), 2: recording([1] * 9)}],
         COSTS,
@@ -221,36 +226,36 @@ def test_the_quickest_tree_comes_first() -> None:
     )
     speedups = [prediction.speedup for prediction in found]
     assert speedups == sorted(speedups, reverse=True)
-    assert tuning.show(found[0].tree) == "2/1/1"
+    assert show(found[0].tree) == "2/1/1"
 
 
 def test_finalists_have_several_widths() -> None:
     settings = "3/2/1 4/3/1 5/4/1 6/5/1 8/3/2 8/4/4"
     predictions = [
         Prediction(tree=tree, tokens_per_round=2.0, speedup=9.0 - number)
-        for number, tree in enumerate(tuning.parse_grid(settings))
+        for number, tree in enumerate(parse_grid(settings))
     ]
-    chosen = tuning.finalists(predictions, 4)
-    assert [tuning.show(p.tree) for p in chosen] == ["3/2/1", "4/3/1", "8/3/2", "8/4/4"]
+    chosen = finalists(predictions, 4)
+    assert [show(p.tree) for p in chosen] == ["3/2/1", "4/3/1", "8/3/2", "8/4/4"]
     # Where there are no others, the next best of a width are taken.
-    chosen = tuning.finalists(predictions, 5)
-    assert [tuning.show(p.tree) for p in chosen][2] == "5/4/1"
-    assert tuning.finalists(predictions[:1], 5) == predictions[:1]
+    chosen = finalists(predictions, 5)
+    assert [show(p.tree) for p in chosen][2] == "5/4/1"
+    assert finalists(predictions[:1], 5) == predictions[:1]
 
 
 def test_the_grid_holds_each_tree_once_and_no_padding() -> None:
-    trees = tuning.grid(max_nodes=16, max_depth=6)
+    trees = grid(max_nodes=16, max_depth=6)
     assert len(set(trees)) == len(trees)
     for tree in trees:
         assert tree.levels == tree.depth <= 6
         candidates = all_candidates(tree.depth, tree.width)
         assert tree.num_nodes <= min(16, candidates.num_nodes)
-    assert {tree.width for tree in trees} == set(tuning.WIDTHS)
+    assert {tree.width for tree in trees} == set(WIDTHS)
 
 
 @pytest.mark.parametrize("text", ["", "8/7", "8/7/1,9/8/1", "1/3/2", "8/0/2", "8/3/0"])
 def test_grids_that_draft_nothing_are_refused(text: str) -> None:
-    refused(lambda: tuning.parse_grid(text))
+    refused(lambda: parse_grid(text))
 
 
 def test_every_part_of_a_round_is_timed() -> None:

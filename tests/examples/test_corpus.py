@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.errors import InputError
-from eagle_jax.training import corpus
+from examples.embedded_pair import corpus
 
 MODULE = '''"""A module."""
 

@@ -7,20 +7,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
-from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.state import start
-from eagle_jax.evaluation.recording import all_candidates
-from eagle_jax.evaluation.timing import (
+from eagle_jax.benchmarks.timing import (
     draft_body,
     medians,
     time_decoding,
     time_loop,
     verify_body,
 )
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.state import start
 from eagle_jax.interface import Params
+from eagle_jax.tuning.recording import all_candidates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import jax
 
-from eagle_jax.decoding import autoregressive, speculative
-from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests, round_up_slots
-from eagle_jax.decoding.state import DecodeState
-from eagle_jax.evaluation.timing import (
+from eagle_jax.benchmarks.timing import (
     draft_body,
     medians,
     time_decoding,
     time_loop,
     verify_body,
 )
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests, round_up_slots
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.interface import Drafter, Draws, Params
 
 StepSeconds = dict[str, float | None]

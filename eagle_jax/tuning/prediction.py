@@ -8,8 +8,8 @@ import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.recording import Recording
-from eagle_jax.evaluation.step_costs import StepCosts
+from eagle_jax.tuning.costs import StepCosts
+from eagle_jax.tuning.recording import Recording
 
 NODES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Numbers of nodes, root included, whose verification is timed."""

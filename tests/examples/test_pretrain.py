@@ -17,8 +17,9 @@ from eagle_jax.models.transformer import (
     TransformerConfig,
     TransformerParams,
 )
-from eagle_jax.training.pretrain import deepen
-from tests.conftest import Main, load_main
+from examples.embedded_pair import pretrain as command
+from examples.embedded_pair.training import deepen
+from tests.conftest import Main
 
 CONFIG = """
 [model]
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @pytest.fixture(scope="module")
 def pretrain() -> Main:
-    return load_main("pretrain")
+    return command.main
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,19 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     assert pretrain([*flags, "--output", str(output), "--resume"]) == 0
     for name, tensor in weights(run).items():
         np.testing.assert_array_equal(weights(output)[name], tensor, err_msg=name)
+
+
+@pytest.mark.parametrize("flag", ["--batch-size", "--row-length"])
+def test_sizes_that_no_memory_holds_are_refused(
+    pretrain: Main,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+) -> None:
+    huge = [flag, "1000000000000", "--output", f"{tmp_path}/run"]
+    assert pretrain([*flags, *huge]) == 2
+    assert f"{flag[2:].replace('-', '_')} = 1000000000000" in capsys.readouterr().err
 
 
 def test_a_folder_with_something_in_it_is_refused(

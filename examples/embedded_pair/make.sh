@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Trains the embedded pair from nothing, into the folder given; run again, it goes on.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
+here=examples/embedded_pair
 runs=${1:?give a folder for the runs}
 python=${PYTHON:-python}
 mkdir -p "$runs"
@@ -12,21 +13,21 @@ resume() { if [ -f "$1/run.json" ]; then echo --resume; fi; }
 pretrain() {
   # Two cores are two devices.
   XLA_FLAGS=--xla_force_host_platform_device_count=2 \
-    "$python" scripts/pretrain.py --output "$@" $(resume "$1")
+    "$python" -m examples.embedded_pair.pretrain --output "$@" $(resume "$1")
 }
 pretrain "$runs/shallow"
-pretrain "$runs/target" --config configs/pretrain-deep.toml --deepen "$runs/shallow"
-pretrain "$runs/small" --config configs/pretrain-small.toml --tokenizer "$runs/target"
+pretrain "$runs/target" --config "$here/deep.toml" --deepen "$runs/shallow"
+pretrain "$runs/small" --config "$here/small.toml" --tokenizer "$runs/target"
 
 for samples in 0:1000 1:500; do  # Temperature and number.
   temperature=${samples%:*}
   "$python" scripts/regenerate.py --target "$runs/target/model" \
-    --data "$runs/target/train.jsonl" --config configs/embedded-answers.toml \
+    --data "$runs/target/train.jsonl" --config "$here/answers.toml" \
     --limit "${samples#*:}" --temperature "$temperature" --output "$runs/answers-$temperature.jsonl"
 done
 head -n 400 "$runs/target/train.jsonl" > "$runs/source.jsonl"
 "$python" scripts/train.py --target "$runs/target/model" --output "$runs/head" \
-  --config configs/train-embedded.toml $(resume "$runs/head") \
+  --config "$here/head.toml" $(resume "$runs/head") \
   --data "$runs/source.jsonl" "$runs/answers-0.jsonl" "$runs/answers-1.jsonl"
 
 # What the head's confidences are worth, on texts that nothing else reads.

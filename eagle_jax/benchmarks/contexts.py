@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.benchmarks.timing import witness
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
@@ -16,7 +17,6 @@ from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import EagleHead, TreeDrafter
-from eagle_jax.evaluation.timing import witness
 from eagle_jax.interface import Params
 from eagle_jax.models.cache import KeyValues, KVCache
 from eagle_jax.models.layers import LayerConfig, attend

@@ -1,0 +1,1 @@
+"""Which tree pays: measured costs and replayed acceptance."""
