@@ -3,7 +3,9 @@
 import re
 
 _LONGEST = 1000
-_ARGUMENT = re.compile("`(chat|draft|dtype|max_length|quantization|target)`")
+_ARGUMENT = re.compile(
+    "`(chat|data|draft|dtype|limit|max_length|quantization|samples|small_model|target)`"
+)
 
 
 class InputError(ValueError):

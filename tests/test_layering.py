@@ -10,7 +10,9 @@ ALLOWED = {
     "errors": set(),
     "assets": set(),
     "parsing": {"errors"},
+    "markdown": set(),
     "ordering": set(),
+    "progress": set(),
     "files": {"errors"},
     "config": {"errors", "parsing"},
     "sampling": set(),
@@ -31,25 +33,27 @@ ALLOWED = {
     },
     "training": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
-        *("generation", "interface", "models", "parallel", "parsing", "tree"),
+        *("generation", "interface", "models", "parallel", "parsing", "progress"),
+        "tree",
     },
     "benchmarks": {
-        *("config", "decoding", "drafting", "interface", "models", "parallel"),
-        *("testing", "training", "tree"),
+        *("config", "decoding", "drafting", "errors", "files", "interface"),
+        *("markdown", "models", "parallel", "progress", "testing", "training"),
+        "tree",
     },
     "evaluation": {
-        *("benchmarks", "checkpoints", "config", "decoding", "drafting", "errors"),
-        *("files", "generation", "interface", "models", "parallel", "parsing"),
-        *("training", "tree"),
+        *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),
+        *("errors", "files", "generation", "interface", "markdown", "models"),
+        *("parallel", "parsing", "progress", "training", "tree"),
     },
     "tuning": {
         *("benchmarks", "config", "decoding", "drafting", "errors", "generation"),
-        *("interface", "tree"),
+        *("interface", "progress", "tree"),
     },
     "cli": {
         *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),
-        *("errors", "evaluation", "files", "generation", "interface", "models"),
-        *("parallel", "parsing", "training", "tree", "tuning"),
+        *("errors", "evaluation", "files", "generation", "interface", "markdown"),
+        *("models", "parallel", "parsing", "training", "tree", "tuning"),
     },
 }
 

@@ -21,6 +21,7 @@ from eagle_jax.interface import Params
 from eagle_jax.models.cache import KeyValues, KVCache
 from eagle_jax.models.layers import LayerConfig, attend
 from eagle_jax.models.transformer import Transformer
+from eagle_jax.progress import Report, say_nothing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def time_contexts(
     *,
     iterations: int,
     repeats: int,
-    report: Callable[[str], None] = lambda line: None,
+    report: Report = say_nothing,
 ) -> list[ContextCost]:
     """Times rounds in texts that may become as long as the longest of `lengths`.
 

@@ -22,13 +22,13 @@ from eagle_jax.benchmarks.contexts import time_contexts
 from eagle_jax.benchmarks.rounds import Pair, Spread, time_compilation, time_rounds
 from eagle_jax.benchmarks.training import time_training
 from eagle_jax.checkpoints import head_config, resolve
-from eagle_jax.cli import results
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
+from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
@@ -166,7 +166,7 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         result = {
             "settings": vars(arguments) | {"json": str(arguments.json)},
-            "versions": results.versions(),
+            "versions": versions(),
             "device": jax.devices()[0].device_kind,
             "overhead": figures["overhead"].median,
             "figures": {

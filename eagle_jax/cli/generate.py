@@ -31,6 +31,7 @@ from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import CONFIGS, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.errors import InputError
+from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation import runner, text
 from eagle_jax.generation.methods import check_draft
@@ -231,7 +232,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         names |= {"mesh": None if shape is None else str(shape)}
         result = {
             "settings": names | settings,
-            "versions": results.versions(),
+            "versions": versions(),
             "device": jax.devices()[0].device_kind,
             "target_bytes": num_bytes(pair.params.target),
             "runs": session.runs,

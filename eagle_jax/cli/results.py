@@ -1,7 +1,5 @@
 """Runs as JSON and as one line."""
 
-import importlib.metadata
-import platform
 from typing import Any
 
 import jax
@@ -10,10 +8,8 @@ import numpy as np
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.evaluation.markdown import decimals
 from eagle_jax.generation.runner import Row
-
-_VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
+from eagle_jax.markdown import decimals
 
 
 def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]:
@@ -87,12 +83,6 @@ def summary(totals: dict[str, Any]) -> str:
             identical.get(totals["identical"], "tokens not comparable (rejection)"),
         ]
     return " | ".join(parts)
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions that a result depends on."""
-    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
-    return {"python": platform.python_version(), **found}
 
 
 def _renumber(parents: np.ndarray, real: np.ndarray) -> list[int]:

@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import jax
-
 from eagle_jax.benchmarks.steps import StepSeconds, measure_steps
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.errors import InputError
@@ -190,16 +188,9 @@ class Answerer:
         def observe(snapshot: Snapshot) -> None:
             if snapshot.round is None:
                 return
-            done = snapshot.round
-            # What drafts were drawn from is large, and not looked at.
-            tree = dataclasses.replace(done.tree, draft_logits=None)
-            tree, acceptance, count = jax.device_get(
-                (tree, done.acceptance, done.count)
-            )
+            seen = VerifiedTree.of(snapshot.round)
             for row, conversation in enumerate(batch):
-                if count[row]:
-                    seen = VerifiedTree.of(tree, acceptance, row)
-                    conversation.trees.append(seen)
+                conversation.trees += [seen[row]] if row in seen else []
 
         prompts = [conversation.prompt for conversation in batch]
         result = runner.run(prompts, seeds, observe)

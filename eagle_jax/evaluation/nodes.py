@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from eagle_jax.decoding.speculative import Round
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import fields
 from eagle_jax.evaluation.metrics import NUM_BINS, Reliability
@@ -66,14 +68,20 @@ class VerifiedTree:
         return ranks
 
     @classmethod
-    def of(cls, tree: Any, acceptance: Any, row: int) -> "VerifiedTree":
-        """Takes one row out of a round.
+    def of(cls, done: Round) -> "dict[int, VerifiedTree]":
+        """Returns the trees of a round by row, but for rows that had ended.
 
         Args:
-            tree: A `DraftTree` of `[B, N]` fields, on the host.
-            acceptance: An `Acceptance` of `[B]` and `[B, P]` fields, on the host.
-            row: Of the batch.
+            done: A round of `B` rows, on any device.
         """
+        # What drafts were drawn from is large, and not looked at.
+        tree = dataclasses.replace(done.tree, draft_logits=None)
+        fetched = jax.device_get((tree, done.acceptance, done.count))
+        rows = fetched[2].nonzero()[0].tolist()
+        return {row: cls._of_row(*fetched[:2], row) for row in rows}
+
+    @classmethod
+    def _of_row(cls, tree: Any, acceptance: Any, row: int) -> "VerifiedTree":
         count = int(acceptance.num_accepted[row])
         return cls(
             parents=np.asarray(tree.parents[row]),

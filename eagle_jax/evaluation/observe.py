@@ -1,8 +1,6 @@
 """A pair decodes prompts round by round, and what was drafted is fitted at once."""
 
-from collections.abc import Callable, Sequence
-
-import jax
+from collections.abc import Sequence
 
 from eagle_jax.checkpoints import load_head
 from eagle_jax.checkpoints.calibration import CALIBRATION_FILE, Kind
@@ -30,6 +28,7 @@ from eagle_jax.evaluation.calibrate import (
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.files import write_json
 from eagle_jax.interface import Params, Target
+from eagle_jax.progress import Report
 from eagle_jax.training.trainer import Trained
 
 TRIED: dict[Kind, tuple[Confidence, ...]] = {
@@ -101,7 +100,7 @@ def calibrate_pair(
     return fits
 
 
-def calibrate_head(trained: Trained, report: Callable[[str], None]) -> None:
+def calibrate_head(trained: Trained, report: Report) -> None:
     """Writes what a new head's confidences are worth on its run's held-out prompts.
 
     Args:
@@ -156,8 +155,6 @@ def _observe(
     trees: dict[int, list[VerifiedTree]] = {}
     while bool(state.is_running.any()):
         state, done = speculative.decode_round(decoder, params, state)
-        done = jax.device_get(done)
-        for row in done.count.nonzero()[0].tolist():
-            seen = VerifiedTree.of(done.tree, done.acceptance, row)
+        for row, seen in VerifiedTree.of(done).items():
             trees.setdefault(row, []).append(seen)
     return Observed(confidence=confidence, depth=drafter.depth, trees=trees)

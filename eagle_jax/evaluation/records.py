@@ -1,6 +1,8 @@
 """The record of an answered question, in the layout of Spec-Bench: a line of JSON."""
 
 import dataclasses
+import importlib.metadata
+import platform
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -18,6 +20,7 @@ QuestionKey = tuple[str, str]
 """Category and id: files of different tasks may count from the same number."""
 
 _CHOICE = "choices[0]."
+_VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 _MOST_LEVELS = 2**16
 _COLUMNS = {
     **{"turns": "text", "token_ids": "token_ids", "prompt_tokens": "prompt_tokens"},
@@ -270,3 +273,9 @@ def _read_turns(choices: list[Any]) -> tuple[Turn, ...]:
         )
         for row, count, end in zip(rows, steps, ends, strict=True)
     )
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that a result depends on."""
+    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    return {"python": platform.python_version(), **found}

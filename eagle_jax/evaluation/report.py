@@ -16,6 +16,7 @@ from eagle_jax.evaluation.runs import (
     unique_names,
 )
 from eagle_jax.files import write_whole
+from eagle_jax.progress import Report
 
 _DPI = 150
 _FIGURES: tuple[tuple[str, str, Callable[[Group], Figure | str]], ...] = (
@@ -55,9 +56,7 @@ Share of chains whose next token was accepted after n accepted ones, and how man
 tried."""
 
 
-def write_report(
-    runs: Sequence[Run], output: Path, report: Callable[[str], None]
-) -> str:
+def write_report(runs: Sequence[Run], output: Path, report: Report) -> str:
     """Writes `report.md` and the PNG files that it shows.
 
     Args:
@@ -220,7 +219,7 @@ def _by_group(
 
 
 def _draw_figures(
-    compared: list[Group], output: Path, report: Callable[[str], None]
+    compared: list[Group], output: Path, report: Report
 ) -> tuple[list[str], list[str]]:
     """Writes the figures.
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable
 
 from eagle_jax.config import shortest
-from eagle_jax.evaluation.markdown import NOTHING, decimals, markdown, ratio, short
 from eagle_jax.evaluation.metrics import quartiles
 from eagle_jax.evaluation.records import speed, tau
 from eagle_jax.evaluation.runs import (
@@ -21,6 +20,7 @@ from eagle_jax.evaluation.runs import (
     unique_names,
     varying,
 )
+from eagle_jax.markdown import NOTHING, decimals, markdown, ratio, short
 
 _MOST_DIFFERENCES = 10
 

@@ -1,10 +1,10 @@
-"""Settings of training a head; the defaults are the EAGLE papers'."""
+"""Settings of training a head and of its texts; defaults are the EAGLE papers'."""
 
 import dataclasses
 import math
 from typing import Literal
 
-from eagle_jax.config import TreeConfig, require, require_int32
+from eagle_jax.config import SamplingConfig, TreeConfig, require, require_int32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,3 +190,49 @@ class TrainConfig:
     head: HeadConfig = HeadConfig()
     run: RunConfig = RunConfig()
     tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegenerationConfig:
+    """How much is generated, and from what.
+
+    Attributes:
+        max_new_tokens: Per answer, at most.
+        max_length: Prompt plus output in tokens, at most; `None` for the target's
+            positions.
+        batch_size: Texts decoded together; changes no text.
+        min_prefix: Fewest tokens kept of a document, its start token not counted.
+        max_prefix: Most tokens kept of a document, likewise.
+        max_malformed: Share of the data's records that may be malformed and left out.
+        dtype: As in `DecodingConfig`.
+    """
+
+    max_new_tokens: int = 512
+    max_length: int | None = None
+    batch_size: int = 16
+    min_prefix: int = 1
+    max_prefix: int = 64
+    max_malformed: float = 0.01
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuses counts out of range."""
+        for name in ("max_new_tokens", "batch_size"):
+            value = getattr(self, name)
+            require(value >= 1, name, value, "at least 1")
+            require_int32(name, value)
+        length = self.max_length
+        is_long = length is None or length >= 2
+        require(is_long, "max_length", length, "at least 2 (prompt + output)")
+        is_between = 0 <= self.min_prefix <= self.max_prefix
+        bounds = f"0 to max_prefix = {self.max_prefix}"
+        require(is_between, "min_prefix", self.min_prefix, bounds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegenerateConfig:
+    """All settings of `eagle-jax regenerate`, one TOML table per attribute."""
+
+    tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
+    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    regeneration: RegenerationConfig = RegenerationConfig()

@@ -10,6 +10,7 @@ import numpy as np
 
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement
+from eagle_jax.progress import Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import encode_examples
@@ -31,7 +32,7 @@ def read_data(
     config: TrainConfig,
     *,
     stop_tokens: tuple[int, ...],
-    report: Callable[[str], None],
+    report: Report,
 ) -> TrainingData:
     """Reads data files into rows.
 
@@ -84,9 +85,7 @@ def read_data(
     )
 
 
-def _read(
-    paths: Sequence[Path], config: TrainConfig, report: Callable[[str], None]
-) -> list[Example]:
+def _read(paths: Sequence[Path], config: TrainConfig, report: Report) -> list[Example]:
     examples: list[Example] = []
     for path in paths:
         found = read_examples(path, max_malformed=config.data.max_malformed)

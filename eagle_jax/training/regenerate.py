@@ -1,265 +1,193 @@
 """Texts by the target itself: what a head is best trained on (EAGLE-1, table 6).
 
 A head imitates one target. Answers of a data set were written by somebody else, so
-here they are replaced by the target's own: turn by turn in a conversation, behind a
+here they are replaced by the target's own: turn by turn in a conversation, after a
 random prefix of a document, or from the start token alone.
 
-Nothing here knows a model: what decodes is given as a function. A text depends on the
-run's seed and on its own number alone, never on what is decoded beside it.
+A text depends on the run's seed and on its own number alone, never on what is decoded
+beside it, nor on what drafts.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
-from eagle_jax.checkpoints import RefusedError
-from eagle_jax.config import SamplingConfig, TreeConfig, require_int32
+from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
+from eagle_jax.config import DecodingConfig, GenerateConfig
+from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
+from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
-from eagle_jax.generation.text import encode
-from eagle_jax.training.conversations import Example
-from eagle_jax.training.encode import EncodedExample, encode_prompt
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegenerationConfig:
-    """How much is generated, and from what.
-
-    Attributes:
-        max_new_tokens: Per answer, at most.
-        max_length: Prompt plus output in tokens, at most; `None` for the target's
-            positions.
-        batch_size: Texts decoded together; changes no text.
-        min_prefix: Fewest tokens kept of a document, its start token not counted.
-        max_prefix: Most tokens kept of a document, likewise.
-        max_malformed: Share of the data's records that may be malformed and left out.
-        dtype: As in `DecodingConfig`.
-    """
-
-    max_new_tokens: int = 512
-    max_length: int | None = None
-    batch_size: int = 16
-    min_prefix: int = 1
-    max_prefix: int = 64
-    max_malformed: float = 0.01
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-
-    def __post_init__(self) -> None:
-        """Refuses counts out of range."""
-        for name in ("max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} = {getattr(self, name)} must be at least 1")
-            require_int32(name, getattr(self, name))
-        if self.max_length is not None and self.max_length < 2:
-            raise InputError(
-                f"max_length = {self.max_length} must be at least 2 (prompt + output)"
-            )
-        if not 0 <= self.min_prefix <= self.max_prefix:
-            raise InputError(
-                f"min_prefix = {self.min_prefix} must be 0 to max_prefix = "
-                f"{self.max_prefix}"
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegenerateConfig:
-    """All settings of `scripts/regenerate.py`, one TOML table per attribute."""
-
-    tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
-    regeneration: RegenerationConfig = dataclasses.field(
-        default_factory=RegenerationConfig
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What the target wrote behind one prompt.
-
-    Attributes:
-        ids: Generated, with the stop token.
-        text: What the ids add to the prompt's text.
-        is_complete: Whether a stop token ended it, and not a limit.
-    """
-
-    ids: list[int]
-    text: str
-    is_complete: bool
-
+from eagle_jax.files import fingerprint_file
+from eagle_jax.generation import text
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.runner import Runner
+from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
+from eagle_jax.training.config import RegenerateConfig
+from eagle_jax.training.conversations import check_ids, read_examples
+from eagle_jax.training.encode import check_template
+from eagle_jax.training.resumable import ResumableLines, made_with
+from eagle_jax.training.tasks import Answer, Task, example_tasks, sample_tasks
 
 Answerer = Callable[[list[list[int]], list[int]], list[Answer]]
 """Answers prompts, given as ids, each with the seed of its own noise."""
 
 
-class Task(Protocol):
-    """One text in the making."""
+@dataclasses.dataclass(kw_only=True)
+class Counts:
+    """What became of the texts of a run.
 
-    def prompt(self) -> list[int] | None:
-        """Returns the ids to be answered next, `None` if there is nothing left."""
-        ...
-
-    def add(self, answer: Answer) -> None:
-        """Takes the answer to the last prompt."""
-        ...
-
-    def record(self) -> dict[str, Any] | None:
-        """Returns what is kept, `None` if nothing was answered."""
-        ...
-
-
-class TextTask:
-    """A text behind a prompt that is kept as it is: a start token or a prefix."""
-
-    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
-        """Starts a text.
-
-        Args:
-            tokenizer: Of the target.
-            prompt: Ids.
-        """
-        self._tokenizer = tokenizer
-        self._prompt = list(prompt)
-        self._answer: Answer | None = None
-
-    def prompt(self) -> list[int] | None:
-        """Returns the prompt, once."""
-        return self._prompt if self._answer is None else None
-
-    def add(self, answer: Answer) -> None:
-        """Takes what follows it."""
-        self._answer = answer
-
-    def record(self) -> dict[str, Any] | None:
-        """Returns `text`, `ids` and a `loss_mask` of what was generated."""
-        if self._answer is None:
-            return None
-        before = self._tokenizer.decode(
-            self._prompt, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return {
-            "text": before + self._answer.text,
-            "ids": self._prompt + self._answer.ids,
-            "loss_mask": [0] * len(self._prompt) + [1] * len(self._answer.ids),
-        }
-
-
-class ConversationTask:
-    """A conversation of which only the user's turns, and the system's, are kept.
-
-    It ends early with an answer that a limit cut off, as no user ever went on there,
-    and before a turn that the chat template refuses.
+    Attributes:
+        texts: Those that were written.
+        tokens: Generated ones, which a head learns from.
+        left_out: Texts without an answer.
+        refused: Why conversations were cut at a turn that the chat template refuses.
     """
 
-    def __init__(self, tokenizer: Any, example: Example, refused: list[str]) -> None:
-        """Starts a conversation.
+    texts: int = 0
+    tokens: int = 0
+    left_out: int = 0
+    refused: list[str] = dataclasses.field(default_factory=list)
 
-        Args:
-            tokenizer: Of the target, with a chat template.
-            example: With messages.
-            refused: Gets a line if the chat template refuses a turn.
+    def add(self, record: dict[str, Any] | None) -> None:
+        """Counts a text's record; `None` is one that was left out."""
+        if record is None:
+            self.left_out += 1
+            return
+        self.texts += 1
+        self.tokens += sum(record["loss_mask"])
+
+    def __str__(self) -> str:
+        """Returns the line that a run ends with."""
+        parts = [f"{self.texts} texts", f"{self.tokens} tokens to learn from"]
+        if self.left_out:
+            parts.append(
+                f"{self.left_out} left out: no room for an answer, or refused by the "
+                "chat template"
+            )
+        if self.refused:
+            parts.append(
+                f"{len(self.refused)} refused from some turn on ({self.refused[0]})"
+            )
+        return " | ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """What the texts begin with: a file of records, or the start token alone.
+
+    Attributes:
+        data: Conversations or texts, see `read_examples`.
+        limit: Take as many records of them; `None` for all.
+        samples: Instead of `data`: how many texts to write from the start token.
+    """
+
+    data: Path | None = None
+    limit: int | None = None
+    samples: int | None = None
+
+    def check(self, config: RegenerateConfig) -> None:
+        """Refuses what makes no texts to learn from.
+
+        Raises:
+            InputError: If not exactly one of `data` and `samples` is given, a count
+                is below 1, or the settings do not go with them.
         """
-        self._tokenizer = tokenizer
-        self._refused = refused
-        self._where = example.where
-        self._waiting = [
-            dict(message)
-            for message in example.messages
-            if message["role"] != "assistant"
-        ]
-        self._messages: list[dict[str, str]] = []
-        self._asked: EncodedExample | None = None
-        self._record: dict[str, Any] | None = None
-
-    def prompt(self) -> list[int] | None:
-        """Returns the conversation up to the next answer."""
-        if not self._waiting:
-            return None
-        self._messages.append(self._waiting.pop(0))
-        if self._messages[-1]["role"] == "system" and self._waiting:
-            self._messages.append(self._waiting.pop(0))
-        try:
-            self._asked = encode_prompt(self._tokenizer, self._messages, self._where)
-        except RefusedError as error:
-            self._refused.append(str(error))
-            return None
-        return self._asked.tokens.tolist()
-
-    def add(self, answer: Answer) -> None:
-        """Takes an answer."""
-        assert self._asked is not None
-        # Templates put the space between header and answer themselves.
-        turn = {"role": "assistant", "content": answer.text.strip()}
-        self._messages.append(turn)
-        if not answer.is_complete:
-            self._waiting = []
-        mask = self._asked.loss_mask.astype(int).tolist()
-        self._record = {
-            "messages": list(self._messages),
-            "ids": self._asked.tokens.tolist() + answer.ids,
-            "loss_mask": mask + [1] * len(answer.ids),
-        }
-
-    def record(self) -> dict[str, Any] | None:
-        """Returns `messages`, and `ids` with the `loss_mask` of all answers.
-
-        The last answer's ids are those that were generated; earlier ones are encoded
-        again from their text, as they were when the target read them.
-        """
-        return self._record
+        if (self.data is None) == (self.samples is None):
+            raise InputError("give either `data` FILE or `samples` N")
+        for name in ("samples", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"`{name}` {value} must be at least 1")
+        if config.sampling.acceptance != "coupled":
+            raise InputError(
+                f'acceptance = "{config.sampling.acceptance}" would make the texts '
+                'depend on the head; leave it at "coupled"'
+            )
+        if self.samples is not None and config.sampling.temperature == 0:
+            raise InputError(
+                "`samples` at temperature 0 would write one text many times; give "
+                "temperature 1"
+            )
 
 
-def sample_tasks(tokenizer: Any, count: int) -> Iterator[Task]:
-    """Returns texts from the start token alone.
+def regenerate_file(
+    target: str,
+    source: TextSource,
+    output: Path,
+    config: RegenerateConfig,
+    *,
+    draft: str | None = None,
+    overwrite: bool = False,
+    report: Report = say_nothing,
+    progress: Progress = show_nothing,
+) -> Counts | None:
+    """Lets a target write a file of texts, going on where an earlier call stopped.
 
     Args:
-        tokenizer: Of the target.
-        count: How many.
+        target: A Hugging Face folder or hub name.
+        source: What the texts begin with.
+        output: A file of JSON lines, see `ResumableLines`.
+        config: All settings.
+        draft: An EAGLE head that makes it quicker and changes no text.
+        overwrite: Start the output again.
+        report: Called with lines for a log.
+        progress: Shows how far the run is.
+
+    Returns:
+        What this call wrote; `None` if nothing was left to write.
 
     Raises:
-        InputError: If the tokenizer has no start token.
+        InputError: If something does not fit, or no text had room for an answer.
     """
-    start = tokenizer.bos_token_id
-    if start is None:
-        raise InputError(
-            "--samples needs a start token, but the target's tokenizer has none; give "
-            "--data FILE"
+    source.check(config)
+    before = {} if overwrite else made_with(output)
+    pair = open_pair(
+        target,
+        draft,
+        tree=config.tree,
+        dtype=config.regeneration.dtype,
+        date=before.get("date"),
+    )
+    max_length = config.regeneration.max_length or pair.config.max_positions
+    check_max_length(pair.config, max_length)
+    new_tokens = config.regeneration.max_new_tokens
+    pair.check_room(batch_size=1, max_length=min(max_length, 1 + new_tokens))
+    counts = Counts()
+    tasks, total = _tasks(source, config, pair, counts.refused, report)
+    settings = _settings(target, source, config, max_length, pair.date)
+    with ResumableLines(output, settings, overwrite=overwrite) as lines:
+        first = lines.next_index
+        if first:
+            report(f"{output}: going on after the first {first} of {total}")
+        if first >= total:
+            return None
+        batch_size = min(config.regeneration.batch_size, bucket_rows(total - first))
+        report(f"loading {target}")
+        written = regenerate(
+            tasks,
+            _decoder(pair.load(), config, max_length, batch_size),
+            batch_size=batch_size,
+            max_length=max_length,
+            seed=config.sampling.seed,
+            first=first,
         )
-    return (TextTask(tokenizer, [start]) for _ in range(count))
-
-
-def example_tasks(
-    tokenizer: Any,
-    examples: Sequence[Example],
-    config: RegenerationConfig,
-    seed: int,
-    refused: list[str] | None = None,
-) -> Iterator[Task]:
-    """Yields a text for each example: answers to its turns, or behind its prefix.
-
-    Args:
-        tokenizer: Of the target; conversations need a chat template.
-        examples: From `read_examples`.
-        config: Bounds of the prefix, whose length depends on the seed and on the
-            example's number.
-        seed: Of the run.
-        refused: Gets a line for each conversation that the chat template refuses from
-            some turn on.
-    """
-    refused = [] if refused is None else refused
-    for index, example in enumerate(examples):
-        if example.messages:
-            yield ConversationTask(tokenizer, example, refused)
-            continue
-        if example.ids is not None:
-            ids = example.ids.tolist()
-        else:
-            ids = encode(tokenizer, example.text or "")
-        start = int(ids[0] == tokenizer.bos_token_id)
-        length = len(ids) - start
-        low, high = min(config.min_prefix, length), min(config.max_prefix, length)
-        kept = int(np.random.default_rng((seed, index)).integers(low, high + 1))
-        yield TextTask(tokenizer, ids[: max(1, start + kept)])
+        with progress("regenerating", total, first) as update:
+            for index, record in written:
+                if record is not None:
+                    lines.append({"index": index} | record)
+                counts.add(record)
+                update(index + 1)
+    if not counts.texts and not first:
+        raise InputError(
+            f"none of {total} prompts left room for an answer in max_length = "
+            f"{max_length}, or the chat template refused them; give shorter ones or "
+            f"raise `max_length` ({counts})"
+        )
+    return counts
 
 
 def regenerate(
@@ -331,3 +259,92 @@ def _write_batch(
         turn += 1
     for index, task in batch:
         yield index, task.record()
+
+
+def _tasks(
+    source: TextSource,
+    config: RegenerateConfig,
+    pair: PairSource,
+    refused: list[str],
+    report: Report,
+) -> tuple[Iterable[Task], int]:
+    """Returns the texts to write, and how many there are."""
+    settings, tokenizer = config.regeneration, pair.tokenizer
+    if source.samples is not None:
+        return sample_tasks(tokenizer, source.samples), source.samples
+    assert source.data is not None
+    found = read_examples(
+        source.data, max_malformed=settings.max_malformed, need_answers=False
+    )
+    report(f"{source.data}: {found.summary()}")
+    examples = found.examples[: source.limit]
+    if any(example.messages for example in examples):
+        check_template(tokenizer)
+    for example in examples:
+        if not example.messages:
+            check_ids(example, pair.config.vocab_size)
+    tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed, refused)
+    return tasks, len(examples)
+
+
+def _settings(
+    target: str,
+    source: TextSource,
+    config: RegenerateConfig,
+    max_length: int,
+    date: str | None,
+) -> dict[str, Any]:
+    """Returns all that the texts depend on: neither batches nor drafts do."""
+    data, dtype = source.data, config.regeneration.dtype
+    settings = {
+        "target": fingerprint_folder(resolve(target)),
+        "data": "samples" if data is None else fingerprint_file(data),
+        "date": None if data is None else date,
+    }
+    settings |= dataclasses.asdict(config.sampling)
+    settings |= dataclasses.asdict(config.regeneration) | {
+        "max_length": max_length,
+        "dtype": f"auto on {jax.default_backend()}" if dtype == "auto" else dtype,
+    }
+    del settings["batch_size"]
+    return settings
+
+
+def _decoder(
+    pair: LoadedPair, config: RegenerateConfig, max_length: int, batch_size: int
+) -> Answerer:
+    """Returns what decodes prompts, one compilation per bucket of their lengths."""
+    new_tokens = config.regeneration.max_new_tokens
+    first_runner = Runner(
+        pair=pair,
+        drafter=pair.drafter,
+        config=GenerateConfig(
+            tree=config.tree,
+            sampling=config.sampling,
+            decoding=DecodingConfig(max_new_tokens=new_tokens),
+        ),
+        max_length=max_length,
+        prompt_bucket=0,
+        batch_size=batch_size,
+    )
+
+    def answer(prompts: list[list[int]], seeds: list[int]) -> list[Answer]:
+        bucket = bucket_prompt(max(map(len, prompts)))
+        runner = dataclasses.replace(
+            first_runner,
+            prompt_bucket=bucket,
+            # More slots would cost time for nothing.
+            max_length=min(max_length, bucket + new_tokens),
+        )
+        return [
+            Answer(
+                ids=row.generated_ids,
+                text=text.continuation(
+                    pair.tokenizer, row.prompt_ids, row.generated_ids
+                ),
+                is_complete=row.stop_reason == StopReason.STOP_TOKEN,
+            )
+            for row in runner.run(prompts, seeds).rows
+        ]
+
+    return answer

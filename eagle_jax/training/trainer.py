@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,13 @@ from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, Placement, place, wait_for_all
 from eagle_jax.parsing import read_json_if_any
+from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.checkpoint import check_output, check_settings, remove_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import cache_features, read_data
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, TrainingData, check_rows
 from eagle_jax.training.step import StepConfig
-
-Report = Callable[[str], None]
-Progress = Callable[..., contextlib.AbstractContextManager[Callable[..., None]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,10 +51,6 @@ class Trained:
     summary: str
 
 
-def _silent(*_: object, **__: object) -> contextlib.nullcontext[Callable[..., None]]:
-    return contextlib.nullcontext(lambda *_: None)
-
-
 def train_head(
     target: str,
     data: Sequence[Path],
@@ -67,8 +61,8 @@ def train_head(
     mesh: MeshShape | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    report: Report = lambda line: None,
-    progress: Progress = _silent,
+    report: Report = say_nothing,
+    progress: Progress = show_nothing,
 ) -> Trained:
     """Trains a head, evaluates it as it goes, and exports the best.
 
@@ -82,7 +76,7 @@ def train_head(
         resume: Go on with the run in `output`, bit for bit.
         overwrite: Replace the run in `output`.
         report: Called with lines for a log.
-        progress: Shows how far work is, as `eagle_jax.cli.progress.progress` does.
+        progress: Shows how far work is.
 
     Raises:
         InputError: If something does not fit together, is too large for this machine,

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.runner import Runner
+from eagle_jax.progress import Progress
 from eagle_jax.tuning.costs import StepCosts, num_programs, time_steps
 from eagle_jax.tuning.prediction import NODES, Prediction, show
 from eagle_jax.tuning.recording import Recording, all_candidates, record
@@ -98,7 +98,7 @@ class Contest:
     drafter: TreeDrafter
     prompts: list[list[int]]
     repeats: int
-    progress: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+    progress: Progress
 
     def drafter_of(self, tree: TreeConfig) -> TreeDrafter:
         """Returns the drafter that grows a tree."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eagle_jax.decoding.speculative import Round
 from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.tree import DraftTree, match_child, verify
 
@@ -82,7 +83,7 @@ def test_no_rounds_are_a_record_of_nothing() -> None:
     assert sum(record["values"]["count"]) == 0
 
 
-def test_a_row_of_a_round_is_taken_out() -> None:
+def test_running_rows_are_taken_out_of_a_round() -> None:
     drafted = DraftTree(
         tokens=jnp.arange(8),
         parents=jnp.array(PARENTS),
@@ -94,7 +95,14 @@ def test_a_row_of_a_round_is_taken_out() -> None:
         drafted, lambda node, _: match_child(drafted, node, target[node]), depth=3
     )
     twice = jax.tree.map(lambda x: np.stack([np.zeros_like(x), x]), (drafted, accepted))
-    taken = VerifiedTree.of(*twice, row=1)
+    done = Round(
+        tree=twice[0],
+        acceptance=twice[1],
+        tokens=np.zeros((2, 4), np.int32),
+        count=np.array([0, 3]),
+    )
+    ((row, taken),) = VerifiedTree.of(done).items()
+    assert row == 1
     assert taken.accepted == [1, 5]
     assert Nodes.of([taken]).to_json()["positions"] == [1, 1, 0, 0, 0, 1, 0, 0]
     assert math.exp(taken.log_values[5]) == pytest.approx(0.4)

@@ -23,11 +23,10 @@ from eagle_jax.evaluation.record_files import RecordFile
 from eagle_jax.evaluation.runs import groups, in_order
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import open_pair
-from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.features import FeatureStore
 from eagle_jax.training.log import CsvLog
-from eagle_jax.training.regenerate import RegenerateConfig
 from eagle_jax.training.resumable import ResumableLines
 from examples.embedded_pair.training import PretrainConfig
 from tests.checkpoints.folders import save_bin, write_shards

@@ -411,7 +411,7 @@ def test_bad_input_is_one_clear_line(
     [
         ("eagle2", "--draft, "),
         ("chain", "--draft, "),
-        ("small-model", "--small-model FOLDER"),
+        ("small-model", "--small-model"),
     ],
 )
 def test_a_method_without_its_weights_is_refused_before_anything_is_loaded(

@@ -14,8 +14,7 @@ import pytest
 
 from eagle_jax import assets
 from eagle_jax.config import GenerateConfig, load_config
-from eagle_jax.training.config import TrainConfig
-from eagle_jax.training.regenerate import RegenerateConfig
+from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from examples.embedded_pair.training import PretrainConfig
 from tests.conftest import Main
 

@@ -10,7 +10,7 @@ import pytest
 from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
-from eagle_jax.training.regenerate import TextTask
+from eagle_jax.training.tasks import TextTask
 from tests.chats import BOS, CHATS
 from tests.conftest import Main, load_main
 

@@ -7,17 +7,11 @@ import pytest
 
 from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.errors import InputError
+from eagle_jax.training.config import RegenerationConfig
 from eagle_jax.training.conversations import Example
-from eagle_jax.training.regenerate import (
-    Answer,
-    RegenerationConfig,
-    Task,
-    example_tasks,
-    regenerate,
-    sample_tasks,
-    seed_of,
-)
+from eagle_jax.training.regenerate import regenerate, seed_of
 from eagle_jax.training.resumable import ResumableLines
+from eagle_jax.training.tasks import Answer, Task, example_tasks, sample_tasks
 from tests.chats import BOS, CHATS, EOS
 
 

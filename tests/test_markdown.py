@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle_jax.evaluation.markdown import markdown, short
+from eagle_jax.markdown import markdown, short
 
 
 def test_columns_are_padded_and_numbers_stand_to_the_right() -> None:

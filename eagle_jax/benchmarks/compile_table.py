@@ -1,0 +1,134 @@
+"""The report of compiled programs: a markdown file that is made in pieces."""
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from eagle_jax.benchmarks.cases import every_case
+from eagle_jax.benchmarks.compilation import HBM_GIB, LOOPS, PROGRAMS, Case, Report
+from eagle_jax.errors import InputError
+from eagle_jax.files import write_whole
+from eagle_jax.markdown import NOTHING, markdown
+
+_GIB, _MIB = 2**30, 2**20
+_KEY = ("model", "topology", "mesh", "rows", "program")
+_HEADER = (
+    *_KEY,
+    *("HBM GiB", "arguments", "temporaries", "changed", "in place"),
+    *("cache copies", "host calls", "collectives", "at most", "MiB moved"),
+    "compile s",
+)
+_WORDS = """\
+# Compiled for TPUs
+
+`scripts/compile_report.py` sends these programs through the TPU compiler, for which no
+TPU is needed, and reads this table from what comes out (last with jax {jax} and libtpu
+{libtpu}). Sizes are GiB per chip; weights are bfloat16; the EAGLE head is included.
+
+- **Programs.** *prefill* reads prompts of 512 tokens; *round* is the loop over all
+  rounds (60 nodes, of 70B models 48; depth 6, width 10) at temperature 0, *sampled
+  round* the same at temperatures above 0, with the noise that drafting and verification
+  share, and *token* the loop of plain decoding at temperature 0, all with {slots} cache
+  slots; *training step* is one step of the head over rows of 2,048 tokens, target
+  included, with a float32 head and AdamW.
+- **Sizes.** *Arguments* are weights, caches and requests; the tables that a head
+  borrows from its target are counted twice, though a run has them once. *Temporaries*
+  are all memory beside them and the results. *Changed* are all caches, or the head and
+  its optimizer; *in place* says whether the results take over their memory.
+- **Copies** of a whole cache, **host calls** and **collectives** are instructions. Of
+  the three loops they are those inside the loop: each runs once per round or token,
+  those that find the argmax of an accepted node once per accepted level. Top-p, top-k
+  and min-p run only where a row asks for one; two of their collectives run thirty times
+  then, once per step of the search for thresholds. *MiB moved* counts each instruction
+  once. Of the other programs they are all.
+- **At most** is the rule: a layer needs two all-reduces, and a table that is split over
+  the vocabulary one to look tokens up, two to find the likeliest (value and place) and
+  one for the sum that makes it a probability. With `L` layers and depth `D` a token
+  takes `2 L + 3` and a round `2 L + 3 + 6 D`, whatever the batch and the tree's width;
+  the compiler may join some. A sampled round takes `5 (D + 1)` more: the filters of
+  each call need the maximum and the sum of a softmax, the largest probability, and the
+  mass and the count of a step of the search. Its noise needs none: each device makes
+  its own part. In a mixture each expert has one of a layer's two, and only those run
+  whose expert is chosen.
+- **Compile s** is processor time, all cores together.
+
+Nothing runs on a TPU here: there are no speeds, and no tokens to compare. `jax.export`
+writes the same programs into one file for CPUs, CUDA GPUs and TPUs;
+`tests/decoding/test_export.py` shows how."""
+
+
+class CompileTable:
+    """Rows of a report by model, place and program; new ones replace old ones.
+
+    Attributes:
+        rows: Cells, by the first cells that tell rows apart.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Begins with the rows of an earlier report, if there is one.
+
+        Raises:
+            InputError: If the file is something else.
+        """
+        self.rows = {} if path is None else _read(path)
+
+    def add(self, case: Case, report: Report) -> None:
+        """Takes what a program of a case came to."""
+        row = _row(case, report)
+        self.rows[tuple(row[: len(_KEY)])] = row
+
+    def markdown(self) -> str:
+        """Returns the table, in the order in which cases and programs are named."""
+        places = [(c.name, c.topology, str(c.mesh)) for c in every_case()]
+
+        def order(row: list[str]) -> tuple[int, int, int]:
+            place = (row[0], row[1], row[2])
+            first = places.index(place) if place in places else len(places)
+            return first, PROGRAMS.index(row[4]), int(row[3])
+
+        return markdown(_HEADER, sorted(self.rows.values(), key=order))
+
+    def write(self, path: Path) -> None:
+        """Writes the report: what its columns mean, and the table."""
+        words = _WORDS.format(
+            slots=f"{every_case()[0].num_slots:,}",
+            jax=importlib.metadata.version("jax"),
+            libtpu=importlib.metadata.version("libtpu"),
+        )
+        write_whole(path, f"{words}\n\n{self.markdown()}\n")
+
+
+def _row(case: Case, report: Report) -> list[str]:
+    collectives = [f"{n} {name}" for name, n in sorted(report.collectives.items())]
+    is_training = report.program == "training step"
+    is_loop = report.program in LOOPS
+    most = report.most_collectives
+    return [
+        case.name,
+        case.topology,
+        str(case.mesh),
+        str(case.training_rows if is_training else case.batch_size),
+        report.program,
+        f"{HBM_GIB[case.topology.split(':')[0]]:g}",
+        f"{report.arguments / _GIB:.2f}",
+        f"{report.temporaries / _GIB:.2f}",
+        f"{report.state / _GIB:.2f}" if report.state else NOTHING,
+        ("yes" if report.is_in_place else "no") if report.state else NOTHING,
+        str(len(report.copies)) if is_loop else NOTHING,
+        str(len(report.host_calls)),
+        ", ".join(collectives) or "none",
+        NOTHING if most is None else str(most),
+        f"{report.moved / _MIB:.1f}",
+        f"{report.seconds:.0f}",
+    ]
+
+
+def _read(path: Path) -> dict[tuple[str, ...], list[str]]:
+    if not path.exists():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    table = [line.strip("| ") for line in lines if line.startswith("|")]
+    cells = [re.split(r"\s*\|\s*", line) for line in table]
+    if not cells or tuple(cells[0]) != _HEADER:
+        raise InputError(f"{path} is no report of this command; give another file")
+    return {tuple(row[: len(_KEY)]): row for row in cells[2:]}

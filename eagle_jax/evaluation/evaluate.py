@@ -1,0 +1,287 @@
+"""Methods against questions: one target answers in every way, and all is on record."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from eagle_jax import assets
+from eagle_jax.checkpoints import check_max_length, fingerprint_folder
+from eagle_jax.config import DecodingConfig, Method
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.answers import Answerer
+from eagle_jax.evaluation.plan import (
+    RunPlan,
+    make_drafter,
+    model_kind,
+    open_models,
+    run_settings,
+)
+from eagle_jax.evaluation.questions import Question
+from eagle_jax.evaluation.record_files import RecordFile, check_records, recorded_date
+from eagle_jax.evaluation.records import Record, versions
+from eagle_jax.evaluation.runs import Run
+from eagle_jax.evaluation.templates import Template, check_template
+from eagle_jax.generation.methods import HEAD_METHODS, check_draft
+from eagle_jax.generation.pairs import PairSource, open_pair, with_features
+from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.room import check_depth
+from eagle_jax.interface import Params
+from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
+
+_EMBEDDED = {
+    str(assets.TARGET): "embedded target",
+    str(assets.HEAD): "embedded head",
+    str(assets.SMALL): "embedded small model",
+}
+"""What records call the embedded models, wherever the package lies."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What answers the questions, and where the answers go.
+
+    Attributes:
+        target: A Hugging Face folder or hub name.
+        draft: Likewise, of its EAGLE head; `None` if no run drafts with one.
+        small_model: Likewise, of a smaller model with the target's tokenizer.
+        output: Folder of the records, a file of JSON lines per run in Spec-Bench's
+            layout; it need not exist.
+        template: How turns become prompts.
+        system_prompt: Instead of the template's own, or `None`.
+        with_nodes: Whether to record what became of drafted nodes.
+    """
+
+    target: str
+    draft: str | None = None
+    small_model: str | None = None
+    output: Path
+    template: Template = "none"
+    system_prompt: str | None = None
+    with_nodes: bool = False
+
+    def draft_of(self, method: Method) -> str | None:
+        """Returns the name of the model that a method drafts with, if any."""
+        kind = model_kind(method)
+        if kind is None:
+            return None
+        return self.small_model if kind == "small-model" else self.draft
+
+    def path(self, plan: RunPlan) -> Path:
+        """Returns the file of a run's records."""
+        return self.output / f"{plan.model_id}.jsonl"
+
+
+def check_weights(evaluation: Evaluation, runs: Sequence[RunPlan]) -> None:
+    """Refuses methods that lack their weights; nothing is read.
+
+    Raises:
+        InputError: If a run drafts with a model that was not given.
+    """
+    for run in runs:
+        if run.method == "small-model" and evaluation.small_model is None:
+            raise InputError(
+                "method small-model needs `small_model`, a smaller model with the "
+                "target's tokenizer"
+            )
+        if run.method in HEAD_METHODS:
+            check_draft(run.method, evaluation.draft)
+
+
+def evaluate(
+    evaluation: Evaluation,
+    runs: Sequence[RunPlan],
+    questions: Sequence[Question],
+    *,
+    report: Report = say_nothing,
+    progress: Progress = show_nothing,
+) -> dict[str, Run]:
+    """Lets every run answer the questions that are not on record yet.
+
+    Weights are loaded once for all runs, after every file of records was checked.
+
+    Args:
+        evaluation: See there.
+        runs: From `make_runs`; they share their `DecodingConfig` but for method and
+            batch size.
+        questions: All that shall be on record in the end.
+        report: Called with lines for a log.
+        progress: Shows how far a run is.
+
+    Returns:
+        The runs by their `model_id`, with all that is on record.
+
+    Raises:
+        InputError: If something is missing or does not fit, a file of records is
+            refused (see `RecordFile`), or as `Answerer.answer` does.
+        KeyboardInterrupt: After Ctrl-C; what is on record stays.
+    """
+    check_weights(evaluation, runs)
+    decoding = runs[0].config.decoding
+    source = open_pair(
+        evaluation.target,
+        None,
+        tree=runs[0].config.tree,
+        dtype=decoding.dtype,
+        method="autoregressive",
+        bits=decoding.bits,
+        date=recorded_date(evaluation.output),
+    )
+    for run in runs:
+        check_depth(run.config.tree, source.config)
+    max_length = _max_length(decoding, source)
+    answerers = _open(evaluation, runs, source, max_length, questions, report)
+    return {
+        answerer.plan.model_id: _answer(
+            answerer, questions, evaluation.path(answerer.plan), report, progress
+        )
+        for answerer in answerers
+    }
+
+
+def _max_length(decoding: DecodingConfig, source: PairSource) -> int:
+    max_length = decoding.max_length or source.config.max_positions
+    check_max_length(source.config, max_length)
+    if decoding.max_new_tokens >= max_length:
+        raise InputError(
+            f"max_new_tokens = {decoding.max_new_tokens} leaves no room for a "
+            f"prompt in max_length = {max_length}; give fewer"
+        )
+    return max_length
+
+
+def _open(
+    evaluation: Evaluation,
+    runs: Sequence[RunPlan],
+    source: PairSource,
+    max_length: int,
+    questions: Sequence[Question],
+    report: Report,
+) -> list[Answerer]:
+    """Loads the target and every draft model once, if no file of records is refused."""
+    models = open_models(
+        runs,
+        source.config,
+        head=evaluation.draft,
+        small_model=evaluation.small_model,
+        dtype=source.dtype,
+    )
+    drafters = [make_drafter(run, models) for run in runs]
+    for run, drafter in zip(runs, drafters, strict=True):
+        decoding = run.config.decoding
+        dataclasses.replace(source, drafter=drafter).check_room(
+            batch_size=decoding.batch_size,
+            max_length=min(max_length, 1 + decoding.max_new_tokens),
+        )
+    check_template(source.tokenizer, evaluation.template)
+    assert source.folder is not None
+    prints: dict[Method | None, str] = {None: fingerprint_folder(source.folder)}
+    prints |= {kind: fingerprint_folder(model.folder) for kind, model in models.items()}
+    shared = _target_settings(evaluation, source) | {"max_length": max_length}
+    settings = [
+        run_settings(run, drafter) | shared | _draft_settings(evaluation, run, prints)
+        for run, drafter in zip(runs, drafters, strict=True)
+    ]
+    for run, wanted in zip(runs, settings, strict=True):
+        check_records(evaluation.path(run), wanted, questions)
+    evaluation.output.mkdir(parents=True, exist_ok=True)
+    report(f"loading {evaluation.target}")
+    pair = source.load()
+    params: dict[Method | None, Any] = {
+        kind: model.load(pair.params.target) for kind, model in models.items()
+    }
+    programs = Programs()
+    return [
+        Answerer(
+            plan=run,
+            pair=dataclasses.replace(
+                pair,
+                target=with_features(pair.target, drafter),
+                drafter=drafter,
+                params=Params(
+                    target=pair.params.target,
+                    drafter=params.get(model_kind(run.method), ()),
+                ),
+            ),
+            settings=wanted,
+            template=evaluation.template,
+            system=evaluation.system_prompt,
+            max_length=max_length,
+            with_nodes=evaluation.with_nodes,
+            programs=programs,
+        )
+        for run, drafter, wanted in zip(runs, drafters, settings, strict=True)
+    ]
+
+
+def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, Any]:
+    """Returns what the records of all runs say."""
+    assert source.folder is not None
+    settings: dict[str, Any] = {
+        "template": evaluation.template,
+        "system_prompt": evaluation.system_prompt,
+        "target": _EMBEDDED.get(evaluation.target, evaluation.target),
+        "vocab_size": source.config.vocab_size,
+        "dtype": source.dtype + ("" if source.bits is None else f"+int{source.bits}"),
+        "device": jax.devices()[0].device_kind,
+        "versions": versions(),
+    }
+    if evaluation.template == "tokenizer" and source.date is not None:
+        settings["date"] = source.date
+    return settings
+
+
+def _draft_settings(
+    evaluation: Evaluation, run: RunPlan, prints: Mapping[Method | None, str]
+) -> dict[str, Any]:
+    """Returns what a run's records say of weights; `None` names the target's print."""
+    draft, kind = evaluation.draft_of(run.method), model_kind(run.method)
+    return {
+        "target_fingerprint": prints[None],
+        "draft": None if draft is None else _EMBEDDED.get(draft, draft),
+        "draft_fingerprint": None if kind is None else prints[kind],
+    }
+
+
+def _answer(
+    answerer: Answerer,
+    questions: Sequence[Question],
+    path: Path,
+    report: Report,
+    progress: Progress,
+) -> Run:
+    """Answers what is not on record yet; returns the run with all that is."""
+    with RecordFile(path, answerer.settings, questions) as file:
+        known = {record.question_id for record in file.records}
+        missing = [q for q in questions if q.question_id not in known]
+        total, done = len(questions), len(questions) - len(missing)
+        name = answerer.plan.model_id
+        if done:
+            report(f"{name}: {done} of {total} questions are on record already")
+        measured = (r.step_seconds for r in file.records if r.step_seconds)
+        answerer.step_seconds = next(measured, None)
+        if missing:
+            with progress(name, total, done) as update:
+                for record in answerer.answer(missing):
+                    file.add(record)
+                    done += 1
+                    update(done)
+        for warning in _warnings(answerer, file.records):
+            report(f"warning: {path.name}: {warning}")
+        return Run.of(file.records, path)
+
+
+def _warnings(answerer: Answerer, records: Sequence[Record]) -> list[str]:
+    """Returns what a reader of the records should know."""
+    without = sum(record.nodes is None for record in records)
+    warnings = []
+    if answerer.has_nodes and without:
+        warnings.append(f"{without} records were written without nodes and stay so")
+    if answerer.num_cut:
+        warnings.append(
+            f"{answerer.num_cut} prompts were longer than max_length - max_new_tokens "
+            f"= {answerer.room} tokens and lost their beginning"
+        )
+    return warnings
