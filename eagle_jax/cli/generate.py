@@ -33,11 +33,12 @@ from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
-from eagle_jax.generation import runner, text
+from eagle_jax.generation import text
 from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pair import longest_text
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
+from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantised import num_bytes
 from eagle_jax.parallel import MeshShape, place
 
@@ -190,7 +191,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         say(f"loading {arguments.target}")
     pair = source.load(placement)
     # One compilation serves all prompts.
-    main_runner = runner.Runner(
+    main_runner = Runner(
         pair=pair,
         drafter=None if config.decoding.method == "autoregressive" else pair.drafter,
         config=config,
@@ -225,20 +226,8 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             sums |= _comparison(sums, session, plain, main_runner.decoder.acceptance)
 
     if arguments.json is not None:
-        settings = dataclasses.asdict(config)
-        settings["decoding"] |= {"dtype": pair.target.dtype, "max_length": max_length}
-        names = {"target": arguments.target, "draft": arguments.draft}
-        names |= {"random": arguments.random, "chat": arguments.chat}
-        names |= {"mesh": None if shape is None else str(shape)}
-        result = {
-            "settings": names | settings,
-            "versions": versions(),
-            "device": jax.devices()[0].device_kind,
-            "target_bytes": num_bytes(pair.params.target),
-            "runs": session.runs,
-            "totals": sums,
-        }
-        write_json(arguments.json, result)
+        decoded = {"runs": session.runs, "totals": sums}
+        write_json(arguments.json, _conditions(arguments, main_runner) | decoded)
     if unshown is not None:
         raise unshown
     print(results.summary(sums))
@@ -246,6 +235,22 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         return 0
     say("interrupted")
     return EXIT_INTERRUPTED
+
+
+def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]:
+    """Returns what the results of a run depend on."""
+    settings, dtype = dataclasses.asdict(runner.config), runner.pair.target.dtype
+    settings["decoding"] |= {"dtype": dtype, "max_length": runner.max_length}
+    names = {"target": arguments.target, "draft": arguments.draft}
+    names |= {"random": arguments.random, "chat": arguments.chat}
+    shape = mesh_shape(arguments)
+    names |= {"mesh": None if shape is None else str(shape)}
+    return {
+        "settings": names | settings,
+        "versions": versions(),
+        "device": jax.devices()[0].device_kind,
+        "target_bytes": num_bytes(runner.pair.params.target),
+    }
 
 
 def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:

@@ -76,9 +76,9 @@ class VerifiedTree:
         """
         # What drafts were drawn from is large, and not looked at.
         tree = dataclasses.replace(done.tree, draft_logits=None)
-        fetched = jax.device_get((tree, done.acceptance, done.count))
-        rows = fetched[2].nonzero()[0].tolist()
-        return {row: cls._of_row(*fetched[:2], row) for row in rows}
+        tree, acceptance, count = jax.device_get((tree, done.acceptance, done.count))
+        rows = count.nonzero()[0].tolist()
+        return {row: cls._of_row(tree, acceptance, row) for row in rows}
 
     @classmethod
     def _of_row(cls, tree: Any, acceptance: Any, row: int) -> "VerifiedTree":

@@ -1,27 +1,41 @@
 """From data files to what a run reads: encoded, split, packed."""
 
-import functools
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import jax
 import numpy as np
 
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parallel import Placement
 from eagle_jax.progress import Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
-from eagle_jax.training.encode import encode_examples
-from eagle_jax.training.evaluate import prompts_of
-from eagle_jax.training.features import FeatureDtype, write_features
-from eagle_jax.training.loop import TrainingData
-from eagle_jax.training.loss import target_features
+from eagle_jax.training.encode import EncodedExample, encode_examples
+from eagle_jax.training.features import FeatureStore
 from eagle_jax.training.packing import PackedRows, hold_out, pack, rows_at
-from eagle_jax.training.step import StepConfig
 
 _LINES = 20  # Of malformed records, reported one by one.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What a run reads.
+
+    Attributes:
+        rows: `[R, T]` of NumPy, to train on.
+        held_out: Likewise, to evaluate on.
+        prompts: Held out, to decode.
+        features: The target's features of `rows`, or `None` to compute them in the
+            step.
+        stop_tokens: Ids that end a text.
+    """
+
+    rows: PackedRows
+    held_out: PackedRows
+    prompts: Sequence[Sequence[int]]
+    features: FeatureStore | None = None
+    stop_tokens: tuple[int, ...] = ()
 
 
 def read_data(
@@ -96,41 +110,27 @@ def _read(paths: Sequence[Path], config: TrainConfig, report: Report) -> list[Ex
     return examples
 
 
-def cache_features(
-    folder: Path,
-    rows: PackedRows,
-    target_params: Any,
-    placement: Placement,
+def prompts_of(
+    examples: Sequence[EncodedExample],
     *,
-    step_config: StepConfig,
-    target: str,
-    batch_size: int,
-    progress: Callable[[int], None],
-) -> Any:
-    """Computes the target's features of all rows, or what a folder still lacks.
+    count: int,
+    plain_tokens: int,
+    max_tokens: int,
+) -> list[list[int]]:
+    """Returns prompts to decode: what stands before the first token to predict.
 
     Args:
-        folder: Of the features.
-        rows: To train on.
-        target_params: Frozen.
-        placement: Where they lie.
-        step_config: Of the run; features are kept in its dtype, so that a run gets
-            the same numbers as without the cache.
-        target: Fingerprint of the target.
-        batch_size: Rows per call.
-        progress: Called with the number of rows done.
-
-    Returns:
-        A `FeatureStore`.
+        examples: Held out.
+        count: Prompts, at most.
+        plain_tokens: Of a text that is to be predicted from its start, this many
+            tokens, at most half of it.
+        max_tokens: Longer prompts are passed over.
     """
-    compute = jax.jit(functools.partial(target_features, step_config.target))
-    dtype = cast(FeatureDtype, step_config.dtype)
-    return write_features(
-        folder,
-        rows,
-        lambda batch: compute(target_params, placement.put_rows(batch)),
-        target=f"{target}-{dtype}",
-        batch_size=batch_size,
-        dtype=dtype,
-        progress=progress,
-    )
+    prompts = []
+    for example in examples:
+        length = len(example.tokens)
+        first = int(np.argmax(example.loss_mask)) if example.loss_mask.any() else length
+        size = max(first, min(plain_tokens, length // 2), 1)
+        if size < length and size <= max_tokens:
+            prompts.append(example.tokens[:size].tolist())
+    return prompts[:count]

@@ -18,7 +18,8 @@ from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.parallel import DATA, Placement
-from eagle_jax.training.encode import EncodedExample
+from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.data import TrainingData
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, eval_step
@@ -63,77 +64,48 @@ Evaluate = Callable[[EagleHeadParams, Any], Evaluation]
 """Measures a head, float32, for its target."""
 
 
-def prompts_of(
-    examples: Sequence[EncodedExample],
-    *,
-    count: int,
-    plain_tokens: int,
-    max_tokens: int,
-) -> list[list[int]]:
-    """Returns prompts to decode: what stands before the first token to predict.
-
-    Args:
-        examples: Held out.
-        count: Prompts, at most.
-        plain_tokens: Of a text that is to be predicted from its start, this many
-            tokens, at most half of it.
-        max_tokens: Longer prompts are passed over.
-    """
-    prompts = []
-    for example in examples:
-        length = len(example.tokens)
-        first = int(np.argmax(example.loss_mask)) if example.loss_mask.any() else length
-        size = max(first, min(plain_tokens, length // 2), 1)
-        if size < length and size <= max_tokens:
-            prompts.append(example.tokens[:size].tolist())
-    return prompts[:count]
-
-
 def make_evaluation(
-    rows: PackedRows,
-    prompts: Sequence[Sequence[int]],
+    data: TrainingData,
     *,
-    config: StepConfig,
+    config: TrainConfig,
+    step_config: StepConfig,
     placement: Placement,
-    tree: TreeConfig,
-    batch_size: int,
-    max_new_tokens: int,
-    stop_tokens: Sequence[int] = (),
 ) -> Evaluate:
-    """Returns what measures a head; it is compiled once.
+    """Returns what measures a head on held-out data; it is compiled once.
 
     Args:
-        rows: Held out, `[R, T]` of NumPy.
-        prompts: Held out, at least one, shorter than the target's positions.
-        config: Of the run.
+        data: Its prompts are at least one, shorter than the target's positions.
+        config: Its tree is for `tokens_per_round`, with confidences as they are.
+        step_config: What is static in a step.
         placement: Where the weights of target and head lie.
-        tree: For `tokens_per_round`; its confidences are taken as they are.
-        batch_size: Rows per call, over all devices.
-        max_new_tokens: Decoded per prompt.
-        stop_tokens: Ids that end a text.
     """
+    prompts, run = data.prompts, config.run
     num_parts = placement.mesh.shape[DATA]
     num_rows = -(-len(prompts) // num_parts) * num_parts
     requests = make_requests(
         [prompts[number % len(prompts)] for number in range(num_rows)],
-        max_new_tokens=max_new_tokens,
-        max_length=config.target.config.max_positions,
-        stop_tokens=stop_tokens,
+        max_new_tokens=run.eval_new_tokens,
+        max_length=step_config.target.config.max_positions,
+        stop_tokens=data.stop_tokens,
     )
     decode_chain, decode_tree = (
-        _decoder(config, placement, requests, shape) for shape in (_CHAIN, tree)
+        _decoder(step_config, placement, requests, shape)
+        for shape in (_CHAIN, config.tree)
     )
 
     def evaluate(params: EagleHeadParams, target_params: Any) -> Evaluation:
         metrics = _mean(
             [
                 _eval_step(
-                    params, target_params, placement.put_rows(batch), config=config
+                    params,
+                    target_params,
+                    placement.put_rows(batch),
+                    config=step_config,
                 )
-                for batch in _batches(rows, batch_size)
+                for batch in _batches(data.held_out, run.batch_size)
             ]
         )
-        both = _cast(params, target_params, config)
+        both = _cast(params, target_params, step_config)
         chain, _ = _by_row(decode_chain(both), len(prompts))
         accepted, new_tokens = _by_row(decode_tree(both), len(prompts))
         tau = tokens_per_round(new_tokens, len(accepted))

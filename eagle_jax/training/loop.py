@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,13 @@ from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.parallel import Placement
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.data import TrainingData
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
-from eagle_jax.training.features import FeatureStore
 from eagle_jax.training.layout import first_state, state_shapes, state_shardings
 from eagle_jax.training.log import CsvLog
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows, rows_at
 from eagle_jax.training.step import StepConfig, TrainState, train_step
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """What a run reads.
-
-    Attributes:
-        rows: `[R, T]` of NumPy, to train on.
-        held_out: Likewise, to evaluate on.
-        prompts: Held out, to decode.
-        features: The target's features of `rows`, or `None` to compute them in the
-            step.
-        stop_tokens: Ids that end a text.
-    """
-
-    rows: PackedRows
-    held_out: PackedRows
-    prompts: Sequence[Sequence[int]]
-    features: FeatureStore | None = None
-    stop_tokens: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,14 +112,7 @@ class Run:
             out_shardings=(shardings, placement.everywhere),
         )
         self._evaluate = make_evaluation(
-            data.held_out,
-            data.prompts,
-            config=step_config,
-            placement=placement,
-            tree=config.tree,
-            batch_size=config.run.batch_size,
-            max_new_tokens=config.run.eval_new_tokens,
-            stop_tokens=data.stop_tokens,
+            data, config=config, step_config=step_config, placement=placement
         )
         self._usual_loss: float | None = None
         for loss in self._log.losses:

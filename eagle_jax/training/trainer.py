@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -22,9 +23,11 @@ from eagle_jax.parsing import read_json_if_any
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.checkpoint import check_output, check_settings, remove_run
 from eagle_jax.training.config import TrainConfig
-from eagle_jax.training.data import cache_features, read_data
+from eagle_jax.training.data import TrainingData, read_data
+from eagle_jax.training.features import FeatureDtype, FeatureStore, write_features
 from eagle_jax.training.log import plot_log
-from eagle_jax.training.loop import DivergedError, LogRow, Run, TrainingData, check_rows
+from eagle_jax.training.loop import DivergedError, LogRow, Run, check_rows
+from eagle_jax.training.loss import target_features
 from eagle_jax.training.step import StepConfig
 
 
@@ -119,12 +122,7 @@ def train_head(
         steps=config.run.steps,
         dtype=pair.target.dtype,
     )
-    wait_for_all("all have looked at the output")
-    if jax.process_index() == 0:
-        if overwrite:
-            remove_run(output)
-        write_json(output / "run.json", identity)
-    wait_for_all("the output is there")
+    _claim(output, identity, overwrite=overwrite)
     trained = Trained(
         target=folder,
         head=output / "head",
@@ -135,6 +133,16 @@ def train_head(
         summary="no evaluation was made",
     )
     return _run(trained, placement, report, progress)
+
+
+def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
+    """Makes the folder this run's, after all processes have looked at it."""
+    wait_for_all("all have looked at the output")
+    if jax.process_index() == 0:
+        if overwrite:
+            remove_run(output)
+        write_json(output / "run.json", identity)
+    wait_for_all("the output is there")
 
 
 def new_head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:
@@ -268,16 +276,7 @@ def _run(
     data = trained.data
     if config.data.cache_features:
         with progress("computing features", len(data.rows)) as update:
-            features = cache_features(
-                output / "features",
-                data.rows,
-                target_params,
-                placement,
-                step_config=trained.step_config,
-                target=checkpoints.fingerprint_folder(trained.target),
-                batch_size=config.run.batch_size,
-                progress=update,
-            )
+            features = _write_features(trained, placement, update)
         data = dataclasses.replace(data, features=features)
     title = f"{output.name}: a head for {trained.target.name}"
     run = Run(
@@ -321,3 +320,24 @@ def _run(
                 f"{error}; the best head so far is in {trained.head}"
             ) from error
     return dataclasses.replace(trained, summary=summary)
+
+
+def _write_features(
+    trained: Trained, placement: Placement, update: Callable[[int], None]
+) -> FeatureStore:
+    """Computes the target's features of all rows, or what the run's folder lacks.
+
+    They are kept in the type of a step, which so gets the same numbers as without.
+    """
+    step = trained.step_config
+    compute = jax.jit(functools.partial(target_features, step.target))
+    params, dtype = trained.pair.params.target, cast(FeatureDtype, step.dtype)
+    return write_features(
+        trained.head.parent / "features",
+        trained.data.rows,
+        lambda batch: compute(params, placement.put_rows(batch)),
+        target=f"{checkpoints.fingerprint_folder(trained.target)}-{dtype}",
+        batch_size=trained.config.run.batch_size,
+        dtype=dtype,
+        progress=update,
+    )

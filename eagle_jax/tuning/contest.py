@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from eagle_jax.config import Method, TreeConfig
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
@@ -31,18 +32,13 @@ class Timing:
 
     Attributes:
         tokens: Decoded tokens of one repetition, without the prefills' own.
-        row_rounds: Rounds of all rows together.
+        tokens_per_round: Of them, per round of a row.
         seconds: Per repetition, without prefills.
     """
 
     tokens: int
-    row_rounds: int
+    tokens_per_round: float
     seconds: tuple[float, ...]
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Emitted tokens per round of a row."""
-        return self.tokens / self.row_rounds
 
     def speedup(self, plain: "Timing") -> float:
         """Returns the median over repetitions of the speed over plain decoding's."""
@@ -138,7 +134,8 @@ class Contest:
             runner.warm_up(by_round=False)
             report(done)
         seconds = np.zeros((len(runners), self.repeats))
-        counts = np.zeros((len(runners), 2), int)
+        lengths: list[list[int]] = [[] for _ in runners]
+        rounds = [0] * len(runners)
         size = self.plain.batch_size
         for repeat in range(self.repeats):
             for start in range(0, len(self.prompts), size):
@@ -148,20 +145,21 @@ class Contest:
                     result = runner.run(batch, seeds)
                     seconds[number, repeat] += result.decode_seconds
                     if repeat == 0:
-                        tokens = [len(row.generated_ids) - 1 for row in result.rows]
-                        # Every token of plain decoding is a step.
-                        rounds = tokens
-                        if runner.drafter is not None:
-                            rounds = [len(row.accept_lengths) for row in result.rows]
-                        counts[number] += (sum(tokens), sum(rounds))
+                        lengths[number] += [len(x.generated_ids) for x in result.rows]
+                        rounds[number] += sum(
+                            len(x.accept_lengths) for x in result.rows
+                        )
             report(len(runners) + repeat + 1)
         plain, *rest = (
             Timing(
-                tokens=int(count[0]),
-                row_rounds=int(count[1]),
+                tokens=decoded_tokens(new_tokens),
+                # Plain decoding has no rounds: each of its steps gives a token.
+                tokens_per_round=tokens_per_round(new_tokens, num_rounds) or 1.0,
                 seconds=tuple(times.tolist()),
             )
-            for count, times in zip(counts, seconds, strict=True)
+            for new_tokens, num_rounds, times in zip(
+                lengths, rounds, seconds, strict=True
+            )
         )
         return plain, rest
 

@@ -98,8 +98,8 @@ def test_running_rows_are_taken_out_of_a_round() -> None:
     done = Round(
         tree=twice[0],
         acceptance=twice[1],
-        tokens=np.zeros((2, 4), np.int32),
-        count=np.array([0, 3]),
+        tokens=jnp.zeros((2, 4), jnp.int32),
+        count=jnp.array([0, 3]),
     )
     ((row, taken),) = VerifiedTree.of(done).items()
     assert row == 1

@@ -120,10 +120,9 @@ def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
 
 
 def test_speeds_compare_neighbours_in_time() -> None:
-    plain = Timing(tokens=10, row_rounds=10, seconds=(1.0, 4.0, 2.0))
-    tree = Timing(tokens=10, row_rounds=4, seconds=(0.5, 1.0, 2.0))
+    plain = Timing(tokens=10, tokens_per_round=1.0, seconds=(1.0, 4.0, 2.0))
+    tree = Timing(tokens=10, tokens_per_round=2.5, seconds=(0.5, 1.0, 2.0))
     assert tree.speedup(plain) == 2.0
-    assert tree.tokens_per_round == 2.5
     predictions = [entry("3/2/1", 1.0).prediction, entry("4/2/2", 0.5).prediction]
     found = entries(predictions, plain, [plain, tree])
     assert [e.prediction.tree.width for e in found] == [2, 1]

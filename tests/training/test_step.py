@@ -17,9 +17,15 @@ from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, place
 from eagle_jax.training.checkpoint import Checkpoints
-from eagle_jax.training.config import LossConfig, OptimizerConfig
+from eagle_jax.training.config import (
+    LossConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
+from eagle_jax.training.data import TrainingData, prompts_of
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.evaluate import make_evaluation, prompts_of
+from eagle_jax.training.evaluate import make_evaluation
 from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import PackedRows, pack
 from eagle_jax.training.step import (
@@ -174,14 +180,14 @@ def test_what_a_limit_cuts_off_is_in_no_round(
     rows: PackedRows, target_params: transformer.TransformerParams
 ) -> None:
     evaluate = make_evaluation(
-        rows,
-        [[1, 2, 3], [4]],
-        config=CONFIG,
+        TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
+        config=TrainConfig(
+            # Every token is a child of the root, so that one is accepted for certain.
+            tree=TreeConfig(num_nodes=41, depth=1, width=40),
+            run=RunConfig(batch_size=4, eval_new_tokens=2),
+        ),
+        step_config=CONFIG,
         placement=place(MeshShape(), CONFIG.target.config, batch_size=4),
-        # Every token is a child of the root, so that one is accepted for certain.
-        tree=TreeConfig(num_nodes=41, depth=1, width=40),
-        batch_size=4,
-        max_new_tokens=2,
     )
     found = evaluate(init_state(CONFIG, 0).params, target_params)
     assert found.tokens_per_round == 1.0
