@@ -37,7 +37,7 @@ def convert_pair(
         target: From `resolve`.
         head: Likewise, or `None` for the target alone.
         dtype: Of the stored weights; `None` for the type of each checkpoint.
-        bits: 8 or 4 to quantise the target, see `load_target`.
+        bits: 8 or 4 to quantize the target, see `load_target`.
         overwrite: Replace an earlier conversion.
         report: Called with a line when the checks are done and the work begins.
 

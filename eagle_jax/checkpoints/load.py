@@ -21,11 +21,11 @@ from eagle_jax.checkpoints.weights import Weights, load_params
 from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.quantised import (
+from eagle_jax.models.quantized import (
     GROUP_SIZE,
     has_groups,
     map_matrices,
-    quantise_layers,
+    quantize_layers,
 )
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
@@ -76,8 +76,8 @@ def load_target(
         dtype: Of the weights; `None` for the type they are stored in.
         shardings: A `jax.sharding.Sharding` for all weights, or one for each in a
             `TransformerParams`; `None` for the default device.
-        bits: 8 or 4 to quantise the matrices of its layers as they are read; `None`
-            to take them as they are stored, which may be quantised too.
+        bits: 8 or 4 to quantize the matrices of its layers as they are read; `None`
+            to take them as they are stored, which may be quantized too.
 
     Returns:
         Sizes and weights.
@@ -100,7 +100,7 @@ def load_target(
 def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerParams:
     """Returns the shapes of a target's weights, with the bits of `target_bits`."""
     shapes = shapes_of(transformer.init_params, config)
-    return shapes if bits is None else quantise_layers(shapes, bits)
+    return shapes if bits is None else quantize_layers(shapes, bits)
 
 
 def target_bits(
@@ -114,10 +114,10 @@ def target_bits(
         bits: What is asked for; `None` for what is stored.
 
     Returns:
-        8 or 4, or `None` for matrices that are not quantised.
+        8 or 4, or `None` for matrices that are not quantized.
 
     Raises:
-        InputError: If the checkpoint is quantised in another way, or a size does not
+        InputError: If the checkpoint is quantized in another way, or a size does not
             divide.
     """
     if files is not None and files.bits is not None:

@@ -4,7 +4,7 @@
     DIR/head/    config.json, params/, store.json
 
 The Orbax tree is flat: tensors by the names they have in a Hugging Face folder; of a
-quantised matrix its integers, `NAME.values`, and `NAME.scales`, as models hold them.
+quantized matrix its integers, `NAME.values`, and `NAME.scales`, as models hold them.
 `store.json` is written last and lists what belongs to the store, so whatever was cut
 short is seen before anything is read.
 """
@@ -41,7 +41,7 @@ from eagle_jax.checkpoints.weights import (
     common_dtype,
 )
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.models.quantised import bits_of
+from eagle_jax.models.quantized import bits_of
 from eagle_jax.parsing import read_json
 
 _PARAMS = "params"
@@ -247,11 +247,11 @@ def is_store(folder: Path) -> bool:
 
 
 def _common_dtype(tensors: dict[str, dict[str, Any]]) -> jnp.dtype:
-    """Returns the narrowest type that holds all tensors that are not quantised."""
+    """Returns the narrowest type that holds all tensors that are not quantized."""
     return common_dtype(
         entry["dtype"]
         for name, entry in tensors.items()
-        if not names.is_quantised(name)
+        if not names.is_quantized(name)
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from eagle_jax.checkpoints.hub import file_inside
-from eagle_jax.checkpoints.names import MAPS, is_quantised, is_transposed
+from eagle_jax.checkpoints.names import MAPS, is_quantized, is_transposed
 from eagle_jax.checkpoints.tensors import (
     Ends,
     Part,
@@ -28,7 +28,7 @@ from eagle_jax.checkpoints.tensors import (
     transposed,
 )
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.models.quantised import QuantisedMatrix, quantise
+from eagle_jax.models.quantized import QuantizedMatrix, quantize
 from eagle_jax.parsing import read_json
 
 # Buffers that older checkpoints carry; they follow from the settings.
@@ -46,7 +46,7 @@ class Weights(Protocol):
 
     Attributes:
         folder: Holds them.
-        bits: Of its quantised matrices, `None` if it has none.
+        bits: Of its quantized matrices, `None` if it has none.
     """
 
     folder: Path
@@ -187,11 +187,11 @@ def check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
 
     Raises:
         InputError: If `tensor` holds something else than finite floating-point
-            numbers, and is no map between vocabularies and no quantised matrix.
+            numbers, and is no map between vocabularies and no quantized matrix.
     """
     if name in MAPS and tensor.dtype.kind in "biu":
         return
-    if is_quantised(name) and tensor.dtype == np.int8:
+    if is_quantized(name) and tensor.dtype == np.int8:
         return
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise InputError(
@@ -260,8 +260,8 @@ def load_params(
         files: The checkpoint.
         names: Pytree of tensor names.
         shapes: Pytree of `jax.ShapeDtypeStruct`, of the same structure; a
-            `QuantisedMatrix` of them for a matrix that is to be quantised.
-        dtype: Of the result, except for the parts of quantised matrices.
+            `QuantizedMatrix` of them for a matrix that is to be quantized.
+        dtype: Of the result, except for the parts of quantized matrices.
         shardings: A `jax.sharding.Sharding` for all, or a pytree of them of the same
             structure; `None` for the default device.
 
@@ -279,10 +279,10 @@ def load_params(
     with ThreadPoolExecutor(_READERS) as readers:
 
         def load(name: str, shape: Any, sharding: Any = None) -> Any:
-            if isinstance(shape, QuantisedMatrix):
+            if isinstance(shape, QuantizedMatrix):
                 array = _load_wide(readers, files, name, shape, sharding)
             else:
-                kind = shape.dtype if is_quantised(name) else dtype
+                kind = shape.dtype if is_quantized(name) else dtype
                 array = _load(readers, files, name, shape.shape, kind, sharding)
             return jax.block_until_ready(array)  # Else the host may hold many.
 
@@ -294,16 +294,16 @@ def load_params(
 
 
 def _load_wide(
-    readers: Executor, files: Weights, name: str, shape: QuantisedMatrix, sharding: Any
-) -> QuantisedMatrix:
-    """Loads one matrix and quantises it.
+    readers: Executor, files: Weights, name: str, shape: QuantizedMatrix, sharding: Any
+) -> QuantizedMatrix:
+    """Loads one matrix and quantizes it.
 
     From float32, which holds what any checkpoint holds: so the integers do not depend
     on the dtype of the other weights, and those of a store are the same.
     """
-    wide: Any = sharding.values if isinstance(sharding, QuantisedMatrix) else sharding
+    wide: Any = sharding.values if isinstance(sharding, QuantizedMatrix) else sharding
     matrix = _load(readers, files, name, shape.shape, jnp.dtype("float32"), wide)
-    return jax.jit(quantise, static_argnums=1, out_shardings=sharding)(
+    return jax.jit(quantize, static_argnums=1, out_shardings=sharding)(
         matrix, shape.bits
     )
 

@@ -94,7 +94,7 @@ class PairSource:
         read_tokenizer: Reads the tokenizer, once, and the date of its chat template.
         load: Reads or makes the weights, on the devices of a placement or, given
             `None`, on the default device.
-        bits: Of the matrices of the target's layers, `None` if they are not quantised.
+        bits: Of the matrices of the target's layers, `None` if they are not quantized.
         folder: Of the target's files, `None` if it has none.
     """
 

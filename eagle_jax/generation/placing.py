@@ -10,7 +10,7 @@ from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.quantised import GROUP_SIZE
+from eagle_jax.models.quantized import GROUP_SIZE
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement
 
@@ -26,7 +26,7 @@ def target_shardings(
         bits: From `checkpoints.target_bits`.
 
     Raises:
-        InputError: If the scales of quantised matrices cannot be split as they are.
+        InputError: If the scales of quantized matrices cannot be split as they are.
     """
     if placement is None:
         return None

@@ -21,7 +21,7 @@ from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.quantised import quantise_layers
+from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import (
     Transformer,
@@ -63,7 +63,7 @@ def open_random(
         with_tokenizer: Add a tokenizer of bytes; needs a vocabulary of at least 258.
         method: What drafts; there is no random small model.
         rule: How drafts are accepted, see `methods.tree_drafter`.
-        bits: 8 or 4 to quantise the matrices of the target's layers.
+        bits: 8 or 4 to quantize the matrices of the target's layers.
 
     Raises:
         InputError: If a size is missing, unknown or impossible.
@@ -155,7 +155,7 @@ def _random_target(
     key: jax.Array, config: TransformerConfig, dtype: str, bits: int | None
 ) -> TransformerParams:
     params = transformer.init_params(key, config, dtype)
-    return params if bits is None else quantise_layers(params, bits)
+    return params if bits is None else quantize_layers(params, bits)
 
 
 def _random_config(sizes: str) -> TransformerConfig:
