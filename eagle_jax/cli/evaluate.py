@@ -228,10 +228,11 @@ def _open_runs(
             max_length=min(max_length, 1 + decoding.max_new_tokens),
         )
     check_template(source.tokenizer, arguments.template)
-    assert source.folder is not None
-    prints: dict[Method | None, str] = {None: fingerprint_folder(source.folder)}
-    for kind, model in models.items():
-        prints[kind] = fingerprint_folder(model.folder)
+    folders: dict[Method | None, Path | None] = {None: source.folder}
+    folders |= {kind: model.folder for kind, model in models.items()}
+    prints: dict[Method | None, str] = {
+        kind: fingerprint_folder(folder) for kind, folder in folders.items() if folder
+    }
     settings = [
         _settings(run, drafter, arguments, source, max_length, prints)
         for run, drafter in zip(runs, drafters, strict=True)
