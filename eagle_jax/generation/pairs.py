@@ -29,6 +29,7 @@ from eagle_jax.generation.shardings import (
     target_shardings,
     with_drafter,
 )
+from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.transformer import (
@@ -203,7 +204,7 @@ def open_pair(
         method: What the draft is, and how it drafts.
         rule: How drafts are accepted, see `methods.tree_drafter`.
         bits: Of the target's matrices, see `checkpoints.load_target`.
-        date: For the chat template, see `checkpoints.fix_date`.
+        date: For the chat template, see `tokenizer.fix_date`.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -227,8 +228,8 @@ def open_pair(
 
     @functools.cache
     def read_tokenizer() -> tuple[Any, str | None]:
-        tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
-        return tokenizer, checkpoints.fix_date(tokenizer, date)
+        tokenizer = load_tokenizer(folder, config.vocab_size)
+        return tokenizer, fix_date(tokenizer, date)
 
     return PairSource(
         config=config,

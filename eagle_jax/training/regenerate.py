@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from eagle_jax.checkpoints import RefusedError
 from eagle_jax.config import SamplingConfig, TreeConfig, require_int32
 from eagle_jax.errors import InputError
 from eagle_jax.generation.text import encode
+from eagle_jax.generation.tokenizer import RefusedError
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import EncodedExample, encode_prompt
 
