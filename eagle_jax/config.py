@@ -196,7 +196,7 @@ class DecodingConfig:
 
     @property
     def bits(self) -> int | None:
-        """Of a quantised target's matrices, `None` for what is stored."""
+        """Of a quantized target's matrices, `None` for what is stored."""
         return {"none": None, "int8": 8, "int4": 4}[self.quantization]
 
     def __post_init__(self) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints import load_head, load_target, load_tokenizer
+from eagle_jax.checkpoints import load_head, load_target
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints import load_eagle3_head, load_target
-from eagle_jax.checkpoints.eagle3 import eagle3_target
+from eagle_jax.checkpoints.heads import eagle3_target
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder

@@ -29,7 +29,7 @@ ALLOWED = {
     "testing": {"config", "interface", "sampling", "tree"},
     "generation": {
         *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
-        *("interface", "models", "parallel", "tree"),
+        *("interface", "models", "parallel", "parsing", "tree"),
     },
     "training": {
         *("checkpoints", "config", "decoding", "drafting", "errors", "files"),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
+from eagle_jax.checkpoints.heads import with_table
 from eagle_jax.checkpoints.hf_config import (
     DTYPES,
     FAMILIES,
@@ -20,14 +20,14 @@ from eagle_jax.checkpoints.hf_config import (
     head_config,
     target_config,
 )
-from eagle_jax.checkpoints.load import shapes_of, with_table
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
+from eagle_jax.checkpoints.load import convert, shapes_of
 from eagle_jax.checkpoints.tensors import (
     check_space,
     open_bin,
     open_safetensors,
     saving,
 )
-from eagle_jax.checkpoints.weights import convert
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind, new_folder
 from eagle_jax.models import eagle_head, transformer

@@ -1,25 +1,21 @@
 """From `config.json` to the sizes of our models; what we cannot run is refused."""
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.hf_fields import (
     MOST,
     MOST_POSITIONS,
+    Fields,
     check_keys,
-    flag_of,
-    number_of,
     read_rope,
-    size_of,
 )
-from eagle_jax.errors import InputError
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parsing import read_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +106,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 _MOST_LAYERS = 10_000
 _QWEN_FULL_LAYERS = 28
+# Heads that name no positions were trained for so many.
+_HEAD_POSITIONS = 2048
+_EAGLE3_FIELDS = ("draft_vocab_size", "target_hidden_size", "eagle_config")
+# All that we do anyway.
+_USUAL_FEATURES = {"use_aux_hidden_state": True}
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = ("full_attention", _SLIDING)
 
@@ -127,49 +128,45 @@ def target_config(folder: Path) -> TransformerConfig:
         InputError: If the family is unknown, or a field is missing or asks for
             something that is not implemented.
     """
-    path = folder / "config.json"
-    config = read_json(path)
-    kind = config.get("model_type")
-    names = config.get("architectures") or []
+    fields = Fields.read(folder)
+    kind = fields.get("model_type")
+    names = fields.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise InputError(f"{path}: architectures = {names!r} must be a list of names")
+        raise fields.refusal(f"architectures = {names!r} must be a list of names")
     family = FAMILIES.get(str(kind))
     if family is None or any(name != family.architecture for name in names):
         known = ", ".join(family.architecture for family in FAMILIES.values())
-        raise InputError(
-            f"{path}: architecture {', '.join(names) or None!r} with model_type "
+        raise fields.refusal(
+            f"architecture {', '.join(names) or None!r} with model_type "
             f"{kind!r} is not supported; known are {known}"
         )
-    check_keys(config, path, family.fields)
-    layer = layer_config(
-        config,
-        path,
+    check_keys(fields, family.fields)
+    layer = _layer_config(
+        fields,
         qkv_bias=family.qkv_bias,
-        rope=read_rope(config, path, default_theta=family.rope_theta),
+        rope=read_rope(fields, default_theta=family.rope_theta),
         head_dim=family.head_dim,
         rms_norm_eps=family.rms_norm_eps,
     )
     if family.is_mixture:
         layer = dataclasses.replace(
             layer,
-            num_experts=size_of(config, "num_local_experts", path, default=8),
-            experts_per_token=size_of(config, "num_experts_per_tok", path, default=2),
+            num_experts=fields.size("num_local_experts", default=8),
+            experts_per_token=fields.size("num_experts_per_tok", default=2),
         )
         if layer.experts_per_token > layer.num_experts:
-            raise InputError(
-                f"{path}: num_experts_per_tok = {layer.experts_per_token} is more than "
+            raise fields.refusal(
+                f"num_experts_per_tok = {layer.experts_per_token} is more than "
                 f"num_local_experts = {layer.num_experts}"
             )
-    num_layers = size_of(config, "num_hidden_layers", path, most=_MOST_LAYERS)
-    window, windowed = read_windows(config, family, num_layers, path)
+    num_layers = fields.size("num_hidden_layers", most=_MOST_LAYERS)
+    window, windowed = _read_windows(fields, family, num_layers)
     return TransformerConfig(
         layer=dataclasses.replace(layer, qk_norm=family.qk_norm),
         num_layers=num_layers,
-        vocab_size=size_of(config, "vocab_size", path),
-        max_positions=size_of(
-            config, "max_position_embeddings", path, most=MOST_POSITIONS
-        ),
-        tie_embeddings=flag_of(config, "tie_word_embeddings", path, default=False),
+        vocab_size=fields.size("vocab_size"),
+        max_positions=fields.size("max_position_embeddings", most=MOST_POSITIONS),
+        tie_embeddings=fields.flag("tie_word_embeddings"),
         sliding_window=window,
         windowed_layers=windowed,
     )
@@ -187,37 +184,54 @@ def head_config(folder: Path) -> EagleHeadConfig:
     Raises:
         InputError: As for `target_config`.
     """
-    path = folder / "config.json"
-    config = read_json(path)
+    fields = Fields.read(folder)
     if is_eagle3(folder):
-        raise InputError(
-            f"{path}: this is an EAGLE-3 head, which can be run and nothing else so "
-            "far; give an EAGLE-1/2 head here"
+        raise fields.refusal(
+            "this is an EAGLE-3 head, which can be run and nothing else so far; give "
+            "an EAGLE-1/2 head here"
         )
-    check_head_keys(config, path)
-    if config.get("num_hidden_layers", 1) != 1:
-        raise InputError(
-            f"{path}: num_hidden_layers = {config['num_hidden_layers']}; an EAGLE-1/2 "
-            "head has 1 layer"
+    _check_head_keys(fields)
+    num_layers = fields.values.get("num_hidden_layers", 1)
+    if num_layers != 1:
+        raise fields.refusal(
+            f"num_hidden_layers = {num_layers}; an EAGLE-1/2 head has 1 layer"
         )
-    rope = read_rope(config, path, is_head=True)
-    has_bias = flag_of(config, "qkv_bias", path, default=False)
     return EagleHeadConfig(
-        layer=layer_config(config, path, qkv_bias=has_bias, rope=rope),
-        vocab_size=size_of(config, "vocab_size", path),
-        max_positions=head_positions(config, path),
-        fc_bias=flag_of(config, "bias", path, default=True),
+        **_head_sizes(fields), fc_bias=fields.flag("bias", default=True)
     )
 
 
-def head_positions(config: dict[str, Any], path: Path) -> int:
-    """Returns the positions that a head was trained for, 2,048 where none are named.
+def eagle3_config(folder: Path) -> Eagle3HeadConfig:
+    """Reads the sizes of an EAGLE-3 head; nothing is derived from a target.
+
+    Args:
+        folder: Holds `config.json`. Its `num_hidden_layers` is not read: published
+            ones name the target's.
+
+    Returns:
+        Its sizes.
 
     Raises:
-        InputError: If they are no positive integer.
+        InputError: If a field is missing or asks for something that is not
+            implemented.
     """
-    name = "max_position_embeddings"
-    return size_of(config, name, path, default=2048, most=MOST_POSITIONS)
+    fields = Fields.read(folder)
+    _check_head_keys(fields, *_EAGLE3_FIELDS)
+    features = fields.get("eagle_config") or _USUAL_FEATURES
+    if features != _USUAL_FEATURES:
+        raise fields.refusal(
+            f"eagle_config = {features!r} is not supported: features are read where "
+            "the published heads read them"
+        )
+    vocab_size = fields.size("vocab_size")
+    known = fields.size("draft_vocab_size", default=vocab_size)
+    if known > vocab_size:
+        raise fields.refusal(
+            f"draft_vocab_size = {known} is more than vocab_size = {vocab_size}"
+        )
+    sizes = _head_sizes(fields)
+    width = fields.size("target_hidden_size", default=sizes["layer"].hidden_size)
+    return Eagle3HeadConfig(**sizes, draft_vocab_size=known, feature_size=3 * width)
 
 
 def is_eagle3(folder: Path) -> bool:
@@ -226,48 +240,52 @@ def is_eagle3(folder: Path) -> bool:
     Raises:
         InputError: If `config.json` cannot be read.
     """
-    config = read_json(folder / "config.json")
-    return "draft_vocab_size" in config or "eagle_config" in config
+    return not {"draft_vocab_size", "eagle_config"}.isdisjoint(
+        Fields.read(folder).values
+    )
 
 
-def check_head_keys(
-    config: dict[str, Any], path: Path, more: Collection[str] = ()
-) -> None:
-    """Refuses a head that cannot be run, as `check_keys` does.
+def _head_sizes(fields: Fields) -> dict[str, Any]:
+    """Returns what both kinds of heads have."""
+    return {
+        "layer": _layer_config(
+            fields,
+            qkv_bias=fields.flag("qkv_bias"),
+            rope=read_rope(fields, is_head=True),
+        ),
+        "vocab_size": fields.size("vocab_size"),
+        "max_positions": fields.size(
+            "max_position_embeddings", default=_HEAD_POSITIONS, most=MOST_POSITIONS
+        ),
+    }
 
-    Args:
-        config: What `config.json` holds.
-        path: Of that file.
-        more: Keys that are known in this kind of head only.
 
-    Raises:
-        InputError: If so, or if its `model_type` is one that nobody gives to a head.
-    """
-    if config.get("model_type", "llama") not in (*FAMILIES, "eagle"):
-        raise InputError(
-            f"{path}: model_type {config['model_type']!r} is not supported for a "
-            f"head; known are {', '.join((*FAMILIES, 'eagle'))}"
+def _check_head_keys(fields: Fields, *more: str) -> None:
+    """Refuses keys as `check_keys` does, and a `model_type` that no head has."""
+    kind = fields.values.get("model_type", "llama")
+    if kind not in (*FAMILIES, "eagle"):
+        raise fields.refusal(
+            f"model_type {kind!r} is not supported for a head; known are "
+            f"{', '.join((*FAMILIES, 'eagle'))}"
         )
     # What a head's config says about its target's family does not concern the head.
-    check_keys(config, path, {*more}.union(*(f.fields for f in FAMILIES.values())))
+    check_keys(fields, {*more}.union(*(f.fields for f in FAMILIES.values())))
 
 
 def stored_dtype(folder: Path) -> str:
     """Returns the dtype that `config.json` names; "float32" where it names none."""
-    config = read_json(folder / "config.json")
-    given = config.get("dtype") or config.get("torch_dtype") or "float32"
+    fields = Fields.read(folder)
+    given = fields.get("dtype") or fields.get("torch_dtype") or "float32"
     name = str(given).removeprefix("torch.")
     if name not in DTYPES:
-        raise InputError(
-            f"{folder / 'config.json'}: dtype = {given!r} is not supported; choose one "
-            "with `dtype`"
+        raise fields.refusal(
+            f"dtype = {given!r} is not supported; choose one with `dtype`"
         )
     return name
 
 
-def layer_config(
-    config: dict[str, Any],
-    path: Path,
+def _layer_config(
+    fields: Fields,
     *,
     qkv_bias: bool,
     rope: RopeConfig,
@@ -277,8 +295,7 @@ def layer_config(
     """Reads the sizes of a layer.
 
     Args:
-        config: The fields of `config.json`.
-        path: Of that file, for refusals.
+        fields: Those of a model.
         qkv_bias: As in the result.
         rope: As in the result.
         head_dim: What `head_dim` is where it is left out; `None` for the width over
@@ -288,52 +305,51 @@ def layer_config(
     Raises:
         InputError: If a size is missing, or does not fit the others.
     """
-    num_heads = size_of(config, "num_attention_heads", path)
-    num_kv_heads = size_of(config, "num_key_value_heads", path, default=num_heads)
-    hidden_size = size_of(config, "hidden_size", path)
-    if head_dim is None and config.get("head_dim") is None and hidden_size % num_heads:
-        raise InputError(
-            f"{path}: num_attention_heads = {num_heads} does not divide hidden_size = "
+    num_heads = fields.size("num_attention_heads")
+    num_kv_heads = fields.size("num_key_value_heads", default=num_heads)
+    hidden_size = fields.size("hidden_size")
+    if head_dim is None and fields.get("head_dim") is None and hidden_size % num_heads:
+        raise fields.refusal(
+            f"num_attention_heads = {num_heads} does not divide hidden_size = "
             f"{hidden_size}, and no head_dim is given"
         )
     head_dim = head_dim or hidden_size // num_heads
-    head_dim = size_of(config, "head_dim", path, default=head_dim)
+    head_dim = fields.size("head_dim", default=head_dim)
     if head_dim % 2:
-        raise InputError(
-            f"{path}: head_dim = {head_dim} must be even: rotary embeddings turn pairs"
+        raise fields.refusal(
+            f"head_dim = {head_dim} must be even: rotary embeddings turn pairs"
         )
     if num_heads * head_dim > MOST:
-        raise InputError(
-            f"{path}: num_attention_heads = {num_heads} of head_dim = {head_dim} are "
+        raise fields.refusal(
+            f"num_attention_heads = {num_heads} of head_dim = {head_dim} are "
             f"more than {MOST:,} values"
         )
     if num_heads % num_kv_heads:
-        raise InputError(
-            f"{path}: num_key_value_heads = {num_kv_heads} does not divide "
+        raise fields.refusal(
+            f"num_key_value_heads = {num_kv_heads} does not divide "
             f"num_attention_heads = {num_heads}"
         )
     return LayerConfig(
         hidden_size=hidden_size,
-        intermediate_size=size_of(config, "intermediate_size", path),
+        intermediate_size=fields.size("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=number_of(config, "rms_norm_eps", path, default=rms_norm_eps),
+        rms_norm_eps=fields.number("rms_norm_eps", default=rms_norm_eps),
         rope=rope,
         qkv_bias=qkv_bias,
     )
 
 
-def read_windows(
-    config: dict[str, Any], family: Family, num_layers: int, path: Path
+def _read_windows(
+    fields: Fields, family: Family, num_layers: int
 ) -> tuple[int | None, tuple[int, ...]]:
     """Returns the sliding window and the layers that have it.
 
     Args:
-        config: The fields of `config.json`.
-        family: Of the target.
+        fields: Those of the target.
+        family: Its family.
         num_layers: `L`.
-        path: Of that file, for refusals.
 
     Returns:
         Tokens that a layer looks back, `None` where no layer has a window, and the
@@ -342,41 +358,38 @@ def read_windows(
     Raises:
         InputError: If fields contradict each other or are of another kind.
     """
-    types = config.get("layer_types")
+    types = fields.get("layer_types")
     is_list = isinstance(types, list) and len(types) == num_layers
     if types and (not is_list or any(name not in _LAYER_TYPES for name in types)):
-        raise InputError(
-            f"{path}: layer_types must name {' or '.join(_LAYER_TYPES)} for each of "
+        raise fields.refusal(
+            f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of "
             f"{num_layers} layers, not {types!r}"
         )
     window = None
-    is_on = not family.has_switch or flag_of(
-        config, "use_sliding_window", path, default=False
-    )
+    is_on = not family.has_switch or fields.flag("use_sliding_window")
     # A field that is left out means the family's own; only null means none.
-    if family.has_window and is_on and config.get("sliding_window", 0) is not None:
+    if (
+        family.has_window
+        and is_on
+        and fields.values.get("sliding_window", 0) is not None
+    ):
         default = family.window
-        if default is not None or "sliding_window" in config:
-            window = size_of(
-                config, "sliding_window", path, default=default, most=MOST_POSITIONS
-            )
+        if default is not None or "sliding_window" in fields.values:
+            window = fields.size("sliding_window", default=default, most=MOST_POSITIONS)
     sliding = [number for number, name in enumerate(types or ()) if name == _SLIDING]
     if window is None and sliding:
-        raise InputError(
-            f"{path}: layer_types asks for sliding_attention, but there is no "
-            "sliding_window"
+        raise fields.refusal(
+            "layer_types asks for sliding_attention, but there is no sliding_window"
         )
     is_everywhere = not types or len(sliding) == num_layers
     if window is not None and not family.has_switch and not is_everywhere:
-        raise InputError(
-            f"{path}: layer_types contradicts sliding_window = {window}, which this "
+        raise fields.refusal(
+            f"layer_types contradicts sliding_window = {window}, which this "
             "family has in every layer"
         )
     start = 0
     if family.has_switch:
-        start = size_of(
-            config, "max_window_layers", path, default=_QWEN_FULL_LAYERS, least=0
-        )
+        start = fields.size("max_window_layers", default=_QWEN_FULL_LAYERS, least=0)
     windowed = tuple(sliding if types else range(start, num_layers))
     if window is None or not windowed:
         return None, ()

@@ -4,13 +4,15 @@ A key that changes what a model computes is refused by name unless we implement 
 other that we do not know is warned about, as every release of transformers adds some.
 """
 
+import dataclasses
 import functools
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from eagle_jax.errors import InputError
 from eagle_jax.models.rope import RopeConfig
+from eagle_jax.parsing import read_json
 
 MOST = 2**24
 """Of anything that sizes a tensor: what is larger no checkpoint holds."""
@@ -26,33 +28,34 @@ _ROPE_FIELDS = {
     *("high_freq_factor", "original_max_position_embeddings"),
 }
 
-_READ = {
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
-    *("max_position_embeddings", "max_sequence_length", "tie_word_embeddings"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window"),
-    *("torch_dtype", "dtype", "eos_token_id", "architectures", "model_type"),
-    *("bias", "qkv_bias", "layer_types"),
-}
-# These change neither the text nor the shapes, at least not in these families.
-_IGNORED = {
-    *("_name_or_path", "transformers_version", "initializer_range", "use_cache"),
-    *("bos_token_id", "pad_token_id", "attention_dropout", "hidden_dropout"),
-    *("pretraining_tp", "auto_map", "id2label", "label2id", "num_labels"),
-    *("output_attentions", "output_hidden_states", "return_dict", "torchscript"),
-    *("is_decoder", "is_encoder_decoder", "add_cross_attention", "max_length"),
-    *("written_by", "unsloth_version", "unsloth_fixed", "_attn_implementation"),
-    *("use_bfloat16", "chunk_size_feed_forward", "problem_type", "finetuning_task"),
-    *("task_specific_params", "sep_token_id", "decoder_start_token_id"),
-    *("temperature", "top_p", "top_k", "do_sample", "repetition_penalty"),
-    "cross_attention_hidden_size",
-}
-
 
 def _each(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
     """Returns what each of these keys may be; without values, what is off: 0, false."""
     return dict.fromkeys(names.split(), neutral or (0,))
 
+
+_KNOWN = {
+    # Read here or elsewhere.
+    *_each(
+        """vocab_size hidden_size intermediate_size num_hidden_layers
+        num_attention_heads num_key_value_heads head_dim rms_norm_eps
+        max_position_embeddings max_sequence_length tie_word_embeddings
+        rope_theta rope_scaling rope_parameters sliding_window torch_dtype dtype
+        eos_token_id architectures model_type bias qkv_bias layer_types"""
+    ),
+    # These change neither the text nor the shapes, at least not in these families.
+    *_each(
+        """_name_or_path transformers_version initializer_range use_cache
+        bos_token_id pad_token_id attention_dropout hidden_dropout
+        pretraining_tp auto_map id2label label2id num_labels output_attentions
+        output_hidden_states return_dict torchscript is_decoder
+        is_encoder_decoder add_cross_attention max_length written_by
+        unsloth_version unsloth_fixed _attn_implementation use_bfloat16
+        chunk_size_feed_forward problem_type finetuning_task
+        task_specific_params sep_token_id decoder_start_token_id temperature
+        top_p top_k do_sample repetition_penalty cross_attention_hidden_size"""
+    ),
+}
 
 _MATHEMATICS = {
     # Which tokens attend to which, and how sharply.
@@ -125,21 +128,97 @@ Null is one of them everywhere, and so is an empty list.
 """
 
 
-def check_keys(config: dict[str, Any], path: Path, more: set[str]) -> None:
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """The fields of a `config.json`, or of an object in it; null is as good as none.
+
+    Attributes:
+        values: All of them.
+        path: Of the file.
+    """
+
+    values: dict[str, Any]
+    path: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Reads the `config.json` in a folder.
+
+        Raises:
+            InputError: If there is none.
+        """
+        path = folder / "config.json"
+        return cls(read_json(path), path)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a field, unchecked."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def size(
+        self,
+        name: str,
+        *,
+        default: int | None = None,
+        least: int = 1,
+        most: int = MOST,
+    ) -> int:
+        """Returns a field that must be an integer from `least` to `most`.
+
+        Raises:
+            InputError: If it is something else, or missing and there is no default.
+        """
+        value = self.get(name, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.refusal(
+                f"{name} = {value!r} must be an integer from {least} to {most:,}"
+            )
+        return value
+
+    def number(self, name: str, *, default: float | None = None) -> float:
+        """Returns a field that must be a positive number that float32 can hold.
+
+        Raises:
+            InputError: If it is something else, or missing and there is no default.
+        """
+        value = self.get(name, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not _LEAST_NUMBER < value < _MOST_NUMBER:
+            raise self.refusal(
+                f"{name} = {value!r} must be a positive number that float32 holds"
+            )
+        return float(value)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Returns a field that must be true or false.
+
+        Raises:
+            InputError: If it is something else.
+        """
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.refusal(f"{name} = {value!r} must be true or false")
+        return value
+
+    def refusal(self, text: str) -> InputError:
+        """Returns what is raised where a field cannot be used."""
+        return InputError(f"{self.path}: {text}")
+
+
+def check_keys(fields: Fields, more: set[str]) -> None:
     """Refuses keys that change the result and are not implemented.
 
     One warning names all other keys that are not known.
 
     Args:
-        config: What `config.json` holds.
-        path: Of that file.
+        fields: Those of a model.
         more: Keys that are known in this kind of model only.
 
     Raises:
         InputError: If there is such a key, at a value that changes the result.
     """
-    known, unknown = _READ | _IGNORED | more, []
-    for name, value in config.items():
+    known, unknown = _KNOWN | more, []
+    for name, value in fields.values.items():
         if name in known or value is None:
             continue
         neutral = _MATHEMATICS.get(name)
@@ -149,12 +228,37 @@ def check_keys(config: dict[str, Any], path: Path, more: set[str]) -> None:
         values = value if isinstance(value, list) else [value]
         if any(one not in neutral for one in values):
             only = f", only {neutral[0]!r}" if neutral[0] else ""
-            raise InputError(f"{path}: {name} = {value!r} is not supported{only}")
+            raise fields.refusal(f"{name} = {value!r} is not supported{only}")
     if unknown:
         warn_once(
-            f"{path}: unknown and left out of account: {', '.join(unknown)}; the text "
-            "is another one if they change what the model computes"
+            f"{fields.path}: unknown and left out of account: {', '.join(unknown)}; "
+            "the text is another one if they change what the model computes"
         )
+
+
+def stop_tokens(folder: Path) -> tuple[int, ...]:
+    """Returns the ids that end a text, ascending.
+
+    Args:
+        folder: `generation_config.json` decides where it names any, otherwise
+            `config.json`; an empty list names none.
+
+    Raises:
+        InputError: If they are no ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        fields = Fields(read_json(path) if path.is_file() else {}, path)
+        ids = fields.get("eos_token_id", [])
+        listed = ids if isinstance(ids, list) else [ids]
+        if not all(type(token) is int and 0 <= token < 2**31 for token in listed):
+            raise fields.refusal(
+                f"eos_token_id = {ids!r} must be an id or a list of them, integers "
+                "from 0 to 2**31 - 1"
+            )
+        if listed:
+            return tuple(sorted(set(listed)))
+    return ()
 
 
 @functools.cache
@@ -163,147 +267,89 @@ def warn_once(message: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def size_of(
-    config: dict[str, Any],
-    name: str,
-    path: Path,
-    *,
-    default: int | None = None,
-    least: int = 1,
-    most: int = MOST,
-) -> int:
-    """Returns a field that must be an integer from `least` to `most`.
-
-    Raises:
-        InputError: If it is something else, or missing and there is no default.
-    """
-    value = default if config.get(name) is None else config[name]
-    if type(value) is not int or not least <= value <= most:
-        raise InputError(
-            f"{path}: {name} = {value!r} must be an integer from {least} to {most:,}"
-        )
-    return value
-
-
-def number_of(
-    config: dict[str, Any], name: str, path: Path, *, default: float | None = None
-) -> float:
-    """Returns a field that must be a positive number that float32 can hold.
-
-    Raises:
-        InputError: If it is something else, or missing and there is no default.
-    """
-    value = default if config.get(name) is None else config[name]
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not _LEAST_NUMBER < value < _MOST_NUMBER
-    ):
-        raise InputError(
-            f"{path}: {name} = {value!r} must be a positive number that float32 holds"
-        )
-    return float(value)
-
-
-def flag_of(config: dict[str, Any], name: str, path: Path, *, default: bool) -> bool:
-    """Returns a field that must be true or false.
-
-    Raises:
-        InputError: If it is something else.
-    """
-    value = default if config.get(name) is None else config[name]
-    if not isinstance(value, bool):
-        raise InputError(f"{path}: {name} = {value!r} must be true or false")
-    return value
-
-
 def read_rope(
-    config: dict[str, Any],
-    path: Path,
-    *,
-    default_theta: float = 10000.0,
-    is_head: bool = False,
+    fields: Fields, *, default_theta: float = 10000.0, is_head: bool = False
 ) -> RopeConfig:
     """Reads `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`.
 
     Args:
-        config: The fields of `config.json`.
-        path: Of that file, for refusals.
+        fields: Those of a model.
         default_theta: What a file without `rope_theta` means.
         is_head: Whether it describes a head.
 
     Raises:
         InputError: If a field is missing, contradicts another or is not implemented.
     """
-    scaling = _rope_scaling(config, path)
+    scaling = _rope_scaling(fields)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    outer, inner = config.get("rope_theta"), scaling.get("rope_theta")
-    if outer is None and inner is None:
-        if kind == "llama3" or config.get("rope_parameters"):
-            raise InputError(
-                f"{path}: rope_theta is missing beside its rope parameters"
-            )
-        theta = default_theta
-        if not is_head:  # Published heads name none and mean 10000.
-            warn_once(
-                f"{path} names no rope_theta; taking {theta:g}, which this family "
-                "means by that"
-            )
-    elif None not in (outer, inner) and outer != inner:
-        raise InputError(f"{path}: rope_theta is both {outer} and {inner}")
-    else:
-        theta = number_of(config if inner is None else scaling, "rope_theta", path)
-    if kind in ("linear", "llama3") and "factor" not in scaling:
-        raise InputError(f"{path}: rope type {kind!r} needs a factor")
+    theta = _rope_theta(fields, scaling, kind, default_theta, is_head=is_head)
+    if kind not in ("default", "linear", "llama3"):
+        raise fields.refusal(
+            f"rope type {kind!r} is not supported; known are default, linear and llama3"
+        )
     if kind == "default":
         return RopeConfig(theta=theta)
+    if "factor" not in scaling:
+        raise fields.refusal(f"rope type {kind!r} needs a factor")
+    given = Fields(scaling, fields.path)
+    rope = RopeConfig(theta=theta, kind=kind, factor=given.number("factor"))
     if kind == "linear":
-        return RopeConfig(
-            theta=theta, kind=kind, factor=number_of(scaling, "factor", path)
-        )
-    if kind == "llama3":
-        wanted = ("low_freq_factor", "high_freq_factor")
-        missing = [
-            name
-            for name in (*wanted, "original_max_position_embeddings")
-            if name not in scaling
-        ]
-        if missing:
-            raise InputError(f"{path}: rope type 'llama3' needs {', '.join(missing)}")
-        return RopeConfig(
-            theta=theta,
-            kind=kind,
-            factor=number_of(scaling, "factor", path),
-            low_freq_factor=number_of(scaling, "low_freq_factor", path),
-            high_freq_factor=number_of(scaling, "high_freq_factor", path),
-            original_max_positions=size_of(
-                scaling,
-                "original_max_position_embeddings",
-                path,
-                most=MOST_POSITIONS,
-            ),
-        )
-    raise InputError(
-        f"{path}: rope type {kind!r} is not supported; known are default, linear and "
-        "llama3"
+        return rope
+    positions = "original_max_position_embeddings"
+    wanted = ("low_freq_factor", "high_freq_factor", positions)
+    missing = [name for name in wanted if name not in scaling]
+    if missing:
+        raise fields.refusal(f"rope type {kind!r} needs {', '.join(missing)}")
+    return dataclasses.replace(
+        rope,
+        low_freq_factor=given.number("low_freq_factor"),
+        high_freq_factor=given.number("high_freq_factor"),
+        original_max_positions=given.size(positions, most=MOST_POSITIONS),
     )
 
 
-def _rope_scaling(config: dict[str, Any], path: Path) -> dict[str, Any]:
+def _rope_theta(
+    fields: Fields,
+    scaling: dict[str, Any],
+    kind: Any,
+    default: float,
+    *,
+    is_head: bool,
+) -> float:
+    """Returns the base, which may stand in either place."""
+    outer, inner = fields.get("rope_theta"), scaling.get("rope_theta")
+    if None not in (outer, inner) and outer != inner:
+        raise fields.refusal(f"rope_theta is both {outer} and {inner}")
+    if outer is not None or inner is not None:
+        scaled = Fields(scaling, fields.path)
+        return (fields if inner is None else scaled).number("rope_theta")
+    if kind == "llama3" or fields.get("rope_parameters"):
+        raise fields.refusal("rope_theta is missing beside its rope parameters")
+    if not is_head:  # Published heads name none and mean 10000.
+        warn_once(
+            f"{fields.path} names no rope_theta; taking {default:g}, which this family "
+            "means by that"
+        )
+    return default
+
+
+def _rope_scaling(fields: Fields) -> dict[str, Any]:
     """Returns what either spelling says beside the base; `{}` where neither does."""
-    names = [n for n in ("rope_parameters", "rope_scaling") if config.get(n)]
-    for name in names:
-        if not isinstance(config[name], dict):
-            raise InputError(f"{path}: {name} = {config[name]!r} must be an object")
-        unknown = sorted(set(config[name]) - _ROPE_FIELDS)
+    given = {
+        name: fields.values[name]
+        for name in ("rope_parameters", "rope_scaling")
+        if fields.values.get(name)
+    }
+    for name, scaling in given.items():
+        if not isinstance(scaling, dict):
+            raise fields.refusal(f"{name} = {scaling!r} must be an object")
+        unknown = sorted(set(scaling) - _ROPE_FIELDS)
         if unknown:
-            raise InputError(
-                f"{path}: the field {unknown[0]!r} of {name} is not supported"
-            )
-    scalings = [config[name] for name in names]
+            raise fields.refusal(f"the field {unknown[0]!r} of {name} is not supported")
+    scalings = list(given.values())
     if len(scalings) == 2 and scalings[0] != scalings[0] | scalings[1]:
-        raise InputError(
-            f"{path}: rope_parameters and rope_scaling contradict each other; leave "
-            "out one of them"
+        raise fields.refusal(
+            "rope_parameters and rope_scaling contradict each other; leave out one of "
+            "them"
         )
     return scalings[0] if scalings else {}

@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
+
+CALIBRATION_FILE = "calibration.json"
+"""In the folder of a head; see `heads`."""
 
 STORE_LIST = "store.json"
 """In one half of a converted pair; see `orbax_store`."""

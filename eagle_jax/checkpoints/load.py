@@ -1,35 +1,49 @@
-"""Loading a target and an EAGLE head, and whether they fit each other."""
+"""Loading weights tensor by tensor: each process the parts of its own devices."""
 
-import dataclasses
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
-from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.hf_config import (
-    DTYPES,
-    head_config,
-    target_config,
+from eagle_jax.checkpoints.hf_config import DTYPES, target_config
+from eagle_jax.checkpoints.names import (
+    TRANSFORMER,
+    is_quantized,
+    is_transposed,
+    tensor_names,
 )
-from eagle_jax.checkpoints.orbax_store import open_weights
-from eagle_jax.checkpoints.weights import Weights, load_params
+from eagle_jax.checkpoints.tensors import (
+    Ends,
+    blocks,
+    copy_common,
+    empty,
+    local_parts,
+    put,
+    transposed,
+)
+from eagle_jax.checkpoints.weights import Weights, is_finite, open_weights
 from eagle_jax.errors import InputError
-from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.quantised import (
+from eagle_jax.models import transformer
+from eagle_jax.models.quantized import (
     GROUP_SIZE,
+    QuantizedMatrix,
     has_groups,
     map_matrices,
-    quantise_layers,
+    quantize,
+    quantize_layers,
 )
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
 Tree = TypeVar("Tree")
+
+_READERS = min(4, os.cpu_count() or 1)
 
 
 def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
@@ -76,8 +90,8 @@ def load_target(
         dtype: Of the weights; `None` for the type they are stored in.
         shardings: A `jax.sharding.Sharding` for all weights, or one for each in a
             `TransformerParams`; `None` for the default device.
-        bits: 8 or 4 to quantise the matrices of its layers as they are read; `None`
-            to take them as they are stored, which may be quantised too.
+        bits: 8 or 4 to quantize the matrices of its layers as they are read; `None`
+            to take them as they are stored, which may be quantized too.
 
     Returns:
         Sizes and weights.
@@ -89,9 +103,9 @@ def load_target(
     bits = target_bits(files, config, bits)
     shapes = target_shapes(config, bits)
     as_stored = target_shapes(config, files.bits)
-    wanted = names.tensor_names(as_stored, names.TRANSFORMER)
+    wanted = tensor_names(as_stored, TRANSFORMER)
     if config.tie_embeddings:
-        files.forget(names.TRANSFORMER["output_head"])  # Some store it all the same.
+        files.forget(TRANSFORMER["output_head"])  # Some store it all the same.
     return config, load_params(
         files, wanted, shapes, weights_dtype(files, dtype), shardings
     )
@@ -100,7 +114,7 @@ def load_target(
 def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerParams:
     """Returns the shapes of a target's weights, with the bits of `target_bits`."""
     shapes = shapes_of(transformer.init_params, config)
-    return shapes if bits is None else quantise_layers(shapes, bits)
+    return shapes if bits is None else quantize_layers(shapes, bits)
 
 
 def target_bits(
@@ -114,10 +128,10 @@ def target_bits(
         bits: What is asked for; `None` for what is stored.
 
     Returns:
-        8 or 4, or `None` for matrices that are not quantised.
+        8 or 4, or `None` for matrices that are not quantized.
 
     Raises:
-        InputError: If the checkpoint is quantised in another way, or a size does not
+        InputError: If the checkpoint is quantized in another way, or a size does not
             divide.
     """
     if files is not None and files.bits is not None:
@@ -140,76 +154,9 @@ def target_bits(
                 "choose `quantization` int8 or none"
             )
 
-    wanted = names.tensor_names(shapes, names.TRANSFORMER)
+    wanted = tensor_names(shapes, TRANSFORMER)
     map_matrices(check, wanted, shapes)
     return bits
-
-
-def load_head(
-    folder: Path,
-    target: TransformerConfig,
-    target_params: TransformerParams,
-    dtype: str | None = "float32",
-    shardings: Any = None,
-) -> tuple[EagleHeadConfig, EagleHeadParams]:
-    """Loads an EAGLE-1/2 head.
-
-    A head's own copy of the target's embedding table is dropped where it is equal,
-    so that the table is in memory once.
-
-    Args:
-        folder: From `resolve`.
-        target: Sizes of the target.
-        target_params: Its weights.
-        dtype: Of the weights; `None` for the type they are stored in.
-        shardings: A `jax.sharding.Sharding` for all weights, or one for each in an
-            `EagleHeadParams`; `None` for the default device. An embedding table for
-            which it names none lies as the target's does.
-
-    Returns:
-        Sizes and weights.
-
-    Raises:
-        InputError: If it cannot be used, or does not fit the target.
-    """
-    config = head_config(folder)
-    check_pair(target, config)
-    if isinstance(shardings, EagleHeadParams) and shardings.embedding is None:
-        table_sharding: Any = target_params.embedding.sharding
-        shardings = dataclasses.replace(shardings, embedding=table_sharding)
-    params = _head_params(folder, config, dtype, shardings)
-    return config, drop_equal_table(params, target_params.embedding)
-
-
-def drop_equal_table(params: Any, embedding: jax.Array) -> Any:
-    """Returns a head's weights without an embedding table that equals the target's."""
-    own = params.embedding
-    if own is None:
-        return params
-    if own.is_fully_addressable and embedding.is_fully_addressable:
-        is_equal = np.array_equal(np.asarray(own), np.asarray(embedding))
-    else:  # No process has them whole.
-        is_equal = bool(jnp.array_equal(own, embedding))
-    return dataclasses.replace(params, embedding=None) if is_equal else params
-
-
-def read_head(
-    folder: Path, dtype: str | None = None
-) -> tuple[EagleHeadConfig, EagleHeadParams]:
-    """Loads an EAGLE-1/2 head as it is stored, without its target.
-
-    Args:
-        folder: From `resolve`.
-        dtype: Of the weights; `None` for the type they are stored in.
-
-    Returns:
-        Sizes and weights, with the embedding table if the folder holds one.
-
-    Raises:
-        InputError: If it cannot be used.
-    """
-    config = head_config(folder)
-    return config, _head_params(folder, config, dtype, None)
 
 
 def read_embedding(folder: Path, dtype: str) -> jax.Array:
@@ -226,29 +173,11 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
         InputError: If there is none, or not of the size that `config.json` names.
     """
     config, files = open_target(folder)
-    name = names.TRANSFORMER["embedding"]
+    name = TRANSFORMER["embedding"]
     for other in files.names() - {name}:
         files.forget(other)
     shape = target_shapes(config, None).embedding
     return load_params(files, name, shape, jnp.dtype(dtype))
-
-
-def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
-    """Refuses a head that was made for another target.
-
-    Raises:
-        InputError: If width or vocabulary differ.
-    """
-    sizes = {
-        "hidden_size": (head.layer.hidden_size, target.layer.hidden_size),
-        "vocab_size": (head.vocab_size, target.vocab_size),
-    }
-    for name, (given, wanted) in sizes.items():
-        if given != wanted:
-            raise InputError(
-                f"the head's {name} is {given}, the target's is {wanted}; give the "
-                "head that was trained for this target"
-            )
 
 
 def check_small_model(target: TransformerConfig, small: TransformerConfig) -> None:
@@ -277,28 +206,6 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
         )
 
 
-def _head_params(
-    folder: Path, config: EagleHeadConfig, dtype: str | None, shardings: Any
-) -> EagleHeadParams:
-    files = open_weights(folder)
-    shapes = shapes_of(eagle_head.init_params, config)
-    table = names.EAGLE_HEAD["embedding"]
-    if table in files.names():
-        shapes = with_table(shapes, config)
-    elif isinstance(shardings, EagleHeadParams):
-        shardings = dataclasses.replace(shardings, embedding=None)
-    wanted = names.tensor_names(shapes, names.EAGLE_HEAD)
-    return load_params(files, wanted, shapes, weights_dtype(files, dtype), shardings)
-
-
-def with_table(shapes: Any, config: Any) -> Any:
-    """Returns the shapes of a head that has an embedding table of its own."""
-    shape = (config.vocab_size, config.layer.hidden_size)
-    return dataclasses.replace(
-        shapes, embedding=jax.ShapeDtypeStruct(shape, jnp.float32)
-    )
-
-
 def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
     """Returns the dtype asked for, or else the stored one if JAX can keep it.
 
@@ -319,3 +226,146 @@ def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
 def shapes_of(init: Callable[..., Tree], config: Any) -> Tree:
     """Returns the shapes of the weights that `init` makes, without making any."""
     return jax.eval_shape(lambda: init(jax.random.key(0), config))
+
+
+def load_params(
+    files: Weights,
+    names: Any,
+    shapes: Any,
+    dtype: jnp.dtype,
+    shardings: Any = None,
+) -> Any:
+    """Loads a parameter pytree tensor by tensor.
+
+    Each tensor is read, checked, converted and handed to the device before the
+    next, so the host holds at most one more than what was asked for. Where a
+    sharding is given, each process reads the parts of its own devices. A CPU device
+    holds what was read, and there is no second copy of it.
+
+    Args:
+        files: The checkpoint.
+        names: Pytree of tensor names.
+        shapes: Pytree of `jax.ShapeDtypeStruct`, of the same structure; a
+            `QuantizedMatrix` of them for a matrix that is to be quantized.
+        dtype: Of the result, except for the parts of quantized matrices.
+        shardings: A `jax.sharding.Sharding` for all, or a pytree of them of the same
+            structure; `None` for the default device.
+
+    Returns:
+        Pytree of device arrays.
+
+    Raises:
+        InputError: If tensors are missing, unexpected, of the wrong shape or too
+            large for `dtype`.
+    """
+    wanted = jax.tree.leaves(names)
+    _refuse(files.folder, "lacks", set(wanted) - files.names())
+    _refuse(files.folder, "holds unexpected", files.names() - set(wanted))
+
+    with ThreadPoolExecutor(_READERS) as readers:
+
+        def load(name: str, shape: Any, sharding: Any = None) -> Any:
+            if isinstance(shape, QuantizedMatrix):
+                array = _load_wide(readers, files, name, shape, sharding)
+            else:
+                kind = shape.dtype if is_quantized(name) else dtype
+                array = _load(readers, files, name, shape.shape, kind, sharding)
+            return jax.block_until_ready(array)  # Else the host may hold many.
+
+        if shardings is None or isinstance(shardings, Sharding):
+            return jax.tree.map(
+                lambda name, shape: load(name, shape, shardings), names, shapes
+            )
+        return jax.tree.map(load, names, shapes, shardings)
+
+
+def _load_wide(
+    readers: Executor, files: Weights, name: str, shape: QuantizedMatrix, sharding: Any
+) -> QuantizedMatrix:
+    """Loads one matrix and quantizes it.
+
+    From float32, which holds what any checkpoint holds: so the integers do not depend
+    on the dtype of the other weights, and those of a store are the same.
+    """
+    wide: Any = sharding.values if isinstance(sharding, QuantizedMatrix) else sharding
+    matrix = _load(readers, files, name, shape.shape, jnp.dtype("float32"), wide)
+    return jax.jit(quantize, static_argnums=1, out_shardings=sharding)(
+        matrix, shape.bits
+    )
+
+
+def _load(
+    readers: Executor,
+    files: Weights,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    sharding: Sharding | None,
+) -> jax.Array:
+    """Loads one tensor."""
+    is_turned = is_transposed(name)
+    stored_shape, read = files.parts(
+        name, transposed(sharding, len(shape)) if is_turned else sharding
+    )
+    _check_shape(files, name, stored_shape, shape)
+    parts = {
+        ends: empty([stop - start for start, stop in ends], dtype)
+        for ends in local_parts(sharding, shape)
+    }
+    in_file = parts
+    if is_turned:
+        in_file = {ends[::-1]: part.T for ends, part in parts.items()}
+
+    def fill(block: Ends) -> None:
+        tensor = read(tuple(slice(*pair) for pair in block))
+        if tensor.dtype != dtype:
+            tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
+        for ends, part in in_file.items():
+            copy_common(part, ends, tensor, block)
+
+    for _ in readers.map(fill, blocks(in_file, dtype.itemsize)):
+        pass  # Raises what a reader raised.
+    return put(parts, shape, sharding)
+
+
+def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
+    """Returns a tensor in another type.
+
+    Args:
+        tensor: Of finite numbers, if it was read from a file.
+        dtype: Of the result.
+        what: Names the tensor in a refusal.
+
+    Raises:
+        InputError: If a value is not finite, or not any more.
+    """
+    with np.errstate(over="ignore"):  # Told below.
+        converted = tensor.astype(dtype, copy=False)
+    if is_finite(converted):
+        return converted
+    if is_finite(tensor):
+        raise InputError(
+            f"{what} has values that {dtype} cannot hold; choose another dtype"
+        )
+    raise InputError(f"{what} holds NaN or infinite values")
+
+
+def _check_shape(
+    files: Weights, name: str, stored: tuple[int, ...], ours: tuple[int, ...]
+) -> None:
+    wanted = ours[::-1] if is_transposed(name) else ours
+    if stored != wanted:
+        raise InputError(
+            f"{files.folder}: tensor {name} has shape {stored}, but config.json asks "
+            f"for {wanted}"
+        )
+
+
+def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
+    listed = sorted(names)
+    if listed:
+        more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
+        raise InputError(
+            f"{folder} {verb} tensors: {', '.join(listed[:8])}{more}; the weights do "
+            "not fit config.json"
+        )

@@ -86,7 +86,7 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
     def name(path: tuple[Any, ...], leaf: Any) -> str:
         del leaf
         text = jax.tree_util.keystr(path, simple=True, separator=".")
-        part = text[-len(_PARTS[0]) :] if is_quantised(text) else ""
+        part = text[-len(_PARTS[0]) :] if is_quantized(text) else ""
         text = text.removesuffix(part)
         number = re.compile(r"(?<=\.)\d+(?=\.)")
         return table[number.sub("{}", text)].format(*number.findall(text)) + part
@@ -94,15 +94,15 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
     return jax.tree_util.tree_map_with_path(name, params)
 
 
-def is_quantised(name: str) -> bool:
-    """Returns whether this is a part of a quantised matrix, stored as we hold it."""
+def is_quantized(name: str) -> bool:
+    """Returns whether this is a part of a quantized matrix, stored as we hold it."""
     return name.endswith(_PARTS)
 
 
 def is_transposed(name: str) -> bool:
     """Returns whether files hold this tensor `[out, in]` and we hold it `[in, out]`.
 
-    That is every matrix but the embedding tables and the quantised ones.
+    That is every matrix but the embedding tables and the quantized ones.
     """
     return name.endswith(_MATRICES)
 

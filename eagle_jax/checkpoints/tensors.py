@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import functools
 import math
 import os
 import shutil
@@ -65,14 +64,16 @@ class StoredTensor:
         dtype: Its name; something else than a floating-point type is refused when
             it is read.
         shape: As it is stored.
-        read: Returns the tensor.
         read_part: Returns a part of it and reads nothing else.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    read: Callable[[], np.ndarray]
     read_part: Callable[[Part], np.ndarray]
+
+    def read(self) -> np.ndarray:
+        """Returns the tensor."""
+        return self.read_part(tuple(slice(0, size) for size in self.shape))
 
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -108,7 +109,6 @@ def _stored(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
     return StoredTensor(
         dtype=np.dtype(_DTYPES[kind]).name if kind in _DTYPES else kind,
         shape=shape,
-        read=lambda: read_part(tuple(slice(0, size) for size in shape)),
         read_part=read_part,
     )
 
@@ -203,7 +203,6 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
         stored[name] = StoredTensor(
             dtype=kind,
             shape=tuple(values.shape),
-            read=functools.partial(read, values),
             read_part=lambda part, values=values: read(values[part]),
         )
     return stored

@@ -1,35 +1,40 @@
-"""Loading weights tensor by tensor, each process the parts of its own devices."""
+"""The tensors of a checkpoint by name, whichever way it is stored."""
 
+import abc
+import contextlib
 import functools
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor
+import logging
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from eagle_jax.checkpoints.hub import file_inside
-from eagle_jax.checkpoints.names import MAPS, is_quantised, is_transposed
+from eagle_jax.checkpoints.hub import STORE_LIST, file_inside
+from eagle_jax.checkpoints.names import MAPS, is_quantized
 from eagle_jax.checkpoints.tensors import (
-    Ends,
     Part,
     StoredTensor,
     blocks,
-    copy_common,
-    empty,
-    local_parts,
+    ends_of,
+    local_part,
     open_bin,
     open_safetensors,
-    put,
-    transposed,
 )
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.models.quantised import QuantisedMatrix, quantise
 from eagle_jax.parsing import read_json
+
+STORE_PARAMS = "params"
+"""The Orbax folder in one half of a converted pair."""
+
+STORE_FORMAT, STORE_VERSION = "eagle_jax store", 1
+"""What its list says that it is."""
+
+_COMMIT_MARK = "_CHECKPOINT_METADATA"
 
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
@@ -38,31 +43,34 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 # Of those with two bytes: the bits that only NaN and infinite values have all set.
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
-_READERS = min(4, os.cpu_count() or 1)
 
-
-class Weights(Protocol):
+class Weights(abc.ABC):
     """The tensors of a checkpoint folder by name, read when asked for.
 
     Attributes:
         folder: Holds them.
-        bits: Of its quantised matrices, `None` if it has none.
+        bits: Of its quantized matrices, `None` if it has none.
     """
 
-    folder: Path
-    bits: int | None
+    def __init__(
+        self, folder: Path, dtypes: dict[str, str], bits: int | None = None
+    ) -> None:
+        """Takes what is known without reading a tensor: the dtypes of all by name."""
+        self.folder = folder
+        self.bits = bits
+        self._dtypes = dtypes
 
     def names(self) -> set[str]:
         """Returns the names of all tensors that a model may need."""
-        ...
+        return {name for name in self._dtypes if not name.endswith(_DERIVED)}
 
     def forget(self, name: str) -> None:
         """Leaves out a tensor that repeats another."""
-        ...
+        self._dtypes.pop(name, None)
 
     def dtype(self) -> jnp.dtype:
-        """Returns the narrowest type that holds every tensor exactly."""
-        ...
+        """Returns the narrowest type that holds every unquantized tensor exactly."""
+        return common_dtype({name: self._dtypes[name] for name in self.names()})
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor of finite floating-point numbers, or one of `MAPS`.
@@ -70,8 +78,10 @@ class Weights(Protocol):
         Raises:
             InputError: If it cannot be read, or holds something else.
         """
-        ...
+        shape, read = self.parts(name)
+        return read(tuple(slice(0, size) for size in shape))
 
+    @abc.abstractmethod
     def parts(
         self, name: str, sharding: Sharding | None = None
     ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
@@ -88,7 +98,23 @@ class Weights(Protocol):
         ...
 
 
-class TensorFiles:
+def open_weights(folder: Path) -> Weights:
+    """Opens the weights of a checkpoint, whichever way they are stored.
+
+    Args:
+        folder: A Hugging Face folder or one half of a converted pair, which is known
+            by its `params/` or `store.json`.
+
+    Raises:
+        InputError: If weights are missing or broken, as far as that can be seen
+            without reading them.
+    """
+    if (folder / STORE_PARAMS).is_dir() or (folder / STORE_LIST).exists():
+        return StoreFiles(folder)
+    return TensorFiles(folder)
+
+
+class TensorFiles(Weights):
     """The tensors of a checkpoint folder by name, read when asked for.
 
     `model.safetensors`, its sharded form with an index, `pytorch_model.bin` and its
@@ -106,7 +132,6 @@ class TensorFiles:
             InputError: If there are none, or a file is missing or broken.
         """
         self.folder = folder
-        self.bits: int | None = None
         self._stored: dict[str, StoredTensor] = {}
         for stem, kind in (("model", "safetensors"), ("pytorch_model", "bin")):
             index = folder / f"{stem}.{kind}.index.json"
@@ -116,27 +141,13 @@ class TensorFiles:
             elif index.is_file():
                 self._open_shards(index)
             if self._stored:
-                return
-        raise InputError(
-            f"{folder} holds no weights: neither model.safetensors nor "
-            "pytorch_model.bin, nor an index of shards"
-        )
-
-    def names(self) -> set[str]:
-        """See `Weights.names`."""
-        return {name for name in self._stored if not name.endswith(_DERIVED)}
-
-    def forget(self, name: str) -> None:
-        """See `Weights.forget`."""
-        self._stored.pop(name, None)
-
-    def dtype(self) -> jnp.dtype:
-        """See `Weights.dtype`."""
-        return common_dtype(self._stored[name].dtype for name in self.names())
-
-    def read(self, name: str) -> np.ndarray:
-        """See `Weights.read`."""
-        return self._checked(name, self._stored[name].read)
+                break
+        else:
+            raise InputError(
+                f"{folder} holds no weights: neither model.safetensors nor "
+                "pytorch_model.bin, nor an index of shards"
+            )
+        super().__init__(folder, {n: one.dtype for n, one in self._stored.items()})
 
     def parts(
         self, name: str, sharding: Sharding | None = None
@@ -182,58 +193,185 @@ class TensorFiles:
         self._stored.update(opened)
 
 
+class StoreFiles(Weights):
+    """The tensors of one half of a converted pair, see `orbax_store`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lists the tensors.
+
+        Args:
+            folder: Holds `store.json` and `params/`.
+
+        Raises:
+            InputError: If the store is not whole.
+        """
+        listed = _read_list(folder)
+        self._tensors: dict[str, dict[str, Any]] = listed["tensors"]
+        dtypes = {name: entry["dtype"] for name, entry in self._tensors.items()}
+        super().__init__(folder, dtypes, listed.get("bits"))
+
+    def read(self, name: str) -> np.ndarray:
+        """See `Weights.read`."""
+        tensor = self._restore(name, None)
+        self._check_stored(name, describe(tensor))
+        check_tensor(self.folder, name, tensor)
+        return tensor
+
+    def parts(
+        self, name: str, sharding: Sharding | None = None
+    ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
+        """See `Weights.parts`; a checksum is that of a whole tensor.
+
+        So it is checked by a process that has all parts, and by no other.
+        """
+        if sharding is None:
+            tensor = self.read(name)
+            return tensor.shape, lambda part: tensor[part]
+        array = self._restore(name, sharding)
+        stored = {"shape": list(array.shape), "dtype": str(array.dtype)}
+        if array.is_fully_addressable:
+            stored["crc32"] = _checksum(array)
+        self._check_stored(name, stored)
+
+        def read(part: Part) -> np.ndarray:
+            tensor = local_part(array, ends_of(part, array.shape))
+            check_tensor(self.folder, name, tensor)
+            return tensor
+
+        return array.shape, read
+
+    def _restore(self, name: str, sharding: Sharding | None) -> Any:
+        """Returns a tensor as it is stored, of NumPy where there is no sharding."""
+        # Imported here: it takes a second, and most checkpoints need it not.
+        import orbax.checkpoint as ocp
+
+        kind = ocp.RestoreArgs(restore_type=np.ndarray)
+        if sharding is not None:
+            kind = ocp.ArrayRestoreArgs(sharding=sharding)
+        wanted = ocp.args.PyTreeRestore(
+            item={name: 0}, restore_args={name: kind}, partial_restore=True
+        )
+        path = (self.folder / STORE_PARAMS).resolve()
+        try:
+            with quiet(), ocp.PyTreeCheckpointer() as checkpointer:
+                return checkpointer.restore(path, args=wanted)[name]
+        except Exception as error:  # Orbax and tensorstore have many kinds.
+            raise InputError(
+                f"{self.folder}: cannot read {name}: {first_line(error)}; "
+                "convert the checkpoint again"
+            ) from error
+
+    def _check_stored(self, name: str, found: dict[str, Any]) -> None:
+        """Refuses a tensor that the store's list describes otherwise."""
+        listed = self._tensors[name]
+        if any(listed[key] != value for key, value in found.items()):
+            raise InputError(
+                f"{self.folder}: tensor {name} is not what was stored; the store is "
+                "damaged, convert the checkpoint again"
+            )
+
+
+def _read_list(folder: Path) -> dict[str, Any]:
+    """Returns what `store.json` says, once nothing is missing."""
+    path = folder / STORE_LIST
+    advice = "the store is not whole, convert the checkpoint again"
+    if not path.is_file():
+        raise InputError(f"{folder} has {STORE_PARAMS}/ but no {STORE_LIST}; {advice}")
+    listed = read_json(path)
+    if listed.get("format") != STORE_FORMAT or listed.get("version") != STORE_VERSION:
+        raise InputError(
+            f"{path} is no list of an {STORE_FORMAT}, version {STORE_VERSION}; {advice}"
+        )
+    tensors: Any = listed.get("tensors")
+    files: Any = listed.get("files")
+    if not _is_well_formed(tensors, files) or listed.get("bits") not in (None, 8, 4):
+        raise InputError(f"{path} is damaged; {advice}")
+    if f"{STORE_PARAMS}/{_COMMIT_MARK}" not in files:
+        raise InputError(f"{path} lists no finished {STORE_PARAMS}/; {advice}")
+    for name, size in files.items():
+        if not name.startswith(f"{STORE_PARAMS}/"):
+            continue  # Settings may be edited.
+        file = file_inside(folder, name, STORE_LIST)
+        if file.stat().st_size != size:
+            raise InputError(
+                f"{file} has {file.stat().st_size} bytes instead of {size}; {advice}"
+            )
+    return listed
+
+
+def _is_well_formed(tensors: Any, files: Any) -> bool:
+    return (
+        isinstance(files, dict)
+        and isinstance(tensors, dict)
+        and all(
+            isinstance(entry, dict) and entry.keys() == {"shape", "dtype", "crc32"}
+            for entry in tensors.values()
+        )
+    )
+
+
+def describe(tensor: Any) -> dict[str, Any]:
+    """Returns shape, dtype and checksum of an array: equal ones are equal bit for bit.
+
+    Args:
+        tensor: NumPy's or JAX's.
+    """
+    array = np.ascontiguousarray(np.asarray(tensor))
+    return {
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
+        "crc32": zlib.crc32(array.reshape(-1).view(np.uint8).data),
+    }
+
+
+def _checksum(array: jax.Array) -> int:
+    """Returns the checksum that `describe` gives, without a copy of the whole."""
+    checksum = 0
+    for block in blocks([ends_of(None, array.shape)], array.dtype.itemsize):
+        piece = local_part(array, block)
+        checksum = zlib.crc32(piece.reshape(-1).view(np.uint8).data, checksum)
+    return checksum
+
+
 def check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
     """Refuses weights that no model can have.
 
     Raises:
         InputError: If `tensor` holds something else than finite floating-point
-            numbers, and is no map between vocabularies and no quantised matrix.
+            numbers, and is no map between vocabularies and no quantized matrix.
     """
     if name in MAPS and tensor.dtype.kind in "biu":
         return
-    if is_quantised(name) and tensor.dtype == np.int8:
+    if is_quantized(name) and tensor.dtype == np.int8:
         return
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise InputError(
             f"{folder}: tensor {name} holds {tensor.dtype}, no floating-point "
             "numbers; weights that others quantized are not supported"
         )
-    if not _is_finite(tensor):
+    if not is_finite(tensor):
         raise InputError(
             f"{folder}: tensor {name} holds NaN or infinite values; the checkpoint is "
             "damaged"
         )
 
 
-def common_dtype(names: Iterable[str]) -> jnp.dtype:
-    """Returns the narrowest type that holds all of these floating-point types."""
-    known = [jnp.dtype(name) for name in names if name in _FLOATS]
+def common_dtype(dtypes: dict[str, str]) -> jnp.dtype:
+    """Returns the narrowest type that holds all tensors that are not quantized.
+
+    Args:
+        dtypes: Of the tensors by name; those that are no floating-point types have no
+            say.
+    """
+    known = [
+        jnp.dtype(dtype)
+        for name, dtype in dtypes.items()
+        if dtype in _FLOATS and not is_quantized(name)
+    ]
     return functools.reduce(jnp.promote_types, known) if known else jnp.dtype("float32")
 
 
-def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
-    """Returns a tensor in another type.
-
-    Args:
-        tensor: Of finite numbers, if it was read from a file.
-        dtype: Of the result.
-        what: Names the tensor in a refusal.
-
-    Raises:
-        InputError: If a value is not finite, or not any more.
-    """
-    with np.errstate(over="ignore"):  # Told below.
-        converted = tensor.astype(dtype, copy=False)
-    if _is_finite(converted):
-        return converted
-    if _is_finite(tensor):
-        raise InputError(
-            f"{what} has values that {dtype} cannot hold; choose another dtype"
-        )
-    raise InputError(f"{what} holds NaN or infinite values")
-
-
-def _is_finite(tensor: np.ndarray) -> bool:
+def is_finite(tensor: np.ndarray) -> bool:
     """Returns whether no value is NaN or infinite; for bfloat16 NumPy takes long."""
     exponent = _EXPONENTS.get(tensor.dtype.name)
     if exponent is None:
@@ -242,122 +380,13 @@ def _is_finite(tensor: np.ndarray) -> bool:
     return bool(bits.max(initial=0) < exponent)
 
 
-def load_params(
-    files: Weights,
-    names: Any,
-    shapes: Any,
-    dtype: jnp.dtype,
-    shardings: Any = None,
-) -> Any:
-    """Loads a parameter pytree tensor by tensor.
-
-    Each tensor is read, checked, converted and handed to the device before the
-    next, so the host holds at most one more than what was asked for. Where a
-    sharding is given, each process reads the parts of its own devices. A CPU device
-    holds what was read, and there is no second copy of it.
-
-    Args:
-        files: The checkpoint.
-        names: Pytree of tensor names.
-        shapes: Pytree of `jax.ShapeDtypeStruct`, of the same structure; a
-            `QuantisedMatrix` of them for a matrix that is to be quantised.
-        dtype: Of the result, except for the parts of quantised matrices.
-        shardings: A `jax.sharding.Sharding` for all, or a pytree of them of the same
-            structure; `None` for the default device.
-
-    Returns:
-        Pytree of device arrays.
-
-    Raises:
-        InputError: If tensors are missing, unexpected, of the wrong shape or too
-            large for `dtype`.
-    """
-    wanted = jax.tree.leaves(names)
-    _refuse(files.folder, "lacks", set(wanted) - files.names())
-    _refuse(files.folder, "holds unexpected", files.names() - set(wanted))
-
-    with ThreadPoolExecutor(_READERS) as readers:
-
-        def load(name: str, shape: Any, sharding: Any = None) -> Any:
-            if isinstance(shape, QuantisedMatrix):
-                array = _load_wide(readers, files, name, shape, sharding)
-            else:
-                kind = shape.dtype if is_quantised(name) else dtype
-                array = _load(readers, files, name, shape.shape, kind, sharding)
-            return jax.block_until_ready(array)  # Else the host may hold many.
-
-        if shardings is None or isinstance(shardings, Sharding):
-            return jax.tree.map(
-                lambda name, shape: load(name, shape, shardings), names, shapes
-            )
-        return jax.tree.map(load, names, shapes, shardings)
-
-
-def _load_wide(
-    readers: Executor, files: Weights, name: str, shape: QuantisedMatrix, sharding: Any
-) -> QuantisedMatrix:
-    """Loads one matrix and quantises it.
-
-    From float32, which holds what any checkpoint holds: so the integers do not depend
-    on the dtype of the other weights, and those of a store are the same.
-    """
-    wide: Any = sharding.values if isinstance(sharding, QuantisedMatrix) else sharding
-    matrix = _load(readers, files, name, shape.shape, jnp.dtype("float32"), wide)
-    return jax.jit(quantise, static_argnums=1, out_shardings=sharding)(
-        matrix, shape.bits
-    )
-
-
-def _load(
-    readers: Executor,
-    files: Weights,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: jnp.dtype,
-    sharding: Sharding | None,
-) -> jax.Array:
-    """Loads one tensor."""
-    is_turned = is_transposed(name)
-    stored_shape, read = files.parts(
-        name, transposed(sharding, len(shape)) if is_turned else sharding
-    )
-    _check_shape(files, name, stored_shape, shape)
-    parts = {
-        ends: empty([stop - start for start, stop in ends], dtype)
-        for ends in local_parts(sharding, shape)
-    }
-    in_file = parts
-    if is_turned:
-        in_file = {ends[::-1]: part.T for ends, part in parts.items()}
-
-    def fill(block: Ends) -> None:
-        tensor = read(tuple(slice(*pair) for pair in block))
-        if tensor.dtype != dtype:
-            tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
-        for ends, part in in_file.items():
-            copy_common(part, ends, tensor, block)
-
-    for _ in readers.map(fill, blocks(in_file, dtype.itemsize)):
-        pass  # Raises what a reader raised.
-    return put(parts, shape, sharding)
-
-
-def _check_shape(
-    files: Weights, name: str, stored: tuple[int, ...], ours: tuple[int, ...]
-) -> None:
-    wanted = ours[::-1] if is_transposed(name) else ours
-    if stored != wanted:
-        raise InputError(
-            f"{files.folder}: tensor {name} has shape {stored}, but config.json asks "
-            f"for {wanted}"
-        )
-
-
-def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
-    listed = sorted(names)
-    if listed:
-        more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
-        raise InputError(
-            f"{folder} {verb} tensors: {', '.join(listed[:8])}{more}; the weights do "
-            "not fit config.json"
-        )
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Orbax from logging its own tracebacks beside our one line."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.checkpoints.calibration import Kind
+from eagle_jax.checkpoints.heads import Kind
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.config import require

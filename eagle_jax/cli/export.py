@@ -26,7 +26,7 @@ from eagle_jax.checkpoints import (
     resolve,
     target_config,
 )
-from eagle_jax.checkpoints.calibration import CALIBRATION_FILE
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import expand_home
 from eagle_jax.errors import InputError

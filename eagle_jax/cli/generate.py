@@ -39,7 +39,7 @@ from eagle_jax.generation.pair import longest_text
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.runner import Runner
-from eagle_jax.models.quantised import num_bytes
+from eagle_jax.models.quantized import num_bytes
 from eagle_jax.parallel import MeshShape, place
 
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"

@@ -2,13 +2,14 @@
 
 import abc
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.drafting.model import Waiting
+from eagle_jax.drafting.model import read_waiting
 from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle3_head, eagle_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
@@ -74,10 +75,12 @@ class FeatureHead(abc.ABC):
     Attributes:
         config: Sizes.
         dtype: Of its cache and features.
+        forward: Runs the head, see `models.eagle_head.forward`. Static.
     """
 
     config: EagleHeadConfig | Eagle3HeadConfig
     dtype: str = "float32"
+    forward: ClassVar[Callable[..., tuple[jax.Array, kv.KeyValues]]]
 
     @property
     def vocab_size(self) -> int:
@@ -95,7 +98,6 @@ class FeatureHead(abc.ABC):
         """Brings features `[..., F]` of the target to the head's width, `[..., E]`."""
         ...
 
-    @abc.abstractmethod
     def run(
         self, params: Any, tokens: jax.Array, *inputs: Any
     ) -> tuple[jax.Array, kv.KeyValues]:
@@ -107,7 +109,8 @@ class FeatureHead(abc.ABC):
             *inputs: Features `[B, T, E]` and what else `models.eagle_head.forward`
                 takes after them.
         """
-        ...
+        embedded = params.embedding[tokens]
+        return self.forward(params.head, self.config, embedded, *inputs)
 
     def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
         """See `DraftModel.init_state`."""
@@ -164,18 +167,18 @@ class FeatureHead(abc.ABC):
         self, params: Any, state: EagleState, root: jax.Array
     ) -> tuple[jax.Array, EagleState]:
         """See `DraftModel.read`: caches the waiting pairs."""
-        waiting = Waiting.before(root, state.tokens, state.count)
-        outputs, entries = self.run(
-            params,
-            waiting.following,
-            self.fuse(params, state.features),
-            state.cache.length[:, None] + waiting.rows,
-            causal_mask(*state.tokens.shape),
-            state.cache,
-        )
-        root_output, cache = waiting.commit(state.cache, (entries,), outputs)
-        nothing = jnp.zeros_like(state.count)
-        return root_output, dataclasses.replace(state, cache=cache, count=nothing)
+
+        def run(
+            following: jax.Array, positions: jax.Array
+        ) -> tuple[jax.Array, tuple[kv.KeyValues]]:
+            features = self.fuse(params, state.features)
+            mask = causal_mask(*following.shape)
+            outputs, entries = self.run(
+                params, following, features, positions, mask, state.cache
+            )
+            return outputs, (entries,)
+
+        return read_waiting(state, root, run)
 
     def step(
         self,
@@ -208,6 +211,7 @@ class EagleHead(FeatureHead):
     """An EAGLE-1/2 head: it predicts the target's last hidden state, `F = E`."""
 
     config: EagleHeadConfig
+    forward = staticmethod(eagle_head.forward)
 
     @staticmethod
     def join(head: EagleHeadParams, target: Tables) -> EagleDrafterParams:
@@ -233,13 +237,6 @@ class EagleHead(FeatureHead):
         del params
         return features
 
-    def run(
-        self, params: EagleDrafterParams, tokens: jax.Array, *inputs: Any
-    ) -> tuple[jax.Array, kv.KeyValues]:
-        """See `FeatureHead.run`."""
-        embedded = params.embedding[tokens]
-        return eagle_head.forward(params.head, self.config, embedded, *inputs)
-
     def logits(self, params: EagleDrafterParams, outputs: jax.Array) -> jax.Array:
         """See `DraftModel.logits`."""
         table = params.output_head
@@ -260,6 +257,7 @@ class Eagle3Head(FeatureHead):
     """
 
     config: Eagle3HeadConfig
+    forward = staticmethod(eagle3_head.forward)
 
     @staticmethod
     def join(head: Eagle3HeadParams, target: Tables) -> Eagle3DrafterParams:
@@ -277,13 +275,6 @@ class Eagle3Head(FeatureHead):
     def fuse(self, params: Eagle3DrafterParams, features: jax.Array) -> jax.Array:
         """See `FeatureHead.fuse`."""
         return eagle3_head.fuse(params.head, features)
-
-    def run(
-        self, params: Eagle3DrafterParams, tokens: jax.Array, *inputs: Any
-    ) -> tuple[jax.Array, kv.KeyValues]:
-        """See `FeatureHead.run`."""
-        embedded = params.embedding[tokens]
-        return eagle3_head.forward(params.head, self.config, embedded, *inputs)
 
     def logits(self, params: Eagle3DrafterParams, outputs: jax.Array) -> jax.Array:
         """See `DraftModel.logits`: `W` tokens, from an output head of its own."""

@@ -1,13 +1,18 @@
 """What a tree is grown with: a model that predicts what follows a node."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from eagle_jax.models import cache as kv
 from eagle_jax.ordering import after
+
+Run = Callable[[jax.Array, jax.Array], tuple[jax.Array, tuple[kv.KeyValues, ...]]]
+"""Runs a model: from the tokens `[B, P]` after those that wait, the root after the last
+of them, and positions `[B, P]` to outputs `[B, P, X]` and what its layers cache."""
 
 
 class DraftModel(Protocol):
@@ -106,43 +111,24 @@ class DraftModel(Protocol):
         ...
 
 
-@struct.dataclass(kw_only=True)
-class Waiting:
-    """Confirmed tokens that a model reads once the next root is known.
+def read_waiting(state: Any, root: jax.Array, run: Run) -> tuple[jax.Array, Any]:
+    """Reads confirmed tokens that waited until the root after them was known.
 
-    Attributes:
-        following: `[B, P]` int32, the token after each, the root after the last.
-        rows: `[B, P]` int32, `0 .. P - 1`.
-        last: `[B, 1]` int32, the last real row; 0 in a row that has none.
-        count: `[B]` int32, real rows.
+    Args:
+        state: With a `cache`, `tokens` `[B, P]` that wait, and their `count` `[B]`.
+        root: `[B]` int32.
+        run: Runs a model over those tokens.
+
+    Returns:
+        The output `[B, X]` at the last of them, the first where there are none, and
+        the state with all of them in its cache.
     """
-
-    following: jax.Array
-    rows: jax.Array
-    last: jax.Array
-    count: jax.Array
-
-    @classmethod
-    def before(cls, root: jax.Array, tokens: jax.Array, count: jax.Array) -> "Waiting":
-        """Puts the root `[B]` after the first `count` of the tokens `[B, P]`."""
-        rows = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        last = jnp.maximum(count - 1, 0)[:, None]
-        following = jnp.where(rows == last, root[:, None], jnp.roll(tokens, -1, 1))
-        return cls(following=following, rows=rows, last=last, count=count)
-
-    def commit(
-        self, cache: kv.KVCache, entries: tuple[kv.KeyValues, ...], outputs: jax.Array
-    ) -> tuple[jax.Array, kv.KVCache]:
-        """Caches what was read.
-
-        Args:
-            cache: Of before the call.
-            entries: Of the call over the `P` rows.
-            outputs: `[B, P, X]`, its outputs.
-
-        Returns:
-            The last real row's output `[B, X]`, and the cache.
-        """
-        output = jnp.take_along_axis(outputs, self.last[..., None], axis=1)[:, 0]
-        count = after(self.count, output[:, 0])
-        return output, kv.commit(cache, entries, self.rows, count)
+    rows = jnp.broadcast_to(jnp.arange(state.tokens.shape[1]), state.tokens.shape)
+    last = jnp.maximum(state.count - 1, 0)[:, None]
+    rolled = jnp.roll(state.tokens, -1, 1)
+    following = jnp.where(rows == last, root[:, None], rolled)
+    outputs, entries = run(following, state.cache.length[:, None] + rows)
+    output = jnp.take_along_axis(outputs, last[..., None], axis=1)[:, 0]
+    cache = kv.commit(state.cache, entries, rows, after(state.count, output[:, 0]))
+    nothing = jnp.zeros_like(state.count)
+    return output, dataclasses.replace(state, cache=cache, count=nothing)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.drafting.model import Waiting
+from eagle_jax.drafting.model import read_waiting
 from eagle_jax.models import cache as kv
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer, TransformerParams
@@ -84,17 +84,16 @@ class SmallModel:
         self, params: TransformerParams, state: SmallModelState, root: jax.Array
     ) -> tuple[jax.Array, SmallModelState]:
         """See `DraftModel.read`: what was accepted after the old root, and the new."""
-        waiting = Waiting.before(root, state.tokens, state.count)
-        output = self.decoder.forward(
-            params,
-            waiting.following,
-            state.cache.length[:, None] + waiting.rows,
-            None,
-            state.cache,
-        )
-        hidden, cache = waiting.commit(state.cache, output.entries, output.hidden)
-        nothing = jnp.zeros_like(state.count)
-        return hidden, dataclasses.replace(state, cache=cache, count=nothing)
+
+        def run(
+            following: jax.Array, positions: jax.Array
+        ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
+            output = self.decoder.forward(
+                params, following, positions, None, state.cache
+            )
+            return output.hidden, output.entries
+
+        return read_waiting(state, root, run)
 
     def step(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.checkpoints.calibration import Kind, calibration_part
+from eagle_jax.checkpoints.heads import Kind, calibration_part
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.exponents import (
@@ -234,7 +234,7 @@ def describe(fitted: Fit) -> str:
 def calibration_file(
     vocab_size: int, fits: Mapping[Kind, Fit], source: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns what `checkpoints.calibration` reads, and where it comes from.
+    """Returns what `checkpoints.heads` reads, and where it comes from.
 
     Args:
         vocab_size: `V` of the target.

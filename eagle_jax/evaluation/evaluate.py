@@ -176,9 +176,11 @@ def _open(
             max_length=min(max_length, 1 + decoding.max_new_tokens),
         )
     check_template(source.tokenizer, evaluation.template)
-    assert source.folder is not None
-    prints: dict[Method | None, str] = {None: fingerprint_folder(source.folder)}
-    prints |= {kind: fingerprint_folder(model.folder) for kind, model in models.items()}
+    folders: dict[Method | None, Path | None] = {None: source.folder}
+    folders |= {kind: model.folder for kind, model in models.items()}
+    prints: dict[Method | None, str] = {
+        kind: fingerprint_folder(folder) for kind, folder in folders.items() if folder
+    }
     shared = _target_settings(evaluation, source) | {"max_length": max_length}
     settings = [
         run_settings(run, drafter) | shared | _draft_settings(evaluation, run, prints)
@@ -218,7 +220,6 @@ def _open(
 
 def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, Any]:
     """Returns what the records of all runs say."""
-    assert source.folder is not None
     settings: dict[str, Any] = {
         "template": evaluation.template,
         "system_prompt": evaluation.system_prompt,

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from eagle_jax.checkpoints import load_head
-from eagle_jax.checkpoints.calibration import CALIBRATION_FILE, Kind
+from eagle_jax.checkpoints.heads import Kind
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder

@@ -9,7 +9,8 @@ from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, sho
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.generation.methods import HEAD_METHODS, lookup_drafter, tree_drafter
+from eagle_jax.generation import pairs
+from eagle_jax.generation.methods import HEAD_METHODS
 from eagle_jax.generation.pairs import DraftSource, open_draft_model
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
@@ -277,17 +278,8 @@ def make_drafter(plan: RunPlan, models: Models) -> Drafter | None:
         InputError: If the tree names a calibration that cannot be read.
     """
     kind = model_kind(plan.method)
-    if kind is None:
-        is_lookup = plan.method == "lookup"
-        return lookup_drafter(plan.config.tree) if is_lookup else None
-    source = models[kind]
-    return tree_drafter(
-        plan.method,
-        source.model,
-        plan.config.tree,
-        rule=plan.acceptance,
-        folder=source.folder,
-    )
+    draft = None if kind is None else models[kind]
+    return pairs.make_drafter(plan.method, draft, plan.config.tree, plan.acceptance)
 
 
 def _read_value(text: str) -> Any:

@@ -9,7 +9,7 @@ from jax.extend import backend
 
 from eagle_jax.errors import InputError
 from eagle_jax.models.linear import linear
-from eagle_jax.models.quantised import GROUP_SIZE, quantise
+from eagle_jax.models.quantized import GROUP_SIZE, quantize
 
 _TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 """What the drivers of TPU chips make; other devices may have such files, too."""
@@ -42,7 +42,7 @@ def check_product(bits: int | None, dtype: str) -> None:
     """Tries a tiny product, before the long work of a whole model.
 
     Args:
-        bits: Of quantised matrices, `None` where there are none.
+        bits: Of quantized matrices, `None` where there are none.
         dtype: Of what they are multiplied with.
 
     Raises:
@@ -51,7 +51,7 @@ def check_product(bits: int | None, dtype: str) -> None:
     if bits is None:
         return
     try:
-        weight = quantise(jnp.ones((GROUP_SIZE, 8)), bits)
+        weight = quantize(jnp.ones((GROUP_SIZE, 8)), bits)
         jax.block_until_ready(jax.jit(linear)(jnp.ones((1, GROUP_SIZE), dtype), weight))
     except Exception as error:  # Compilers have many kinds.
         reason = str(error).partition("\n")[0]

@@ -4,7 +4,8 @@ import dataclasses
 import warnings
 from pathlib import Path
 
-from eagle_jax.checkpoints.calibration import CALIBRATION_FILE, load_calibration
+from eagle_jax.checkpoints.heads import load_calibration
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax import checkpoints
-from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
@@ -19,13 +18,18 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.methods import lookup_drafter, tree_drafter
-from eagle_jax.generation.placing import draft_shardings, target_shardings, with_drafter
 from eagle_jax.generation.room import (
     check_depth,
     check_rounds,
     check_weights,
     first_slots,
 )
+from eagle_jax.generation.shardings import (
+    draft_shardings,
+    target_shardings,
+    with_drafter,
+)
+from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.transformer import (
@@ -47,13 +51,13 @@ class DraftSource:
 
     Attributes:
         model: What drafts.
-        load: Reads its weights.
-        folder: Of its files.
+        load: Reads or makes its weights.
+        folder: Of its files, `None` if it has none.
     """
 
     model: DraftModel
     load: LoadDraft
-    folder: Path
+    folder: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,19 +94,25 @@ class PairSource:
     Attributes:
         config: Sizes of the target.
         dtype: Of weights and caches; what "auto" came to.
+        method: What drafts.
+        draft: The model that it drafts with, `None` if there is none.
         drafter: Static; `None` for plain decoding.
+        read_target: Reads or makes the target's weights, on the devices of the
+            shardings that it is given or, given `None`, on the default device.
         read_tokenizer: Reads the tokenizer, once, and the date of its chat template.
-        load: Reads or makes the weights, on the devices of a placement or, given
-            `None`, on the default device.
-        bits: Of the matrices of the target's layers, `None` if they are not quantised.
+        stop_tokens: Ids that end a text.
+        bits: Of the matrices of the target's layers, `None` if they are not quantized.
         folder: Of the target's files, `None` if it has none.
     """
 
     config: TransformerConfig
     dtype: str
+    method: Method
+    draft: DraftSource | None
     drafter: Drafter | None
+    read_target: Callable[[Any], TransformerParams]
     read_tokenizer: Callable[[], tuple[Any, str | None]]
-    load: Callable[..., LoadedPair]
+    stop_tokens: tuple[int, ...]
     bits: int | None = None
     folder: Path | None = None
 
@@ -145,6 +155,31 @@ class PairSource:
             num_slots=slots,
         )
 
+    def load(self, placement: Placement | None = None) -> LoadedPair:
+        """Reads or makes the weights.
+
+        Args:
+            placement: Where they shall lie; `None` for the default device.
+
+        Raises:
+            InputError: If they or the tokenizer cannot be read.
+        """
+        shardings = target_shardings(placement, self.config, self.bits)
+        target_params = self.read_target(shardings)
+        drafter_params: Any = ()
+        if self.draft is not None:
+            drafter_params = self.draft.load(target_params, placement)
+        target = Transformer(config=self.config, dtype=self.dtype)
+        return LoadedPair(
+            target=with_features(target, self.drafter),
+            drafter=self.drafter,
+            params=Params(target=target_params, drafter=drafter_params),
+            drafter_of=functools.partial(make_drafter, self.method, self.draft),
+            tokenizer=self.tokenizer,
+            stop_tokens=self.stop_tokens,
+            placement=with_drafter(placement, self.drafter, drafter_params),
+        )
+
 
 def open_pair(
     target_name: str,
@@ -169,7 +204,7 @@ def open_pair(
         method: What the draft is, and how it drafts.
         rule: How drafts are accepted, see `methods.tree_drafter`.
         bits: Of the target's matrices, see `checkpoints.load_target`.
-        date: For the chat template, see `checkpoints.fix_date`.
+        date: For the chat template, see `tokenizer.fix_date`.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -182,72 +217,53 @@ def open_pair(
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     check_weights(config, dtype, bits)
-    drafter_of, load_drafter = open_drafter(
-        draft_name, config, dtype=dtype, method=method
-    )
-    drafter = drafter_of(tree, rule)
+    draft = None
+    if draft_name is not None and method not in ("autoregressive", "lookup"):
+        draft = open_draft_model(draft_name, config, dtype=dtype, method=method)
+    drafter = make_drafter(method, draft, tree, rule)
     check_product(bits, dtype)
+
+    def read_target(shardings: Any) -> TransformerParams:
+        return checkpoints.load_target(folder, dtype, shardings, bits)[1]
 
     @functools.cache
     def read_tokenizer() -> tuple[Any, str | None]:
-        tokenizer = checkpoints.load_tokenizer(folder, config.vocab_size)
-        return tokenizer, checkpoints.fix_date(tokenizer, date)
-
-    def load(placement: Placement | None = None) -> LoadedPair:
-        shardings = target_shardings(placement, config, bits)
-        _, target_params = checkpoints.load_target(folder, dtype, shardings, bits)
-        drafter_params = load_drafter(target_params, placement)
-        target = Transformer(config=config, dtype=dtype)
-        return LoadedPair(
-            target=with_features(target, drafter),
-            drafter=drafter,
-            params=Params(target=target_params, drafter=drafter_params),
-            tokenizer=read_tokenizer()[0],
-            stop_tokens=checkpoints.stop_tokens(folder),
-            drafter_of=drafter_of,
-            placement=with_drafter(placement, drafter, drafter_params),
-        )
+        tokenizer = load_tokenizer(folder, config.vocab_size)
+        return tokenizer, fix_date(tokenizer, date)
 
     return PairSource(
         config=config,
         dtype=dtype,
+        method=method,
+        draft=draft,
         drafter=drafter,
+        read_target=read_target,
         read_tokenizer=read_tokenizer,
-        load=load,
+        stop_tokens=checkpoints.stop_tokens(folder),
         bits=bits,
         folder=folder,
     )
 
 
-def open_drafter(
-    draft_name: str | None,
-    target: TransformerConfig,
-    *,
-    dtype: str,
-    method: Method,
-) -> tuple[DrafterOf, Callable[[TransformerParams, Placement | None], Any]]:
-    """Opens what drafts for a target that is opened already.
+def make_drafter(
+    method: Method, draft: DraftSource | None, tree: TreeConfig, rule: AcceptanceRule
+) -> Drafter | None:
+    """Returns what drafts in a method, `None` for plain decoding.
 
-    Arguments are those of `open_pair`, but `dtype` is not "auto" here.
-
-    Returns:
-        What makes a drafter, and what reads its weights: from the target's parameters
-        and where they lie to its own parameters.
+    Args:
+        method: What drafts.
+        draft: The model that it drafts with, `None` if there is none.
+        tree: Shape of the tree.
+        rule: How drafts are accepted, see `methods.tree_drafter`.
 
     Raises:
-        InputError: If something is missing or does not fit.
+        InputError: If the tree names a calibration that cannot be used.
     """
     if method == "lookup":
-        return lambda tree, _: lookup_drafter(tree), lambda *_: ()
-    if draft_name is None or method == "autoregressive":
-        return lambda *_: None, lambda *_: ()
-    source = open_draft_model(draft_name, target, dtype=dtype, method=method)
-
-    def drafter_of(tree: TreeConfig, rule: AcceptanceRule) -> Drafter:
-        folder = source.folder
-        return tree_drafter(method, source.model, tree, rule=rule, folder=folder)
-
-    return drafter_of, source.load
+        return lookup_drafter(tree)
+    if draft is None:
+        return None
+    return tree_drafter(method, draft.model, tree, rule=rule, folder=draft.folder)
 
 
 def open_draft_model(
@@ -271,52 +287,31 @@ def open_draft_model(
         checkpoints.check_small_model(target, small)
 
         def load_small(_: TransformerParams, placement: Placement | None = None) -> Any:
-            shapes = shapes_of(transformer.init_params, small)
-            shardings = draft_shardings(placement, small.layer, shapes)
+            shardings = draft_shardings(placement, transformer.init_params, small)
             return checkpoints.load_target(folder, dtype, shardings)[1]
 
         decoder = Transformer(config=small, dtype=dtype)
         model = SmallModel(decoder=decoder)
         return DraftSource(model=model, load=load_small, folder=folder)
+    head: EagleHead | Eagle3Head
     if checkpoints.is_eagle3(folder):
-        return _open_eagle3(folder, target, dtype)
-    head = checkpoints.head_config(folder)
-    checkpoints.check_pair(target, head)
+        init_params, read = eagle3_head.init_params, checkpoints.load_eagle3_head
+        head = Eagle3Head(config=checkpoints.eagle3_config(folder), dtype=dtype)
+        checkpoints.check_eagle3_pair(target, head.config)
+    else:
+        init_params, read = eagle_head.init_params, checkpoints.load_head
+        head = EagleHead(config=checkpoints.head_config(folder), dtype=dtype)
+        checkpoints.check_pair(target, head.config)
     checkpoints.open_weights(folder)
 
     def load(
         target_params: TransformerParams, placement: Placement | None = None
     ) -> Any:
-        shapes = shapes_of(eagle_head.init_params, head)
-        shardings = draft_shardings(placement, head.layer, shapes)
-        _, params = checkpoints.load_head(
-            folder, target, target_params, dtype, shardings
-        )
-        return EagleHead.join(params, target_params)
+        shardings = draft_shardings(placement, init_params, head.config)
+        params: Any = read(folder, target, target_params, dtype, shardings)[1]
+        return head.join(params, target_params)
 
-    return DraftSource(
-        model=EagleHead(config=head, dtype=dtype), load=load, folder=folder
-    )
-
-
-def _open_eagle3(folder: Path, target: TransformerConfig, dtype: str) -> DraftSource:
-    head = checkpoints.eagle3_config(folder)
-    checkpoints.check_eagle3_pair(target, head)
-    checkpoints.open_weights(folder)
-
-    def load(
-        target_params: TransformerParams, placement: Placement | None = None
-    ) -> Any:
-        shapes = shapes_of(eagle3_head.init_params, head)
-        shardings = draft_shardings(placement, head.layer, shapes)
-        _, params = checkpoints.load_eagle3_head(
-            folder, target, target_params, dtype, shardings
-        )
-        return Eagle3Head.join(params, target_params)
-
-    return DraftSource(
-        model=Eagle3Head(config=head, dtype=dtype), load=load, folder=folder
-    )
+    return DraftSource(model=head, load=load, folder=folder)
 
 
 def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:

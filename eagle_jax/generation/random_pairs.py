@@ -7,27 +7,21 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
-from eagle_jax.generation.methods import lookup_drafter, tree_drafter
-from eagle_jax.generation.pairs import LoadedPair, PairSource
-from eagle_jax.generation.placing import draft_shardings, target_shardings, with_drafter
+from eagle_jax.generation.methods import HEAD_METHODS
+from eagle_jax.generation.pairs import DraftSource, PairSource, make_drafter
 from eagle_jax.generation.room import check_depth, check_weights
-from eagle_jax.interface import Drafter, Params
+from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.quantised import quantise_layers
+from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.rope import RopeConfig
-from eagle_jax.models.transformer import (
-    Transformer,
-    TransformerConfig,
-    TransformerParams,
-)
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parallel import Placement
 
 RANDOM_SIZES = {
@@ -63,7 +57,7 @@ def open_random(
         with_tokenizer: Add a tokenizer of bytes; needs a vocabulary of at least 258.
         method: What drafts; there is no random small model.
         rule: How drafts are accepted, see `methods.tree_drafter`.
-        bits: 8 or 4 to quantise the matrices of the target's layers.
+        bits: 8 or 4 to quantize the matrices of the target's layers.
 
     Raises:
         InputError: If a size is missing, unknown or impossible.
@@ -86,76 +80,56 @@ def open_random(
     bits = checkpoints.target_bits(None, config, bits)
     check_product(bits, dtype)
 
-    model = _random_model(config, dtype)
+    draft = _random_draft(config, dtype) if method in HEAD_METHODS else None
+
+    def make_target(shardings: Any) -> TransformerParams:
+        make = jax.jit(
+            _random_target, static_argnums=(1, 2, 3), out_shardings=shardings
+        )
+        return make(jax.random.key(0), config, dtype, bits)
 
     @functools.cache
     def read_tokenizer() -> tuple[Any, None]:
         return _byte_tokenizer() if with_tokenizer else None, None
 
-    def drafter_of(tree: TreeConfig, rule: AcceptanceRule) -> Drafter | None:
-        if method == "autoregressive":
-            return None
-        if method == "lookup":
-            return lookup_drafter(tree)
-        return tree_drafter(method, model, tree, rule=rule)
-
-    drafter = drafter_of(tree, rule)
-
-    def load(placement: Placement | None = None) -> LoadedPair:
-        shardings = target_shardings(placement, config, bits)
-        target_params = jax.jit(
-            _random_target, static_argnums=(1, 2, 3), out_shardings=shardings
-        )(jax.random.key(0), config, dtype, bits)
-        drafter_params: Any = ()
-        if isinstance(drafter, TreeDrafter):
-            head_params = _random_head(model.config, dtype, placement)
-            drafter_params = EagleHead.join(head_params, target_params)
-        return LoadedPair(
-            target=Transformer(config=config, dtype=dtype),
-            drafter=drafter,
-            params=Params(target=target_params, drafter=drafter_params),
-            tokenizer=read_tokenizer()[0],
-            stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
-            drafter_of=drafter_of,
-            placement=with_drafter(placement, drafter, drafter_params),
-        )
-
     return PairSource(
         config=config,
         dtype=dtype,
-        drafter=drafter,
+        method=method,
+        draft=draft,
+        drafter=make_drafter(method, draft, tree, rule),
+        read_target=make_target,
         read_tokenizer=read_tokenizer,
-        load=load,
+        stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
         bits=bits,
     )
 
 
-def _random_model(config: TransformerConfig, dtype: str) -> EagleHead:
+def _random_draft(target: TransformerConfig, dtype: str) -> DraftSource:
     """Returns a head with a layer like the target's."""
     head = EagleHeadConfig(
-        layer=config.layer,
-        vocab_size=config.vocab_size,
-        max_positions=config.max_positions,
+        layer=target.layer,
+        vocab_size=target.vocab_size,
+        max_positions=target.max_positions,
     )
-    return EagleHead(config=head, dtype=dtype)
 
+    def load(
+        target_params: TransformerParams, placement: Placement | None = None
+    ) -> Any:
+        shardings = draft_shardings(placement, eagle_head.init_params, head)
+        make = jax.jit(
+            eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
+        )
+        return EagleHead.join(make(jax.random.key(1), head, dtype), target_params)
 
-def _random_head(
-    head: EagleHeadConfig, dtype: str, placement: Placement | None
-) -> EagleHeadParams:
-    shapes = shapes_of(eagle_head.init_params, head)
-    shardings = draft_shardings(placement, head.layer, shapes)
-    init = jax.jit(
-        eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
-    )
-    return init(jax.random.key(1), head, dtype)
+    return DraftSource(model=EagleHead(config=head, dtype=dtype), load=load)
 
 
 def _random_target(
     key: jax.Array, config: TransformerConfig, dtype: str, bits: int | None
 ) -> TransformerParams:
     params = transformer.init_params(key, config, dtype)
-    return params if bits is None else quantise_layers(params, bits)
+    return params if bits is None else quantize_layers(params, bits)
 
 
 def _random_config(sizes: str) -> TransformerConfig:

@@ -17,7 +17,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.interface import Drafter
 from eagle_jax.models import transformer
-from eagle_jax.models.quantised import map_matrices, num_bytes
+from eagle_jax.models.quantized import map_matrices, num_bytes
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.tree import Topology
 from eagle_jax.tree.structure import empty_candidates
@@ -48,7 +48,7 @@ def check_weights(target: TransformerConfig, dtype: str, bits: int | None) -> No
     Args:
         target: Sizes.
         dtype: Of the weights; not "auto".
-        bits: Of quantised matrices, `None` where there are none.
+        bits: Of quantized matrices, `None` where there are none.
 
     Raises:
         InputError: If it cannot fit.
@@ -78,7 +78,7 @@ def check_rounds(
     Args:
         target: Sizes.
         dtype: Of weights and caches; not "auto".
-        bits: Of quantised matrices, `None` where there are none.
+        bits: Of quantized matrices, `None` where there are none.
         drafter: `None` for plain decoding.
         batch_size: `B`.
         num_slots: `S`.

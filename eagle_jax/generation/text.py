@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle_jax.checkpoints import apply_chat_template
 from eagle_jax.errors import InputError
+from eagle_jax.generation.tokenizer import apply_chat_template
 
 _INCOMPLETE = "\ufffd"
 

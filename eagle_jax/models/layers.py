@@ -15,7 +15,7 @@ from flax import struct
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.linear import init_matrix, linear, precision_of
 from eagle_jax.models.mlp import MixtureParams, MlpParams, feed_forward, init_mlp
-from eagle_jax.models.quantised import Matrix
+from eagle_jax.models.quantized import Matrix
 from eagle_jax.models.rope import RopeConfig, rotate
 
 

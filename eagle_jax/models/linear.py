@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.models.quantised import Matrix, QuantisedMatrix, unpack
+from eagle_jax.models.quantized import Matrix, QuantizedMatrix, unpack
 
 # Weights that are widened at once on a CPU, as float32 in its cache; and rows at least.
 _BLOCK, _ROWS = 2**15, 16
@@ -29,14 +29,14 @@ def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.A
     Returns:
         `[..., out]`, in the dtype of `x`.
     """
-    if isinstance(weight, QuantisedMatrix):
-        y = _quantised_product(x, weight)
+    if isinstance(weight, QuantizedMatrix):
+        y = _quantized_product(x, weight)
     else:
         y = jnp.matmul(x, weight, precision=precision_of(x))
     return y if bias is None else y + bias
 
 
-def _quantised_product(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
+def _quantized_product(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
     """Returns `x @ weight`, never with the whole matrix in a wider type in memory.
 
     Where the compiler widens operands inside the product, that is left to it. XLA:CPU
@@ -47,8 +47,8 @@ def _quantised_product(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
     return y.astype(x.dtype)
 
 
-def at_once(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
-    """Returns the float32 product `[..., out]` of `x` with a quantised matrix.
+def at_once(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
+    """Returns the float32 product `[..., out]` of `x` with a quantized matrix.
 
     Args:
         x: `[..., in]`.
@@ -80,7 +80,7 @@ def _scaled_product(x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.A
     return product if groups > 1 else product * scales[0]
 
 
-def by_blocks(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
+def by_blocks(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
     """Returns what `at_once` does, a few rows of the matrix after the other.
 
     Args:
@@ -101,7 +101,7 @@ def by_blocks(x: jax.Array, weight: QuantisedMatrix) -> jax.Array:
     return jax.lax.fori_loop(0, rows // block, add, total)
 
 
-def _block_rows(weight: QuantisedMatrix) -> int:
+def _block_rows(weight: QuantizedMatrix) -> int:
     """Returns how many rows are widened at once: a divisor, in whole pairs of groups.
 
     Half of them at most, since a loop that is run once is none.
@@ -113,7 +113,7 @@ def _block_rows(weight: QuantisedMatrix) -> int:
     return unit * max((n for n in range(1, most + 1) if whole % n == 0), default=1)
 
 
-def _rows(weight: QuantisedMatrix, start: jax.Array, count: int) -> QuantisedMatrix:
+def _rows(weight: QuantizedMatrix, start: jax.Array, count: int) -> QuantizedMatrix:
     """Returns a few rows; of a matrix with several groups, whole ones."""
     per_byte = 8 // weight.bits
     values = jax.lax.dynamic_slice_in_dim(
@@ -123,7 +123,7 @@ def _rows(weight: QuantisedMatrix, start: jax.Array, count: int) -> QuantisedMat
     if groups > 1:
         size = weight.shape[0] // groups
         scales = jax.lax.dynamic_slice_in_dim(scales, start // size, count // size)
-    return QuantisedMatrix(values=values, scales=scales, bits=weight.bits)
+    return QuantizedMatrix(values=values, scales=scales, bits=weight.bits)
 
 
 def init_matrix(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:

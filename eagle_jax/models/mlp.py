@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.models.linear import init_matrix, linear
-from eagle_jax.models.quantised import Matrix
+from eagle_jax.models.quantized import Matrix
 
 
 @struct.dataclass(kw_only=True)

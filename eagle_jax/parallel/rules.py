@@ -123,7 +123,7 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path[-1].name
-        # Integers and scales of a quantised matrix lie as the matrix does.
+        # Integers and scales of a quantized matrix lie as the matrix does.
         axes = PARAM_AXES[path[-2].name if name in ("values", "scales") else name]
         assert len(axes) == len(leaf.shape), path
         if name == "scales" and leaf.shape[0] == 1:

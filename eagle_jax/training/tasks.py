@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from eagle_jax.checkpoints import RefusedError
 from eagle_jax.errors import InputError
 from eagle_jax.generation.text import encode
+from eagle_jax.generation.tokenizer import RefusedError
 from eagle_jax.training.config import RegenerationConfig
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import EncodedExample, encode_prompt

@@ -14,7 +14,6 @@ import pytest
 
 from eagle_jax import files
 from eagle_jax.checkpoints import (
-    convert,
     convert_pair,
     open_weights,
     orbax_store,
@@ -49,12 +48,12 @@ def _count_calls(
 @pytest.mark.parametrize(
     ("place", "name", "die_at", "unfinished"),
     [
-        (convert, "load_target", 1, None),
+        (orbax_store, "load_target", 1, None),
         (ocp.PyTreeCheckpointer, "save", 1, "target"),
         (orbax_store, "_copy_text", 1, "target"),
         (orbax_store, "_write_json", 1, "target"),
         (orbax_store, "_write_json", 2, "target"),
-        (convert, "load_head", 1, None),
+        (orbax_store, "load_head", 1, None),
         (ocp.PyTreeCheckpointer, "save", 2, "head"),
         (orbax_store, "_write_json", 3, "head"),
         (orbax_store, "_write_json", 4, "head"),

@@ -20,13 +20,13 @@ from eagle_jax.checkpoints import (
     convert_pair,
     load_head,
     load_target,
-    load_tokenizer,
     open_weights,
     orbax_store,
     stop_tokens,
     stored_dtype,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.helpers import file_names, refused
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -277,7 +277,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from eagle_jax.checkpoints import load_head, load_target
-from eagle_jax.checkpoints.orbax_store import StoreFiles
+from eagle_jax.checkpoints.weights import StoreFiles
 
 assert len(jax.devices()) == 8
 mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))

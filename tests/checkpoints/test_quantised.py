@@ -18,7 +18,7 @@ from eagle_jax.checkpoints import (
     target_bits,
     target_config,
 )
-from eagle_jax.models.quantised import bits_of, quantise
+from eagle_jax.models.quantized import bits_of, quantize
 from tests.helpers import refused
 
 
@@ -42,7 +42,7 @@ def test_matrices_are_quantised_as_they_are_read(tiny_pair: Path, bits: int) -> 
     found = load_target(tiny_pair / "target", bits=bits)[1]
     assert bits_of(found) == bits
     for layer, wide_layer in zip(found.layers, wide.layers, strict=True):
-        expected = jax.jit(quantise, static_argnums=1)(wide_layer.key, bits)
+        expected = jax.jit(quantize, static_argnums=1)(wide_layer.key, bits)
         chex.assert_trees_all_equal(layer.key, expected)
         chex.assert_trees_all_equal(layer.input_norm, wide_layer.input_norm)
     chex.assert_trees_all_equal(found.embedding, wide.embedding)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.checkpoints import fix_date, load_tokenizer
+from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
 from tests.helpers import refused
 
 TURNS = [{"role": "user", "content": "Hi"}]

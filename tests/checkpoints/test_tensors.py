@@ -14,9 +14,9 @@ from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import load_target, tensors
-from eagle_jax.checkpoints.orbax_store import open_weights
+from eagle_jax.checkpoints.load import load_params
 from eagle_jax.checkpoints.tensors import open_safetensors
-from eagle_jax.checkpoints.weights import TensorFiles, load_params
+from eagle_jax.checkpoints.weights import TensorFiles, open_weights
 from eagle_jax.errors import InputError
 from tests.helpers import refused
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.checkpoints import load_tokenizer
+from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.helpers import refused
 
 

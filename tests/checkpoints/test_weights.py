@@ -19,11 +19,11 @@ from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import (
     head_config,
+    load,
     load_head,
     load_target,
     names,
     tensors,
-    weights,
 )
 from eagle_jax.checkpoints import target_config as read_target_config
 from eagle_jax.checkpoints.weights import TensorFiles
@@ -372,5 +372,5 @@ def test_loading_holds_a_few_blocks_of_what_it_reads(
     monkeypatch.setattr(tensors, "_BLOCK_BYTES", 1024)
     params = load_target(target)[1]
     assert reads > 3 * len(jax.tree.leaves(params))
-    assert most_alive <= weights._READERS
+    assert most_alive <= load._READERS
     assert not alive

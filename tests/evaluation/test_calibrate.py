@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.checkpoints.calibration import Kind, load_calibration
+from eagle_jax.checkpoints.heads import Kind, load_calibration
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.evaluation.calibrate import Fit, Observed, describe, fit, read_observed
 from eagle_jax.evaluation.exponents import (

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.templates import check_template, encode, render
+from eagle_jax.generation.tokenizer import load_tokenizer
 
 # What FastChat's `Conversation.get_prompt` gives for these turns.
 VICUNA = (

@@ -11,7 +11,7 @@ import numpy as np
 import safetensors.numpy
 
 from eagle_jax.checkpoints import convert_pair
-from eagle_jax.checkpoints.calibration import load_calibration
+from eagle_jax.checkpoints.heads import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import GenerateConfig, TreeConfig, load_config
 from eagle_jax.evaluation import tables

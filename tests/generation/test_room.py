@@ -12,7 +12,7 @@ from eagle_jax.config import Method, TreeConfig
 from eagle_jax.generation import room
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.random_pairs import open_random
-from eagle_jax.models.quantised import num_bytes
+from eagle_jax.models.quantized import num_bytes
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.tree.structure import empty_candidates
 from tests.helpers import refused

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
+from eagle_jax.generation.tokenizer import load_tokenizer
 
 _BOS, _EOS = 298, 299
 _TEMPLATE = (

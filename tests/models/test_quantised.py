@@ -17,15 +17,15 @@ from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.linear import at_once, by_blocks, linear
-from eagle_jax.models.quantised import (
+from eagle_jax.models.quantized import (
     GROUP_SIZE,
-    QuantisedMatrix,
+    QuantizedMatrix,
     bits_of,
-    dequantise,
+    dequantize,
     has_groups,
     num_bytes,
-    quantise,
-    quantise_layers,
+    quantize,
+    quantize_layers,
 )
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 # Blocks of several groups, of single pairs of them, and fewer rows than a group has.
 _SHAPES = [(512, 96), (384, 4100), (48, 10)]
 
-_quantise = jax.jit(quantise, static_argnums=1)
+_quantize = jax.jit(quantize, static_argnums=1)
 
 
 def _matrix(shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
@@ -46,7 +46,7 @@ def _matrix(shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
     return jnp.asarray(rng.normal(size=shape) * sizes, dtype)
 
 
-def _steps(weight: QuantisedMatrix) -> np.ndarray:
+def _steps(weight: QuantizedMatrix) -> np.ndarray:
     """The scale of every weight."""
     rows = weight.shape[0] // weight.scales.shape[0]
     return np.repeat(np.asarray(weight.scales), rows, axis=0)
@@ -58,7 +58,7 @@ def test_no_weight_is_off_by_more_than_half_a_step(
     bits: int, shape: tuple[int, int]
 ) -> None:
     matrix = _matrix(shape)
-    weight = _quantise(matrix, bits)
+    weight = _quantize(matrix, bits)
     assert weight.shape == shape
     groups = 1 if bits == 8 else max(shape[0] // GROUP_SIZE, 2)
     assert weight.scales.shape == (groups, shape[1])
@@ -67,7 +67,7 @@ def test_no_weight_is_off_by_more_than_half_a_step(
     np.testing.assert_allclose(
         weight.scales * (2 ** (bits - 1) - 0.5), largest, rtol=1e-6
     )
-    error = np.abs(np.asarray(dequantise(weight)) - np.asarray(matrix))
+    error = np.abs(np.asarray(dequantize(weight)) - np.asarray(matrix))
     assert (error <= _steps(weight) * (0.5 + 1e-4)).all()
 
 
@@ -78,11 +78,11 @@ def test_every_integer_and_zero_columns_are_kept(bits: int) -> None:
     most = limit - 0.5  # The outermost steps stand for half a step more.
     column = np.resize([*np.clip(integers, -most, most), most], 4 * GROUP_SIZE)
     matrix = np.stack([column, np.zeros_like(column)], axis=1).astype(np.float32)
-    weight = _quantise(jnp.asarray(matrix), bits)
+    weight = _quantize(jnp.asarray(matrix), bits)
     steps = np.asarray(weight.scales)
     np.testing.assert_allclose(steps[:, 0], 1, rtol=1e-6)
     np.testing.assert_array_equal(steps[:, 1], 0)
-    found = np.asarray(dequantise(weight))
+    found = np.asarray(dequantize(weight))
     expected = np.clip(np.round(matrix), -limit, limit - 1)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert set(np.round(found[:, 0])) == set(integers)
@@ -93,9 +93,9 @@ def test_every_integer_and_zero_columns_are_kept(bits: int) -> None:
 def test_products_are_those_of_the_matrix_it_stands_for(
     bits: int, shape: tuple[int, int]
 ) -> None:
-    weight = _quantise(_matrix(shape), bits)
+    weight = _quantize(_matrix(shape), bits)
     x = jax.random.normal(jax.random.key(1), (2, 3, shape[0]))
-    expected = np.asarray(linear(x, dequantise(weight)))
+    expected = np.asarray(linear(x, dequantize(weight)))
     bias = jnp.ones(shape[1])
     for found in (
         jax.jit(at_once)(x, weight),
@@ -110,9 +110,9 @@ def test_products_are_those_of_the_matrix_it_stands_for(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_have_the_dtype_of_the_input(bits: int, dtype: str) -> None:
     matrix = jax.random.normal(jax.random.key(0), (256, 96))
-    weight = _quantise(matrix, bits)
+    weight = _quantize(matrix, bits)
     x = jax.random.normal(jax.random.key(1), (5, 256)).astype(dtype)
-    expected = np.asarray(linear(x.astype("float32"), dequantise(weight)))
+    expected = np.asarray(linear(x.astype("float32"), dequantize(weight)))
     for product in (linear, at_once):
         found = jax.jit(product)(x, weight)
         assert found.dtype == (dtype if product is linear else "float32")
@@ -121,7 +121,7 @@ def test_products_have_the_dtype_of_the_input(bits: int, dtype: str) -> None:
 
 
 def test_blocks_are_read_in_a_loop() -> None:
-    weight = jax.eval_shape(lambda w: quantise(w, 8), _matrix((512, 512)))
+    weight = jax.eval_shape(lambda w: quantize(w, 8), _matrix((512, 512)))
     x = jax.ShapeDtypeStruct((1, 512), jnp.float32)
     compiled = jax.jit(by_blocks).lower(x, weight).compile()
     assert "while" in str(compiled.as_text())
@@ -168,14 +168,14 @@ def _params(config: TransformerConfig | EagleHeadConfig) -> Any:
 def test_only_the_matrices_of_layers_are_quantised(family: str, bits: int) -> None:
     params = _params(_CONFIGS[family])
     assert bits_of(params) is None
-    found = jax.eval_shape(lambda params: quantise_layers(params, bits), params)
+    found = jax.eval_shape(lambda params: quantize_layers(params, bits), params)
     assert bits_of(found) == bits
     is_matrix = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(
-        found, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix)
+        found, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix)
     ):
         name = path[-1].name
-        is_matrix.setdefault(name, isinstance(leaf, QuantisedMatrix))
+        is_matrix.setdefault(name, isinstance(leaf, QuantizedMatrix))
     matrices = {name for name, is_quantised in is_matrix.items() if is_quantised}
     assert matrices == {"query", "key", "value", "output", "gate", "up", "down"}
     assert {"embedding", "output_head", "norm", "mlp_norm"} <= is_matrix.keys()
@@ -190,7 +190,7 @@ def test_memory_is_as_predicted(bits: int) -> None:
     shapes = [*([(e, e)] * 2), *([(e, kv)] * 2), *([(e, f)] * 2), (f, e)]
     weights = sum(rows * columns for rows, columns in shapes)
     scales = (1 if bits == 8 else 2) * sum(columns for _, columns in shapes)
-    quantised = jax.eval_shape(lambda params: quantise_layers(params, bits), params)
+    quantised = jax.eval_shape(lambda params: quantize_layers(params, bits), params)
     saved = num_bytes(params) - num_bytes(quantised)
     assert saved == 4 * weights - (weights * bits // 8 + 4 * scales)
 
@@ -200,7 +200,7 @@ def test_drafting_for_a_quantised_target_gives_its_own_text(
     family: str, bits: int
 ) -> None:
     config = _CONFIGS[family]
-    params = jax.jit(quantise_layers, static_argnums=1)(_params(config), bits)
+    params = jax.jit(quantize_layers, static_argnums=1)(_params(config), bits)
     target = Transformer(config=config)
     drafter = TreeDrafter(
         model=EagleHead(config=_HEAD), tree=TreeConfig(num_nodes=24, depth=2, width=16)

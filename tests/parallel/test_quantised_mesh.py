@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from eagle_jax.checkpoints.load import target_shapes
-from eagle_jax.generation.placing import target_shardings
+from eagle_jax.generation.shardings import target_shardings
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement, split_rules
 from tests.devices import with_devices

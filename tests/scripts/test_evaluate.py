@@ -14,9 +14,9 @@ import jax
 import pytest
 
 from eagle_jax import checkpoints
-from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.runner import BatchResult, Runner
+from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.conftest import Main, load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

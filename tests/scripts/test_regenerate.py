@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.checkpoints import load_tokenizer
+from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
 from eagle_jax.training.tasks import TextTask

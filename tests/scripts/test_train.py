@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
-from eagle_jax.checkpoints.calibration import load_calibration
+from eagle_jax.checkpoints.heads import load_calibration
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Run

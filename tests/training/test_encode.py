@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.checkpoints import RefusedError, load_tokenizer
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text as cli_text
+from eagle_jax.generation.tokenizer import RefusedError, load_tokenizer
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import (
     EncodedExample,

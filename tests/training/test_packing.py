@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.errors import InputError
+from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import EncodedExample, encode_examples
 from eagle_jax.training.packing import (

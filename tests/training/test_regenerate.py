@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.checkpoints import load_tokenizer
 from eagle_jax.errors import InputError
+from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.training.config import RegenerationConfig
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.regenerate import regenerate, seed_of

@@ -1,4 +1,4 @@
-"""The tokenizer that a checkpoint carries, and the tokens that end its texts."""
+"""The tokenizer that a checkpoint carries, and its chat template."""
 
 import contextlib
 import datetime
@@ -16,6 +16,7 @@ from eagle_jax.parsing import read_json
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 _TODAY = "strftime_now"
+"""What chat templates call for today's date, with a format."""
 
 _VOCABULARIES = (
     "tokenizer.*",
@@ -29,7 +30,6 @@ _VOCABULARIES = (
     "*bpe.codes",
 )
 """Files that vocabularies come in, of all tokenizers that transformers knows."""
-"""What chat templates call for today's date, with a format."""
 
 # The line break at its end belongs to it: templates begin with a line of their own.
 _MACRO = """\
@@ -47,7 +47,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """Loads a tokenizer; code that a checkpoint brings along is never run.
 
     Args:
-        folder: From `resolve`.
+        folder: From `checkpoints.resolve`.
         vocab_size: `V` of the target.
 
     Returns:
@@ -180,28 +180,3 @@ def _tokenizer_class(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer
-
-
-def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """Returns the ids that end a text, ascending.
-
-    Args:
-        folder: `generation_config.json` decides where it names any, otherwise
-            `config.json`; an empty list names none.
-
-    Raises:
-        InputError: If they are no ids.
-    """
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        ids = read_json(path).get("eos_token_id") if path.is_file() else None
-        if ids is None or ids == []:
-            continue
-        listed = ids if isinstance(ids, list) else [ids]
-        if not all(type(token) is int and 0 <= token < 2**31 for token in listed):
-            raise InputError(
-                f"{path}: eos_token_id = {ids!r} must be an id or a list of them, "
-                "integers from 0 to 2**31 - 1"
-            )
-        return tuple(sorted(set(listed)))
-    return ()

@@ -1,16 +1,16 @@
-"""Where the weights of a pair lie that is to be loaded."""
+"""The shardings of the weights of a pair that is to be loaded."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints.load import target_shapes
+from eagle_jax.checkpoints.load import shapes_of, target_shapes
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
-from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.quantised import GROUP_SIZE
+from eagle_jax.models.quantized import GROUP_SIZE
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement
 
@@ -26,7 +26,7 @@ def target_shardings(
         bits: From `checkpoints.target_bits`.
 
     Raises:
-        InputError: If the scales of quantised matrices cannot be split as they are.
+        InputError: If the scales of quantized matrices cannot be split as they are.
     """
     if placement is None:
         return None
@@ -48,12 +48,19 @@ def target_shardings(
 
 
 def draft_shardings(
-    placement: Placement | None, layer: LayerConfig, shapes: Any
+    placement: Placement | None, init_params: Callable[..., Any], config: Any
 ) -> Any:
-    """Returns where each weight of a draft model lies, `None` without a placement."""
+    """Returns where each weight of a draft model lies, `None` without a placement.
+
+    Args:
+        placement: From `place`.
+        init_params: Makes its weights.
+        config: Its sizes, with those of a `layer`.
+    """
     if placement is None:
         return None
-    return placement.with_drafter(layer, shapes).drafter_shardings(shapes)
+    shapes = shapes_of(init_params, config)
+    return placement.with_drafter(config.layer, shapes).drafter_shardings(shapes)
 
 
 def with_drafter(

@@ -19,7 +19,7 @@ _MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 
 
 @struct.dataclass(kw_only=True)
-class QuantisedMatrix:
+class QuantizedMatrix:
     """A matrix `[in, out]` of integers with scales.
 
     Two rows of 4 bits share a byte: row `i` of an even group, in its lower bits, and
@@ -48,11 +48,11 @@ class QuantisedMatrix:
         return self.scales.dtype
 
 
-Matrix = jax.Array | QuantisedMatrix
+Matrix = jax.Array | QuantizedMatrix
 """A matrix that `linear` multiplies with."""
 
 
-def quantise(weight: jax.Array, bits: int) -> QuantisedMatrix:
+def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
     """Rounds a matrix to the nearest multiples of its scales.
 
     Args:
@@ -71,18 +71,18 @@ def quantise(weight: jax.Array, bits: int) -> QuantisedMatrix:
     values = jnp.clip(steps, -limit, limit - 1).astype(jnp.int8)
     if bits == 4:
         values = (values[::2] & 15) | (values[1::2] << 4)
-    return QuantisedMatrix(
+    return QuantizedMatrix(
         values=values.reshape(-1, columns), scales=scales[:, 0], bits=bits
     )
 
 
-def dequantise(weight: QuantisedMatrix) -> jax.Array:
-    """Returns the float32 matrix `[in, out]` that a quantised one stands for."""
+def dequantize(weight: QuantizedMatrix) -> jax.Array:
+    """Returns the float32 matrix `[in, out]` that a quantized one stands for."""
     parts = [values * scales[:, None] for values, scales in unpack(weight)]
     return jnp.stack(parts, axis=1).reshape(weight.shape)
 
 
-def unpack(weight: QuantisedMatrix) -> list[tuple[jax.Array, jax.Array]]:
+def unpack(weight: QuantizedMatrix) -> list[tuple[jax.Array, jax.Array]]:
     """Returns the integers, int8 `[groups, rows, out]`, with scales `[groups, out]`.
 
     Of 4 bits there are two such pairs: the even groups and the odd ones.
@@ -108,7 +108,7 @@ def map_matrices(change: Callable[..., Any], params: Any, *others: Any) -> Any:
     Args:
         change: From a matrix, and what the others have in its place, to what takes it.
         params: A pytree of weights, of their shapes or of what else stands for them;
-            none is quantised.
+            none is quantized.
         others: Pytrees of the same structure.
     """
 
@@ -118,8 +118,8 @@ def map_matrices(change: Callable[..., Any], params: Any, *others: Any) -> Any:
     return jax.tree_util.tree_map_with_path(one, params, *others)
 
 
-def quantise_layers(params: Any, bits: int) -> Any:
-    """Returns a model whose decoder layers' matrices are quantised.
+def quantize_layers(params: Any, bits: int) -> Any:
+    """Returns a model whose decoder layers' matrices are quantized.
 
     Args:
         params: A pytree of weights, or of their shapes.
@@ -128,16 +128,16 @@ def quantise_layers(params: Any, bits: int) -> Any:
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(lambda weight: quantise(weight, bits), leaf)
-        return quantise(leaf, bits)
+            return jax.eval_shape(lambda weight: quantize(weight, bits), leaf)
+        return quantize(leaf, bits)
 
     return map_matrices(change, params)
 
 
 def bits_of(params: Any) -> int | None:
-    """Returns the bits of a model's quantised matrices, `None` if it has none."""
-    leaves = jax.tree.leaves(params, is_leaf=_is_quantised)
-    return next((leaf.bits for leaf in leaves if _is_quantised(leaf)), None)
+    """Returns the bits of a model's quantized matrices, `None` if it has none."""
+    leaves = jax.tree.leaves(params, is_leaf=_is_quantized)
+    return next((leaf.bits for leaf in leaves if _is_quantized(leaf)), None)
 
 
 def num_bytes(params: Any) -> int:
@@ -145,5 +145,5 @@ def num_bytes(params: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 
-def _is_quantised(leaf: Any) -> bool:
-    return isinstance(leaf, QuantisedMatrix)
+def _is_quantized(leaf: Any) -> bool:
+    return isinstance(leaf, QuantizedMatrix)

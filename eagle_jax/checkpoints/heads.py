@@ -1,0 +1,369 @@
+"""EAGLE heads: their weights, whether they fit a target, and what they are worth.
+
+An EAGLE-3 head has tensors beside those of an EAGLE-1/2 head:
+
+    fc, midlayer.*, norm, lm_head    floating-point weights; `layers.0.*` elsewhere
+    embed_tokens                     only where the head's width is not the target's
+    d2t [W] integers                 token i of the head is the target's i + d2t[i]
+    t2d [V] bool                     whether the head has this token of the target
+
+The last two are absent where both vocabularies are the same.
+
+The calibration beside a head says what its confidences are worth, greedy and sampled.
+Either part may be missing; other keys say where the numbers come from:
+
+    {"vocab_size": 2048,
+     "greedy": {"kappa": 1.0, "exponents": [[0.4, 1.1], [0.5, 1.2]]},
+     "sampled": {"kappa": 2.0, "sharpness": 1.2, "exponents": [[0.9, 1.0], [0.8, 1.1]]}}
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.hf_config import eagle3_config, head_config
+from eagle_jax.checkpoints.load import load_params, shapes_of, weights_dtype
+from eagle_jax.checkpoints.weights import Weights, open_weights
+from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
+from eagle_jax.errors import InputError
+from eagle_jax.models import eagle3_head, eagle_head
+from eagle_jax.models.eagle3_head import (
+    Eagle3HeadConfig,
+    Eagle3HeadParams,
+    feature_layers,
+)
+from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.parsing import read_json
+
+Kind = Literal["greedy", "sampled"]
+"""Of text: at temperature 0, or drawn above it with noise that drafts share."""
+
+_FEWEST_LAYERS = 7
+_DIGITS = 4
+_KINDS: tuple[Kind, ...] = ("greedy", "sampled")
+
+
+def load_head(
+    folder: Path,
+    target: TransformerConfig,
+    target_params: TransformerParams,
+    dtype: str | None = "float32",
+    shardings: Any = None,
+) -> tuple[EagleHeadConfig, EagleHeadParams]:
+    """Loads an EAGLE-1/2 head.
+
+    A head's own copy of the target's embedding table is dropped where it is equal,
+    so that the table is in memory once.
+
+    Args:
+        folder: From `resolve`.
+        target: Sizes of the target.
+        target_params: Its weights.
+        dtype: Of the weights; `None` for the type they are stored in.
+        shardings: A `jax.sharding.Sharding` for all weights, or one for each in an
+            `EagleHeadParams`; `None` for the default device. An embedding table for
+            which it names none lies as the target's does.
+
+    Returns:
+        Sizes and weights.
+
+    Raises:
+        InputError: If it cannot be used, or does not fit the target.
+    """
+    config = head_config(folder)
+    check_pair(target, config)
+    shapes = shapes_of(eagle_head.init_params, config)
+    return config, _load(
+        open_weights(folder),
+        names.EAGLE_HEAD,
+        shapes,
+        config,
+        dtype,
+        shardings,
+        target_params.embedding,
+    )
+
+
+def read_head(
+    folder: Path, dtype: str | None = None
+) -> tuple[EagleHeadConfig, EagleHeadParams]:
+    """Loads an EAGLE-1/2 head as it is stored, without its target.
+
+    Args:
+        folder: From `resolve`.
+        dtype: Of the weights; `None` for the type they are stored in.
+
+    Returns:
+        Sizes and weights, with the embedding table if the folder holds one.
+
+    Raises:
+        InputError: If it cannot be used.
+    """
+    config = head_config(folder)
+    shapes = shapes_of(eagle_head.init_params, config)
+    return config, _load(open_weights(folder), names.EAGLE_HEAD, shapes, config, dtype)
+
+
+def load_eagle3_head(
+    folder: Path,
+    target: TransformerConfig,
+    target_params: TransformerParams,
+    dtype: str | None = "float32",
+    shardings: Any = None,
+) -> tuple[Eagle3HeadConfig, Eagle3HeadParams]:
+    """Loads an EAGLE-3 head.
+
+    A head's own copy of the target's embedding table is dropped where it is equal.
+
+    Args:
+        folder: From `resolve`.
+        target: Sizes of the target.
+        target_params: Its weights.
+        dtype: Of the weights; `None` for the type they are stored in.
+        shardings: One for each weight in an `Eagle3HeadParams`; `None` for the default
+            device. An embedding table lies as the target's does.
+
+    Returns:
+        Sizes and weights.
+
+    Raises:
+        InputError: If it cannot be used, or does not fit the target.
+    """
+    config = eagle3_config(folder)
+    check_eagle3_pair(target, config)
+    files = open_weights(folder)
+    offsets = _read_offsets(files, config)
+    if shardings is not None:
+        if offsets is not None:
+            offsets = jax.device_put(offsets, shardings.offsets)
+        shardings = dataclasses.replace(shardings, offsets=None)
+    stored = files.names()
+    is_official = any(name.startswith("midlayer.") for name in stored)
+    table = names.EAGLE3_HEAD if is_official else names.EAGLE3_HEAD_ELSEWHERE
+    if table["output_head"] not in stored:
+        raise InputError(
+            f"{folder} lacks {table['output_head']}: an EAGLE-3 head predicts with an "
+            "output head of its own"
+        )
+    width = config.layer.hidden_size
+    if table["embedding"] not in stored and width != target.layer.hidden_size:
+        raise InputError(
+            f"{folder} lacks {table['embedding']}: the target's table is "
+            f"{target.layer.hidden_size} wide and does not fit a head of {width}"
+        )
+    shapes = shapes_of(eagle3_head.init_params, config)
+    shapes = dataclasses.replace(shapes, offsets=None)
+    params = _load(
+        files, table, shapes, config, dtype, shardings, target_params.embedding
+    )
+    return config, dataclasses.replace(params, offsets=offsets)
+
+
+def _load(
+    files: Weights,
+    table: dict[str, str],
+    shapes: Any,
+    config: EagleHeadConfig | Eagle3HeadConfig,
+    dtype: str | None,
+    shardings: Any = None,
+    target_table: jax.Array | None = None,
+) -> Any:
+    """Loads the weights of a head, without a table that equals the target's.
+
+    Args:
+        files: The checkpoint.
+        table: Names of its tensors.
+        shapes: Of its weights, without an embedding table.
+        config: Sizes.
+        dtype: Of the weights; `None` for the type they are stored in.
+        shardings: As for `load_head`.
+        target_table: `[V, E]`; `None` where there is no target.
+    """
+    has_table = table["embedding"] in files.names()
+    if has_table:
+        shapes = with_table(shapes, config)
+    if target_table is not None and not isinstance(shardings, Sharding | None):
+        own: Any = shardings.embedding or target_table.sharding
+        shardings = dataclasses.replace(shardings, embedding=own if has_table else None)
+    wanted = names.tensor_names(shapes, table)
+    params = load_params(files, wanted, shapes, weights_dtype(files, dtype), shardings)
+    if target_table is None:
+        return params
+    return drop_equal_table(params, target_table)
+
+
+def with_table(shapes: Any, config: Any) -> Any:
+    """Returns the shapes of a head that has an embedding table of its own."""
+    shape = (config.vocab_size, config.layer.hidden_size)
+    return dataclasses.replace(
+        shapes, embedding=jax.ShapeDtypeStruct(shape, jnp.float32)
+    )
+
+
+def drop_equal_table(params: Any, embedding: jax.Array) -> Any:
+    """Returns a head's weights without an embedding table that equals the target's."""
+    own = params.embedding
+    if own is None:
+        return params
+    if own.is_fully_addressable and embedding.is_fully_addressable:
+        is_equal = np.array_equal(np.asarray(own), np.asarray(embedding))
+    else:  # No process has them whole.
+        is_equal = bool(jnp.array_equal(own, embedding))
+    return dataclasses.replace(params, embedding=None) if is_equal else params
+
+
+def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
+    """Refuses a head that was made for another target.
+
+    Raises:
+        InputError: If width or vocabulary differ.
+    """
+    _check_size("hidden_size", head.layer.hidden_size, target.layer.hidden_size)
+    _check_size("vocab_size", head.vocab_size, target.vocab_size)
+
+
+def check_eagle3_pair(target: TransformerConfig, head: Eagle3HeadConfig) -> None:
+    """Refuses an EAGLE-3 head that was made for another target.
+
+    Raises:
+        InputError: If features or vocabulary differ, or the target has too few layers.
+    """
+    width = eagle3_target(target).feature_size
+    if head.feature_size != width:
+        raise InputError(
+            f"the head reads features of width {head.feature_size}, three hidden "
+            f"states of the target have {width}; give the head that was trained for "
+            "this target"
+        )
+    _check_size("vocab_size", head.vocab_size, target.vocab_size)
+
+
+def _check_size(name: str, given: int, wanted: int) -> None:
+    if given != wanted:
+        raise InputError(
+            f"the head's {name} is {given}, the target's is {wanted}; give the head "
+            "that was trained for this target"
+        )
+
+
+def eagle3_target(target: TransformerConfig) -> TransformerConfig:
+    """Returns a target that gives the features which EAGLE-3 heads read.
+
+    Raises:
+        InputError: If it has too few layers for three different features.
+    """
+    if target.num_layers < _FEWEST_LAYERS:
+        raise InputError(
+            f"the target has {target.num_layers} layers, and an EAGLE-3 head needs one "
+            f"of at least {_FEWEST_LAYERS}: with fewer, two of its three features are "
+            "the same; give an EAGLE-1/2 head"
+        )
+    return dataclasses.replace(target, feature_layers=feature_layers(target.num_layers))
+
+
+def _read_offsets(files: Weights, config: Eagle3HeadConfig) -> jax.Array | None:
+    """Returns `d2t` once nothing in the folder contradicts it; `None` for the same.
+
+    Neither tensor is left in `files`.
+    """
+    num_known, vocab_size = config.draft_vocab_size, config.vocab_size
+    found = {name: files.read(name) for name in names.MAPS if name in files.names()}
+    for name in found:
+        files.forget(name)
+    offsets, is_known = (found.get(name) for name in names.MAPS)
+    if offsets is None:
+        if num_known < vocab_size:
+            raise InputError(
+                f"{files.folder} lacks d2t, which says where the head's {num_known} "
+                f"tokens stand among the target's {vocab_size}"
+            )
+        offsets = np.zeros(num_known, np.int64)
+    if offsets.shape != (num_known,) or offsets.dtype.kind not in "iu":
+        raise InputError(
+            f"{files.folder}: d2t holds {offsets.dtype} {offsets.shape}, no integer "
+            f"for each of draft_vocab_size = {num_known} tokens"
+        )
+    tokens = np.arange(num_known) + offsets.astype(np.int64)
+    if tokens[0] < 0 or tokens[-1] >= vocab_size or (np.diff(tokens) <= 0).any():
+        raise InputError(
+            f"{files.folder}: d2t must lead to ascending tokens of the target, "
+            f"0 to {vocab_size - 1}; it holds offsets, not tokens"
+        )
+    in_head = np.isin(np.arange(vocab_size), tokens)
+    if is_known is not None and not np.array_equal(is_known.astype(bool), in_head):
+        raise InputError(
+            f"{files.folder}: d2t and t2d name different tokens; the checkpoint is "
+            "damaged"
+        )
+    same = num_known == vocab_size
+    return None if same else jnp.asarray(tokens - np.arange(num_known), jnp.int32)
+
+
+def load_calibration(
+    path: Path, *, vocab_size: int, depth: int, kind: Kind
+) -> Calibration:
+    """Reads what scripts/calibrate.py or scripts/train.py wrote.
+
+    Args:
+        path: The file.
+        vocab_size: `V` of the target.
+        depth: `D`, the levels that will be drafted.
+        kind: The part that must be there.
+
+    Returns:
+        A part that is missing leaves confidences of that kind as they are.
+
+    Raises:
+        InputError: If the file cannot be read, holds no calibration, or one for another
+            vocabulary, fewer levels or the other kind of text.
+    """
+    content = read_json(path)
+    try:
+        found = content["vocab_size"]
+        parts = {name: _read_part(content[name]) for name in _KINDS if name in content}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f'{path} must hold "vocab_size" and, under "greedy" or "sampled", "kappa", '
+            '"sharpness" and "exponents", a list of lists of numbers, as '
+            f"scripts/calibrate.py writes it ({error!r})"
+        ) from error
+    if found != vocab_size:
+        raise InputError(
+            f"{path} was fitted to a vocabulary of {found} tokens, and the target has "
+            f"{vocab_size}; fit one with scripts/calibrate.py"
+        )
+    if kind not in parts:
+        known = " and ".join(parts) or "nothing"
+        raise InputError(
+            f"{path} calibrates {known}, not {kind} text; fit records of that kind too "
+            "with scripts/calibrate.py, or leave the calibration out"
+        )
+    levels = len(parts[kind].exponents)
+    if levels < depth:
+        raise InputError(
+            f"{path} was fitted to {levels} levels, but depth = {depth}; draft fewer, "
+            "or fit records of a deeper tree with scripts/calibrate.py"
+        )
+    return dataclasses.replace(UNCALIBRATED, **parts)
+
+
+def calibration_part(confidence: Confidence) -> dict[str, Any]:
+    """Returns a part of the file as JSON holds it."""
+    rows = [[round(entry, _DIGITS) for entry in row] for row in confidence.exponents]
+    factors = {"kappa": confidence.kappa, "sharpness": confidence.sharpness}
+    return factors | {"exponents": rows}
+
+
+def _read_part(part: Any) -> Confidence:
+    rows = tuple(tuple(float(entry) for entry in row) for row in part["exponents"])
+    factors = {name: float(part[name]) for name in ("kappa", "sharpness")}
+    return Confidence(**factors, exponents=rows)
