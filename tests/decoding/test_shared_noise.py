@@ -29,7 +29,7 @@ from eagle_jax.testing.toys import path_code
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests.drafting.toy_model import NarrowToyModel, ToyModel
 from tests.helpers import make_draws, texts
-from tests.joint_law import LAW_TARGET, check_drawn_texts
+from tests.joint_distribution import DRAWN_TARGET, check_drawn_texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -348,7 +348,7 @@ def test_noise_is_made_once_a_round_and_never_for_greedy_decoding(name: str) -> 
 
 
 NUM_DRAWS = 20_000
-LAW_TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=LAW_TARGET.seed)
+LAW_TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=DRAWN_TARGET.seed)
 LAW_OTHER = dataclasses.replace(LAW_TWIN, seed=7)
 
 

@@ -17,7 +17,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyDrafter, ToyTarget, assert_same_tokens
 from tests.helpers import texts
-from tests.joint_law import LAW_TARGET, check_drawn_texts
+from tests.joint_distribution import DRAWN_TARGET, check_drawn_texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -248,7 +248,7 @@ def test_three_tokens_have_the_targets_joint_law(
     rule: speculative.AcceptanceRule, temperature: float, top_k: int
 ) -> None:
     law_drafter = ToyDrafter(
-        target=LAW_TARGET, tree=TreeConfig(num_nodes=6, depth=2, width=2)
+        target=DRAWN_TARGET, tree=TreeConfig(num_nodes=6, depth=2, width=2)
     )
     accepted = check_drawn_texts(
         law_drafter,

@@ -19,8 +19,8 @@ from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
 from tests.drafting.toy_model import NarrowToyModel, ToyModel
 from tests.helpers import make_draws, texts
-from tests.joint_law import LAW_TARGET as TARGET
-from tests.joint_law import check_drawn_texts
+from tests.joint_distribution import DRAWN_TARGET as TARGET
+from tests.joint_distribution import check_drawn_texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -10,22 +10,22 @@ from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import ToyTarget
 from tests.helpers import texts
 
-LAW_TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
+DRAWN_TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
 
 
-def law_of(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
+def distribution_of(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
     """`[4, 4, 4]`: of the next three tokens, from the toy's logits alone."""
 
     def next_law(path: list[int]) -> np.ndarray:
         tokens = jnp.array([path])
-        output = LAW_TARGET.forward(
+        output = DRAWN_TARGET.forward(
             (),
             tokens,
             jnp.arange(len(path))[None],
             None,
-            LAW_TARGET.init_cache(1, 0),
+            DRAWN_TARGET.init_cache(1, 0),
         )
-        logits = np.asarray(LAW_TARGET.unembed((), output.hidden))[0, -1] / temperature
+        logits = np.asarray(DRAWN_TARGET.unembed((), output.hidden))[0, -1] / temperature
         if top_k:
             logits[logits < np.sort(logits)[-top_k]] = -np.inf
         law = np.exp(logits - logits.max(), dtype=np.float64)
@@ -57,13 +57,13 @@ def check_drawn_texts(
         seeds=range(num_draws),
     )
     state = speculative.generate(
-        Decoder(target=LAW_TARGET, drafter=drafter, acceptance=rule), params, requests
+        Decoder(target=DRAWN_TARGET, drafter=drafter, acceptance=rule), params, requests
     )
-    check_joint_law(texts(requests, state), law_of(prompt, temperature, top_k))
+    check_joint_distribution(texts(requests, state), distribution_of(prompt, temperature, top_k))
     return float(state.accept_lengths.sum()) / num_draws
 
 
-def check_joint_law(drawn: list[list[int]], law: np.ndarray) -> None:
+def check_joint_distribution(drawn: list[list[int]], law: np.ndarray) -> None:
     """Compares texts of three tokens each with their law."""
     counts = np.zeros((4, 4, 4))
     np.add.at(counts, tuple(np.array(drawn).T), 1)

@@ -56,7 +56,7 @@ def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
 def test_two_devices_load_and_decode_what_one_does(
     tiny_pair: Path, tmp_path: Path
 ) -> None:
-    module = "tests.parallel.quantised_on_two_devices"
+    module = "tests.parallel.quantized_on_two_devices"
     process = subprocess.run(
         [sys.executable, "-m", module, str(tiny_pair), str(tmp_path)],
         cwd=_REPOSITORY,
