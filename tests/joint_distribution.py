@@ -1,4 +1,4 @@
-"""The joint law of three tokens, and whether many draws have it."""
+"""The joint distribution of three tokens, and whether many draws have it."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ DRAWN_TARGET = ToyTarget(vocab_size=4, sharpness=1.0)
 def distribution_of(prompt: list[int], temperature: float, top_k: int) -> np.ndarray:
     """`[4, 4, 4]`: of the next three tokens, from the toy's logits alone."""
 
-    def next_law(path: list[int]) -> np.ndarray:
+    def next_distribution(path: list[int]) -> np.ndarray:
         tokens = jnp.array([path])
         output = DRAWN_TARGET.forward(
             (),
@@ -25,17 +25,21 @@ def distribution_of(prompt: list[int], temperature: float, top_k: int) -> np.nda
             None,
             DRAWN_TARGET.init_cache(1, 0),
         )
-        logits = np.asarray(DRAWN_TARGET.unembed((), output.hidden))[0, -1] / temperature
+        logits = (
+            np.asarray(DRAWN_TARGET.unembed((), output.hidden))[0, -1] / temperature
+        )
         if top_k:
             logits[logits < np.sort(logits)[-top_k]] = -np.inf
-        law = np.exp(logits - logits.max(), dtype=np.float64)
-        return law / law.sum()
+        probs = np.exp(logits - logits.max(), dtype=np.float64)
+        return probs / probs.sum()
 
-    law = np.zeros((4, 4, 4))
-    for first, p_first in enumerate(next_law(prompt)):
-        for second, p_second in enumerate(next_law([*prompt, first])):
-            law[first, second] = p_first * p_second * next_law([*prompt, first, second])
-    return law
+    probs = np.zeros((4, 4, 4))
+    for first, p_first in enumerate(next_distribution(prompt)):
+        for second, p_second in enumerate(next_distribution([*prompt, first])):
+            probs[first, second] = (
+                p_first * p_second * next_distribution([*prompt, first, second])
+            )
+    return probs
 
 
 def check_drawn_texts(
@@ -47,7 +51,7 @@ def check_drawn_texts(
     top_k: int,
     num_draws: int,
 ) -> float:
-    """Draws texts with as many seeds, compares their law; returns drafts accepted."""
+    """Compares many drawn texts with their distribution; returns drafts accepted."""
     prompt = [1, 2, 3]
     requests = make_requests(
         [prompt] * num_draws,
@@ -59,16 +63,18 @@ def check_drawn_texts(
     state = speculative.generate(
         Decoder(target=DRAWN_TARGET, drafter=drafter, acceptance=rule), params, requests
     )
-    check_joint_distribution(texts(requests, state), distribution_of(prompt, temperature, top_k))
+    check_joint_distribution(
+        texts(requests, state), distribution_of(prompt, temperature, top_k)
+    )
     return float(state.accept_lengths.sum()) / num_draws
 
 
-def check_joint_distribution(drawn: list[list[int]], law: np.ndarray) -> None:
-    """Compares texts of three tokens each with their law."""
+def check_joint_distribution(drawn: list[list[int]], probs: np.ndarray) -> None:
+    """Compares texts of three tokens each with their distribution."""
     counts = np.zeros((4, 4, 4))
     np.add.at(counts, tuple(np.array(drawn).T), 1)
-    assert counts[law == 0].sum() == 0
-    distance = 0.5 * np.abs(counts / len(drawn) - law).sum()
-    # Mean of the distance for draws from the law itself; its spread is far smaller.
-    expected = 0.5 * np.sqrt(2 / np.pi * law * (1 - law) / len(drawn)).sum()
+    assert counts[probs == 0].sum() == 0
+    distance = 0.5 * np.abs(counts / len(drawn) - probs).sum()
+    # Mean of the distance for such draws; its deviation is far smaller.
+    expected = 0.5 * np.sqrt(2 / np.pi * probs * (1 - probs) / len(drawn)).sum()
     assert distance < 1.5 * expected

@@ -114,7 +114,7 @@ def test_training_moves_nothing_but_sums(reports: dict[str, Report]) -> None:
 
 
 def test_no_loop_moves_a_vocabulary_of_logits(reports: dict[str, Report]) -> None:
-    """The likeliest tokens are found where the parts of the vocabulary lie."""
+    """The most likely tokens are found where the parts of the vocabulary lie."""
     one_row = 4 * _VOCABULARY
     assert 0 < reports["token"].moved < reports["round"].moved < one_row
     assert 0 < reports["sampled round"].moved < one_row

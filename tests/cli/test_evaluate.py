@@ -346,7 +346,9 @@ def test_rejection_has_runs_of_its_own_above_temperature_zero(
     (line,) = [
         line for line in capsys.readouterr().out.splitlines() if "rejection" in line
     ]
-    assert " of " not in line, "other draws of one law are compared with nothing"
+    assert " of " not in line, (
+        "other draws of one distribution are compared with nothing"
+    )
 
 
 def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:

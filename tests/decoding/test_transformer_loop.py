@@ -38,7 +38,7 @@ NUM_SLOTS = 128
 
 
 def make_pair(dtype: str = "float32", **tree: Any) -> tuple[Any, Any, Params]:
-    # Ten times the usual deviation: sharp laws, so that drafts differ and are tried.
+    # Ten times the usual deviation: sharp, so that drafts differ and are tried.
     target_params = jax.tree.map(
         lambda x: x * 10 if x.ndim > 1 else x,
         transformer.init_params(jax.random.key(0), CONFIG, dtype),

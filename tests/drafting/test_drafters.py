@@ -70,7 +70,7 @@ METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *LOOKUPS]
 
 
 def _random(config: TransformerConfig, seed: int) -> Any:
-    # Ten times the usual deviation: sharp laws, so that drafts differ and are tried.
+    # Ten times the usual deviation: sharp, so that drafts differ and are tried.
     return jax.tree.map(
         lambda x: x * 10 if x.ndim > 1 else x,
         transformer.init_params(jax.random.key(seed), config),
@@ -184,7 +184,7 @@ def test_the_target_as_its_own_small_model_is_always_accepted(
 
 
 def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None:
-    """Its laws behind a root are those of a fresh model over the whole text."""
+    """Its distributions after a root are those of a fresh model over the whole text."""
     drafter, params = make("small bush", target_params)
     requests = requests_of(PROMPTS, max_new_tokens=20)
     decoder = Decoder(target=TARGET, drafter=drafter, acceptance="greedy")
@@ -202,9 +202,9 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
         positions = jnp.broadcast_to(jnp.arange(slots), before[1].shape)
         nothing = model.init_cache(rows, 0)
         output = model.forward(params.drafter, before[1], positions, None, nothing)
-        laws = model.unembed(params.drafter, output.hidden)
+        every = model.unembed(params.drafter, output.hidden)
         for row, length in enumerate(before[0]):
-            logits = laws[row, length - 1]
+            logits = every[row, length - 1]
             expected = np.argsort(-np.asarray(logits), kind="stable")[:3]
             found = np.asarray(done.tree.tokens[row, 1:4])
             if bool(done.count[row]):

@@ -190,7 +190,7 @@ def test_the_text_is_plain_decodings(
 
 
 def proposed(drafter: TreeDrafter, params: Params) -> tuple[DraftTree, Any]:
-    """Trees behind random features, and the state that they were drafted from."""
+    """Trees after random features, and the state that they were drafted from."""
     rows = 4
     shape = (rows, 8, CONFIG.feature_size)
     state = drafter.prefill(
@@ -225,18 +225,18 @@ def test_only_tokens_of_the_head_are_drafted(make: Make, shape: str) -> None:
             assert len(set(siblings.tolist())) == len(siblings)
 
 
-def test_the_law_of_draws_is_over_the_targets_vocabulary(make: Make) -> None:
+def test_the_distribution_of_draws_is_over_the_targets_vocabulary(make: Make) -> None:
     drafter, params = make("reduced", "bush, drawn")
     known = tokens_of_the_head(params)
     tree, state = proposed(drafter, params)
     output, _ = drafter.model.read(params.drafter, state, jnp.arange(4))
     logits = drafter.model.logits(params.drafter, output)
     assert tree.draft_logits is not None
-    law = np.asarray(tree.draft_logits)[:, 0]
-    assert law.shape == (4, VOCABULARY)
-    np.testing.assert_allclose(law[:, known], logits, rtol=1e-4)
+    probs = np.asarray(tree.draft_logits)[:, 0]
+    assert probs.shape == (4, VOCABULARY)
+    np.testing.assert_allclose(probs[:, known], logits, rtol=1e-4)
     others = np.setdiff1d(np.arange(VOCABULARY), known)
-    assert (law[:, others] == -np.inf).all()
+    assert (probs[:, others] == -np.inf).all()
 
 
 def test_ties_go_to_the_lower_token(make: Make) -> None:
@@ -251,7 +251,7 @@ def test_ties_go_to_the_lower_token(make: Make) -> None:
 
 
 def test_a_draft_continues_its_own_output_unfused(make: Make) -> None:
-    """The second level's law is the formula's, written out."""
+    """The second level's distribution is the formula's, written out."""
     drafter, params = make("reduced", "chain")
     model, weights = drafter.model, params.drafter
     state = model.init_state(1, 8, 4)

@@ -88,7 +88,7 @@ def _hidden(
 def test_a_tree_is_verified_as_each_of_its_paths_is_decoded(
     pair: tuple[Transformer, Any],
 ) -> None:
-    """Siblings, dead branches and padding behind a shorter row change nothing."""
+    """Siblings, dead branches and padding after a shorter row change nothing."""
     target, params = pair
     rng = np.random.default_rng(5)
     num_nodes, lengths = len(_PARENTS), [_PROMPT, 3]

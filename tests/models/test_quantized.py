@@ -1,4 +1,4 @@
-"""Quantised matrices, and decoding with them."""
+"""Quantized matrices, and decoding with them."""
 
 import dataclasses
 from typing import Any
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 # Blocks of several groups, of single pairs of them, and fewer rows than a group has.
 _SHAPES = [(512, 96), (384, 4100), (48, 10)]
 
-_quantise = jax.jit(quantise, static_argnums=1)
+_quantize = jax.jit(quantise, static_argnums=1)
 
 
 def _matrix(shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
@@ -58,7 +58,7 @@ def test_no_weight_is_off_by_more_than_half_a_step(
     bits: int, shape: tuple[int, int]
 ) -> None:
     matrix = _matrix(shape)
-    weight = _quantise(matrix, bits)
+    weight = _quantize(matrix, bits)
     assert weight.shape == shape
     groups = 1 if bits == 8 else max(shape[0] // GROUP_SIZE, 2)
     assert weight.scales.shape == (groups, shape[1])
@@ -78,7 +78,7 @@ def test_every_integer_and_zero_columns_are_kept(bits: int) -> None:
     most = limit - 0.5  # The outermost steps stand for half a step more.
     column = np.resize([*np.clip(integers, -most, most), most], 4 * GROUP_SIZE)
     matrix = np.stack([column, np.zeros_like(column)], axis=1).astype(np.float32)
-    weight = _quantise(jnp.asarray(matrix), bits)
+    weight = _quantize(jnp.asarray(matrix), bits)
     steps = np.asarray(weight.scales)
     np.testing.assert_allclose(steps[:, 0], 1, rtol=1e-6)
     np.testing.assert_array_equal(steps[:, 1], 0)
@@ -93,7 +93,7 @@ def test_every_integer_and_zero_columns_are_kept(bits: int) -> None:
 def test_products_are_those_of_the_matrix_it_stands_for(
     bits: int, shape: tuple[int, int]
 ) -> None:
-    weight = _quantise(_matrix(shape), bits)
+    weight = _quantize(_matrix(shape), bits)
     x = jax.random.normal(jax.random.key(1), (2, 3, shape[0]))
     expected = np.asarray(linear(x, dequantise(weight)))
     bias = jnp.ones(shape[1])
@@ -110,7 +110,7 @@ def test_products_are_those_of_the_matrix_it_stands_for(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_products_have_the_dtype_of_the_input(bits: int, dtype: str) -> None:
     matrix = jax.random.normal(jax.random.key(0), (256, 96))
-    weight = _quantise(matrix, bits)
+    weight = _quantize(matrix, bits)
     x = jax.random.normal(jax.random.key(1), (5, 256)).astype(dtype)
     expected = np.asarray(linear(x.astype("float32"), dequantise(weight)))
     for product in (linear, at_once):
@@ -154,7 +154,7 @@ _HEAD = EagleHeadConfig(layer=SMALL_LAYER, vocab_size=64, max_positions=128)
 
 
 def _params(config: TransformerConfig | EagleHeadConfig) -> Any:
-    """Weights with laws sharp enough that drafts are tried and differ."""
+    """Weights with distributions sharp enough that drafts are tried and differ."""
     model: Any = transformer if isinstance(config, TransformerConfig) else eagle_head
     rng = np.random.default_rng(0)
     return jax.tree.map(
@@ -165,7 +165,7 @@ def _params(config: TransformerConfig | EagleHeadConfig) -> Any:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", _CONFIGS)
-def test_only_the_matrices_of_layers_are_quantised(family: str, bits: int) -> None:
+def test_only_the_matrices_of_layers_are_quantized(family: str, bits: int) -> None:
     params = _params(_CONFIGS[family])
     assert bits_of(params) is None
     found = jax.eval_shape(lambda params: quantise_layers(params, bits), params)
@@ -176,7 +176,7 @@ def test_only_the_matrices_of_layers_are_quantised(family: str, bits: int) -> No
     ):
         name = path[-1].name
         is_matrix.setdefault(name, isinstance(leaf, QuantisedMatrix))
-    matrices = {name for name, is_quantised in is_matrix.items() if is_quantised}
+    matrices = {name for name, is_quantized in is_matrix.items() if is_quantized}
     assert matrices == {"query", "key", "value", "output", "gate", "up", "down"}
     assert {"embedding", "output_head", "norm", "mlp_norm"} <= is_matrix.keys()
     assert ("router" if family == "mixture" else "query_bias") in is_matrix
@@ -190,13 +190,13 @@ def test_memory_is_as_predicted(bits: int) -> None:
     shapes = [*([(e, e)] * 2), *([(e, kv)] * 2), *([(e, f)] * 2), (f, e)]
     weights = sum(rows * columns for rows, columns in shapes)
     scales = (1 if bits == 8 else 2) * sum(columns for _, columns in shapes)
-    quantised = jax.eval_shape(lambda params: quantise_layers(params, bits), params)
-    saved = num_bytes(params) - num_bytes(quantised)
+    quantized = jax.eval_shape(lambda params: quantise_layers(params, bits), params)
+    saved = num_bytes(params) - num_bytes(quantized)
     assert saved == 4 * weights - (weights * bits // 8 + 4 * scales)
 
 
 @pytest.mark.parametrize(("family", "bits"), [("mixture", 8), ("dense", 4)])
-def test_drafting_for_a_quantised_target_gives_its_own_text(
+def test_drafting_for_a_quantized_target_gives_its_own_text(
     family: str, bits: int
 ) -> None:
     config = _CONFIGS[family]

@@ -58,7 +58,7 @@ def make_pair(num_kv_heads: int) -> Pair:
         layer=layer, num_layers=2, vocab_size=VOCABULARY, max_positions=SLOTS
     )
     head = EagleHeadConfig(layer=layer, vocab_size=VOCABULARY, max_positions=SLOTS)
-    # Ten times the usual deviation: sharp laws, so that texts differ and vary.
+    # Ten times the usual deviation: sharp, so that texts differ and vary.
     target_params = jax.tree.map(
         lambda x: x * 10 if x.ndim > 1 else x,
         transformer.init_params(jax.random.key(0), config),
@@ -159,7 +159,7 @@ def check_program(text: str, placement: Placement, target: Transformer) -> None:
     calls = TREE.depth  # Of the head; the target is called once.
     sums = 2 * (target.config.num_layers + calls) + calls + 1
     assert found.keys() <= {"all-reduce", "all-gather"}, found
-    # What is left is per level, not per layer, and a number per node: a law's sum, and
+    # What is left is per level, not per layer, and a number per node: a sum, and
     # what filters ask of a level's drafts and of the target.
     assert sums <= found["all-reduce"] <= sums + calls + 5 * (calls + 1), found
     assert found["all-gather"] <= calls + 2, found

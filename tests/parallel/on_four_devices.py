@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "max_positions": SLOTS}
 
 
 def sharp(weights: Any) -> Any:
-    """Weights of sharp laws, so that texts differ and drafts are accepted."""
+    """Weights of sharp distributions, so that texts differ and drafts are accepted."""
     return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, weights)
 
 
@@ -161,7 +161,7 @@ def check_training() -> None:
         .compile()
     )
     text: str = compiled.as_text()
-    # Nor is the likeliest token of each part of the vocabulary gathered.
+    # Nor is the most likely token of each part of the vocabulary gathered.
     assert count_collectives(every_line(text)).keys() == {"all-reduce"}
     print("no weight moves in training", shape, flush=True)
 

@@ -1,4 +1,4 @@
-"""Quantised targets over several devices."""
+"""Quantized targets over several devices."""
 
 import subprocess
 import sys
