@@ -21,13 +21,12 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax.checkpoints.calibration import load_calibration
-from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Run
 from eagle_jax.training.trainer import new_head_config
+from tests import tiny
 from tests.conftest import Main, load_main
 from tests.devices import with_devices
-from tests.helpers import SMALL_LAYER
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "scripts" / "train.py"
@@ -437,11 +436,8 @@ def test_a_full_disk_ends_in_one_line_and_a_run_to_resume(
 
 def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
     """The official layout has neither norms of queries nor experts."""
-    layer = dataclasses.replace(
-        SMALL_LAYER, qkv_bias=True, qk_norm=True, num_experts=4, experts_per_token=2
-    )
-    target = TransformerConfig(
-        layer=layer, num_layers=2, vocab_size=64, max_positions=128
+    target = tiny.target_config(
+        qkv_bias=True, qk_norm=True, num_experts=4, experts_per_token=2
     )
     head = new_head_config(target, TrainConfig())
-    assert head.layer == SMALL_LAYER
+    assert head.layer == tiny.LAYER

@@ -9,15 +9,13 @@ from jax.sharding import AbstractMesh
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.generation.placing import target_shardings
-from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement, split_rules
 from tests.devices import with_devices
-from tests.helpers import SMALL_LAYER, refused
+from tests.helpers import refused
+from tests.tiny import target_config
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_CONFIG = TransformerConfig(
-    layer=SMALL_LAYER, num_layers=1, vocab_size=64, max_positions=64
-)
+_CONFIG = target_config(num_layers=1)
 
 
 def _placement(tensor: int) -> Placement:

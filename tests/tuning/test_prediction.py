@@ -253,9 +253,10 @@ def test_the_grid_holds_each_tree_once_and_no_padding() -> None:
     assert {tree.width for tree in trees} == set(WIDTHS)
 
 
-@pytest.mark.parametrize("text", ["", "8/7", "8/7/1,9/8/1", "1/3/2", "8/0/2", "8/3/0"])
+@pytest.mark.parametrize("text", ["", "8/7", "8-7-1", "8/7/1,9/8/1", "1/3/2", "8/0/2"])
 def test_grids_that_draft_nothing_are_refused(text: str) -> None:
-    refused(lambda: parse_grid(text))
+    refused(lambda: parse_grid(text), "num_nodes" if text else "")
+    refused(lambda: parse_grid(f"60/6/{'9' * 5000}"), "must be num_nodes/depth")
 
 
 def test_every_part_of_a_round_is_timed() -> None:
