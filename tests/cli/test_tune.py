@@ -30,7 +30,7 @@ def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
     # The target drafts for itself: drafts are accepted.
     folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/target"]
     folders += ["--method", "small-model"]
-    small = ["--max-new-tokens", "8", "--repeats", "1", "--grid", "2/1/1 4/2/2"]
+    small = ["--max-new-tokens", "8", "--repeats", "1", "--grid", "2/1/1 3/1/2"]
     output = ["--output", str(folder / "tuned.toml")]
     return [*folders, "--prompts", str(prompts), *small, *output]
 
@@ -68,7 +68,7 @@ def test_predicted_and_measured_tokens_per_round_agree(output: str) -> None:
     assert "sweep of 2 trees" in output
     rows = [line.split("│") for line in output.splitlines()]
     trees = [row for row in rows if len(row) > 6 and "/" in row[1]]
-    assert {row[1].strip() for row in trees} == {"2/1/1", "4/2/2"}
+    assert {row[1].strip() for row in trees} == {"2/1/1", "3/1/2"}
     for row in trees:
         assert row[2].strip() == "100.0%"
         assert row[3].strip() == row[5].strip()
