@@ -15,21 +15,9 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Draws, Params
-from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.sampling import SamplingParams
 from eagle_jax.tree import DraftTree
-
-SMALL_LAYER = LayerConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(theta=10000.0),
-)
 
 
 def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
@@ -115,6 +103,11 @@ def refused(act: Callable[[], object], *named: str) -> str:
     for name in named:
         assert name in message, message
     return message
+
+
+def file_bytes(folder: Path) -> dict[str, bytes]:
+    """What all files in a folder and in those below hold, by name."""
+    return {name: (folder / name).read_bytes() for name in file_names(folder)}
 
 
 def file_names(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The exact law of one rejection step, read off the function itself."""
+"""The exact distribution of one rejection step, read off the function itself."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def observed_step(
     node: int,
     probs: jax.Array,
 ) -> reference.Step:
-    """Reads the exact law of a step off the points where its decisions flip.
+    """Reads the exact distribution of a step off the points where its decisions flip.
 
     `many_steps` maps a rule over rows of coins and noise. Coins are uniform, so a
     sibling's flip point is its acceptance probability. With Gumbel noise the gap
@@ -58,26 +58,26 @@ def observed_step(
         return np.asarray(steps(coins, np.zeros((num_nodes, VOCAB_SIZE))).is_accepted)
 
     refused = np.full((VOCAB_SIZE, num_nodes), REFUSE)
-    likeliest = int(steps(refused, np.zeros((VOCAB_SIZE, VOCAB_SIZE))).token[0])
+    argmax = int(steps(refused, np.zeros((VOCAB_SIZE, VOCAB_SIZE))).token[0])
 
     def loses(handicap: np.ndarray) -> np.ndarray:
         noise = np.full((VOCAB_SIZE, VOCAB_SIZE), -np.inf)
         np.fill_diagonal(noise, handicap)
-        noise[:, likeliest] = 0.0
+        noise[:, argmax] = 0.0
         drawn = np.asarray(steps(refused, noise).token)
         return drawn != np.arange(VOCAB_SIZE)
 
     chances = flip(accepts, np.zeros(num_nodes), np.full(num_nodes, REFUSE))
     gaps = flip(loses, np.zeros(VOCAB_SIZE), np.full(VOCAB_SIZE, 60.0))
     weights = np.where(loses(np.full(VOCAB_SIZE, 60.0)), 0.0, np.exp(-gaps))
-    weights[likeliest] = 1.0
+    weights[argmax] = 1.0
 
     arrives = 1.0
-    accepted_law = []
+    accepted = []
     for sibling in siblings:
-        accepted_law.append(arrives * chances[sibling])
+        accepted.append(arrives * chances[sibling])
         arrives *= 1.0 - chances[sibling]
-    return reference.Step(accepted_law, list(arrives * weights / weights.sum()))
+    return reference.Step(accepted, list(arrives * weights / weights.sum()))
 
 
 def flip(holds, low: np.ndarray, high: np.ndarray) -> np.ndarray:

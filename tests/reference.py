@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The law of one rejection step: `accepted` per sibling, `drawn` per token."""
+    """One rejection step's distribution: `accepted` per sibling, `drawn` per token."""
 
     accepted: list[float]
     drawn: list[float]
@@ -63,7 +63,7 @@ def log_softmax(logits: list[float]) -> list[float]:
 
 
 def top_children(log_probs: list[float], width: int) -> list[int]:
-    """The likeliest possible tokens, the lower token first among equals."""
+    """The most likely possible tokens, the lower token first among equals."""
     possible = [t for t, log_prob in enumerate(log_probs) if log_prob > -math.inf]
     return sorted(possible, key=lambda token: -log_probs[token])[:width]
 
@@ -128,7 +128,7 @@ def ancestors(parents: list[int], node: int) -> set[int]:
 
 
 def positions(tree: list[Path], length: int) -> list[int]:
-    """The root stands behind `length` tokens, a child behind its parent."""
+    """The root follows `length` tokens, a child its parent."""
     return [length + len(path) for path in tree]
 
 
@@ -174,37 +174,38 @@ def rejection_step(probs: list[float], siblings: list[int]) -> Step:
 def drawn_step(probs: list[float], draft: list[float], siblings: list[int]) -> Step:
     """EAGLE-1, algorithm 1, for siblings drawn one after the other, none twice.
 
-    Try each with the ratio of the two laws, take the draft's law off the target's, go
-    on with what is left of both, draw from what is left of the target's at the end.
+    Try each with the ratio of the two probabilities, take the draft's distribution
+    off the target's, go on with what is left of both, draw from what is left of the
+    target's at the end.
     """
     total, draft_total = math.fsum(probs), math.fsum(draft)
     rest = [prob / total for prob in probs]
-    law = [prob / draft_total for prob in draft]
+    draft_rest = [prob / draft_total for prob in draft]
     arrives = 1.0
     accepted = []
     for token in siblings:
-        accepts = min(1.0, rest[token] / law[token])
+        accepts = min(1.0, rest[token] / draft_rest[token])
         accepted.append(arrives * accepts)
         arrives *= 1.0 - accepts
-        left = [max(p - q, 0.0) for p, q in zip(rest, law, strict=True)]
+        left = [max(p - q, 0.0) for p, q in zip(rest, draft_rest, strict=True)]
         mass = math.fsum(left)
         if mass > 0.0:
             rest = [prob / mass for prob in left]
-        law[token] = 0.0
-        left_of_draft = math.fsum(law)
+        draft_rest[token] = 0.0
+        left_of_draft = math.fsum(draft_rest)
         if left_of_draft > 0.0:
-            law = [prob / left_of_draft for prob in law]
+            draft_rest = [prob / left_of_draft for prob in draft_rest]
     return Step(accepted, [arrives * prob for prob in rest])
 
 
-def rejection_law(
+def rejection_distribution(
     tree: list[Path], next_probs: Callable[[Path], list[float]], path: Path = ()
 ) -> dict[tuple[Path, int], float]:
-    """Probability of every (accepted path, token behind it)."""
+    """Probability of every (accepted path, token after it)."""
     siblings = [p[-1] for p in tree if len(p) == len(path) + 1 and p[:-1] == path]
     step = rejection_step(next_probs(path), siblings)
-    law = {(path, token): prob for token, prob in enumerate(step.drawn) if prob > 0.0}
+    found = {(path, token): prob for token, prob in enumerate(step.drawn) if prob > 0.0}
     for token, accepted in zip(siblings, step.accepted, strict=True):
-        below = rejection_law(tree, next_probs, (*path, token))
-        law |= {outcome: accepted * prob for outcome, prob in below.items()}
-    return law
+        below = rejection_distribution(tree, next_probs, (*path, token))
+        found |= {outcome: accepted * prob for outcome, prob in below.items()}
+    return found

@@ -8,7 +8,12 @@ import jax
 import pytest
 
 from eagle_jax import assets
-from eagle_jax.checkpoints import load_head, load_target, stored_dtype, target_config
+from eagle_jax.checkpoints import (
+    load_head,
+    load_target,
+    stored_dtype,
+    target_config,
+)
 from eagle_jax.config import GenerateConfig, load_config
 from eagle_jax.generation.tokenizer import load_tokenizer
 from examples.embedded_pair import corpus

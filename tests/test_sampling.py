@@ -129,9 +129,9 @@ def test_next_to_temperature_0_the_most_likely_token_is_certain(
     processed = jax.jit(process_logits)(logits, sampling)
     assert not jnp.isnan(processed).any()
     assert (processed < jnp.inf).all()
-    law = jax.jit(jax.vmap(distribution, in_axes=(0, 0, None)))
+    rows = jax.jit(jax.vmap(distribution, in_axes=(0, 0, None)))
     expected = jax.nn.one_hot(logits.argmax(axis=-1), VOCABULARY)
-    found = law(logits, sampling, sampling.any_filter)
+    found = rows(logits, sampling, sampling.any_filter)
     np.testing.assert_array_equal(found, expected)
 
 

@@ -72,7 +72,7 @@ def test_a_conversion_killed_anywhere_leaves_nothing_that_loads(
 ) -> None:
     output = tmp_path / "pair"
     shutil.copytree(tiny_pair, tmp_path / "source")
-    # Nothing cleans up behind a process that is killed.
+    # Nothing cleans up after a process that is killed.
     monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)
     calls = _count_calls(monkeypatch, place, name, die_at=die_at)
     with pytest.raises(_Killed):

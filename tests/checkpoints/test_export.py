@@ -26,16 +26,19 @@ from eagle_jax.checkpoints import (
 from eagle_jax.models import transformer
 from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.models.rope import RopeConfig
-from tests.checkpoints.random_weights import (
+from tests.helpers import file_bytes, refused
+from tests.tiny import (
     HEAD,
+    LAYER,
     TARGET,
-    VOCABULARY,
-    file_bytes,
     random_head,
-    random_table,
+    random_like,
     random_target,
+    target_config,
 )
-from tests.helpers import SMALL_LAYER, refused
+from tests.tiny import (
+    head_config as head_of,
+)
 
 _FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _LLAMA3 = RopeConfig(
@@ -54,6 +57,11 @@ _ROPES = [
 ]
 
 
+def random_table(dtype: str = "float32") -> jax.Array:
+    """An embedding table that a head may have of its own."""
+    return random_like(jax.ShapeDtypeStruct((64, LAYER.hidden_size), dtype))
+
+
 def _bin(folder: Path) -> dict[str, Any]:
     torch = pytest.importorskip("torch")
     return torch.load(folder / "pytorch_model.bin", weights_only=True)
@@ -66,8 +74,7 @@ def _bin(folder: Path) -> dict[str, Any]:
 def test_a_head_has_the_names_and_shapes_of_the_published_ones(
     tmp_path: Path, kv_heads: int, qkv_bias: bool, fc_bias: bool, has_table: bool
 ) -> None:
-    layer = dataclasses.replace(SMALL_LAYER, num_kv_heads=kv_heads, qkv_bias=qkv_bias)
-    config = dataclasses.replace(HEAD, layer=layer, fc_bias=fc_bias)
+    config = head_of(num_kv_heads=kv_heads, qkv_bias=qkv_bias, fc_bias=fc_bias)
     width, inner, kv_width = 32, 48, kv_heads * 8
     attention, mlp = "layers.0.self_attn", "layers.0.mlp"
     expected = {
@@ -88,7 +95,7 @@ def test_a_head_has_the_names_and_shapes_of_the_published_ones(
         expected[f"{attention}.k_proj.bias"] = (kv_width,)
         expected[f"{attention}.v_proj.bias"] = (kv_width,)
     if has_table:
-        expected["embed_tokens.weight"] = (VOCABULARY, width)
+        expected["embed_tokens.weight"] = (64, width)
     params = random_head(config)
     export_head(
         tmp_path / "head",
@@ -112,8 +119,7 @@ def test_a_head_has_the_names_and_shapes_of_the_published_ones(
 def test_the_settings_of_a_head_are_those_that_the_official_code_reads(
     tmp_path: Path,
 ) -> None:
-    layer = dataclasses.replace(SMALL_LAYER, rope=_ROPES[2])
-    config = dataclasses.replace(HEAD, layer=layer, fc_bias=False)
+    config = head_of(rope=_ROPES[2], fc_bias=False)
     export_head(tmp_path / "head", config, random_head(config), dtype="bfloat16")
     assert json.loads((tmp_path / "head" / "config.json").read_text()) == {
         "architectures": ["LlamaForCausalLM"],
@@ -125,8 +131,8 @@ def test_the_settings_of_a_head_are_those_that_the_official_code_reads(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "num_hidden_layers": 1,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 128,
+        "vocab_size": 64,
+        "max_position_embeddings": 512,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
         "rope_scaling": {"type": "linear", "factor": 2.5},
@@ -138,8 +144,7 @@ def test_the_settings_of_a_head_are_those_that_the_official_code_reads(
 
 def test_qkv_bias_is_named_only_where_there_is_one(tmp_path: Path) -> None:
     # The official code asks whether the field is there.
-    layer = dataclasses.replace(SMALL_LAYER, qkv_bias=True)
-    config = dataclasses.replace(HEAD, layer=layer)
+    config = head_of(qkv_bias=True)
     export_head(tmp_path / "with", config, random_head(config))
     export_head(tmp_path / "without", HEAD, random_head())
     settings = [
@@ -154,11 +159,10 @@ def test_qkv_bias_is_named_only_where_there_is_one(tmp_path: Path) -> None:
 def test_every_rotary_embedding_is_read_back_as_it_was(
     tmp_path: Path, rope: RopeConfig
 ) -> None:
-    layer = dataclasses.replace(SMALL_LAYER, rope=rope, rms_norm_eps=1e-6)
-    config = dataclasses.replace(HEAD, layer=layer, max_positions=2048)
+    config = head_of(rope=rope, rms_norm_eps=1e-6, max_positions=2048)
     export_head(tmp_path / "head", config, random_head(config), with_bin=False)
     assert head_config(tmp_path / "head") == config
-    target = dataclasses.replace(TARGET, layer=layer)
+    target = target_config(rope=rope, rms_norm_eps=1e-6)
     export_target(tmp_path / "target", target, random_target(target))
     assert load_target(tmp_path / "target")[0] == target
 
@@ -168,8 +172,7 @@ def test_the_official_code_takes_the_rotary_embedding_of_every_head(
     tmp_path: Path, rope: RopeConfig
 ) -> None:
     """Its `EConfig` refuses all other scalings."""
-    layer = dataclasses.replace(SMALL_LAYER, rope=rope)
-    config = dataclasses.replace(HEAD, layer=layer)
+    config = head_of(rope=rope)
     export_head(tmp_path / "head", config, random_head(config), with_bin=False)
     settings = json.loads((tmp_path / "head" / "config.json").read_text())
     scaling = settings["rope_scaling"]
@@ -263,32 +266,26 @@ def _transformers_logits(folder: Path, ids: list[int]) -> np.ndarray:
         return model(torch.tensor([ids])).logits[0].numpy()
 
 
+_WINDOW = {"sliding_window": 4, "windowed_layers": (0, 1)}
+
+
 @pytest.mark.parametrize(
-    "kind",
+    "changes",
     [
-        *("plain", "llama3 and tied", "linear and wide heads", "window"),
-        *("mixture", "biases and a window in some layers", "normalised queries"),
+        {},
+        {"rope": _LLAMA3, "tie_embeddings": True},
+        {"rope": _ROPES[2], "head_dim": 16},
+        _WINDOW,
+        {"num_experts": 3, "experts_per_token": 2},
+        _WINDOW | {"qkv_bias": True, "windowed_layers": (1,)},
+        {"qk_norm": True},
     ],
+    ids=lambda changes: " ".join(changes) or "plain",
 )
 def test_transformers_computes_the_same_from_an_exported_target(
-    tmp_path: Path, kind: str
+    tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    layer, fields = SMALL_LAYER, {}
-    if kind == "llama3 and tied":
-        layer = dataclasses.replace(layer, rope=_LLAMA3)
-        fields["tie_embeddings"] = True
-    if kind == "linear and wide heads":
-        layer = dataclasses.replace(layer, rope=_ROPES[2], head_dim=16)
-    if kind == "window":
-        fields |= {"sliding_window": 4, "windowed_layers": (0, 1)}
-    if kind == "mixture":
-        layer = dataclasses.replace(layer, num_experts=3, experts_per_token=2)
-    if kind == "biases and a window in some layers":
-        layer = dataclasses.replace(layer, qkv_bias=True)
-        fields |= {"sliding_window": 4, "windowed_layers": (1,)}
-    if kind == "normalised queries":
-        layer = dataclasses.replace(layer, qk_norm=True)
-    config = dataclasses.replace(TARGET, layer=layer, **fields)
+    config = target_config(**changes)
     params = random_target(config)
     folder = tmp_path / "target"
     export_target(folder, config, params, stop_tokens=(2,), bos_token=1)
@@ -340,20 +337,16 @@ def test_the_caller_adds_a_tokenizer_before_a_target_appears(tmp_path: Path) -> 
 
 def test_what_the_layouts_cannot_express_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "head"
-    wide = dataclasses.replace(SMALL_LAYER, head_dim=16)
-    config = dataclasses.replace(HEAD, layer=wide)
+    config = head_of(head_dim=16)
     refused(
         lambda: export_head(folder, config, random_head(config)), "head_dim", "width 16"
     )
-    both = dataclasses.replace(
-        TARGET, layer=dataclasses.replace(SMALL_LAYER, qkv_bias=True, qk_norm=True)
-    )
+    both = target_config(qkv_bias=True, qk_norm=True)
     refused(
         lambda: export_target(folder, both, random_target(both)), "cannot be exported"
     )
     # Fields that no kind of rotary embedding reads would come back as their defaults.
-    rope = dataclasses.replace(SMALL_LAYER.rope, factor=3.0)
-    odd = dataclasses.replace(HEAD, layer=dataclasses.replace(SMALL_LAYER, rope=rope))
+    odd = head_of(rope=dataclasses.replace(LAYER.rope, factor=3.0))
     refused(lambda: export_head(folder, odd, random_head(odd)), "would be read as")
     assert not list(tmp_path.iterdir())
 

@@ -1,17 +1,39 @@
-"""What tells one checkpoint from another."""
+"""Where checkpoints lie, and what tells one from another."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from eagle_jax.checkpoints import convert_pair, fingerprint_folder, hub
+from eagle_jax.checkpoints import (
+    convert_pair,
+    fingerprint_folder,
+    hub,
+    resolve,
+)
+from tests.helpers import refused
 
 
-@pytest.fixture
-def folder(tiny_pair: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "copy"))
+def test_what_is_no_checkpoint_is_refused(target: Path, tmp_path: Path) -> None:
+    for name in (
+        *(str(tmp_path / "nowhere"), str(target / "config.json")),
+        "~nobody-of-that-name/model",
+    ):
+        refused(lambda name=name: resolve(name), name, "is no folder; give")
+    (tmp_path / "empty").mkdir()
+    refused(lambda: resolve(str(tmp_path / "empty")), "holds no config.json; give")
+    assert resolve(str(target)) == target
+
+
+def test_a_name_that_the_hub_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def offline(*_: object, **__: object) -> str:
+        raise OSError("there is no network\nand more lines")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    named = ("nobody/nothing is neither a local folder", "(there is no network)")
+    refused(lambda: resolve("nobody/nothing"), *named)
 
 
 def change(path: Path, place: int) -> None:
@@ -20,16 +42,16 @@ def change(path: Path, place: int) -> None:
     path.write_bytes(content)
 
 
-def test_every_byte_of_a_small_model_counts(folder: Path, tiny_pair: Path) -> None:
-    before = fingerprint_folder(folder)
+def test_every_byte_of_a_small_model_counts(target: Path, tiny_pair: Path) -> None:
+    before = fingerprint_folder(target)
     assert before == fingerprint_folder(tiny_pair / "target"), "wherever it lies"
-    weights = folder / "model.safetensors"
+    weights = target / "model.safetensors"
     assert weights.stat().st_size > 1 << 17
     for place in (9, weights.stat().st_size // 3, -1):
         change(weights, place)
-        assert fingerprint_folder(folder) != before
+        assert fingerprint_folder(target) != before
         change(weights, place)
-    assert fingerprint_folder(folder) == before
+    assert fingerprint_folder(target) == before
 
 
 def test_every_part_of_a_large_file_counts(
@@ -58,34 +80,34 @@ def test_every_part_of_a_large_file_counts(
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "merges.txt"])
-def test_settings_and_tokenizer_count(folder: Path, name: str) -> None:
-    (folder / "merges.txt").write_text("a b\n")
-    before = fingerprint_folder(folder)
-    (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
-    assert fingerprint_folder(folder) != before
+def test_settings_and_tokenizer_count(target: Path, name: str) -> None:
+    (target / "merges.txt").write_text("a b\n")
+    before = fingerprint_folder(target)
+    (target / name).write_bytes((target / name).read_bytes() + b"\n")
+    assert fingerprint_folder(target) != before
 
 
-def test_a_calibration_changes_no_weight(folder: Path) -> None:
-    before = fingerprint_folder(folder)
-    (folder / "calibration.json").write_text("{}")
-    assert fingerprint_folder(folder) == before
+def test_a_calibration_changes_no_weight(target: Path) -> None:
+    before = fingerprint_folder(target)
+    (target / "calibration.json").write_text("{}")
+    assert fingerprint_folder(target) == before
 
 
 def test_a_converted_pair_is_known_by_its_tensors(
-    folder: Path, converted: Path, tmp_path: Path
+    target: Path, converted: Path, tmp_path: Path
 ) -> None:
     """Orbax gives its files other names each time."""
     stores = [converted, tmp_path / "again", tmp_path / "other"]
-    convert_pair(stores[1], folder)
-    change(folder / "model.safetensors", -4)  # The least bit of a number.
-    convert_pair(stores[2], folder)
+    convert_pair(stores[1], target)
+    change(target / "model.safetensors", -4)  # The least bit of a number.
+    convert_pair(stores[2], target)
     first, again, other = (fingerprint_folder(store / "target") for store in stores)
     assert first == again != other
 
 
-def test_the_hubs_links_are_followed(folder: Path, tmp_path: Path) -> None:
+def test_the_hubs_links_are_followed(target: Path, tmp_path: Path) -> None:
     linked = tmp_path / "snapshot"
     linked.mkdir()
-    for path in folder.iterdir():
+    for path in target.iterdir():
         os.symlink(path, linked / path.name)
-    assert fingerprint_folder(linked) == fingerprint_folder(folder)
+    assert fingerprint_folder(linked) == fingerprint_folder(target)

@@ -1,7 +1,6 @@
 """Weights that are read in parts, for devices that each hold some."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ from tests.helpers import refused
 
 _UP, _SINGLE = "model.layers.0.mlp.up_proj.weight", "model.safetensors"
 _PART = (slice(8, 24), slice(0, 32))
-
-
-@pytest.fixture
-def target(tiny_pair: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny target to change."""
-    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
 
 
 def _rewrite(folder: Path, tensor: np.ndarray) -> None:

@@ -1,36 +1,33 @@
 """What is done with the tokenizer of a checkpoint, and what never."""
 
+import datetime
 import json
 import shutil
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
 from tests.helpers import refused
 
 
-@pytest.fixture
-def folder(tiny_pair: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
-
-
 def test_code_of_a_checkpoint_is_not_run_even_after_a_yes(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = folder / "ran"
-    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own: pass\n")
+    ran = target / "ran"
+    (target / "own.py").write_text(f"open({str(ran)!r}, 'w')\nclass Own: pass\n")
     settings = {
         "tokenizer_class": "Own",
         "auto_map": {"AutoTokenizer": ["own.Own"] * 2},
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "tokenizer.json").rename(folder / "vocab.own")
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    (target / "tokenizer.json").rename(target / "vocab.own")
     answers = StringIO("y\ny\ny\n")
     monkeypatch.setattr(sys, "stdin", answers)
-    refused(lambda: load_tokenizer(folder, 300), "no usable tokenizer", "custom code")
+    refused(lambda: load_tokenizer(target, 300), "no usable tokenizer", "custom code")
     assert not ran.exists()
     assert answers.tell() == 0, "nobody was asked"
 
@@ -51,15 +48,28 @@ def test_a_sentencepiece_file_alone_gives_the_same_ids(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": "1.0", "model": 3}', "{" * 9999]
+    "content",
+    [
+        *("", "[]", "{", "{}", '{"model": {"type": "other"}}', "{" * 9999),
+        '{"version": "1.0", "model": 3}',
+    ],
 )
-def test_a_broken_tokenizer_is_refused(folder: Path, content: str) -> None:
-    (folder / "tokenizer.json").write_text(content)
-    refused(lambda: load_tokenizer(folder, 300), "no usable tokenizer")
+def test_a_broken_tokenizer_is_refused(target: Path, content: str) -> None:
+    (target / "tokenizer.json").write_text(content)
+    refused(lambda: load_tokenizer(target, 300), "no usable tokenizer")
+
+
+def test_a_target_without_a_tokenizer_is_refused(target: Path) -> None:
+    (target / "tokenizer.json").unlink()
+    settings = target / "tokenizer_config.json"
+    settings.write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    refused(lambda: load_tokenizer(target, 300), "there is no vocabulary")
+    settings.unlink()
+    refused(lambda: load_tokenizer(target, 300), "holds no usable tokenizer")
 
 
 def test_a_panic_of_the_tokenizers_own_code_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class PanicException(BaseException):
         """As pyo3 raises it."""
@@ -70,14 +80,88 @@ def test_a_panic_of_the_tokenizers_own_code_is_refused(
         raise PanicException("index out of bounds")
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "from_pretrained", panic)
-    refused(lambda: load_tokenizer(folder, 300), "index out of bounds")
+    refused(lambda: load_tokenizer(target, 300), "index out of bounds")
 
 
 def test_an_id_beyond_the_embedding_is_refused_however_few_there_are(
-    folder: Path,
+    target: Path,
 ) -> None:
-    path = folder / "tokenizer.json"
+    path = target / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["vocab"]["h"] = 100_000
     path.write_text(json.dumps(content))
-    refused(lambda: load_tokenizer(folder, 300), "ids up to 100000", "300 rows")
+    refused(lambda: load_tokenizer(target, 300), "ids up to 100000", "300 rows")
+    content["model"]["vocab"]["h"] = 300
+    path.write_text(json.dumps(content))
+    refused(lambda: load_tokenizer(target, 300), "ids up to 300", "300 rows")
+
+
+# Chat templates that ask for today's date.
+
+TURNS = [{"role": "user", "content": "Hi"}]
+EVERY = "%d %b %Y|%-d %B %y|%A %a %j|%H:%M:%S|%Y-%m-%d|100%%d"
+
+
+@pytest.fixture
+def tokenizer(chat_pair: Path) -> Any:
+    return load_tokenizer(chat_pair / "target", 300)
+
+
+def _render(tokenizer: Any) -> str:
+    return tokenizer.apply_chat_template(
+        TURNS, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_a_template_takes_the_date_that_was_recorded(tokenizer: Any) -> None:
+    tokenizer.chat_template = f"{{{{ strftime_now('{EVERY}') }}}}"
+    assert fix_date(tokenizer, "2024-02-09") == "2024-02-09"
+    assert _render(tokenizer) == (
+        "09 Feb 2024|9 February 24|Friday Fri 040|00:00:00|2024-02-09|100%d"
+    )
+
+
+def test_the_date_of_today_is_told(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }}"
+    assert _render(tokenizer) == fix_date(tokenizer) == _render(tokenizer)
+    assert _render(tokenizer) == datetime.date.today().isoformat()
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        ("\n  {% if strftime_now is defined %}\n x{% endif %}\n {{ '' }}y", "\n x y"),
+        (
+            "{% macro day() %}<{{ strftime_now('%d') }}>{% endmacro %}{{ day() }}",
+            "<09>",
+        ),
+        ("{% for m in messages %}{{ strftime_now('%m') | int }}{% endfor %}", "2"),
+        ("{% set now = strftime_now('%y') %}{% if true %}{{ now }}{% endif %}", "24"),
+    ],
+)
+def test_a_template_is_otherwise_rendered_as_it_was(
+    tokenizer: Any, template: str, rendered: str
+) -> None:
+    tokenizer.chat_template = template
+    fix_date(tokenizer, "2024-02-09")
+    assert _render(tokenizer) == rendered
+
+
+def test_a_template_that_asks_for_no_date_is_left_alone(tokenizer: Any) -> None:
+    before = tokenizer.chat_template
+    assert fix_date(tokenizer, "2024-02-09") is None
+    assert tokenizer.chat_template == before
+    tokenizer.chat_template = None
+    assert fix_date(tokenizer) is None
+
+
+def test_every_template_of_a_tokenizer_takes_the_date(tokenizer: Any) -> None:
+    tokenizer.chat_template = {"default": "{{ strftime_now('%Y') }}", "tool_use": "t"}
+    assert fix_date(tokenizer, "2024-02-09") == "2024-02-09"
+    assert _render(tokenizer) == "2024"
+
+
+@pytest.mark.parametrize("date", ["yesterday", 20240209, ["2024-02-09"], ""])
+def test_a_record_that_holds_no_date_is_refused(tokenizer: Any, date: Any) -> None:
+    tokenizer.chat_template = "{{ strftime_now('%Y') }}"
+    refused(lambda: fix_date(tokenizer, date), f"{date!r} is no date such as")

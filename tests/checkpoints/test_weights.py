@@ -37,8 +37,9 @@ from tests.checkpoints.folders import (
     take_weights,
     write_shards,
 )
-from tests.checkpoints.random_weights import HEAD, TARGET
-from tests.helpers import SMALL_LAYER, refused
+from tests.helpers import refused
+from tests.tiny import head_config as tiny_head
+from tests.tiny import target_config as tiny_target
 
 _QUERY = "model.layers.1.self_attn.q_proj.weight"
 
@@ -284,23 +285,22 @@ def _write_by_name(folder: Path, params: Any, table: dict[str, str]) -> None:
 
 def test_every_name_of_the_tables_is_used_once() -> None:
     """By a head and targets that have all there is, in two layers and experts."""
-    layer = dataclasses.replace(SMALL_LAYER, qkv_bias=True, qk_norm=True)
+    biases = {"qkv_bias": True, "qk_norm": True}
     key = jax.random.key(0)
 
     def used(params: Any, table: dict[str, str]) -> list[str]:
         return jax.tree.leaves(names.tensor_names(params, table))
 
-    head = dataclasses.replace(HEAD, layer=layer)
+    head = tiny_head(**biases)
     head_params = dataclasses.replace(
         eagle_head.init_params(key, head), embedding=jnp.ones(1)
     )
     found = used(head_params, names.EAGLE_HEAD)
     assert len(set(found)) == len(found)
     assert set(found) <= set(names.EAGLE_HEAD.values())
-    target = dataclasses.replace(TARGET, layer=layer)
-    mixture = dataclasses.replace(layer, num_experts=2, experts_per_token=1)
+    mixture = tiny_target(**biases, num_experts=2, experts_per_token=1)
     every: set[str] = set()
-    for config in (target, dataclasses.replace(target, layer=mixture)):
+    for config in (tiny_target(**biases), mixture):
         found = used(transformer.init_params(key, config), names.TRANSFORMER)
         assert len(set(found)) == len(found)
         every |= set(found)

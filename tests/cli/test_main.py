@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from eagle_jax.cli.main import COMMANDS, run
-from eagle_jax.config import CONFIGS, GenerateConfig, load_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -44,16 +43,3 @@ def test_a_command_runs_outside_of_the_clone(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "nonsense" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["embedded", "embedded.toml", "configs/embedded.toml"])
-def test_configs_are_found_by_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    own = load_config(CONFIGS / "embedded.toml", GenerateConfig)
-    assert load_config(name, GenerateConfig) == own
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "embedded.toml").write_text("")
-    is_there = name.startswith("configs")
-    assert (load_config(name, GenerateConfig) == GenerateConfig()) == is_there

@@ -8,29 +8,20 @@ import pytest
 
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
-from tests.decoding.small import (
-    CONFIG,
-    DRAFTER,
-    NUM_SLOTS,
-    TARGET,
-    init_params,
-    requests_like,
-)
-from tests.helpers import SMALL_LAYER
+from tests.decoding.test_tracing import NUM_SLOTS, VOCABULARY, make_pair, requests_like
+from tests.tiny import LAYER
 
 BATCH = 2
-CACHE_SHAPE = (
-    f"f32[{BATCH},{SMALL_LAYER.num_kv_heads},{NUM_SLOTS},{SMALL_LAYER.head_dim}]"
-)
+CACHE_SHAPE = f"f32[{BATCH},{LAYER.num_kv_heads},{NUM_SLOTS},{LAYER.head_dim}]"
 
 
 @pytest.fixture(scope="module")
 def programs() -> dict[str, Any]:
     """Compiled as for users."""
-    params = init_params()
+    target, drafter, params = make_pair()
     requests = requests_like(0)
-    drafting = Decoder(target=TARGET, drafter=DRAFTER)
-    plain = Decoder(target=TARGET, acceptance="greedy")
+    drafting = Decoder(target=target, drafter=drafter)
+    plain = Decoder(target=target, acceptance="greedy")
     settings = {"num_slots": NUM_SLOTS}
     state = speculative.prefill(drafting, params, requests, **settings)
     begun = autoregressive.prefill(plain, params, requests, **settings)
@@ -43,7 +34,7 @@ def programs() -> dict[str, Any]:
 
 
 def test_caches_are_aliased_and_never_copied(programs: dict[str, Any]) -> None:
-    one_array = BATCH * SMALL_LAYER.num_kv_heads * NUM_SLOTS * SMALL_LAYER.head_dim * 4
+    one_array = BATCH * LAYER.num_kv_heads * NUM_SLOTS * LAYER.head_dim * 4
     for name, program in programs.items():
         num_layers = 2 if name == "autoregressive" else 3  # The head has one.
         memory = program.memory_analysis()
@@ -71,6 +62,6 @@ def test_no_step_sorts_the_vocabulary(programs: dict[str, Any]) -> None:
         widths = [
             int(shape.strip("[]").split(",")[-1].split("[")[-1]) for shape in sorts
         ]
-        assert CONFIG.vocab_size not in widths, name
+        assert VOCABULARY not in widths, name
         if name != "autoregressive":
-            assert text.count('custom_call_target="TopK"') >= DRAFTER.depth
+            assert text.count('custom_call_target="TopK"') >= 3

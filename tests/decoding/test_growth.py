@@ -18,26 +18,21 @@ from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import EagleHead, LookupDrafter, SmallModel, TreeDrafter
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.prefill import PREFILL_CHUNK, Reading, read_prompts
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.tree import chain
+from tests import tiny
 from tests.conftest import Main
-from tests.helpers import SMALL_LAYER, texts
+from tests.helpers import texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-VOCABULARY = 24
-CONFIG = TransformerConfig(
-    layer=SMALL_LAYER, num_layers=2, vocab_size=VOCABULARY, max_positions=4096
-)
+SIZES = {"vocab_size": 24, "max_positions": 4096}
+CONFIG = tiny.target_config(**SIZES)
 TARGET = Transformer(config=CONFIG)
 SMALLER = Transformer(config=dataclasses.replace(CONFIG, num_layers=1))
-HEAD = EagleHead(
-    config=EagleHeadConfig(layer=SMALL_LAYER, vocab_size=VOCABULARY, max_positions=4096)
-)
+HEAD = EagleHead(config=tiny.head_config(**SIZES))
 TREE = TreeConfig(num_nodes=5, depth=2, width=2)
 DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
@@ -47,15 +42,15 @@ DRAFTERS: dict[str, Drafter] = {
 
 @pytest.fixture(scope="module")
 def target_params() -> Any:
-    return transformer.init_params(jax.random.key(0), CONFIG)
+    return tiny.target_params(CONFIG)
 
 
 @pytest.fixture(scope="module")
 def params(target_params: Any) -> dict[str, Params]:
-    head = eagle_head.init_params(jax.random.key(1), HEAD.config)
     return {
         "head": Params(
-            target=target_params, drafter=EagleHead.join(head, target_params)
+            target=target_params,
+            drafter=tiny.head_params(HEAD.config, target_params),
         ),
         "lookup": Params(target=target_params),
     }
@@ -63,7 +58,7 @@ def params(target_params: Any) -> dict[str, Params]:
 
 def prompts(*lengths: int) -> list[list[int]]:
     rng = np.random.default_rng(0)
-    return [rng.integers(VOCABULARY, size=n).tolist() for n in lengths]
+    return [rng.integers(24, size=n).tolist() for n in lengths]
 
 
 def requests(*lengths: int, new_tokens: int | list[int]) -> Requests:
@@ -230,7 +225,7 @@ def test_a_long_prompt_continues_as_plain_decoding_does() -> None:
     asked = requests(PREFILL_CHUNK + 70, 5, new_tokens=12)
     assert asked.prompts.shape[1] == 2 * PREFILL_CHUNK
     drafter = TreeDrafter(model=SmallModel(decoder=SMALLER), tree=chain(2))
-    weights = transformer.init_params(jax.random.key(2), SMALLER.config)
+    weights = tiny.target_params(SMALLER.config)
     both = Params(target=weights, drafter=weights)
     state = speculative.generate(
         Decoder(target=SMALLER, drafter=drafter, acceptance="coupled"), both, asked

@@ -13,7 +13,7 @@ def test_n_alpha_counts_the_chains_that_got_so_far() -> None:
     assert rates.tried.tolist() == [5, 4, 3]
 
 
-def test_behind_the_last_drafted_token_nothing_is_tried() -> None:
+def test_after_the_last_drafted_token_nothing_is_tried() -> None:
     rates = n_alpha([2, 2], depth=2)
     assert rates.rates.tolist() == [1.0, 1.0]
     # A depth that no step reached was still drafted.

@@ -29,7 +29,7 @@ from eagle_jax.testing.toys import path_code
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests.drafting.toy_model import NarrowToyModel, ToyModel
 from tests.helpers import make_draws, texts
-from tests.joint_law import LAW_TARGET, check_drawn_texts
+from tests.joint_distribution import DRAWN_TARGET, check_drawn_texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -348,11 +348,11 @@ def test_noise_is_made_once_a_round_and_never_for_greedy_decoding(name: str) -> 
 
 
 NUM_DRAWS = 20_000
-LAW_TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=LAW_TARGET.seed)
-LAW_OTHER = dataclasses.replace(LAW_TWIN, seed=7)
+DRAWN_TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=DRAWN_TARGET.seed)
+DRAWN_OTHER = dataclasses.replace(DRAWN_TWIN, seed=7)
 
 
-@pytest.mark.parametrize("model", [LAW_TWIN, LAW_OTHER], ids=["right", "wrong"])
+@pytest.mark.parametrize("model", [DRAWN_TWIN, DRAWN_OTHER], ids=["right", "wrong"])
 @pytest.mark.parametrize(
     "tree",
     [
@@ -361,7 +361,7 @@ LAW_OTHER = dataclasses.replace(LAW_TWIN, seed=7)
     ],
     ids=["dynamic", "static"],
 )
-def test_three_tokens_have_the_targets_joint_law(
+def test_three_tokens_have_the_targets_joint_distribution(
     tree: TreeConfig | Topology, model: ToyModel
 ) -> None:
     for temperature, top_k in ((1.0, 0), (0.6, 3)):
@@ -374,4 +374,4 @@ def test_three_tokens_have_the_targets_joint_law(
             num_draws=NUM_DRAWS,
         )
         # The target's own model is right about both tokens after the first.
-        assert accepted == 2 if model == LAW_TWIN else 0.25 < accepted < 1.9
+        assert accepted == 2 if model == DRAWN_TWIN else 0.25 < accepted < 1.9

@@ -17,7 +17,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyDrafter, ToyTarget, assert_same_tokens
 from tests.helpers import texts
-from tests.joint_law import LAW_TARGET, check_drawn_texts
+from tests.joint_distribution import DRAWN_TARGET, check_drawn_texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -113,7 +113,7 @@ def test_different_seeds_give_different_texts() -> None:
 def test_a_perfect_drafter_is_accepted_to_the_full_depth() -> None:
     requests = make_requests([[1, 2]], max_new_tokens=41)
     state = speculate(requests, agreement=1.0, width=1)
-    assert state.num_rounds.tolist() == [8]  # 40 tokens behind the first, 5 a round.
+    assert state.num_rounds.tolist() == [8]  # 40 tokens after the first, 5 a round.
     assert state.accept_lengths[0, :8].tolist() == [4] * 8
 
 
@@ -244,14 +244,14 @@ NUM_DRAWS = 40_000
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("temperature, top_k", [(1.0, 0), (0.6, 3)])
-def test_three_tokens_have_the_targets_joint_law(
+def test_three_tokens_have_the_targets_joint_distribution(
     rule: speculative.AcceptanceRule, temperature: float, top_k: int
 ) -> None:
-    law_drafter = ToyDrafter(
-        target=LAW_TARGET, tree=TreeConfig(num_nodes=6, depth=2, width=2)
+    drafter_of_two = ToyDrafter(
+        target=DRAWN_TARGET, tree=TreeConfig(num_nodes=6, depth=2, width=2)
     )
     accepted = check_drawn_texts(
-        law_drafter,
+        drafter_of_two,
         params(),
         rule=rule,
         temperature=temperature,

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -11,47 +10,21 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.drafting import EagleHead, TreeDrafter
-from eagle_jax.interface import Params
-from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.rope import RopeConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens
-from tests.helpers import SMALL_LAYER, texts
+from tests import tiny
+from tests.helpers import texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-CONFIG = TransformerConfig(
-    layer=SMALL_LAYER, num_layers=2, vocab_size=64, max_positions=512
-)
 # Another head width and other key/value heads than the target's: nothing is derived.
-HEAD = EagleHeadConfig(
-    layer=dataclasses.replace(
-        SMALL_LAYER, num_kv_heads=4, rope=RopeConfig(theta=500.0)
-    ),
-    vocab_size=64,
-    max_positions=512,
-)
+HEAD = tiny.head_config(num_kv_heads=4, rope=RopeConfig(theta=500.0))
 TREE = TreeConfig(num_nodes=12, depth=3, width=4)
 NUM_SLOTS = 128
 
 
-def make_pair(dtype: str = "float32", **tree: Any) -> tuple[Any, Any, Params]:
-    # Ten times the usual deviation: sharp laws, so that drafts differ and are tried.
-    target_params = jax.tree.map(
-        lambda x: x * 10 if x.ndim > 1 else x,
-        transformer.init_params(jax.random.key(0), CONFIG, dtype),
-    )
-    head_params = eagle_head.init_params(jax.random.key(1), HEAD, dtype)
-    drafter = TreeDrafter(
-        model=EagleHead(config=HEAD, dtype=dtype),
-        tree=dataclasses.replace(TREE, **tree),
-    )
-    params = Params(
-        target=target_params, drafter=EagleHead.join(head_params, target_params)
-    )
-    return Transformer(config=CONFIG, dtype=dtype), drafter, params
+def make_pair(dtype: str = "float32", **tree: Any) -> tiny.Pair:
+    return tiny.pair(tiny.TARGET, HEAD, dataclasses.replace(TREE, **tree), dtype)
 
 
 def run_rows(

@@ -23,22 +23,19 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_batch_first, assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
+from tests import tiny
 from tests.drafting.toy_model import ToyModel
-from tests.helpers import SMALL_LAYER, make_draws, texts
+from tests.helpers import make_draws, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 VOCABULARY = 24
-CONFIG = TransformerConfig(
-    layer=SMALL_LAYER, num_layers=2, vocab_size=VOCABULARY, max_positions=512
-)
+CONFIG = tiny.target_config(vocab_size=VOCABULARY)
 SMALLER = dataclasses.replace(CONFIG, num_layers=1)
-HEAD = EagleHeadConfig(layer=SMALL_LAYER, vocab_size=VOCABULARY, max_positions=512)
+HEAD = tiny.head_config(vocab_size=VOCABULARY)
 TARGET = Transformer(config=CONFIG)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 5, 6], [2, 2]]
 
@@ -69,17 +66,9 @@ CALIBRATED = Calibration(greedy=TURNED, sampled=dataclasses.replace(TURNED, kapp
 METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *LOOKUPS]
 
 
-def _random(config: TransformerConfig, seed: int) -> Any:
-    # Ten times the usual deviation: sharp laws, so that drafts differ and are tried.
-    return jax.tree.map(
-        lambda x: x * 10 if x.ndim > 1 else x,
-        transformer.init_params(jax.random.key(seed), config),
-    )
-
-
 @pytest.fixture(scope="module")
 def target_params() -> Any:
-    return _random(CONFIG, 0)
+    return tiny.target_params(CONFIG)
 
 
 def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
@@ -95,13 +84,12 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         layers = target_params.layers[:1]
         smaller = dataclasses.replace(target_params, layers=layers)
         return drafter, Params(target=target_params, drafter=smaller)
-    head = eagle_head.init_params(jax.random.key(1), HEAD)
     drafter = TreeDrafter(
         model=EagleHead(config=HEAD),
         tree=(HEAD_TREES | SAMPLED)[name],
         sampled=name in SAMPLED,
     )
-    params = EagleHead.join(head, target_params)
+    params = tiny.head_params(HEAD, target_params)
     return drafter, Params(target=target_params, drafter=params)
 
 
@@ -184,7 +172,7 @@ def test_the_target_as_its_own_small_model_is_always_accepted(
 
 
 def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None:
-    """Its laws behind a root are those of a fresh model over the whole text."""
+    """Its distributions after a root are those of a fresh model over the whole text."""
     drafter, params = make("small bush", target_params)
     requests = requests_of(PROMPTS, max_new_tokens=20)
     decoder = Decoder(target=TARGET, drafter=drafter, acceptance="greedy")
@@ -202,9 +190,9 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
         positions = jnp.broadcast_to(jnp.arange(slots), before[1].shape)
         nothing = model.init_cache(rows, 0)
         output = model.forward(params.drafter, before[1], positions, None, nothing)
-        laws = model.unembed(params.drafter, output.hidden)
+        every = model.unembed(params.drafter, output.hidden)
         for row, length in enumerate(before[0]):
-            logits = laws[row, length - 1]
+            logits = every[row, length - 1]
             expected = np.argsort(-np.asarray(logits), kind="stable")[:3]
             found = np.asarray(done.tree.tokens[row, 1:4])
             if bool(done.count[row]):

@@ -1,4 +1,4 @@
-"""Drafts that are drawn: the tokens are others, their law is the target's."""
+"""Drafts that are drawn: the tokens are others, their distribution is the target's."""
 
 import collections
 from typing import Any
@@ -19,8 +19,8 @@ from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
 from tests.drafting.toy_model import NarrowToyModel, ToyModel
 from tests.helpers import make_draws, texts
-from tests.joint_law import LAW_TARGET as TARGET
-from tests.joint_law import check_drawn_texts
+from tests.joint_distribution import DRAWN_TARGET as TARGET
+from tests.joint_distribution import check_drawn_texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -48,7 +48,7 @@ def sampled(model: ToyModel, tree: Topology) -> TreeDrafter:
     ],
     ids=["bush", "chain", "colder bush", "colder chain", "bush of fewer tokens"],
 )
-def test_three_tokens_have_the_targets_joint_law(
+def test_three_tokens_have_the_targets_joint_distribution(
     temperature: float, top_k: int, tree: Topology, model: ToyModel
 ) -> None:
     accepted = check_drawn_texts(
@@ -64,7 +64,9 @@ def test_three_tokens_have_the_targets_joint_law(
 
 @pytest.mark.parametrize("top_k", [0, 2])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_targets_own_law_is_always_accepted(top_k: int, batch: int) -> None:
+def test_the_targets_own_distribution_is_always_accepted(
+    top_k: int, batch: int
+) -> None:
     requests = make_requests(
         [[1, 2]] * batch,
         max_new_tokens=26,
@@ -81,7 +83,7 @@ def test_the_targets_own_law_is_always_accepted(top_k: int, batch: int) -> None:
     np.testing.assert_array_equal(state.num_rounds, [5] * batch)
 
 
-def test_a_cold_row_beside_sampled_ones_takes_the_likeliest_tokens() -> None:
+def test_a_cold_row_beside_sampled_ones_takes_the_most_likely_tokens() -> None:
     requests = make_requests(
         [[1, 2]] * 4, max_new_tokens=20, temperature=[0.0, 1.0, 0.0, 2.0], seeds=0
     )
@@ -128,7 +130,7 @@ def test_coupled_text_is_plain_decodings_whatever_is_drawn(
 def proposed(
     tree: Topology, rows: int, model: ToyModel = OTHER, **sampling: Any
 ) -> Any:
-    """Trees behind one text, each row with a key of its own."""
+    """Trees after one text, each row with a key of its own."""
     drafter = sampled(model, tree)
     draws = make_draws(rows, **sampling)
     state = drafter.init_state(rows, 64)
@@ -136,21 +138,21 @@ def proposed(
     return jax.device_get(trees)
 
 
-def test_siblings_are_drawn_without_replacement_from_the_stated_law() -> None:
+def test_siblings_are_drawn_without_replacement_from_the_stated_distribution() -> None:
     rows = 20_000
     trees = proposed(from_paths([(0,), (1,)]), rows)
     logits = trees.draft_logits[0, 0]
-    law = np.exp(logits) / np.exp(logits).sum()
+    probs = np.exp(logits) / np.exp(logits).sum()
     pairs = collections.Counter(map(tuple, trees.tokens[:, 1:].tolist()))
     for first in range(4):
         assert pairs[first, first] == 0
         for second in set(range(4)) - {first}:
-            chance = law[first] * law[second] / (1 - law[first])
+            chance = probs[first] * probs[second] / (1 - probs[first])
             spread = np.sqrt(chance * (1 - chance) / rows)
             assert abs(pairs[first, second] / rows - chance) < 4.5 * spread
 
 
-def test_a_law_with_fewer_tokens_than_ranks_has_fewer_children() -> None:
+def test_a_distribution_with_fewer_tokens_than_ranks_has_fewer_children() -> None:
     trees = proposed(EAGLE1_TREE, 8, top_k=2)
     for row in range(8):
         tree = jax.tree.map(lambda x, row=row: x[row], trees)
@@ -160,7 +162,7 @@ def test_a_law_with_fewer_tokens_than_ranks_has_fewer_children() -> None:
 
 
 def test_nodes_draw_apart() -> None:
-    # One law everywhere: with one noise, every node would have the same child.
+    # One distribution everywhere: with one noise, every node would have the same child.
     flat = ToyModel(vocab_size=4, sharpness=0.0, seed=0)
     trees = proposed(from_paths([(0,), (1,), (0, 0), (1, 0)]), 400, flat)
     for node, other in [(3, 4), (1, 3)]:
@@ -169,7 +171,7 @@ def test_nodes_draw_apart() -> None:
 
 
 @pytest.mark.parametrize("tree", [BUSH, chain(3)])
-def test_at_temperature_0_the_likeliest_are_drafted(tree: Topology) -> None:
+def test_at_temperature_0_the_most_likely_are_drafted(tree: Topology) -> None:
     drawn = proposed(tree, 2, temperature=0.0)
     drafter = TreeDrafter(model=OTHER, tree=tree)
     state, root = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)

@@ -1,7 +1,10 @@
 """The runs of an evaluation."""
 
+import pytest
+
 from eagle_jax.config import GenerateConfig, TreeConfig
 from eagle_jax.evaluation.plan import make_runs, parse_method
+from tests.helpers import refused
 
 CONFIG = GenerateConfig()
 
@@ -43,3 +46,30 @@ def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
     assert names(*kappas, temperatures=(1.0,)) == [
         f"eagle2-60-6-10-kappa{number}-t1-b1" for number in near
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        ("eagle3", "'eagle3' is no method; known are eagle2"),
+        ("eagle2:nodes=3", "'nodes=3' is not known; give key=value"),
+        ("eagle2:depth", "'depth' is not known; give key=value"),
+        ("eagle1:depth=3", "give key=value with shared_noise"),
+        ("autoregressive:depth=3", "give no settings"),
+        ("chain:depth=3,depth=4", "depth is given twice"),
+        ("chain:depth=x", "depth = 'x' must be int"),
+        ("chain:depth=1.5", "depth = 1.5 must be int"),
+        ("chain:depth=-1", "depth = -1 must be 0 or more"),
+        ("eagle2:rerank=1", "rerank = 1 must be bool"),
+        ("chain:acceptance=typical", "must be one of 'coupled'"),
+    ],
+)
+def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> None:
+    refused(lambda: parse_method(method, CONFIG), f"--methods {method}", named)
+
+
+def test_runs_that_cannot_be_made_are_refused() -> None:
+    same = [parse_method(f"eagle2:calibration={name}", CONFIG) for name in "ab"]
+    refused(lambda: make_runs(same, [0.0], [1]), "would both be written to")
+    refused(lambda: make_runs(same[:1], [-1.0], [1]), "temperature = -1.0 must be")
+    refused(lambda: make_runs(same[:1], [0.0], [0]), "batch_size = 0 must be at least")

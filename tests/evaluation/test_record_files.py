@@ -140,7 +140,7 @@ def test_another_version_may_go_on(path: Path, name: str) -> None:
         assert len(file.records) == 2
 
 
-def test_a_torn_line_behind_other_settings_stays(path: Path) -> None:
+def test_a_torn_line_after_other_settings_stays(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b'{"question_id": 3')
     assert "temperature" in refused(path, RUN | {"temperature": 1.0})
 

@@ -40,7 +40,7 @@ def test_the_texts_are_fastchats() -> None:
     assert render("llama-2-chat", ["One?"], []) == "[INST] One? [/INST]"
 
 
-def test_no_separator_stands_behind_an_empty_answer() -> None:
+def test_no_separator_follows_an_empty_answer() -> None:
     assert render("vicuna", TURNS, ["\n"], system="S.") == (
         "S. USER: One? ASSISTANT:USER: Two? ASSISTANT:"
     )

@@ -109,7 +109,7 @@ def change_lines(rng: random.Random, path: Path) -> None:
 
 
 def change_toml(rng: random.Random, path: Path) -> None:
-    """Puts another value behind one key, or changes bytes."""
+    """Gives one key another value, or changes bytes."""
     if rng.random() < 0.2:
         path.write_bytes(change_bytes(rng, path.read_bytes()))
         return

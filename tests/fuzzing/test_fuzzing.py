@@ -52,7 +52,7 @@ width = 2
 
 pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
-    # Orbax leaves threads and coroutines behind when a restore fails.
+    # Orbax leaves threads and coroutines when a restore fails.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     # What commands say and go on after, as a missing rope_theta.
     pytest.mark.filterwarnings("ignore::UserWarning"),

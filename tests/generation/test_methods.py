@@ -92,20 +92,7 @@ def test_an_own_calibration_that_does_not_fit_is_left_out_aloud(
 def test_a_calibration_of_the_other_kind_of_text_is_refused(other: Path) -> None:
     refused(lambda: chosen(None, "greedy", calibration=str(other)), "greedy text")
     refused(lambda: chosen(None, "rejection", calibration=str(other)), "greedy text")
-
-
-@pytest.mark.parametrize("name", ["kappa", "sharpness"])
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_factor_out_of_range_is_refused(name: str, value: float) -> None:
-    factor: dict[str, Any] = {name: value}
-    refused(lambda: TreeConfig(**factor), name, "above 0")
-
-
-@pytest.mark.parametrize("name", ["kappa", "sharpness"])
-def test_a_factor_beside_a_calibration_is_refused(name: str) -> None:
-    factor: dict[str, Any] = {name: 1.0}
-    refused(lambda: TreeConfig(**factor, calibration="file.json"), name)
-    assert getattr(TreeConfig(**factor, calibration="none"), name) == 1.0
+    refused(lambda: chosen(None, calibration="none.json"), "cannot read none.json")
 
 
 def test_noise_is_shared_unless_it_is_forbidden() -> None:

@@ -95,6 +95,7 @@ def test_the_embedded_pair_writes_the_same_as_its_target_alone() -> None:
         ("x", {"batch_size": 0}, "batch_size = 0"),
         ("xyz", {"max_length": 2}, "raise `max_length`"),
         ("x", {"max_length": 10**6}, "positions"),
+        (["a", [5] * 4097], {}, "4096 positions"),
         ("x", {"chat": True}, "`chat` needs a chat template"),
         ([[5000]], {}, "the id 5000"),
         ([[0.5]], {}, "the id 0.5"),

@@ -12,18 +12,17 @@ import pytest
 
 from eagle_jax.config import DecodingConfig, GenerateConfig, TreeConfig
 from eagle_jax.decoding import growth
-from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner, Snapshot
 from eagle_jax.models.transformer import Transformer
-from tests.decoding.small import HEAD, TARGET, init_params
+from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LONG, SHORT = 100, 3
 TREE = TreeConfig(num_nodes=3, depth=1, width=2)
-DRAFTER = TreeDrafter(model=EagleHead(config=HEAD), tree=TREE)
+TARGET, DRAFTER, PARAMS = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def pair() -> LoadedPair:
     return LoadedPair(
         target=TARGET,
         drafter=DRAFTER,
-        params=init_params(),
+        params=PARAMS,
         tokenizer=None,
         stop_tokens=(),
         drafter_of=lambda *_: DRAFTER,

@@ -1,6 +1,5 @@
 """Every family of targets verifies a tree as it decodes each of its paths."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -15,36 +14,21 @@ from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
-from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
-from tests.helpers import SMALL_LAYER
+from eagle_jax.models.transformer import Transformer
+from tests.tiny import target_config
 
-_VOCABULARY = 64
 _PROMPT = 20
 # Node 0 is the root; siblings are told apart, paths are of different lengths.
 _PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 3, 6, 8, 9, 10])
 
 
-def _family(**changes: Any) -> TransformerConfig:
-    names = {field.name for field in dataclasses.fields(LayerConfig)}
-    layer = {name: value for name, value in changes.items() if name in names}
-    others = {name: value for name, value in changes.items() if name not in names}
-    return TransformerConfig(
-        layer=dataclasses.replace(SMALL_LAYER, **layer),
-        num_layers=2,
-        vocab_size=_VOCABULARY,
-        max_positions=128,
-        **others,
-    )
-
-
 _FAMILIES = {
-    "llama": _family(),
-    "mistral": _family(sliding_window=7, windowed_layers=(0, 1)),
-    "mistral-next-token": _family(sliding_window=1, windowed_layers=(0, 1)),
-    "mixtral": _family(num_experts=4, experts_per_token=2),
-    "qwen2": _family(qkv_bias=True, sliding_window=4, windowed_layers=(1,)),
-    "qwen3": _family(qk_norm=True, head_dim=12),
+    "llama": target_config(),
+    "mistral": target_config(sliding_window=7, windowed_layers=(0, 1)),
+    "mistral-next-token": target_config(sliding_window=1, windowed_layers=(0, 1)),
+    "mixtral": target_config(num_experts=4, experts_per_token=2),
+    "qwen2": target_config(qkv_bias=True, sliding_window=4, windowed_layers=(1,)),
+    "qwen3": target_config(qk_norm=True, head_dim=12),
 }
 
 
@@ -88,12 +72,12 @@ def _hidden(
 def test_a_tree_is_verified_as_each_of_its_paths_is_decoded(
     pair: tuple[Transformer, Any],
 ) -> None:
-    """Siblings, dead branches and padding behind a shorter row change nothing."""
+    """Siblings, dead branches and padding after a shorter row change nothing."""
     target, params = pair
     rng = np.random.default_rng(5)
     num_nodes, lengths = len(_PARENTS), [_PROMPT, 3]
-    prompts = jnp.asarray(rng.integers(_VOCABULARY, size=(2, _PROMPT)))
-    nodes = jnp.asarray(rng.integers(_VOCABULARY, size=(2, num_nodes)))
+    prompts = jnp.asarray(rng.integers(64, size=(2, _PROMPT)))
+    nodes = jnp.asarray(rng.integers(64, size=(2, num_nodes)))
     is_ancestor = np.eye(num_nodes, dtype=bool)
     for node in range(1, num_nodes):
         is_ancestor[node] |= is_ancestor[_PARENTS[node]]

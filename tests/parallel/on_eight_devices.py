@@ -22,17 +22,15 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, Placement, place
 from eagle_jax.sampling import choose_tokens
 from eagle_jax.testing.programs import count_collectives, find_copies, loop_lines
 from eagle_jax.tree import top_children
+from tests import tiny
 from tests.conftest import load_main
-from tests.helpers import SMALL_LAYER
+from tests.tiny import Pair
 
 ROWS, SLOTS, VOCABULARY, WIDTH, HEADS, HEAD_WIDTH = 8, 64, 80, 32, 8, 8
 TREE = TreeConfig(num_nodes=6, depth=2, width=2)
@@ -47,28 +45,10 @@ COLD = dataclasses.replace(REQUESTS.sampling, temperature=jnp.zeros(ROWS))
 GREEDY = dataclasses.replace(REQUESTS, sampling=COLD)
 
 
-Pair = tuple[Transformer, TreeDrafter, Params]
-
-
 def make_pair(num_kv_heads: int) -> Pair:
-    layer = dataclasses.replace(
-        SMALL_LAYER, num_heads=HEADS, num_kv_heads=num_kv_heads, head_dim=HEAD_WIDTH
-    )
-    config = TransformerConfig(
-        layer=layer, num_layers=2, vocab_size=VOCABULARY, max_positions=SLOTS
-    )
-    head = EagleHeadConfig(layer=layer, vocab_size=VOCABULARY, max_positions=SLOTS)
-    # Ten times the usual deviation: sharp laws, so that texts differ and vary.
-    target_params = jax.tree.map(
-        lambda x: x * 10 if x.ndim > 1 else x,
-        transformer.init_params(jax.random.key(0), config),
-    )
-    head_params = eagle_head.init_params(jax.random.key(1), head)
-    drafter = TreeDrafter(model=EagleHead(config=head), tree=TREE)
-    params = Params(
-        target=target_params, drafter=EagleHead.join(head_params, target_params)
-    )
-    return Transformer(config=config), drafter, params
+    sizes = {"num_heads": HEADS, "num_kv_heads": num_kv_heads, "head_dim": HEAD_WIDTH}
+    sizes |= {"vocab_size": VOCABULARY, "max_positions": SLOTS}
+    return tiny.pair(tiny.target_config(**sizes), tiny.head_config(**sizes), TREE)
 
 
 def decode(
@@ -159,7 +139,7 @@ def check_program(text: str, placement: Placement, target: Transformer) -> None:
     calls = TREE.depth  # Of the head; the target is called once.
     sums = 2 * (target.config.num_layers + calls) + calls + 1
     assert found.keys() <= {"all-reduce", "all-gather"}, found
-    # What is left is per level, not per layer, and a number per node: a law's sum, and
+    # What is left is per level, not per layer, and a number per node: a sum, and
     # what filters ask of a level's drafts and of the target.
     assert sums <= found["all-reduce"] <= sums + calls + 5 * (calls + 1), found
     assert found["all-gather"] <= calls + 2, found
@@ -225,8 +205,8 @@ def check_decoding(
             target=placement.target_shardings(params.target),
             drafter=placement.drafter_shardings(params.drafter),
         )
-        there = target, drafter, jax.device_put(params, shardings)
-        check_params(there[2], data, tensor, num_kv_heads)
+        there = Pair(target, drafter, jax.device_put(params, shardings))
+        check_params(there.params, data, tensor, num_kv_heads)
         found = decode(there, requests, placement)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
         if num_kv_heads == HEADS and data < ROWS < ROWS * tensor:

@@ -3,7 +3,6 @@
 python -m tests.parallel.on_four_devices
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -14,59 +13,42 @@ import numpy as np
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
+from eagle_jax.drafting import Eagle3Head, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, Placement, place
 from eagle_jax.testing.programs import count_collectives, every_line
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.layout import state_shapes, state_shardings
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, train_step
-from tests.helpers import SMALL_LAYER
+from tests import tiny
 from tests.parallel.on_eight_devices import REQUESTS, ROWS, SLOTS, TREE, held
 
 VOCABULARY, KNOWN, LAYERS = 32, 16, 3
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "max_positions": SLOTS}
 
 
-def sharp(weights: Any) -> Any:
-    """Weights of sharp laws, so that texts differ and drafts are accepted."""
-    return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, weights)
-
-
-def mixtral() -> tuple[Transformer, TreeDrafter, Params]:
-    layer = dataclasses.replace(SMALL_LAYER, num_experts=4, experts_per_token=2)
-    config = TransformerConfig(layer=layer, num_layers=1, **SIZES)
-    head = EagleHeadConfig(layer=SMALL_LAYER, **SIZES)
-    target = sharp(transformer.init_params(jax.random.key(0), config))
-    drafter = EagleHead.join(eagle_head.init_params(jax.random.key(1), head), target)
-    return (
-        Transformer(config=config),
-        TreeDrafter(model=EagleHead(config=head), tree=TREE),
-        Params(target=target, drafter=drafter),
+def mixtral() -> tiny.Pair:
+    config = tiny.target_config(
+        num_layers=1, num_experts=4, experts_per_token=2, **SIZES
     )
+    return tiny.pair(config, tiny.head_config(**SIZES), TREE)
 
 
-def eagle3() -> tuple[Transformer, TreeDrafter, Params]:
-    config = TransformerConfig(
-        layer=SMALL_LAYER,
-        num_layers=LAYERS,
-        feature_layers=tuple(range(LAYERS)),
-        **SIZES,
-    )
+def eagle3() -> tiny.Pair:
+    layers = tuple(range(LAYERS))
+    config = tiny.target_config(num_layers=LAYERS, feature_layers=layers, **SIZES)
     head = Eagle3HeadConfig(
-        layer=SMALL_LAYER,
         draft_vocab_size=KNOWN,
         feature_size=config.feature_size,
-        **SIZES,
+        **tiny.sizes(**SIZES),
     )
-    target = sharp(transformer.init_params(jax.random.key(0), config))
+    target = tiny.target_params(config)
     params = eagle3_head.init_params(jax.random.key(1), head)
-    return (
+    return tiny.Pair(
         Transformer(config=config),
         TreeDrafter(model=Eagle3Head(config=head), tree=TREE),
         Params(target=target, drafter=Eagle3Head.join(params, target)),
@@ -101,7 +83,7 @@ def check(
     expected = decode(target, drafter, params, None)
     assert expected[1].sum() > 0, "drafts are accepted"
     placement = place(shape, target.config, batch_size=ROWS).with_drafter(
-        SMALL_LAYER, params.drafter
+        tiny.LAYER, params.drafter
     )
     shardings = Params(
         target=placement.target_shardings(params.target),
@@ -120,9 +102,8 @@ def check(
 
 def check_training() -> None:
     """A training step moves sums, and no weight."""
-    layer = dataclasses.replace(SMALL_LAYER, num_kv_heads=4)
-    config = TransformerConfig(layer=layer, num_layers=1, **SIZES)
-    head = EagleHeadConfig(layer=layer, **SIZES)
+    config = tiny.target_config(num_layers=1, num_kv_heads=4, **SIZES)
+    head = tiny.head_config(num_kv_heads=4, **SIZES)
     step = StepConfig(
         target=Transformer(config=config),
         head=head,
@@ -132,7 +113,7 @@ def check_training() -> None:
     )
     shape = MeshShape(data=2, tensor=2)
     placement = place(shape, config, batch_size=ROWS).with_drafter(
-        layer, shapes_of(eagle_head.init_params, head)
+        head.layer, shapes_of(eagle_head.init_params, head)
     )
     shardings = state_shardings(step, placement)
     state = state_shapes(step, shardings)
@@ -161,7 +142,7 @@ def check_training() -> None:
         .compile()
     )
     text: str = compiled.as_text()
-    # Nor is the likeliest token of each part of the vocabulary gathered.
+    # Nor is the most likely token of each part of the vocabulary gathered.
     assert count_collectives(every_line(text)).keys() == {"all-reduce"}
     print("no weight moves in training", shape, flush=True)
 

@@ -14,7 +14,6 @@ from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.cache import init_cache
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import (
@@ -28,14 +27,15 @@ from eagle_jax.parallel import (
     split_rules,
 )
 from eagle_jax.tree import chain
-from tests.helpers import SMALL_LAYER, refused
+from tests import tiny
+from tests.helpers import refused
 
 # 2 x 4 devices: `G` = 8 or 4, every tensor device has its own; `G` = 2, two share one.
 MESH = AbstractMesh((2, 4, 1), ("data", "kv", "query"))
 SHARED_KV = AbstractMesh((2, 2, 2), ("data", "kv", "query"))
-LAYER = dataclasses.replace(SMALL_LAYER, num_heads=8, num_kv_heads=8)
+LAYER = dataclasses.replace(tiny.LAYER, num_heads=8, num_kv_heads=8)
 FEW_KV = dataclasses.replace(LAYER, num_kv_heads=2)
-TARGET = TransformerConfig(layer=LAYER, num_layers=2, vocab_size=64, max_positions=64)
+TARGET = tiny.target_config(layer=LAYER)
 # What each device of the tensor axis holds, of a layer of `LAYER`.
 EXPECTED = {
     "embedding": (16, 32),
@@ -99,7 +99,7 @@ def test_every_weight_of_a_target_has_its_place(num_experts: int, tied: bool) ->
 
 
 def test_every_weight_of_a_head_has_its_place() -> None:
-    head = EagleHeadConfig(layer=LAYER, vocab_size=64, max_positions=64)
+    head = tiny.head_config(layer=LAYER)
     params = shapes(eagle_head.init_params, head)
     params = dataclasses.replace(params, embedding=jax.ShapeDtypeStruct((64, 32), "f4"))
     rules = draft_rules(MESH, LAYER, params)
@@ -110,11 +110,7 @@ def test_every_weight_of_a_head_has_its_place() -> None:
 
 def test_every_weight_of_an_eagle3_head_has_its_place() -> None:
     head = Eagle3HeadConfig(
-        layer=LAYER,
-        vocab_size=64,
-        draft_vocab_size=32,
-        max_positions=64,
-        feature_size=96,
+        draft_vocab_size=32, feature_size=96, **tiny.sizes(layer=LAYER)
     )
     params = shapes(eagle3_head.init_params, head)
     rules = draft_rules(MESH, LAYER, params)
@@ -137,7 +133,7 @@ def test_a_draft_model_that_cannot_be_split_is_whole() -> None:
         dataclasses.replace(LAYER, num_heads=6, num_kv_heads=2, head_dim=16),
         dataclasses.replace(LAYER, intermediate_size=50),
     ):
-        head = EagleHeadConfig(layer=layer, vocab_size=64, max_positions=64)
+        head = tiny.head_config(layer=layer)
         params = shapes(eagle_head.init_params, head)
         assert draft_rules(MESH, layer, params) == WHOLE
         for sharding in jax.tree.leaves(param_shardings(MESH, WHOLE, params)):
@@ -146,7 +142,7 @@ def test_a_draft_model_that_cannot_be_split_is_whole() -> None:
 
 @pytest.mark.parametrize("draft_layer", [LAYER, FEW_KV])
 def test_every_array_of_a_state_is_split_by_rows(draft_layer: LayerConfig) -> None:
-    head = EagleHeadConfig(layer=draft_layer, vocab_size=64, max_positions=64)
+    head = tiny.head_config(layer=draft_layer)
     drafter = TreeDrafter(model=EagleHead(config=head), tree=chain(3))
     state = jax.eval_shape(lambda: _state(drafter))
     params = shapes(eagle_head.init_params, head)

@@ -48,14 +48,14 @@ THINKS = (  # As Qwen3's: what was thought is shown in the last turn alone.
 )
 
 
-def _marked(inside: str, behind: str) -> str:
+def _marked(inside: str, after: str) -> str:
     """CHATML with a generation block around the answer and `inside`."""
     return (
         "{% for m in messages %}<|start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
         "{% generation %}{{ m.content }}"
         + inside
         + "{% endgeneration %}"
-        + behind
+        + after
         + "{% else %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
     )

@@ -161,7 +161,7 @@ def test_a_conversation_ends_before_a_turn_that_the_template_cannot_mark(
     assert [line.split(":")[0] for line in refused] == ["line 1", "line 3"]
 
 
-def test_a_document_is_gone_on_with_behind_a_random_prefix(tokenizer: Any) -> None:
+def test_a_document_is_gone_on_with_after_a_random_prefix(tokenizer: Any) -> None:
     text = "there is another one that he likes"
     examples = [Example(where="", text=text)] * 60
     settings = RegenerationConfig(min_prefix=3, max_prefix=6)
@@ -232,7 +232,7 @@ def test_impossible_settings_are_refused(values: dict[str, Any], named: str) -> 
 # The file that is gone on with.
 
 
-def test_lines_are_gone_on_with_behind_the_last_whole_one(tmp_path: Path) -> None:
+def test_lines_are_gone_on_with_after_the_last_whole_one(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with ResumableLines(path, {"a": (1, 2)}) as lines:
         lines.append({"index": 0, "text": "Zoë\u2028\ud83d"})

@@ -13,8 +13,7 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.models import transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, place
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import (
@@ -35,17 +34,13 @@ from eagle_jax.training.step import (
     make_optimizer,
     train_step,
 )
-from tests.helpers import SMALL_LAYER
+from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CONFIG = StepConfig(
-    target=Transformer(
-        config=TransformerConfig(
-            layer=SMALL_LAYER, num_layers=1, vocab_size=40, max_positions=64
-        )
-    ),
-    head=EagleHeadConfig(layer=SMALL_LAYER, vocab_size=40, max_positions=64),
+    target=Transformer(config=tiny.target_config(num_layers=1)),
+    head=tiny.HEAD,
     loss=LossConfig(),
     optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
     steps=20,
@@ -59,7 +54,7 @@ def target_params() -> transformer.TransformerParams:
 
 @pytest.fixture(scope="module")
 def rows() -> PackedRows:
-    tokens = np.random.default_rng(0).integers(40, size=(4, 16)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(64, size=(4, 16)).astype(np.int32)
     mask = np.ones(16, bool)
     return pack([EncodedExample(tokens=t, loss_mask=mask) for t in tokens], 16)
 
@@ -183,7 +178,7 @@ def test_what_a_limit_cuts_off_is_in_no_round(
         TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
         config=TrainConfig(
             # Every token is a child of the root, so that one is accepted for certain.
-            tree=TreeConfig(num_nodes=41, depth=1, width=40),
+            tree=TreeConfig(num_nodes=65, depth=1, width=64),
             run=RunConfig(batch_size=4, eval_new_tokens=2),
         ),
         step_config=CONFIG,

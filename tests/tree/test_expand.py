@@ -215,7 +215,7 @@ def test_a_signed_zero_ranks_like_zero(grown_by):
 
 @given(seed=SEEDS, width=st.sampled_from([1, 3]), vocab_size=st.sampled_from([3, 7]))
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_top_children_are_the_likeliest_tokens(seed, width, vocab_size):
+def test_top_children_are_the_most_likely_tokens(seed, width, vocab_size):
     logits = reference.smooth_logits(seed, (), vocab_size)
     tokens, log_probs = top_children(jnp.array(logits, jnp.float32), width=width)
     expected = reference.log_softmax(logits)
@@ -242,8 +242,8 @@ def test_top_children_rank_each_row_alone(seed, rows, vocab_size):
         best = np.argsort(-logits[row], kind="stable")[:4]
         missing = [0] * (4 - len(best))
         np.testing.assert_array_equal(tokens[row], [*best, *missing])
-        law = logits[row][best] - np.log(np.exp(logits[row]).sum())
-        expected = [*law, *(-math.inf for _ in missing)]
+        wanted = logits[row][best] - np.log(np.exp(logits[row]).sum())
+        expected = [*wanted, *(-math.inf for _ in missing)]
         # float32 against float64: a few units in the last place of small numbers.
         np.testing.assert_allclose(log_probs[row], expected, atol=2e-6)
 

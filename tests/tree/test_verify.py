@@ -55,7 +55,7 @@ HIGHEST_COIN = np.nextafter(np.float32(1), np.float32(0))
 def accepted(
     tree: trees.DraftTree, acceptance: trees.Acceptance
 ) -> tuple[reference.Path, int]:
-    """The accepted tokens and the one behind them."""
+    """The accepted tokens and the one after them."""
     nodes = np.asarray(acceptance.path)
     count = int(acceptance.num_accepted)
     assert nodes[0] == trees.ROOT
@@ -154,7 +154,7 @@ def test_match_child_ignores_what_is_not_a_node():
 
 
 @st.composite
-def laws(draw: st.DrawFn) -> list[float]:
+def distributions(draw: st.DrawFn) -> list[float]:
     """Weights of the target: impossible tokens, and not normalised."""
     weights = draw(
         st.lists(st.integers(0, 6), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
@@ -166,31 +166,33 @@ def laws(draw: st.DrawFn) -> list[float]:
 
 def check_step(tokens: list[int], node: int, probs: list[float]) -> None:
     siblings = [t for t, p in zip(tokens, FOREST, strict=True) if p == node]
-    law = observed_step(many_steps, forest(tokens), node, jnp.array(probs, jnp.float32))
+    found = observed_step(
+        many_steps, forest(tokens), node, jnp.array(probs, jnp.float32)
+    )
     expected = reference.rejection_step(probs, siblings)
-    np.testing.assert_allclose(law.accepted, expected.accepted, atol=1e-6)
-    np.testing.assert_allclose(law.drawn, expected.drawn, atol=1e-6)
-    emitted = np.array(law.drawn)
-    np.add.at(emitted, siblings, law.accepted)
+    np.testing.assert_allclose(found.accepted, expected.accepted, atol=1e-6)
+    np.testing.assert_allclose(found.drawn, expected.drawn, atol=1e-6)
+    emitted = np.array(found.drawn)
+    np.add.at(emitted, siblings, found.accepted)
     np.testing.assert_allclose(emitted, np.array(probs) / sum(probs), atol=1e-6)
 
 
 @given(
     tokens=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=8, max_size=8),
     node=st.sampled_from([0, 1, 2, 3]),
-    probs=laws(),
+    probs=distributions(),
 )
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_one_rejection_step_has_the_law_of_the_target(tokens, node, probs):
+def test_one_rejection_step_has_the_distribution_of_the_target(tokens, node, probs):
     check_step(tokens, node, probs)
 
 
 @pytest.mark.parametrize("repeated", [[9, 2, 2, 4], [9, 2, 4, 2], [9, 2, 2, 2]])
-def test_repeated_siblings_keep_the_law_of_the_target(repeated):
+def test_repeated_siblings_keep_the_distribution_of_the_target(repeated):
     check_step([*repeated, 0, 1, 0, 3], 0, [0.125, 0.0, 0.5, 0.125, 0.25, 0.0])
 
 
-def test_siblings_that_cover_the_target_keep_its_law():
+def test_siblings_that_cover_the_target_keep_its_distribution():
     check_step([9, 2, 4, 5, 0, 1, 0, 3], 0, [0.0, 0.0, 0.5, 0.0, 0.2, 0.3])
 
 
@@ -274,7 +276,7 @@ JOINT_PATHS: list[reference.Path] = [(), (3,), (0,), (1,), (3, 1), (3, 3), (0, 2
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_rejection_has_the_joint_law_of_the_judge(seed):
+def test_rejection_has_the_joint_distribution_of_the_judge(seed):
     draws = 20_000
     next_probs = target(seed, 4)
     tree = as_tree(JOINT_PATHS, 8)
@@ -295,12 +297,12 @@ def test_rejection_has_the_joint_law_of_the_judge(seed):
     counts = collections.Counter(
         (JOINT_PATHS[path[count]], token) for path, count, token in rows
     )
-    law = reference.rejection_law(JOINT_PATHS, next_probs)
-    assert math.isclose(math.fsum(law.values()), 1.0)
-    assert set(counts) <= {outcome for outcome, prob in law.items() if prob > 0.0}
-    distance = sum(abs(counts[o] / draws - prob) for o, prob in law.items()) / 2
-    # Twice the mean distance of that many draws from their own law.
-    spread = sum(math.sqrt(prob * (1 - prob)) for prob in law.values())
+    expected = reference.rejection_distribution(JOINT_PATHS, next_probs)
+    assert math.isclose(math.fsum(expected.values()), 1.0)
+    assert set(counts) <= {outcome for outcome, prob in expected.items() if prob > 0.0}
+    distance = sum(abs(counts[o] / draws - prob) for o, prob in expected.items()) / 2
+    # Twice the mean distance of that many draws from their own distribution.
+    spread = sum(math.sqrt(prob * (1 - prob)) for prob in expected.values())
     assert distance < spread * math.sqrt(2 / (math.pi * draws))
 
 

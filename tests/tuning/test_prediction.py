@@ -122,7 +122,7 @@ def test_the_text_is_recorded_to_its_end(
 
 
 def a_tree(nodes: list[tuple[int, int, float]]) -> DraftTree:
-    """A tree of (token, parent, value) behind a root, on the host."""
+    """A tree of (token, parent, value) after a root, on the host."""
     rows = [(9, -1, 1.0), *nodes]
     return DraftTree(
         tokens=jnp.array([row[0] for row in rows]),
@@ -153,7 +153,7 @@ CROWDED = a_tree(
         ([1, 10, 40], [NEVER] * 3),  # Better than what is unknown: it cannot matter.
         ([2, 30, 70], [NEVER, NEVER, 4]),  # Nobody knows the children of 30.
         ([2, 32, 70], [NEVER] * 3),  # Of rank 2: width 2 has no such child.
-        ([1, 11, 0], [NEVER, NEVER, 4]),  # What is behind 30 may come before 11.
+        ([1, 11, 0], [NEVER, NEVER, 4]),  # What is after 30 may come before 11.
         ([7, 0, 0], [NEVER] * 3),  # Nothing is accepted.
     ],
 )
@@ -253,9 +253,10 @@ def test_the_grid_holds_each_tree_once_and_no_padding() -> None:
     assert {tree.width for tree in trees} == set(WIDTHS)
 
 
-@pytest.mark.parametrize("text", ["", "8/7", "8/7/1,9/8/1", "1/3/2", "8/0/2", "8/3/0"])
+@pytest.mark.parametrize("text", ["", "8/7", "8-7-1", "8/7/1,9/8/1", "1/3/2", "8/0/2"])
 def test_grids_that_draft_nothing_are_refused(text: str) -> None:
-    refused(lambda: parse_grid(text))
+    refused(lambda: parse_grid(text), "num_nodes" if text else "")
+    refused(lambda: parse_grid(f"60/6/{'9' * 5000}"), "must be num_nodes/depth")
 
 
 def test_every_part_of_a_round_is_timed() -> None:

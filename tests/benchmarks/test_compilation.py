@@ -20,10 +20,8 @@ from eagle_jax.benchmarks.compilation import (
 )
 from eagle_jax.config import TreeConfig
 from eagle_jax.models import cache as kv
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, make_mesh
-from tests.helpers import SMALL_LAYER
+from tests import tiny
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -31,21 +29,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Small: the compiler's time is what this costs. But the vocabulary is what most shows.
-_LAYER = dataclasses.replace(
-    SMALL_LAYER,
-    hidden_size=256,
-    intermediate_size=512,
-    num_heads=4,
-    num_kv_heads=4,
-    head_dim=128,
-)
 _VOCABULARY = 32768
+_SIZES = {
+    "vocab_size": _VOCABULARY,
+    **{"hidden_size": 256, "intermediate_size": 512},
+    **{"num_heads": 4, "num_kv_heads": 4, "head_dim": 128},
+}
 _CASE = Case(
     name="small",
-    target=TransformerConfig(
-        layer=_LAYER, num_layers=1, vocab_size=_VOCABULARY, max_positions=8192
-    ),
-    head=EagleHeadConfig(layer=_LAYER, vocab_size=_VOCABULARY, max_positions=2048),
+    target=tiny.target_config(num_layers=1, max_positions=8192, **_SIZES),
+    head=tiny.head_config(max_positions=2048, **_SIZES),
     topology="v5e:2x2",
     mesh=MeshShape(tensor=4),
     tree=TreeConfig(num_nodes=8, depth=2, width=4),
@@ -114,7 +107,7 @@ def test_training_moves_nothing_but_sums(reports: dict[str, Report]) -> None:
 
 
 def test_no_loop_moves_a_vocabulary_of_logits(reports: dict[str, Report]) -> None:
-    """The likeliest tokens are found where the parts of the vocabulary lie."""
+    """The most likely tokens are found where the parts of the vocabulary lie."""
     one_row = 4 * _VOCABULARY
     assert 0 < reports["token"].moved < reports["round"].moved < one_row
     assert 0 < reports["sampled round"].moved < one_row
@@ -145,8 +138,8 @@ def test_each_device_makes_its_own_part_of_the_noise(
 def test_every_topology_holds_the_mesh(topology: str, shape: MeshShape) -> None:
     """Also where key/value heads are fewer than chips and cut across its axes."""
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    mesh = make_mesh(shape, _LAYER.num_kv_heads, devices.devices)
-    kv = min(_LAYER.num_kv_heads, shape.tensor)
+    mesh = make_mesh(shape, _CASE.target.layer.num_kv_heads, devices.devices)
+    kv = min(_CASE.target.layer.num_kv_heads, shape.tensor)
     assert mesh.devices.shape == (shape.data, kv, shape.tensor // kv)
     assert len(set(mesh.devices.flat)) == shape.num_devices
 

@@ -44,7 +44,7 @@ def test_every_figure_with_data_is_drawn(whole: Path) -> None:
     # At temperature 1 no nodes were recorded.
     wanted += [f"{name}-t1.png" for name in ("accepted-lengths", "step-time")]
     wanted += ["n-alpha-t1.png"]
-    # Nothing else: no temporary file is left behind.
+    # Nothing else: no temporary file is left.
     assert file_names(whole) == sorted([*wanted, "report.md"])
     for name in wanted:
         picture = imread(whole / name)

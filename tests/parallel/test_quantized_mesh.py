@@ -1,4 +1,4 @@
-"""Quantised targets over several devices."""
+"""Quantized targets over several devices."""
 
 import subprocess
 import sys
@@ -9,15 +9,13 @@ from jax.sharding import AbstractMesh
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.generation.shardings import target_shardings
-from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import Placement, split_rules
 from tests.devices import with_devices
-from tests.helpers import SMALL_LAYER, refused
+from tests.helpers import refused
+from tests.tiny import target_config
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_CONFIG = TransformerConfig(
-    layer=SMALL_LAYER, num_layers=1, vocab_size=64, max_positions=64
-)
+_CONFIG = target_config(num_layers=1)
 
 
 def _placement(tensor: int) -> Placement:
@@ -56,7 +54,7 @@ def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
 def test_two_devices_load_and_decode_what_one_does(
     tiny_pair: Path, tmp_path: Path
 ) -> None:
-    module = "tests.parallel.quantised_on_two_devices"
+    module = "tests.parallel.quantized_on_two_devices"
     process = subprocess.run(
         [sys.executable, "-m", module, str(tiny_pair), str(tmp_path)],
         cwd=_REPOSITORY,

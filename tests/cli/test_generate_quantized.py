@@ -1,4 +1,4 @@
-"""Quantised targets from the command line."""
+"""Quantized targets from the command line."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ def quantization(request: pytest.FixtureRequest) -> str:
 def stored(
     tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory, quantization: str
 ) -> Path:
-    """The tiny pair as `scripts/convert.py` quantises it."""
-    output = tmp_path_factory.mktemp("quantised") / "pair"
+    """The tiny pair as `scripts/convert.py` quantizes it."""
+    output = tmp_path_factory.mktemp("quantized") / "pair"
     flags = ["--output", str(output), "--quantization", quantization]
     assert load_main("convert")(_folders(tiny_pair) + flags) == 0
     return output
@@ -52,7 +52,7 @@ def _refused(
         assert name in line, line
 
 
-def test_a_stored_target_generates_what_one_quantised_at_load_does(
+def test_a_stored_target_generates_what_one_quantized_at_load_does(
     main: Main, tiny_pair: Path, stored: Path, tmp_path: Path, quantization: str
 ) -> None:
     flags = [*_folders(tiny_pair), "--quantization", quantization, "--compare"]

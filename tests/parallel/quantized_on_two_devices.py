@@ -1,6 +1,6 @@
-"""What a process with two devices runs for `test_quantised_mesh`.
+"""What a process with two devices runs for `test_quantized_mesh`.
 
-python -m tests.parallel.quantised_on_two_devices TINY_PAIR OUTPUT_FOLDER
+python -m tests.parallel.quantized_on_two_devices TINY_PAIR OUTPUT_FOLDER
 """
 
 import sys

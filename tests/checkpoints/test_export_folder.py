@@ -21,14 +21,8 @@ from eagle_jax.checkpoints import (
     read_head,
     stored_dtype,
 )
-from tests.checkpoints.random_weights import (
-    HEAD,
-    TARGET,
-    file_bytes,
-    random_head,
-    random_target,
-)
-from tests.helpers import refused
+from tests.helpers import file_bytes, refused
+from tests.tiny import HEAD, TARGET, random_head, random_target
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

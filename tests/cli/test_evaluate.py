@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,21 +111,6 @@ def test_every_method_is_on_record_with_the_targets_own_text(
         for record in records:
             check_record(record)
     assert capsys.readouterr().out.count("0 of 4") == 2
-
-
-def test_drawn_and_static_drafts_are_on_record(
-    evaluate: Evaluate, tmp_path: Path
-) -> None:
-    methods = ["autoregressive", "eagle1", "chain:depth=2,acceptance=rejection"]
-    flags = ("--nodes", "--temperatures", "1")
-    runs = evaluate(tmp_path, methods, *flags)
-    plain, eagle1 = runs["autoregressive-t1-b1"], runs["eagle1-t1-b1"]
-    drawn = runs["chain-2-rejection-t1-b1"]
-    assert texts(eagle1) == texts(plain)
-    assert texts(drawn) != texts(plain)
-    for records in (eagle1, drawn):
-        for record in records:
-            check_record(record)
 
 
 def test_a_question_draws_with_a_seed_of_its_own(
@@ -331,22 +317,28 @@ def test_questions_are_chosen_and_joined(evaluate: Evaluate, tmp_path: Path) -> 
 def test_rejection_has_runs_of_its_own_above_temperature_zero(
     evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods = ["autoregressive", LOOKUP, f"{LOOKUP},acceptance=rejection"]
-    runs = evaluate(tmp_path, methods, "--temperatures", "0", "1")
+    """Of static trees, whose nodes are drawn there."""
+    chain = "chain:depth=2"
+    methods = ["autoregressive", chain, f"{chain},acceptance=rejection"]
+    runs = evaluate(tmp_path, methods, "--nodes", "--temperatures", "0", "1")
     rules = {name: records[0]["run"]["acceptance"] for name, records in runs.items()}
     assert rules == {
         "autoregressive-t0-b1": "greedy",
-        f"{LOOKUP_ID}-t0-b1": "greedy",
+        "chain-2-t0-b1": "greedy",
         "autoregressive-t1-b1": "coupled",
-        f"{LOOKUP_ID}-t1-b1": "coupled",
-        f"{LOOKUP_ID}-rejection-t1-b1": "rejection",
+        "chain-2-t1-b1": "coupled",
+        "chain-2-rejection-t1-b1": "rejection",
     }
-    plain, coupled = (runs[f"{name}-t1-b1"] for name in ("autoregressive", LOOKUP_ID))
+    plain, coupled = runs["autoregressive-t1-b1"], runs["chain-2-t1-b1"]
+    drawn = runs["chain-2-rejection-t1-b1"]
     assert texts(plain) == texts(coupled) != texts(runs["autoregressive-t0-b1"])
+    assert texts(drawn) != texts(plain)
+    for record in (*coupled, *drawn):
+        check_record(record)
     (line,) = [
         line for line in capsys.readouterr().out.splitlines() if "rejection" in line
     ]
-    assert " of " not in line, "other draws of one law are compared with nothing"
+    assert " of " not in line, "other draws of one distribution compare with nothing"
 
 
 def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:
@@ -357,78 +349,6 @@ def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) ->
     assert choice["decoding_steps"] == [0] * len(choice["turns"])
     assert records[0]["nodes"]["rounds"] == 0
     assert records[0]["step_seconds"]["draft"] is None
-
-
-@pytest.mark.parametrize(
-    ("extra", "named"),
-    [
-        (["--methods", "eagle3"], "'eagle3' is no method; known are eagle2"),
-        (["--methods", "eagle2:nodes=3"], "'nodes=3' is not known; give key=value"),
-        (["--methods", "eagle2:depth"], "'depth' is not known; give key=value"),
-        (["--methods", "eagle1:depth=3"], "give key=value with shared_noise"),
-        (["--methods", "autoregressive:depth=3"], "give no settings"),
-        (["--methods", "chain:depth=3,depth=4"], "depth is given twice"),
-        (["--methods", "chain:depth=x"], "depth = 'x' must be int"),
-        (["--methods", "chain:depth=1.5"], "depth = 1.5 must be int"),
-        (["--methods", "chain:depth=-1"], "depth = -1 must be 0 or more"),
-        (["--methods", "eagle2:rerank=1"], "rerank = 1 must be bool"),
-        (["--methods", "chain:acceptance=typical"], "must be one of 'coupled'"),
-        (["--methods", "eagle2:calibration=a", "eagle2:calibration=b"], "both be"),
-        (["--methods", "eagle2:calibration=/no/file"], "/no/file"),
-        (["--temperatures", "-1"], "temperature = -1.0 must be finite, 0 or more"),
-        (["--batch-sizes", "0"], "batch_size = 0 must be at least 1"),
-        (["--max-new-tokens", "256"], "leaves no room for a prompt in max_length"),
-        (["--max-length", "9999"], "256 positions"),
-        (["--template", "tokenizer"], "needs a chat template"),
-        (["--questions", "nowhere.jsonl"], "cannot read the questions nowhere.jsonl"),
-        (["--categories", "qa,rag"], "'rag' is unknown; the files have writing, qa"),
-        (["--output", "/dev/null/folder"], "cannot write to /dev/null/folder"),
-        (["--small-model", "nowhere", "--methods", "small-model"], "nowhere"),
-    ],
-)
-def test_bad_input_is_one_clear_line(
-    evaluate_main: Main,
-    flags: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    extra: list[str],
-    named: str,
-) -> None:
-    folder = tmp_path / "out"
-    usual = [*flags, "--methods", "chain", "--output", str(folder)]
-    assert evaluate_main([*usual, *extra]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    (error,) = [line for line in err.splitlines() if line.startswith("error:")]
-    assert err.splitlines()[-1] == error
-    assert named in error
-    assert not list(tmp_path.rglob("*.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("method", "named"),
-    [
-        ("eagle2", "--draft, "),
-        ("chain", "--draft, "),
-        ("small-model", "--small-model"),
-    ],
-)
-def test_a_method_without_its_weights_is_refused_before_anything_is_loaded(
-    evaluate_main: Main,
-    tiny_pair: Path,
-    questions: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    method: str,
-    named: str,
-) -> None:
-    flags = ["--target", f"{tiny_pair}/target", "--questions", str(questions)]
-    flags += ["--methods", "lookup", method, "--output", str(tmp_path)]
-    assert evaluate_main(flags) == 2
-    err = capsys.readouterr().err
-    assert named in err
-    assert "loading" not in err
 
 
 def test_other_settings_are_refused_before_any_weights_are_read(
@@ -446,3 +366,46 @@ def test_other_settings_are_refused_before_any_weights_are_read(
     assert evaluate_main([*flags, *methods, "--seed", "3"]) == 2
     assert "written with seed = 0, but now it is 3" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("half", ["target", "head"])
+def test_records_of_other_weights_under_the_same_path_are_refused(
+    evaluate_main: Main,
+    tiny_pair: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    half: str,
+) -> None:
+    pair = Path(shutil.copytree(tiny_pair, tmp_path / "pair"))
+    (tmp_path / "one.json").write_text(json.dumps(["ten"]))
+    flags = ["--target", f"{pair}/target", "--draft", f"{pair}/head"]
+    flags += ["--max-new-tokens", "2", "--methods", "chain:depth=1"]
+    flags += ["--output", f"{tmp_path}/out", "--questions"]
+    assert evaluate_main([*flags, f"{tmp_path}/one.json"]) == 0
+    assert evaluate_main([*flags, f"{tmp_path}/one.json"]) == 0, "nothing has changed"
+    (path,) = (tmp_path / "out").iterdir()
+    before = path.read_bytes()
+    weights = pair / half / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4] ^= 1
+    weights.write_bytes(content)
+    assert evaluate_main([*flags, f"{tmp_path}/one.json"]) == 2
+    name = {"target": "target", "head": "draft"}[half]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"was written with {name}_fingerprint = " in error
+    assert path.read_bytes() == before
+
+
+def test_two_turns_with_the_same_cut_prompt_draw_other_noise(
+    evaluate_main: Main, tiny_pair: Path, tmp_path: Path
+) -> None:
+    turns = ["1!2?3%4&5=6+7-8*9"] * 2
+    question = {"question_id": 1, "category": "qa", "turns": turns}
+    (tmp_path / "two.jsonl").write_text(json.dumps(question) + "\n")
+    flags = ["--target", f"{tiny_pair}/target", "--questions", f"{tmp_path}/two.jsonl"]
+    flags += ["--methods", "autoregressive", "--temperatures", "1"]
+    flags += ["--max-length", "16", "--max-new-tokens", "8", "--output"]
+    assert evaluate_main([*flags, f"{tmp_path}/out"]) == 0
+    (path,) = (tmp_path / "out").iterdir()
+    first, second = json.loads(path.read_text())["choices"][0]["token_ids"]
+    assert first != second

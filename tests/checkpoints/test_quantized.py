@@ -1,4 +1,4 @@
-"""Quantised targets: made as they are read, or stored."""
+"""Quantized targets: made as they are read, or stored."""
 
 import json
 import shutil
@@ -31,13 +31,13 @@ def bits(request: pytest.FixtureRequest) -> int:
 def stored(
     tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory, bits: int
 ) -> Path:
-    """The tiny pair, converted with a quantised target; copy before changing."""
-    output = tmp_path_factory.mktemp("quantised") / "pair"
+    """The tiny pair, converted with a quantized target; copy before changing."""
+    output = tmp_path_factory.mktemp("quantized") / "pair"
     convert_pair(output, tiny_pair / "target", tiny_pair / "head", bits=bits)
     return output
 
 
-def test_matrices_are_quantised_as_they_are_read(tiny_pair: Path, bits: int) -> None:
+def test_matrices_are_quantized_as_they_are_read(tiny_pair: Path, bits: int) -> None:
     wide = load_target(tiny_pair / "target")[1]
     found = load_target(tiny_pair / "target", bits=bits)[1]
     assert bits_of(found) == bits
@@ -51,7 +51,7 @@ def test_matrices_are_quantised_as_they_are_read(tiny_pair: Path, bits: int) -> 
     assert not any(leaf.committed for leaf in jax.tree.leaves(found))
 
 
-def test_a_quantised_store_loads_bit_for_bit(
+def test_a_quantized_store_loads_bit_for_bit(
     tiny_pair: Path, stored: Path, bits: int
 ) -> None:
     for given in (None, bits):
@@ -79,7 +79,7 @@ def test_integers_do_not_depend_on_the_dtype_of_the_rest(
     )
 
 
-def test_a_quantised_store_keeps_the_dtype_of_the_rest(
+def test_a_quantized_store_keeps_the_dtype_of_the_rest(
     tiny_pair: Path, tmp_path: Path, bits: int
 ) -> None:
     convert_pair(tmp_path / "pair", tiny_pair / "target", dtype="bfloat16", bits=bits)

@@ -5,17 +5,12 @@ import json
 import signal
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eagle_jax import assets
-from eagle_jax.config import GenerateConfig, load_config
-from eagle_jax.training.config import RegenerateConfig, TrainConfig
-from examples.embedded_pair.training import PretrainConfig
 from tests.conftest import Main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -181,22 +176,6 @@ def test_every_method_keeps_the_targets_text(
     assert result["totals"]["identical"] is True
 
 
-@pytest.mark.parametrize("method", ["eagle1", "chain", "small-model"])
-def test_a_method_without_its_weights_is_refused(
-    main: Main, tiny_pair: Path, capsys: pytest.CaptureFixture[str], method: str
-) -> None:
-    assert main(["--target", f"{tiny_pair}/target", "--method", method]) == 2
-    assert f"method {method} needs --draft, " in capsys.readouterr().err
-
-
-def test_a_small_model_with_other_tokens_is_refused(
-    main: Main, tiny_pair: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--target", f"{tiny_pair}/target", "--method", "small-model"]
-    assert main([*flags, "--draft", str(assets.SMALL)]) == 2
-    assert "the small model has 2048 tokens" in capsys.readouterr().err
-
-
 def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     # Large enough that its text takes seconds, however late the signal comes.
@@ -221,34 +200,6 @@ def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(tmp_path: Path) -> 
     run = json.loads(file.read_text())["runs"][0]
     assert run["stop_reason"] == "interrupted"
     assert 0 < len(run["generated_ids"]) < 400
-
-
-OTHER_CONFIGS = {
-    "answers": RegenerateConfig,
-    "deep": PretrainConfig,
-    "head": TrainConfig,
-    "small": PretrainConfig,
-    "stories260k": TrainConfig,
-}
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *sorted((REPOSITORY / "configs").glob("*.toml")),
-        *sorted((REPOSITORY / "examples" / "embedded_pair").glob("*.toml")),
-    ],
-    ids=lambda path: path.stem,
-)
-def test_every_config_loads_and_states_only_what_differs(path: Path) -> None:
-    kind = OTHER_CONFIGS.get(path.stem, GenerateConfig)
-    config, default = load_config(path, kind), kind()
-    for table, values in tomllib.loads(path.read_text()).items():
-        for name in values:
-            # A tree of sampled text alone begins with the defaults too.
-            given = getattr(config, table)
-            usual = getattr(default, table) or type(given)()
-            assert getattr(given, name) != getattr(usual, name), name
 
 
 def test_text_that_cannot_be_shown_is_escaped_and_kept(

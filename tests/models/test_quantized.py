@@ -1,6 +1,5 @@
-"""Quantised matrices, and decoding with them."""
+"""Quantized matrices, and decoding with them."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -12,10 +11,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.linear import at_once, by_blocks, linear
 from eagle_jax.models.quantized import (
     GROUP_SIZE,
@@ -27,9 +23,9 @@ from eagle_jax.models.quantized import (
     quantize,
     quantize_layers,
 )
-from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.testing import assert_same_tokens
-from tests.helpers import SMALL_LAYER, texts
+from tests import tiny
+from tests.helpers import texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -138,35 +134,16 @@ def test_four_bits_need_pairs_of_groups(rows: int, fits: bool) -> None:
     assert has_groups(rows, 8)
 
 
-_LAYER = dataclasses.replace(SMALL_LAYER, qkv_bias=True, qk_norm=True)
 _CONFIGS = {
-    "dense": TransformerConfig(
-        layer=_LAYER, num_layers=1, vocab_size=64, max_positions=128
-    ),
-    "mixture": TransformerConfig(
-        layer=dataclasses.replace(SMALL_LAYER, num_experts=4, experts_per_token=2),
-        num_layers=1,
-        vocab_size=64,
-        max_positions=128,
-    ),
+    "dense": tiny.target_config(num_layers=1, qkv_bias=True, qk_norm=True),
+    "mixture": tiny.target_config(num_layers=1, num_experts=4, experts_per_token=2),
 }
-_HEAD = EagleHeadConfig(layer=SMALL_LAYER, vocab_size=64, max_positions=128)
-
-
-def _params(config: TransformerConfig | EagleHeadConfig) -> Any:
-    """Weights with laws sharp enough that drafts are tried and differ."""
-    model: Any = transformer if isinstance(config, TransformerConfig) else eagle_head
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape) + (x.ndim < 2), x.dtype),
-        jax.eval_shape(lambda key: model.init_params(key, config), jax.random.key(0)),
-    )
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", _CONFIGS)
-def test_only_the_matrices_of_layers_are_quantised(family: str, bits: int) -> None:
-    params = _params(_CONFIGS[family])
+def test_only_the_matrices_of_layers_are_quantized(family: str, bits: int) -> None:
+    params = tiny.target_params(_CONFIGS[family])
     assert bits_of(params) is None
     found = jax.eval_shape(lambda params: quantize_layers(params, bits), params)
     assert bits_of(found) == bits
@@ -176,7 +153,7 @@ def test_only_the_matrices_of_layers_are_quantised(family: str, bits: int) -> No
     ):
         name = path[-1].name
         is_matrix.setdefault(name, isinstance(leaf, QuantizedMatrix))
-    matrices = {name for name, is_quantised in is_matrix.items() if is_quantised}
+    matrices = {name for name, is_quantized in is_matrix.items() if is_quantized}
     assert matrices == {"query", "key", "value", "output", "gate", "up", "down"}
     assert {"embedding", "output_head", "norm", "mlp_norm"} <= is_matrix.keys()
     assert ("router" if family == "mixture" else "query_bias") in is_matrix
@@ -184,27 +161,24 @@ def test_only_the_matrices_of_layers_are_quantised(family: str, bits: int) -> No
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_memory_is_as_predicted(bits: int) -> None:
-    params = _params(_CONFIGS["dense"])
-    layer = _LAYER
+    params = tiny.target_params(_CONFIGS["dense"])
+    layer = tiny.LAYER
     e, f, kv = layer.hidden_size, layer.intermediate_size, 2 * layer.head_dim
     shapes = [*([(e, e)] * 2), *([(e, kv)] * 2), *([(e, f)] * 2), (f, e)]
     weights = sum(rows * columns for rows, columns in shapes)
     scales = (1 if bits == 8 else 2) * sum(columns for _, columns in shapes)
-    quantised = jax.eval_shape(lambda params: quantize_layers(params, bits), params)
-    saved = num_bytes(params) - num_bytes(quantised)
+    quantized = jax.eval_shape(lambda params: quantize_layers(params, bits), params)
+    saved = num_bytes(params) - num_bytes(quantized)
     assert saved == 4 * weights - (weights * bits // 8 + 4 * scales)
 
 
 @pytest.mark.parametrize(("family", "bits"), [("mixture", 8), ("dense", 4)])
-def test_drafting_for_a_quantised_target_gives_its_own_text(
+def test_drafting_for_a_quantized_target_gives_its_own_text(
     family: str, bits: int
 ) -> None:
-    config = _CONFIGS[family]
-    params = jax.jit(quantize_layers, static_argnums=1)(_params(config), bits)
-    target = Transformer(config=config)
-    drafter = TreeDrafter(
-        model=EagleHead(config=_HEAD), tree=TreeConfig(num_nodes=24, depth=2, width=16)
-    )
+    tree = TreeConfig(num_nodes=24, depth=2, width=16)
+    target, drafter, wide = tiny.pair(_CONFIGS[family], tiny.HEAD, tree)
+    params = jax.jit(quantize_layers, static_argnums=1)(wide.target, bits)
     # Greedy and drawn rows side by side.
     requests = make_requests(
         [[3, 1, 4], [1], [3, 1, 4], [9, 9]],
@@ -212,7 +186,7 @@ def test_drafting_for_a_quantised_target_gives_its_own_text(
         temperature=[0.0, 0.0, 1.0, 1.0],
         seeds=[0, 1, 2, 3],
     )
-    both = Params(target=params, drafter=EagleHead.join(_params(_HEAD), params))
+    both = Params(target=params, drafter=wide.drafter)
     state = speculative.generate(
         Decoder(target=target, drafter=drafter, acceptance="coupled"), both, requests
     )

@@ -1,4 +1,4 @@
-"""The report's file; `tests/test_tpu_compile.py` has what is compiled."""
+"""The report's file; `tests/benchmarks/test_compilation.py` has what is compiled."""
 
 import importlib.util
 import os

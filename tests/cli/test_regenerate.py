@@ -119,44 +119,6 @@ def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
     assert output.read_bytes() != before
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ([], "give either --data FILE or --samples N"),
-        (
-            ["--samples", 2, "--data", "x.json"],
-            "give either --data FILE or --samples N",
-        ),
-        (["--samples", 0], "--samples 0 must be at least 1"),
-        (["--data", "x.json", "--limit", 0], "--limit 0 must be at least 1"),
-        (["--samples", 2, "--temperature", 0], "one text many times"),
-        (["--data", "nowhere.json"], "cannot read the data nowhere.json"),
-        (["--samples", 2, "--max-length", 5000], "5000"),
-        (["--samples", 2, "--max-prefix", -1], "must be 0 to max_prefix"),
-        (["--samples", 2, "--config", "nowhere.toml"], "cannot read nowhere.toml"),
-    ],
-)
-def test_what_cannot_be_done_ends_in_one_line_and_leaves_no_file(
-    run: Main, chat_pair: Path, tmp_path: Path, more: list[Any], named: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    output = tmp_path / "out.jsonl"
-    assert run(_command(chat_pair, output, *more)) == 2
-    shown = capsys.readouterr().err
-    assert named in shown and "Traceback" not in shown
-    assert not list(tmp_path.iterdir())
-
-
-def test_texts_that_would_depend_on_the_head_are_refused(
-    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = tmp_path / "settings.toml"
-    settings.write_text('[sampling]\nacceptance = "rejection"\n')
-    more = ["--samples", 2, "--config", settings]
-    assert run(_command(chat_pair, tmp_path / "out.jsonl", *more)) == 2
-    assert "make the texts depend on the head" in capsys.readouterr().err
-
-
 def test_conversations_need_a_template_and_room(
     run: Main, tiny_pair: Path, chat_pair: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -21,34 +21,27 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import Eagle3Head, TreeDrafter
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle3_head, transformer
+from eagle_jax.models import eagle3_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
+from tests import tiny
 from tests.conftest import Main, load_main
-from tests.helpers import SMALL_LAYER, decoded_rounds, make_draws, refused, texts
+from tests.helpers import decoded_rounds, make_draws, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 VOCABULARY, KNOWN = 24, 14
-CONFIG = eagle3_target(
-    TransformerConfig(
-        layer=SMALL_LAYER, num_layers=7, vocab_size=VOCABULARY, max_positions=512
-    )
-)
+CONFIG = eagle3_target(tiny.target_config(num_layers=7, vocab_size=VOCABULARY))
 TARGET = Transformer(config=CONFIG)
 REDUCED = Eagle3HeadConfig(
-    layer=dataclasses.replace(SMALL_LAYER, num_kv_heads=4, intermediate_size=40),
-    vocab_size=VOCABULARY,
     draft_vocab_size=KNOWN,
-    max_positions=512,
     feature_size=CONFIG.feature_size,
+    **tiny.sizes(vocab_size=VOCABULARY, num_kv_heads=4, intermediate_size=40),
 )
 FULL = dataclasses.replace(REDUCED, draft_vocab_size=VOCABULARY)
-NARROW = dataclasses.replace(
-    REDUCED, layer=dataclasses.replace(SMALL_LAYER, hidden_size=24)
-)
+NARROW = dataclasses.replace(REDUCED, layer=tiny.sizes(hidden_size=24)["layer"])
 HEADS = {"reduced": REDUCED, "full": FULL, "of another width": NARROW}
 BUSH = from_paths([(0,), (1,), (2,), (1, 0), (2, 0), (2, 1), (2, 1, 0)])
 SHAPES: dict[str, TreeConfig | Topology] = {
@@ -99,18 +92,9 @@ def test_every_round_drafts_and_accepts_like_the_official_code(
         assert generated == run["generated_ids"][: len(generated)]
 
 
-def sharp(params: Any) -> Any:
-    """Ten times the usual deviation: drafts differ and are tried."""
-
-    def scale(x: jax.Array) -> jax.Array:
-        return x * 10 if x.ndim > 1 else x
-
-    return jax.tree.map(scale, params)
-
-
 @pytest.fixture(scope="module")
 def target_params() -> Any:
-    return sharp(transformer.init_params(jax.random.key(0), CONFIG))
+    return tiny.target_params(CONFIG)
 
 
 Make = Callable[..., tuple[TreeDrafter, Params]]
@@ -120,7 +104,7 @@ Make = Callable[..., tuple[TreeDrafter, Params]]
 def make(target_params: Any) -> Make:
     def drafter(head: str, shape: str) -> tuple[TreeDrafter, Params]:
         config = HEADS[head]
-        weights = sharp(eagle3_head.init_params(jax.random.key(1), config))
+        weights = tiny.sharp(eagle3_head.init_params(jax.random.key(1), config))
         width = config.layer.hidden_size
         if width != CONFIG.layer.hidden_size:
             table = jax.random.normal(jax.random.key(2), (VOCABULARY, width))
@@ -190,7 +174,7 @@ def test_the_text_is_plain_decodings(
 
 
 def proposed(drafter: TreeDrafter, params: Params) -> tuple[DraftTree, Any]:
-    """Trees behind random features, and the state that they were drafted from."""
+    """Trees after random features, and the state that they were drafted from."""
     rows = 4
     shape = (rows, 8, CONFIG.feature_size)
     state = drafter.prefill(
@@ -225,18 +209,18 @@ def test_only_tokens_of_the_head_are_drafted(make: Make, shape: str) -> None:
             assert len(set(siblings.tolist())) == len(siblings)
 
 
-def test_the_law_of_draws_is_over_the_targets_vocabulary(make: Make) -> None:
+def test_the_distribution_of_draws_is_over_the_targets_vocabulary(make: Make) -> None:
     drafter, params = make("reduced", "bush, drawn")
     known = tokens_of_the_head(params)
     tree, state = proposed(drafter, params)
     output, _ = drafter.model.read(params.drafter, state, jnp.arange(4))
     logits = drafter.model.logits(params.drafter, output)
     assert tree.draft_logits is not None
-    law = np.asarray(tree.draft_logits)[:, 0]
-    assert law.shape == (4, VOCABULARY)
-    np.testing.assert_allclose(law[:, known], logits, rtol=1e-4)
+    probs = np.asarray(tree.draft_logits)[:, 0]
+    assert probs.shape == (4, VOCABULARY)
+    np.testing.assert_allclose(probs[:, known], logits, rtol=1e-4)
     others = np.setdiff1d(np.arange(VOCABULARY), known)
-    assert (law[:, others] == -np.inf).all()
+    assert (probs[:, others] == -np.inf).all()
 
 
 def test_ties_go_to_the_lower_token(make: Make) -> None:
@@ -251,7 +235,7 @@ def test_ties_go_to_the_lower_token(make: Make) -> None:
 
 
 def test_a_draft_continues_its_own_output_unfused(make: Make) -> None:
-    """The second level's law is the formula's, written out."""
+    """The second level's distribution is the formula's, written out."""
     drafter, params = make("reduced", "chain")
     model, weights = drafter.model, params.drafter
     state = model.init_state(1, 8, 4)
@@ -361,20 +345,6 @@ def test_one_evaluation_compares_such_a_head_with_other_methods(
     answers = [record["choices"][0]["token_ids"] for record in records]
     assert len(answers) == 3
     assert answers[0] == answers[1] == answers[2]
-
-
-def test_too_shallow_a_target_is_refused(
-    main: Main,
-    tiny_pair: Path,
-    eagle3_pair: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{eagle3_pair}/head"]
-    assert main([*folders, "--prompt", "ten"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error:") and "2 layers" in last and "at least 7" in last
-    two_layers = dataclasses.replace(CONFIG, num_layers=2, feature_layers=())
-    refused(lambda: eagle3_target(two_layers), "2 layers", "at least 7")
 
 
 @pytest.mark.parametrize("script", ["export", "convert", "benchmark"])

@@ -1,0 +1,173 @@
+"""What no command can do: exit code 2, one line, nothing written.
+
+Every command has a few cases here; what a function behind it refuses by itself is
+tested beside that function.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from eagle_jax import assets
+from tests.conftest import load_main
+
+_BIG = "1000000000000"
+_HUGE = "hidden=1000000,layers=1000000,heads=4,vocabulary=1000000"
+_RANDOM = ["--random", "tiny"]
+_TARGET = ["--target", str(assets.TARGET)]
+_QUESTIONS = ["--questions", "questions.jsonl", "--output", "out"]
+_EVALUATE = [*_QUESTIONS, "--methods"]
+_TRAIN = [*_TARGET, "--data", "texts.jsonl", "--output", "out"]
+_REGENERATE = [*_TARGET, "--output", "out.jsonl"]
+_GRID = ["--grid", "2/1/1"]
+_REWRITE = [*_REGENERATE, "--data", "texts.jsonl"]
+
+_INT32 = "must be below 2**31"
+_MEMORY = "|GiB, but there are"
+_FULL = "cannot write /dev/full: No space left on device"
+_REACH = "drafts further than the target's 512 positions"
+
+_CASES: dict[str, list[tuple[list[str], str]]] = {
+    "generate": [
+        (["--target", "nowhere"], "--draft, the EAGLE head|autoregressive"),
+        (["--draft", "head"], "--target|--random tiny|embedded"),
+        ([*_TARGET, "--method", "lookup", "--chat"], "--chat needs a chat template"),
+        (["--prompt", "a", "--prompt", "x " * 600], "prompt 1 has|512 positions"),
+        ([*_RANDOM, "--temperature", "-1"], "temperature = -1.0 must be finite"),
+        ([*_RANDOM, "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        ([*_RANDOM, "--method", "eagle3"], "argument --method: invalid choice"),
+        ([*_RANDOM, "--trace"], "--trace needs --json FILE"),
+        ([*_RANDOM, "--stream", "--batch-size", "2"], "--stream|batch_size = 2"),
+        ([*_RANDOM, "--prompts", "big.toml"], "must end in .txt, .json or .jsonl"),
+        ([*_RANDOM, "--mesh", "data=99,tensor=3"], "for 297 devices, but there are"),
+        ([*_RANDOM, "--mesh", "model=4"], "'model=4' is no size of an axis|give"),
+        ([*_RANDOM, "--quantization", "int4"], "down_proj.weight has 172 inputs|int8"),
+        ([*_RANDOM, "--config", "nowhere.toml"], "cannot read nowhere.toml"),
+        (["--num-nodes", "1000000"], f"num_nodes = 1000000{_MEMORY}"),
+        (["--depth", "1000000"], f"depth = 1000000 {_REACH}"),
+        (["--max-new-tokens", _BIG], f"max_new_tokens = {_BIG} {_INT32}"),
+        (["--config", "big.toml"], f"num_nodes = 1000000{_MEMORY}"),
+        (["--random", _HUGE], f"layers = 1000000{_MEMORY}"),
+        (["--json", "/dev/full"], _FULL),
+    ],
+    "evaluate": [
+        ([], "required: --questions, --output, --methods"),
+        ([*_EVALUATE, "eagle3"], "'eagle3' is no method; known are eagle2"),
+        ([*_EVALUATE, "lookup", "eagle2", *_TARGET], "--draft, the EAGLE head"),
+        ([*_EVALUATE, "small-model", *_TARGET], "--small-model FOLDER"),
+        ([*_EVALUATE, "lookup", "--max-length", "9999"], "512 positions"),
+        ([*_EVALUATE, "lookup", "--max-new-tokens", "512"], "no room for a prompt"),
+        ([*_EVALUATE, "lookup", "--template", "tokenizer"], "needs a chat template"),
+        ([*_EVALUATE, "lookup", "--categories", "a,b"], "'b' is unknown"),
+        ([*_EVALUATE, "eagle2:num_nodes=1000000"], f"num_nodes = 1000000{_MEMORY}"),
+        ([*_EVALUATE, "chain:depth=1000000"], f"depth = 1000000 {_REACH}"),
+        ([*_EVALUATE, "lookup", "--temperatures", "1e39"], "temperature = 1e+39"),
+        ([*_EVALUATE, "lookup", "--batch-sizes", "1000000000"], _MEMORY),
+        ([*_EVALUATE, "lookup", "--output", "/proc/out"], "cannot write to /proc/out"),
+    ],
+    "train": [
+        ([*_TRAIN, "--steps", _BIG], f"steps = {_BIG} {_INT32}"),
+        ([*_TRAIN, "--mesh", "tensor=two"], "'tensor=two' is no size of an axis"),
+        ([*_TRAIN, "--resume"], "holds no run"),
+        ([*_TRAIN, "--row-length", "256", "--batch-size", "1000000000"], _MEMORY),
+        ([*_TRAIN, "--output", "/proc/out"], "/proc/out"),
+    ],
+    "regenerate": [
+        (_REGENERATE, "give either --data FILE or --samples N"),
+        ([*_REWRITE, "--samples", "2"], "give either --data FILE or --samples N"),
+        ([*_REGENERATE, "--samples", "0"], "--samples 0 must be at least 1"),
+        ([*_REWRITE, "--limit", "0"], "--limit 0 must be at least 1"),
+        (
+            [*_REGENERATE, "--samples", "2", "--temperature", "0"],
+            "one text many times",
+        ),
+        ([*_REWRITE, "--max-length", "5000"], "max_length = 5000"),
+        ([*_REWRITE, "--config", "rejection.toml"], "make the texts depend on the"),
+        ([*_REGENERATE, "--data", "none.json"], "cannot read the data none.json"),
+        ([*_REWRITE, "--batch-size", _BIG], f"batch_size = {_BIG} {_INT32}"),
+        ([*_REWRITE, "--output", "/dev/full"], _FULL),
+        (
+            [*_REWRITE, "--draft", str(assets.HEAD), "--num-nodes", "1000000"],
+            f"num_nodes = 1000000{_MEMORY}",
+        ),
+    ],
+    "tune": [
+        (["--sweep"], "--grid"),
+        (["--target", "somewhere"], "--draft"),
+        (["--repeats", "0"], "--repeats = 0 must be at least 1"),
+        (["--max-new-tokens", "1"], "--max-new-tokens = 1 must be at least 2"),
+        ([*_GRID, "--max-new-tokens", "600"], "512 positions"),
+        ([*_GRID, "--batch-size", "400"], "more prompts"),
+        (["--calibration", "none.json"], "none.json"),
+        (["--grid", "1000000/6/10"], f"num_nodes = 1000000{_MEMORY}"),
+        (["--temperature", "1e39"], "temperature = 1e+39"),
+        (["--batch-size", "1000000000"], f"batch_size = 1000000000{_MEMORY}"),
+        (["--output", "/dev/full"], _FULL),
+    ],
+    "benchmark": [
+        (["--random", _HUGE], f"layers = 1000000{_MEMORY}"),
+        (["--width", "1000000"], f"width = 1000000{_MEMORY}"),
+        (["--slots", _BIG], f"{_BIG} cache slots{_MEMORY}"),
+        (["--contexts", _BIG], f"{_BIG} cache slots{_MEMORY}"),
+        (["--batch-size", _BIG], f"batch_size = {_BIG}{_MEMORY}"),
+        (["--training", "--row-length", _BIG], f"row_length = {_BIG} tokens"),
+        (["--training", "--row-length", "-1"], "row_length = -1 must be at least 1"),
+    ],
+    "calibrate": [
+        ([], "required: records, --output"),
+        (["records", "--output", "/dev/full"], _FULL),
+    ],
+    "convert": [
+        ([*_TARGET, "--output", "/proc/out"], "cannot write /proc/out"),
+        ([*_TARGET, "--output", "~nobody-of-that-name/out"], "home"),
+        (["--target", "nowhere", "--output", "out"], "nowhere is no folder"),
+    ],
+    "export": [
+        (["--head", str(assets.TARGET), "--output", "out"], "config.json"),
+    ],
+    "report": [(["records", "--output", "/proc/out"], "cannot write to /proc/out")],
+    "compile_report": [(["--output", "/nowhere/out.md"], "cannot write /nowhere")],
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with what commands read."""
+    (tmp_path / "big.toml").write_text("[tree]\nnum_nodes = 1000000\n")
+    rejection = '[sampling]\nacceptance = "rejection"\n'
+    (tmp_path / "rejection.toml").write_text(rejection)
+    question = {"question_id": 1, "category": "a", "turns": ["Once upon"]}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question))
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Once upon a time"}))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "named"),
+    [
+        pytest.param(script, argv, named, id=f"{script}-{' '.join(argv)[:60]}")
+        for script, cases in _CASES.items()
+        for argv, named in cases
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_line_and_nothing_is_written(
+    script: str,
+    argv: list[str],
+    named: str,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = sorted(os.walk(place))
+    assert load_main(script)(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "compiling" not in err, "the refusal came too late"
+    # Some say how much of the data they could read before.
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert err.endswith(f"{line}\n") and "Traceback" not in err
+    assert all(part in line for part in named.split("|"))
+    assert len(line) < 400
+    assert sorted(os.walk(place)) == files

@@ -1,0 +1,110 @@
+"""Pairs from folders: what is refused before any weight is read, and what after."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from eagle_jax import assets, checkpoints
+from eagle_jax.config import Method, TreeConfig
+from eagle_jax.generation.methods import check_draft
+from eagle_jax.generation.pairs import PairSource, open_pair
+from eagle_jax.generation.random_pairs import open_random
+from tests.helpers import refused
+
+TREE = TreeConfig(num_nodes=4, depth=2, width=2)
+
+
+@pytest.fixture
+def pair(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny pair to break."""
+    return Path(shutil.copytree(tiny_pair, tmp_path / "pair"))
+
+
+def opened(pair: Path, draft: str = "head", **settings: Any) -> PairSource:
+    names = (str(pair / "target"), str(pair / draft))
+    return open_pair(*names, tree=TREE, dtype="float32", **settings)
+
+
+@pytest.mark.parametrize("half", ["target", "head"])
+def test_truncated_weights_are_refused_when_a_pair_is_opened(
+    pair: Path, half: str
+) -> None:
+    path = pair / half / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    refused(lambda: opened(pair), str(path), "no complete safetensors file")
+
+
+@pytest.mark.parametrize(
+    ("half", "name"), [("target", "model.norm.weight"), ("head", "fc.bias")]
+)
+def test_weights_that_are_no_numbers_are_refused_when_they_are_read(
+    pair: Path, half: str, name: str
+) -> None:
+    path = pair / half / "model.safetensors"
+    save_file(load_file(path) | {name: np.full(32, np.nan, np.float32)}, path)
+    source = opened(pair)
+    refused(lambda: source.load(), name, "NaN", "damaged")
+
+
+@pytest.mark.parametrize(("name", "size"), [("hidden_size", 64), ("vocab_size", 512)])
+def test_a_head_of_another_target_is_refused(pair: Path, name: str, size: int) -> None:
+    path = pair / "head" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: size}))
+    named = f"the head's {name} is {size}"
+    refused(lambda: opened(pair), named, "trained for this target")
+
+
+def test_a_small_model_with_other_tokens_is_refused(pair: Path) -> None:
+    shutil.rmtree(pair / "head")
+    (pair / "head").symlink_to(assets.SMALL)
+    named = "the small model has 2048 tokens"
+    refused(lambda: opened(pair, method="small-model"), named)
+
+
+def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
+    tiny_pair: Path, eagle3_pair: Path
+) -> None:
+    names = (str(tiny_pair / "target"), str(eagle3_pair / "head"))
+    refused(
+        lambda: open_pair(*names, tree=TREE, dtype="float32").load(),
+        *("2 layers", "at least 7"),
+    )
+
+
+def test_a_store_without_all_its_files_is_refused_when_a_pair_is_opened(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    pair = tmp_path / "stored"
+    checkpoints.convert_pair(pair, tiny_pair / "target", tiny_pair / "head")
+    for half in ("head", "target"):
+        (pair / half / "params" / "_CHECKPOINT_METADATA").unlink()
+        refused(lambda: opened(pair), str(pair / half), "is missing")
+
+
+@pytest.mark.parametrize("method", ["eagle2", "eagle1", "chain", "small-model"])
+def test_a_method_without_its_weights_is_refused(method: Method) -> None:
+    refused(lambda: check_draft(method, None), f"method {method} needs `draft`")
+    check_draft("lookup", None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ("huge", "--random 'huge' must be one of tiny"),
+        ("hidden=64", "known are hidden"),
+        ("hidden=64,layers=2,heads=5,vocabulary=300", "even multiple of heads"),
+        ("hidden=64,layers=2,heads=4,vocabulary=100", "at least 258"),
+        ("hidden=8,layers=1,heads=1,kv_heads=0,vocabulary=9", "kv_heads"),
+        (f"hidden={'9' * 5000},layers=1,heads=1,vocabulary=9", "nine digits"),
+    ],
+)
+def test_random_sizes_that_make_no_model_are_refused(sizes: str, named: str) -> None:
+    refused(
+        lambda: open_random(sizes, tree=TREE, dtype="float32", with_tokenizer=True),
+        named,
+    )

@@ -1,0 +1,212 @@
+"""Norm, attention and the layer against NumPy, written from their formulas."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.layers import (
+    LayerParams,
+    attend,
+    decoder_layer,
+    init_layer,
+    rms_norm,
+)
+from eagle_jax.models.rope import rotary_tables, rotate
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+B, T, H, G, A, S = 2, 3, 4, 2, 8, 6
+LENGTHS = np.array([4, 0])  # Of the second row nothing is cached.
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def norm(x: np.ndarray, weight: Any, epsilon: float) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * np.asarray(weight)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    shares = np.exp(x - x.max())
+    return shares / shares.sum()
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_the_norm_divides_by_the_root_mean_square(scale: float) -> None:
+    x, weight = scale * drawn(B, T, 32), drawn(32)
+    wanted = norm(x.astype(np.float64), weight, 1e-5)
+    found = rms_norm(jnp.array(x), jnp.array(weight), 1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_the_norm_is_computed_in_float32_and_keeps_the_dtype() -> None:
+    x = jnp.array(300 * drawn(B, 32), jnp.float16)  # Its squares are none of float16.
+    found = rms_norm(x, jnp.ones(32, jnp.float16), 1e-5)
+    assert found.dtype == jnp.float16
+    wanted = norm(np.asarray(x, np.float32), np.ones(32), 1e-5)
+    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, rtol=2e-3)
+
+
+def judge(
+    query: np.ndarray,
+    cached: KeyValues,
+    new: KeyValues,
+    mask: np.ndarray,
+    first: np.ndarray | None,
+) -> np.ndarray:
+    """One query and one head at a time, over the keys that it sees alone."""
+    found = np.zeros((B, T, H, A))
+    for row, place, head in np.ndindex(B, T, H):
+        group = head // (H // G)
+        start = 0 if first is None else first[row, place]
+        slots = range(start, LENGTHS[row])
+        seen = np.flatnonzero(mask[row, place])
+        keys, values = (
+            np.concatenate(
+                [
+                    getattr(cached, name)[row, group, list(slots)].reshape(-1, A),
+                    getattr(new, name)[row, group, seen],
+                ]
+            )
+            for name in ("keys", "values")
+        )
+        shares = softmax(keys @ query[row, place, head] / np.sqrt(A))
+        found[row, place, head] = shares @ values
+    return found.reshape(B, T, H * A)
+
+
+def key_values(num_slots: int, seed: int) -> KeyValues:
+    keys, values = drawn(2, B, G, num_slots, A, seed=seed)
+    return KeyValues(keys=keys, values=values)
+
+
+CAUSAL = np.tri(T, dtype=bool)
+SIBLINGS = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool)
+AFTER_TWO = np.concatenate([np.ones((T, 2), bool), CAUSAL], axis=1)
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, SIBLINGS, np.eye(T, dtype=bool), AFTER_TWO])
+@pytest.mark.parametrize("has_window", [False, True])
+def test_attention_is_one_softmax_over_the_cache_and_the_mask(
+    mask: np.ndarray, has_window: bool
+) -> None:
+    query, masks = drawn(B, T, H, A), np.stack([mask, mask])
+    cached, new = key_values(S, 1), key_values(mask.shape[1], 2)
+    first = np.array([[1, 2, 4], [0, 0, 0]]) if has_window else None
+    arrays = jax.tree.map(jnp.array, (query, cached, LENGTHS, new, masks, first))
+    found = jax.jit(attend)(*arrays)
+    np.testing.assert_allclose(
+        found, judge(query, cached, new, masks, first), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_slots_after_the_length_are_never_read() -> None:
+    query, mask = drawn(B, T, H, A), np.stack([CAUSAL, SIBLINGS])
+    cached, new = key_values(S, 1), key_values(T, 2)
+    garbage = np.arange(S) >= LENGTHS[:, None]
+    other = jax.tree.map(lambda x: np.where(garbage[:, None, :, None], 1e30, x), cached)
+    found = [
+        attend(*jax.tree.map(jnp.array, (query, slots, LENGTHS, new, mask)))
+        for slots in (cached, other)
+    ]
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_attention_keeps_the_dtype(dtype: str) -> None:
+    query, mask = drawn(B, T, H, A), np.stack([CAUSAL, CAUSAL])
+    cached, new = key_values(S, 1), key_values(T, 2)
+    half = jax.tree.map(lambda x: jnp.array(x, dtype), (query, cached, new))
+    found = attend(half[0], half[1], jnp.array(LENGTHS), half[2], jnp.array(mask))
+    assert found.dtype == dtype
+    wanted = judge(query, cached, new, mask, None)
+    np.testing.assert_allclose(np.asarray(found, np.float32), wanted, atol=0.05)
+
+
+def layer_judge(
+    params: LayerParams, x: np.ndarray, cached: KeyValues, rotary: Any
+) -> np.ndarray:
+    """The layer over new tokens in causal order, from its parts."""
+    weights = jax.tree.map(np.asarray, params)
+    eps = tiny.LAYER.rms_norm_eps
+    read = x if weights.input_norm is None else norm(x, weights.input_norm, eps)
+
+    def heads(name: str) -> np.ndarray:
+        bias = getattr(weights, f"{name}_bias")
+        flat = read @ getattr(weights, name) + (0 if bias is None else bias)
+        split = flat.reshape(B, T, -1, A)
+        own = getattr(weights, f"{name}_norm", None)
+        return split if own is None else norm(split, own, eps)
+
+    turned = [rotate(jnp.array(heads(name)), rotary) for name in ("query", "key")]
+    query, key = map(np.asarray, turned)
+    new = KeyValues(keys=key.swapaxes(1, 2), values=heads("value").swapaxes(1, 2))
+    mixed = judge(query, cached, new, np.stack([CAUSAL] * B), None)
+    x = x + mixed @ weights.output
+    inner = norm(x, weights.mlp_norm, eps)
+    gate = inner @ weights.mlp.gate
+    gated = gate / (1 + np.exp(-gate)) * (inner @ weights.mlp.up)
+    return x + gated @ weights.mlp.down
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"qkv_bias": True}, {"qk_norm": True}], ids=str
+)
+@pytest.mark.parametrize("input_norm", [False, True])
+def test_a_layer_is_attention_and_feed_forward_with_what_it_has(
+    changes: dict[str, Any], input_norm: bool
+) -> None:
+    config = dataclasses.replace(tiny.LAYER, **changes)
+    params = tiny.random_like(
+        jax.eval_shape(
+            lambda key: init_layer(
+                key, config, jnp.dtype("float32"), input_norm=input_norm
+            ),
+            jax.random.key(0),
+        )
+    )
+    x, cached = drawn(B, T, 32), key_values(S, 1)
+    positions = jnp.array(LENGTHS[:, None] + np.arange(T))
+    rotary = rotary_tables(positions, config.rope, A)
+    found, new = decoder_layer(
+        params,
+        config,
+        jnp.array(x),
+        rotary,
+        jax.tree.map(jnp.array, cached),
+        jnp.array(LENGTHS),
+        jnp.array(np.stack([CAUSAL] * B)),
+    )
+    wanted = layer_judge(params, x, cached, rotary)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    assert new.keys.shape == new.values.shape == (B, G, T, A)
+
+
+def test_unconfirmed_tokens_of_earlier_calls_are_seen_as_those_of_one() -> None:
+    """Three tokens at once, and then the last one beside the two before it."""
+    config = tiny.LAYER
+    params = init_layer(
+        jax.random.key(0), config, jnp.dtype("float32"), input_norm=True
+    )
+    x, cached = jnp.array(drawn(B, T, 32)), jax.tree.map(jnp.array, key_values(S, 1))
+    positions = jnp.array(LENGTHS[:, None] + np.arange(T))
+    mask = jnp.array(np.stack([CAUSAL, SIBLINGS]))
+
+    def run(start: int, end: int, earlier: KeyValues | None) -> Any:
+        rotary = rotary_tables(positions[:, start:end], config.rope, A)
+        part = (x[:, start:end], rotary, cached, jnp.array(LENGTHS))
+        return decoder_layer(params, config, *part, mask[:, start:end, :end], earlier)
+
+    whole, new = run(0, 3, None)
+    first, earlier = run(0, 2, None)
+    last, both = run(2, 3, earlier)
+    np.testing.assert_allclose(first, whole[:, :2], atol=1e-5)
+    np.testing.assert_allclose(last, whole[:, 2:], atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), both, new)

@@ -1,0 +1,128 @@
+"""Settings: their ranges, the strict reader of their files, and the files there are."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax.config import (
+    CONFIGS,
+    DecodingConfig,
+    GenerateConfig,
+    SamplingConfig,
+    TreeConfig,
+    load_config,
+)
+from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.regenerate import RegenerateConfig
+from examples.embedded_pair.training import PretrainConfig
+from tests.helpers import refused
+
+NAN, INF, BIG = float("nan"), float("inf"), 10**12
+TREE, SAMPLING, DECODING = TreeConfig, SamplingConfig, DecodingConfig
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "wanted"),
+    [
+        *((TREE, n, 0, "at least 1") for n in ("num_nodes", "width")),
+        (TREE, "depth", -1, "0 or more"),
+        *((TREE, n, BIG, "below 2**31") for n in ("num_nodes", "width", "depth")),
+        *(
+            (TREE, name, value, "finite and above 0")
+            for name in ("kappa", "sharpness")
+            for value in (0.0, -1.0, NAN, INF)
+        ),
+        (TREE, "kappa", 1e39, "at most 3.4e38"),
+        *((SAMPLING, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
+        (SAMPLING, "temperature", 1e39, "at most 3.4e38"),
+        *((SAMPLING, "top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),
+        (SAMPLING, "top_k", -1, "0 (off) or more"),
+        (SAMPLING, "top_k", BIG, "below 2**31"),
+        *((SAMPLING, "min_p", x, "0 (off) to 1") for x in (1.5, -0.1, NAN)),
+        *((SAMPLING, "seed", x, "0 to 2**31 - 1") for x in (-1, 2**31)),
+        *((DECODING, "max_new_tokens", x, "at least 1") for x in (0, -1)),
+        (DECODING, "max_length", 1, "at least 2 (prompt + output)"),
+        (DECODING, "batch_size", 0, "at least 1"),
+        *(
+            (DECODING, name, BIG, "below 2**31")
+            for name in ("max_new_tokens", "max_length", "batch_size")
+        ),
+    ],
+)
+def test_what_lies_outside_its_range_is_refused(
+    kind: Any, name: str, value: float, wanted: str
+) -> None:
+    refused(lambda: kind(**{name: value}), f"{name} = {value} must be {wanted}")
+
+
+@pytest.mark.parametrize("name", ["kappa", "sharpness"])
+def test_a_factor_beside_a_calibration_is_refused(name: str) -> None:
+    factor: dict[str, Any] = {name: 1.0}
+    refused(lambda: TreeConfig(**factor, calibration="file.json"), name)
+    assert getattr(TreeConfig(**factor, calibration="none"), name) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[tree]\nnodes = 60", "[tree]: unknown key 'nodes'; known are num_nodes"),
+        ("[trees]\nnum_nodes = 60", "unknown key 'trees'; known are tree"),
+        ('[tree]\nnum_nodes = "60"', "num_nodes = '60' must be int"),
+        ("[tree]\nnum_nodes = true", "num_nodes = True must be int"),
+        ("[tree]\nrerank = 1", "rerank = 1 must be bool"),
+        ("tree = 60", "'tree' must be a table, not 60"),
+        ('[decoding]\nmethod = "eagle3"', "method = 'eagle3' must be one of"),
+        ("[sampling]\ntop_p = 0", "top_p = 0.0 must be above 0"),
+        (f"[decoding]\nmax_new_tokens = {BIG}", f"{BIG} must be below 2**31"),
+        ("[tree\nnum_nodes = 60", "is not valid TOML"),
+        (None, "cannot read"),
+    ],
+)
+def test_settings_files_are_read_strictly(
+    tmp_path: Path, text: str | None, named: str
+) -> None:
+    path = tmp_path / "settings.toml"
+    if text is not None:
+        path.write_text(text)
+    refused(lambda: load_config(path, GenerateConfig), str(path), named)
+
+
+@pytest.mark.parametrize("name", ["embedded", "embedded.toml", "configs/embedded.toml"])
+def test_configs_are_found_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = load_config(CONFIGS / "embedded.toml", GenerateConfig)
+    assert load_config(name, GenerateConfig) == own
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "embedded.toml").write_text("")
+    is_there = name.startswith("configs")
+    assert (load_config(name, GenerateConfig) == GenerateConfig()) == is_there
+
+
+OTHER_CONFIGS = {
+    "answers": RegenerateConfig,
+    "deep": PretrainConfig,
+    "head": TrainConfig,
+    "small": PretrainConfig,
+    "stories260k": TrainConfig,
+}
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(CONFIGS.glob("*.toml")), *sorted(EXAMPLES.glob("*/*.toml"))],
+    ids=lambda path: path.stem,
+)
+def test_every_config_loads_and_states_only_what_differs(path: Path) -> None:
+    kind = OTHER_CONFIGS.get(path.stem, GenerateConfig)
+    config, default = load_config(path, kind), kind()
+    for table, values in tomllib.loads(path.read_text()).items():
+        for name in values:
+            # A tree of sampled text alone begins with the defaults too.
+            given = getattr(config, table)
+            usual = getattr(default, table) or type(given)()
+            assert getattr(given, name) != getattr(usual, name), name

@@ -1,0 +1,116 @@
+"""Tiny random models, of few sizes: what is compiled for one test serves others."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.interface import Params
+from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.tree import Topology
+
+LAYER = LayerConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(theta=10000.0),
+)
+_LAYER_FIELDS = {field.name for field in dataclasses.fields(LayerConfig)}
+
+
+class Pair(NamedTuple):
+    """A target, what drafts for it, and the weights of both."""
+
+    target: Transformer
+    drafter: TreeDrafter
+    params: Params
+
+
+def sizes(**changes: Any) -> dict[str, Any]:
+    """Sizes of any model; `changes` name fields of it or of its layer."""
+    layer = {name: changes.pop(name) for name in _LAYER_FIELDS & changes.keys()}
+    usual = {"vocab_size": 64, "max_positions": 512}
+    return {"layer": dataclasses.replace(LAYER, **layer)} | usual | changes
+
+
+def target_config(**changes: Any) -> TransformerConfig:
+    """A target of two layers, but for `changes`, see `sizes`."""
+    return TransformerConfig(**{"num_layers": 2} | sizes(**changes))
+
+
+def head_config(**changes: Any) -> EagleHeadConfig:
+    """An EAGLE-1/2 head, but for `changes`, see `sizes`."""
+    return EagleHeadConfig(**sizes(**changes))
+
+
+TARGET = target_config()
+HEAD = head_config()
+
+
+def sharp(params: Any) -> Any:
+    """Ten times the usual deviation: drafts differ and are tried, texts vary."""
+    return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, params)
+
+
+def target_params(
+    config: TransformerConfig = TARGET, seed: int = 0, dtype: str = "float32"
+) -> Any:
+    """Weights of a target, with sharp distributions."""
+    return sharp(transformer.init_params(jax.random.key(seed), config, dtype))
+
+
+def head_params(config: EagleHeadConfig, target: Any, dtype: str = "float32") -> Any:
+    """Weights of a head that borrows its target's tables."""
+    return EagleHead.join(
+        eagle_head.init_params(jax.random.key(1), config, dtype), target
+    )
+
+
+def pair(
+    target: TransformerConfig,
+    head: EagleHeadConfig,
+    tree: TreeConfig | Topology,
+    dtype: str = "float32",
+) -> Pair:
+    """A target with sharp distributions and a head that knows nothing of it."""
+    weights = target_params(target, dtype=dtype)
+    return Pair(
+        target=Transformer(config=target, dtype=dtype),
+        drafter=TreeDrafter(model=EagleHead(config=head, dtype=dtype), tree=tree),
+        params=Params(target=weights, drafter=head_params(head, weights, dtype)),
+    )
+
+
+def random_like(shapes: Any, dtype: str | None = None) -> Any:
+    """Weights of these shapes, none of them zero or one."""
+    rng = np.random.default_rng(7)
+
+    def draw(leaf: Any) -> jax.Array:
+        weights = (rng.normal(size=leaf.shape) * 0.3).astype(np.float32)
+        return jax.device_put(weights.astype(dtype or leaf.dtype))
+
+    return jax.tree.map(draw, shapes)
+
+
+def random_target(config: TransformerConfig = TARGET, dtype: str = "float32") -> Any:
+    """Weights of a target, none of them zero or one."""
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lambda key: transformer.init_params(key, config), key)
+    return random_like(shapes, dtype)
+
+
+def random_head(config: EagleHeadConfig = HEAD, dtype: str = "float32") -> Any:
+    """Weights of a head without an embedding table, none of them zero or one."""
+    key = jax.random.key(0)
+    shapes = jax.eval_shape(lambda key: eagle_head.init_params(key, config), key)
+    return random_like(shapes, dtype)

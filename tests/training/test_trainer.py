@@ -1,0 +1,140 @@
+"""Training a head: its sizes, and what is refused before anything is trained."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle_jax import checkpoints
+from eagle_jax.files import fingerprint_file
+from eagle_jax.parallel import MeshShape
+from eagle_jax.training.config import DataConfig, HeadConfig, RunConfig, TrainConfig
+from eagle_jax.training.trainer import new_head_config, train_head
+from tests import tiny
+from tests.helpers import refused
+
+CONFIG = TrainConfig(data=DataConfig(row_length=32), run=RunConfig(batch_size=1))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    path.write_text((json.dumps({"text": "ten hats in the rain"}) + "\n") * 9)
+    return path
+
+
+def config(**changes: Any) -> TrainConfig:
+    """The settings, but for fields of any of their tables."""
+    tables = {}
+    for name in ("data", "optimizer", "run"):
+        table = getattr(CONFIG, name)
+        own = {field.name for field in dataclasses.fields(table)} & changes.keys()
+        values = {field: changes[field] for field in own}
+        tables[name] = dataclasses.replace(table, **values)
+    return dataclasses.replace(CONFIG, **tables)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "named"),
+    [
+        ({}, {"data": [Path("missing.jsonl")]}, "missing.jsonl: it is no file"),
+        ({"row_length": 4096}, {}, "row_length = 4096 is more than the target's 256"),
+        ({"batch_size": 4000}, {}, "batch_size = 4000"),
+        ({}, {"mesh": MeshShape(data=64, tensor=4)}, "for 256 devices, but there are"),
+        ({}, {"resume": True}, "holds no run"),
+        ({}, {"resume": True, "overwrite": True}, "exclude each other"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_and_leaves_nothing(
+    tiny_pair: Path, data: Path, tmp_path: Path, changes: Any, given: Any, named: str
+) -> None:
+    output = tmp_path / "run"
+    given = {"data": [data]} | given
+    refused(
+        lambda: train_head(
+            str(tiny_pair / "target"), output=output, config=config(**changes), **given
+        ),
+        named,
+    )
+    assert not output.exists()
+
+
+@pytest.fixture
+def begun(tiny_pair: Path, data: Path, tmp_path: Path) -> Path:
+    """The mark of a run that has begun."""
+    identity = {
+        "target": checkpoints.fingerprint_folder(tiny_pair / "target"),
+        "data": [fingerprint_file(data)],
+        "mesh": "data=1,tensor=1",
+        "settings": dataclasses.asdict(CONFIG),
+        "date": None,
+    }
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps(identity))
+    return tmp_path / "run"
+
+
+def test_a_resumed_run_keeps_its_settings_data_and_target(
+    tiny_pair: Path, data: Path, tmp_path: Path, begun: Path
+) -> None:
+    def resume(
+        target: Path = tiny_pair / "target", data: Path = data, **changes: Any
+    ) -> None:
+        train_head(str(target), [data], begun, config(**changes), resume=True)
+
+    refused(lambda: resume(seed=1), "seed = 0, not 1")
+    refused(lambda: resume(learning_rate=0.5), "learning_rate = 3e-05, not 0.5")
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"text": "hats " * 9}) + "\n")
+    refused(lambda: resume(data=other), "on other data")
+    target = Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
+    path = target / "config.json"
+    settings = json.loads(path.read_text()) | {"rms_norm_eps": 1e-6}
+    path.write_text(json.dumps(settings))
+    refused(lambda: resume(target=target), "of another target")
+    assert [path.name for path in begun.iterdir()] == ["run.json"]
+
+
+def test_an_output_with_a_run_is_kept_unless_told_otherwise(
+    tiny_pair: Path, data: Path, begun: Path
+) -> None:
+    (begun / "log.csv").write_text("step\n")
+
+    def train(**given: Any) -> None:
+        wanted = config(**given.pop("changes", {}))
+        train_head(str(tiny_pair / "target"), [data], begun, wanted, **given)
+
+    refused(train, str(begun), "--resume", "--overwrite")
+    # Nothing is removed before all else is known to be right.
+    too_large = {"changes": {"batch_size": 4000}, "overwrite": True}
+    refused(lambda: train(**too_large), "batch_size = 4000")
+    (begun / "thesis.tex").write_text("years of work")
+    refused(lambda: train(overwrite=True), "thesis.tex")
+    names = {path.name for path in begun.iterdir()}
+    assert names == {"run.json", "log.csv", "thesis.tex"}
+
+
+def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
+    """The official layout has neither norms of queries nor experts."""
+    biases = {"qkv_bias": True, "qk_norm": True}
+    target = tiny.target_config(**biases, num_experts=4, experts_per_token=2)
+    head = new_head_config(target, TrainConfig())
+    assert head.layer == tiny.LAYER
+    assert (head.vocab_size, head.max_positions) == (64, 512)
+    assert new_head_config(target, CONFIG).max_positions == 32
+
+
+def test_a_head_has_the_sizes_that_are_set() -> None:
+    def layer(**sizes: Any) -> Any:
+        wanted = dataclasses.replace(CONFIG, head=HeadConfig(**sizes))
+        return new_head_config(tiny.TARGET, wanted).layer
+
+    found = layer(num_heads=2, intermediate_size=40)
+    assert (found.num_heads, found.num_kv_heads, found.head_dim) == (2, 2, 16)
+    assert found.intermediate_size == 40
+    assert layer(num_heads=1).num_kv_heads == 1
+    refused(lambda: layer(num_heads=3), "num_heads = 3", "hidden_size = 32")
+    refused(lambda: layer(num_kv_heads=3), "num_kv_heads = 3", "num_heads = 4")
