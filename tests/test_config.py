@@ -14,8 +14,7 @@ from eagle_jax.config import (
     TreeConfig,
     load_config,
 )
-from eagle_jax.training.config import TrainConfig
-from eagle_jax.training.regenerate import RegenerateConfig
+from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from examples.embedded_pair.training import PretrainConfig
 from tests.helpers import refused
 

@@ -56,7 +56,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([], "required: --questions, --output, --methods"),
         ([*_EVALUATE, "eagle3"], "'eagle3' is no method; known are eagle2"),
         ([*_EVALUATE, "lookup", "eagle2", *_TARGET], "--draft, the EAGLE head"),
-        ([*_EVALUATE, "small-model", *_TARGET], "--small-model FOLDER"),
+        ([*_EVALUATE, "small-model", *_TARGET], "--small-model"),
         ([*_EVALUATE, "lookup", "--max-length", "9999"], "512 positions"),
         ([*_EVALUATE, "lookup", "--max-new-tokens", "512"], "no room for a prompt"),
         ([*_EVALUATE, "lookup", "--template", "tokenizer"], "needs a chat template"),
