@@ -33,5 +33,5 @@ def ratio(value: float | None) -> str:
 
 
 def decimals(value: float | None, digits: int = 2) -> str:
-    """Returns a number with so many digits behind the point; none and NaN are "-"."""
+    """Returns a number with so many digits after the point; none and NaN are "-"."""
     return NOTHING if value is None or value != value else f"{value:.{digits}f}"

@@ -31,8 +31,8 @@ from eagle_jax.parallel import MeshShape, Placement, place
 from eagle_jax.parallel.placement import Program
 from eagle_jax.testing import programs
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.layout import state_shardings
 from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import StepConfig, init_state, train_step
 
 HBM_GIB = {"v5e": 16.0, "v6e": 32.0, "v5p": 95.0}
@@ -155,14 +155,13 @@ def most_collectives(case: Case, program: str) -> int | None:
     """Returns how many collectives a loop needs where each row's work is split.
 
     A layer needs two, one of them for each expert of a mixture. Tables that are split
-    over the vocabulary need one to look tokens up, two to find the likeliest, its value
-    and its place, and one more for the sum that makes it a probability. A round runs
-    the target once and the head `D` times, and looks for the likeliest once more per
-    node that it accepts.
+    over the vocabulary need one to look tokens up, two for an argmax, its value and its
+    place, and one more for the sum that makes it a probability. A round runs the target
+    once and the head `D` times, and takes one more argmax per node that it accepts.
 
-    Noise needs none: each device makes its own part, and what is largest under it is
-    found like the likeliest. The filters of a sampled round, which run only where a row
-    asks for one, need five per call: the maximum and the sum of a softmax, the largest
+    Noise needs none: each device makes its own part, and the argmax under it is found
+    like any other. The filters of a sampled round, which run only where a row asks for
+    one, need five per call: the maximum and the sum of a softmax, the largest
     probability, and the mass and the count of a step of the search for thresholds.
 
     Args:
@@ -173,11 +172,11 @@ def most_collectives(case: Case, program: str) -> int | None:
         return None
     if case.mesh.tensor == 1:
         return 0
-    lookup, likeliest, total = 1, 2, 1
+    lookup, argmax, total = 1, 2, 1
     filters = 5 if program == "sampled round" else 0
     layer = 1 + max(case.target.layer.num_experts, 1)
-    target = lookup + layer * case.target.num_layers + likeliest + filters
-    head = lookup + 2 + likeliest + total + filters
+    target = lookup + layer * case.target.num_layers + argmax + filters
+    head = lookup + 2 + argmax + total + filters
     return target + (0 if program == "token" else head * case.tree.levels)
 
 
@@ -203,17 +202,17 @@ def _decoding(
     }
     for name, (program, rows, changed) in every.items():
         if name in only:
-            spread = _spread(case, placement, program, donates_state=name in LOOPS)
-            yield _compile(case, name, spread, (params, rows), _caches(changed))
+            sharded = _sharded(case, placement, program, donates_state=name in LOOPS)
+            yield _compile(case, name, sharded, (params, rows), _caches(changed))
 
 
-def _spread(
+def _sharded(
     case: Case, placement: Placement, program: Program, *, donates_state: bool
 ) -> Any:
     """Returns the program that the devices run; one alone runs it as it is."""
     if case.mesh.num_devices == 1:
         return jax.jit(program, donate_argnums=(1,) if donates_state else ())
-    return placement.spread(program, donates_state=donates_state)
+    return placement.shard(program, donates_state=donates_state)
 
 
 def _training(case: Case, placement: Placement, params: Params) -> Report:
@@ -286,7 +285,7 @@ def _with_text(lowered: Any) -> tuple[Any, str]:
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         compiled = lowered.compile(compiler_options=options)
-        # Modules that it compiles on the way are numbered behind it.
+        # Modules that it compiles on the way are numbered after it.
         file = min(Path(folder).glob("module_*.after_optimizations.txt"))
         return compiled, file.read_text()
 

@@ -42,7 +42,7 @@ TPU is needed, and reads this table from what comes out (last with jax {jax} and
   then, once per step of the search for thresholds. *MiB moved* counts each instruction
   once. Of the other programs they are all.
 - **At most** is the rule: a layer needs two all-reduces, and a table that is split over
-  the vocabulary one to look tokens up, two to find the likeliest (value and place) and
+  the vocabulary one to look tokens up, two for an argmax (its value and its place) and
   one for the sum that makes it a probability. With `L` layers and depth `D` a token
   takes `2 L + 3` and a round `2 L + 3 + 6 D`, whatever the batch and the tree's width;
   the compiler may join some. A sampled round takes `5 (D + 1)` more: the filters of

@@ -129,7 +129,7 @@ class _Text:
         self._decoder, self._params = decoder, params
         self._iterations = iterations
         self.length = length
-        # A round may end a few tokens behind what was asked for, every time.
+        # A round may end a few tokens after what was asked for, every time.
         margin = (repeats + 1) * (iterations + decoder.depth + 1)
         prompt_length = length - margin
         prompt = np.random.default_rng(length).integers(vocab_size, size=prompt_length)

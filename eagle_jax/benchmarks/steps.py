@@ -33,7 +33,7 @@ def measure_steps(
     """Times the steps of a batch: medians over repeats, compilation left out.
 
     A round and a token are timed as the loops that decode texts run them; a round's
-    parts in loops of their own, right behind the prompts.
+    parts in loops of their own, right after the prompts.
 
     Args:
         decoder: Static; without a drafter nothing but tokens is timed.

@@ -86,7 +86,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
         _raise_at_ctrl_c()
     try:
         code = main()
-    except KeyboardInterrupt:  # Before `run_command` or, once more, behind it.
+    except KeyboardInterrupt:  # Before `run_command` or, once more, after it.
         say("interrupted")
         code = EXIT_INTERRUPTED
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # It ends already.

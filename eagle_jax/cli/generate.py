@@ -262,7 +262,7 @@ def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:
 def _comparison(
     sums: dict[str, Any], session: Session, plain: Session, acceptance: str
 ) -> dict[str, Any]:
-    """Sets the run beside plain decoding; other draws of one law compare as `None`."""
+    """Sets the run beside plain decoding; `None` where texts are drawn anew."""
     plain_sums = results.totals(
         plain.runs, decode_seconds=plain.decode_seconds, compile_seconds=0.0
     )

@@ -38,7 +38,7 @@ def tokens_per_round(new_tokens: Sequence[int], num_rounds: int) -> float | None
 
     A text's first token is the prefill's. What a round accepted after a limit or a
     stop token was never emitted: to count it would add most where texts are short, as
-    the round that crosses a limit is likelier a long one.
+    the round that crosses a limit is more likely a long one.
 
     Args:
         new_tokens: Of each text, its generated tokens, the prefill's included.

@@ -74,7 +74,7 @@ def fit_exponents(
 
 
 def fit_exponent(trials: np.ndarray) -> float:
-    """Returns the `s` within `BOUNDS` under which the trials are likeliest.
+    """Returns the `s` within `BOUNDS` under which the trials are most likely.
 
     The log likelihood, `s * log c` for an accepted node and `log(1 - c ** s)` for a
     refused one, is concave in `s`: its slope is bisected.

@@ -76,7 +76,7 @@ class Reliability:
 
 
 def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:
-    """Returns the rates by a node's place among its siblings, 0 = likeliest.
+    """Returns the rates by a node's place among its siblings, 0 = most likely.
 
     Args:
         rank: `[M]` int, of the tried nodes.

@@ -206,7 +206,7 @@ class Nodes:
             tried[name] = column
         if (tried["depth"] < 1).any() or (tried["rank"] < 0).any():
             raise InputError("`nodes.tried` holds a depth below 1 or a rank below 0")
-        # Whatever was tried, its ancestors and its likelier siblings were, too.
+        # Whatever was tried, its ancestors and its more likely siblings were, too.
         if max(tried[name].max(initial=0) for name in ("depth", "rank")) > len(tried):
             raise InputError("`nodes.tried` holds a depth or rank of nodes not tried")
         bins = fields.columns(nodes, "values", ("count", "accepted", "sum"))

@@ -98,7 +98,7 @@ def rank(group: Group) -> Figure | str:
             nodes.tried["rank"], nodes.tried["is_accepted"]
         ).rates
         _line(axis, range(len(rates)), rates, name, style)
-    axis.set_xlabel("rank among siblings (0 = the draft's likeliest)")
+    axis.set_xlabel("rank among siblings (0 = the draft's most likely)")
     axis.set_ylabel("share of tried nodes accepted")
     _whole_numbers(axis)
     _finish(figure, [axis])

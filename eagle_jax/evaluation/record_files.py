@@ -1,7 +1,7 @@
 """Files of records: a line per question, gone on with wherever it was stopped.
 
 A file holds one run and is only ever appended to, line by line, each brought to the
-disk: a process may be killed at any time, and the next one goes on behind the last
+disk: a process may be killed at any time, and the next one goes on after the last
 whole line.
 """
 

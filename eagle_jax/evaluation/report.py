@@ -38,7 +38,7 @@ tau is tokens per verification, over all steps of a task together: what steps em
 bonus included, neither the prefill's token nor what a limit cut off; mean is the mean
 over tasks.
 lossless counts the questions whose tokens are plain decoding's in every turn, of those
-that both runs hold; rejection draws other tokens of the same law.
+that both runs hold; rejection draws other tokens of the same distribution.
 "-" stands for what is missing."""
 _SPREAD = """\
 Medians over questions, quartiles in brackets. Without prefill, the first token of a

@@ -254,7 +254,7 @@ def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
 
     Returns:
         `None` where nothing can be compared: without questions of both, for plain
-        decoding itself, and for rejection, which gives other draws of one law.
+        decoding itself, and for rejection, which gives other draws of one distribution.
     """
     both = shared(run, baseline, None)
     is_other_draw = run.settings.get("acceptance") == "rejection"

@@ -109,7 +109,7 @@ def _vicuna(turns: Sequence[str], answers: Sequence[str], system: str) -> str:
     prompt = f"{system} "
     for turn, answer in zip(turns, answers, strict=False):
         answer = answer.strip()
-        # FastChat writes no separator behind an empty answer.
+        # FastChat writes no separator after an empty answer.
         prompt += f"USER: {turn} ASSISTANT:" + (f" {answer}</s>" if answer else "")
     return f"{prompt}USER: {turns[-1]} ASSISTANT:"
 

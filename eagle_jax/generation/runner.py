@@ -267,7 +267,7 @@ class Runner:
         donates = num_slots is None
         placement = self.pair.placement
         if placement is not None:
-            return placement.spread(bound, donates_state=donates)
+            return placement.shard(bound, donates_state=donates)
         return jax.jit(bound, donate_argnums=(1,) if donates else ())
 
     @functools.cached_property

@@ -79,7 +79,7 @@ class Placement:
             arrays = jax.jit(_as_they_are, out_shardings=self.everywhere)(arrays)
         return jax.device_get(arrays)
 
-    def spread(
+    def shard(
         self, program: Program, *, donates_state: bool = False
     ) -> jax.stages.Wrapped:
         """Compiles a program for all devices.

@@ -22,7 +22,7 @@ _CONTEXT = 3
 def assert_valid_tree(tree: DraftTree) -> None:
     """Checks everything that the package takes for granted about a tree.
 
-    Padding may stand anywhere behind the root, between real nodes too. Siblings stand
+    Padding may stand anywhere after the root, between real nodes too. Siblings stand
     in the order of their values, unless they were drawn (`draft_logits` is given).
 
     >>> import jax.numpy as jnp
@@ -72,7 +72,7 @@ def assert_valid_tree(tree: DraftTree) -> None:
         depths[node] = depths[parent] + 1
         _check(
             depths[node] >= depths[deepest],
-            f"node {node} of depth {depths[node]} stands behind node {deepest} of "
+            f"node {node} of depth {depths[node]} stands after node {deepest} of "
             f"depth {depths[deepest]}: not in level order",
         )
         deepest = node

@@ -46,7 +46,7 @@ def _mix(code: jax.Array) -> jax.Array:
 def path_logits(
     state: jax.Array, *, vocab_size: int, sharpness: float, seed: int
 ) -> jax.Array:
-    """Returns the logits behind paths.
+    """Returns the logits after paths.
 
     Args:
         state: `[...]` uint32, sums of `path_code`.

@@ -16,7 +16,7 @@ class LossConfig:
 
     Attributes:
         feature_weight: Of the Smooth L1 loss between features.
-        token_weight: Of the cross-entropy between token laws, `w_cls`.
+        token_weight: Of the cross-entropy between token distributions, `w_cls`.
         noise: Half width of the uniform noise on input features.
         noise_scale: "constant" as in the paper, or "official": times 512 / the
             length of the sample.

@@ -51,7 +51,7 @@ class Encoded:
         num_cut: Examples that were cut.
         num_dropped: Examples left out because they were too long.
         num_empty: Examples left out because they hold nothing to be predicted: an
-            answer that begins behind the limit, a text of one token.
+            answer that begins after the limit, a text of one token.
         refused: A line for each conversation that the chat template refuses, such as
             one with a system turn where the template knows none, or in which it does
             not show what the assistant says.
@@ -322,7 +322,7 @@ def _settle_ends(
     """Lets every turn of the assistant end with its end-of-turn token.
 
     Templates differ in whether their {% generation %} block holds that token, and
-    many write a line break behind it, which no model is asked to predict.
+    many write a line break after it, which no model is asked to predict.
 
     Args:
         tokenizer: Of the tokens.

@@ -36,7 +36,7 @@ class Evaluation:
 
     Attributes:
         loss: Without noise.
-        agreement: Share of pairs whose likeliest token is the target's.
+        agreement: Share of pairs whose most likely token is the target's.
         alphas: n-alpha for n = 0..4: of the chains whose first n drafts the target
             accepted, the share whose next draft it accepts too; NaN where there was
             no such chain (EAGLE-1, section 4).
@@ -158,10 +158,10 @@ def _decoder(
     drafter = TreeDrafter(model=head, tree=tree.shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)
-    prefill = placement.spread(
+    prefill = placement.shard(
         functools.partial(speculative.prefill, decoder, num_slots=slots)
     )
-    rounds = placement.spread(
+    rounds = placement.shard(
         functools.partial(speculative.decode, decoder), donates_state=True
     )
 

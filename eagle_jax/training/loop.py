@@ -18,10 +18,10 @@ from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
-from eagle_jax.training.layout import first_state, state_shapes, state_shardings
 from eagle_jax.training.log import CsvLog
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows, rows_at
+from eagle_jax.training.sharding import first_state, state_shapes, state_shardings
 from eagle_jax.training.step import StepConfig, TrainState, train_step
 
 

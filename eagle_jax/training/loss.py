@@ -29,7 +29,7 @@ class Metrics:
         loss: The weighted sum of the next two.
         feature_loss: Smooth L1, mean over the features' width.
         token_loss: Cross-entropy in nats.
-        agreement: Share of pairs where head and target have the same likeliest
+        agreement: Share of pairs where head and target have the same most likely
             token.
         pairs: How many pairs count.
     """

@@ -173,8 +173,8 @@ def time_parts(contest: Contest, trees: Sequence[TreeConfig]) -> StepCosts:
     max_depth = max(tree.levels for tree in trees)
     prompt = sorted(contest.prompts, key=len)[len(contest.prompts) // 2]
     # Halfway through the text, but the steps that are timed must fit too.
-    behind = max(runner.config.decoding.max_new_tokens // 2 - _TIMED_STEPS, 0)
-    filled = prompt + prompt[:behind]
+    missing = max(runner.config.decoding.max_new_tokens // 2 - _TIMED_STEPS, 0)
+    filled = prompt + prompt[:missing]
     requests = make_requests(
         [filled] * runner.batch_size,
         max_new_tokens=_TIMED_STEPS + 1,
@@ -292,7 +292,7 @@ def _record_batch(
     widths: Sequence[int],
     numbers: range,
 ) -> list[dict[int, Recording]]:
-    """Records the prompts of these numbers; those behind the last are made up."""
+    """Records the prompts of these numbers; those after the last are made up."""
     runner = contest.plain
     prompts = contest.prompts[numbers.start : numbers.stop]
     missing = len(numbers) - len(prompts)

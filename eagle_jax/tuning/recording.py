@@ -33,7 +33,7 @@ class Recording:
     Attributes:
         places: `[R, D, D]` int32. Entry `[r, j - 1, l - 1]` counts the candidates of at
             most `l` levels that reranking prefers to the one which continues the text
-            at level `j` behind root `r`; `NEVER` where there is none.
+            at level `j` after root `r`; `NEVER` where there is none.
         unknown: `[R, D]` int32. Entry `[r, l - 1]` is the best place, among the
             candidates of at most `l` levels, of a node that trees of this width expand
             and the recorded tree did not, so that children which could matter are not
@@ -213,11 +213,11 @@ def read_trees(
 def read_tree(
     tree: DraftTree, text: np.ndarray, depth: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what trees of a width would have made of the text behind one root.
+    """Returns what trees of a width would have made of the text after one root.
 
     Args:
         tree: All candidates, `[N]` fields on the host, level order.
-        text: `[...]` int32, what the target writes behind the root.
+        text: `[...]` int32, what the target writes after the root.
         depth: `D`.
         width: At most the recorded one.
 
@@ -249,9 +249,9 @@ def read_tree(
     # the text's own path does not touch it.
     is_unknown = is_expanded & (levels < depth) & ~np.isin(nodes, parents)
     for other in np.flatnonzero(is_unknown & (values >= values[node])).tolist():
-        behind = slice(levels[other], None)
-        ahead = count_ahead(other)[behind]
-        unknown[behind] = np.minimum(unknown[behind], ahead)
+        below = slice(levels[other], None)
+        ahead = count_ahead(other)[below]
+        unknown[below] = np.minimum(unknown[below], ahead)
     return places, unknown
 
 
@@ -270,7 +270,7 @@ def _expand(
         is among the `width` best of its level.
     """
     nodes = np.arange(len(parents))
-    # Siblings stand side by side, the likeliest first.
+    # Siblings stand side by side, the most likely first.
     starts = np.r_[True, parents[1:] != parents[:-1]]
     ranks = nodes - np.maximum.accumulate(np.where(starts, nodes, 0))
     levels = np.zeros(len(parents), np.int32)

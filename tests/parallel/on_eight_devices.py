@@ -64,10 +64,10 @@ def decode(
         state = rounds(params, prefill(params, requests))
         return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
     requests = placement.put_rows(requests)
-    state = placement.spread(prefill)(params, requests)
+    state = placement.shard(prefill)(params, requests)
     check_state(state, placement, target.config.layer.num_kv_heads)
-    spread: Any = placement.spread(rounds, donates_state=True)
-    program = spread.lower(params, state).compile()
+    sharded: Any = placement.shard(rounds, donates_state=True)
+    program = sharded.lower(params, state).compile()
     check_program(program.as_text(), placement, target)
     state = program(params, state)
     check_state(state, placement, target.config.layer.num_kv_heads)
@@ -84,8 +84,8 @@ def decode_plainly(
     tokens: Any = functools.partial(autoregressive.decode, decoder)
     if placement is not None:
         requests = placement.put_rows(requests)
-        prefill = placement.spread(prefill)
-        tokens = placement.spread(tokens, donates_state=True)
+        prefill = placement.shard(prefill)
+        tokens = placement.shard(tokens, donates_state=True)
     state = tokens(params, prefill(params, requests))
     return np.asarray(state.tokens)
 
@@ -176,8 +176,8 @@ def check_ties(placement: Placement) -> None:
             top_children(logits, 2)[0],
         )
 
-    spread = NamedSharding(placement.mesh, PartitionSpec("data", ("kv", "query")))
-    there = jax.device_put(logits, spread)
+    sharding = NamedSharding(placement.mesh, PartitionSpec("data", ("kv", "query")))
+    there = jax.device_put(logits, sharding)
     assert held(there) == (4, border)
     found = jax.tree.map(np.asarray, choose(placement.put_rows(REQUESTS), there))
     expected = choose(REQUESTS, jnp.asarray(logits))
@@ -229,11 +229,11 @@ def check_command(pair: Path, folder: Path) -> None:
         file = folder / f"{len(results)}.json"
         assert main([*flags, *extra, "--json", str(file)]) == 0
         results.append(json.loads(file.read_text()))
-    plain, spread = results
-    for run, other in zip(plain["runs"], spread["runs"], strict=True):
+    plain, sharded = results
+    for run, other in zip(plain["runs"], sharded["runs"], strict=True):
         del other["trees"]
         assert run == other
-    assert spread["settings"]["mesh"] == "data=2,tensor=4"
+    assert sharded["settings"]["mesh"] == "data=2,tensor=4"
     for mesh, named in (
         ("tensor=4", "there are 8"),
         ("data=4,tensor=2", "does not divide the batch of 2"),

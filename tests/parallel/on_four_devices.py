@@ -21,8 +21,8 @@ from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, Placement, place
 from eagle_jax.testing.programs import count_collectives, every_line
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.layout import state_shapes, state_shardings
 from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.sharding import state_shapes, state_shardings
 from eagle_jax.training.step import StepConfig, train_step
 from tests import tiny
 from tests.parallel.on_eight_devices import REQUESTS, ROWS, SLOTS, TREE, held
@@ -67,8 +67,8 @@ def decode(
     rounds: Any = functools.partial(speculative.decode, decoder)
     if placement is not None:
         requests = placement.put_rows(requests)
-        prefill = placement.spread(prefill)
-        rounds = placement.spread(rounds, donates_state=True)
+        prefill = placement.shard(prefill)
+        rounds = placement.shard(rounds, donates_state=True)
     state = rounds(params, prefill(params, requests))
     return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
 

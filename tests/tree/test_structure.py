@@ -110,7 +110,7 @@ def test_a_valid_tree_may_have_holes_and_certain_children():
         ("parents", 4, 4, "node 4 has parent 4"),
         ("parents", 4, 5, "node 4 has parent 5"),
         ("parents", 5, 3, "node 5 has parent 3, which is padding"),
-        ("parents", 5, 0, "node 5 of depth 1 stands behind node 4 of depth 2"),
+        ("parents", 5, 0, "node 5 of depth 1 stands after node 4 of depth 2"),
         ("tokens", 2, 5, "nodes 1 and 2 are both children of node 0 with token 5"),
         ("log_values", 4, -0.5, "node 4 has log_value -0.5, above the -1.0"),
         ("log_values", 4, np.nan, "node 4 has log_value nan"),
