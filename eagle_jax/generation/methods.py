@@ -112,7 +112,7 @@ def lookup_drafter(tree: TreeConfig) -> LookupDrafter:
     """Returns prompt lookup with about as many nodes as a tree.
 
     Args:
-        tree: `depth` tokens are drafted behind a match; as many matches are followed
+        tree: `depth` tokens are drafted after a match; as many matches are followed
             as `num_nodes` allows, `width` at most.
     """
     matches = min(tree.width, (tree.num_nodes - 1) // max(tree.levels, 1))

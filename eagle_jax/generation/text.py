@@ -75,7 +75,7 @@ class TextStream:
     """Text that grows with its tokens, characters only when complete."""
 
     def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
-        """Starts behind a prompt.
+        """Starts after a prompt.
 
         Args:
             tokenizer: A `transformers` tokenizer.
