@@ -35,7 +35,7 @@ from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
-from eagle_jax.parsing import read_json
+from eagle_jax.parsing import read_json_if_any
 
 WRITTEN_BY = "eagle_jax"
 """Value of the field `written_by`: such a folder may be replaced on request."""
@@ -150,10 +150,7 @@ def is_export(folder: Path) -> bool:
         is_known = path.name in _NAMES and not path.is_dir()
         if not is_known and not is_left_behind(path.name, [CALIBRATION_FILE]):
             return False
-    try:
-        fields = read_json(folder / _CONFIG)
-    except InputError:
-        return False
+    fields = read_json_if_any(folder / _CONFIG) or {}
     return fields.get("written_by") == WRITTEN_BY
 
 
@@ -294,7 +291,7 @@ def target_fields(
         fields["sliding_window"] = config.sliding_window
     if FAMILIES[family].has_switch:
         fields["use_sliding_window"] = config.sliding_window is not None
-        # Reading it takes the first one, and all behind it.
+        # Reading it takes the first one, and all after it.
         fields["max_window_layers"] = min(config.windowed_layers, default=0)
     if FAMILIES[family].is_mixture:
         fields["num_local_experts"] = config.layer.num_experts

@@ -74,8 +74,8 @@ def resolve(name: str) -> Path:
 def file_inside(folder: Path, name: str, list_name: str) -> Path:
     """Returns a file that a list in a checkpoint names.
 
-    It must lie in the checkpoint's folder, also behind links; those of the hub's cache
-    lead from `snapshots/REVISION` to `blobs`, the only place outside.
+    It must lie in the checkpoint's folder, also where links lead; those of the hub's
+    cache lead from `snapshots/REVISION` to `blobs`, the only place outside.
 
     Args:
         folder: Of the checkpoint.
@@ -110,8 +110,8 @@ def fingerprint_folder(folder: Path) -> str:
 
     Covers the settings and the tokenizer's files whole; of a converted pair the
     checksums of all tensors; of every other file of weights its size and all of its
-    bytes or, beyond 64 MiB, a MiB at both ends and 1,024 blocks spread evenly, 16 MiB
-    together. A calibration is left out: it changes no weight.
+    bytes or, beyond 64 MiB, a MiB at both ends and 1,024 blocks at even distances,
+    16 MiB together. A calibration is left out: it changes no weight.
 
     Args:
         folder: Of a Hugging Face checkpoint or one half of a converted pair, from

@@ -1,4 +1,4 @@
-"""Loading weights tensor by tensor: each process the parts of its own devices."""
+"""Loading a target, tensor by tensor: each process the parts of its own devices."""
 
 import os
 import re

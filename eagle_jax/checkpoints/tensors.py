@@ -29,7 +29,7 @@ Part = tuple[slice, ...]
 """Which part of a tensor: a slice with both ends for every axis."""
 
 Ends = tuple[tuple[int, int], ...]
-"""Which part of a tensor: first index and the one behind the last, for every axis."""
+"""Which part of a tensor: first index and the one after the last, for every axis."""
 
 # What is read at once: much for a disk, little beside any share of a model.
 _BLOCK_BYTES = 4 * 2**20
@@ -128,7 +128,7 @@ def _read_part(
         part: What to read.
     """
     wanted = np.empty([one.stop - one.start for one in part], dtype)
-    # The first axes are walked; those behind the last one that is cut lie together.
+    # The first axes are walked; those after the last one that is cut lie together.
     is_cut = [size != n for size, n in zip(wanted.shape, shape, strict=True)]
     walked = max((axis for axis, cut in enumerate(is_cut) if cut), default=0)
     steps = [
@@ -303,15 +303,15 @@ def blocks(parts: Iterable[Ends], itemsize: int) -> Iterator[Ends]:
     for part in parts:
         by_rows.setdefault(part[:1], []).append(part)
     for rows, same in by_rows.items():
-        behind = tuple(
+        others = tuple(
             (min(start for start, _ in axis), max(stop for _, stop in axis))
             for axis in zip(*(part[1:] for part in same), strict=True)
         )
         ((start, stop),) = rows
-        row_bytes = math.prod(b - a for a, b in behind) * itemsize
+        row_bytes = math.prod(b - a for a, b in others) * itemsize
         step = max(_BLOCK_BYTES // max(row_bytes, 1), 1)
         for first in range(start, stop, step):
-            yield ((first, min(first + step, stop)), *behind)
+            yield ((first, min(first + step, stop)), *others)
 
 
 def copy_common(into: np.ndarray, at: Ends, block: np.ndarray, block_at: Ends) -> None:

@@ -23,7 +23,7 @@ class QuantizedMatrix:
     """A matrix `[in, out]` of integers with scales.
 
     Two rows of 4 bits share a byte: row `i` of an even group, in its lower bits, and
-    row `i` of the group behind. So unpacking moves no rows: even and odd groups are
+    row `i` of the group after it. So unpacking moves no rows: even and odd groups are
     multiplied with their own inputs.
 
     Attributes:
