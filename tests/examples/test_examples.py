@@ -15,6 +15,8 @@ from eagle_jax.testing import (
 )
 from examples import own_drafter, own_target
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", "eagle_jax/assets/README.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -41,7 +43,7 @@ def test_a_model_of_somebody_else_writes_its_own_text_in_fewer_passes(
 def test_a_drafter_of_somebody_else_leaves_the_text_as_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    own_drafter.main()
+    own_drafter.main(max_new_tokens=32)
     shown = capsys.readouterr().out
     (counts,) = re.findall(r"identical tokens, (\d+) passes instead of (\d+): ", shown)
     passes, tokens = map(int, counts)
