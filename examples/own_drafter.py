@@ -96,7 +96,7 @@ class Recycler:
         return learn(state, at, likely)
 
 
-def main() -> None:
+def main(max_new_tokens: int = 96) -> None:
     """Decodes round by round, shows what each pass wrote, and compares."""
     pair = eagle_jax.load_embedded_pair()
     tokenizer, target = pair.tokenizer, pair.loaded.target
@@ -105,7 +105,9 @@ def main() -> None:
     decoder = eagle_jax.Decoder(target=target, drafter=drafter, acceptance="greedy")
     params = eagle_jax.Params(target=pair.loaded.params.target)
     prompt = json.loads(PROMPTS.read_text())[3]
-    requests = eagle_jax.make_requests([tokenizer.encode(prompt)], max_new_tokens=96)
+    requests = eagle_jax.make_requests(
+        [tokenizer.encode(prompt)], max_new_tokens=max_new_tokens
+    )
     num_slots = eagle_jax.cache_slots(requests, decoder.depth)
 
     state = speculative.prefill(decoder, params, requests, num_slots=num_slots)

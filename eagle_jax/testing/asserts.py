@@ -98,8 +98,8 @@ def assert_valid_tree(tree: DraftTree) -> None:
 
 
 def assert_same_tokens(
-    actual: Sequence[npt.ArrayLike | jax.Array],
-    expected: Sequence[npt.ArrayLike | jax.Array],
+    actual: Sequence[npt.ArrayLike | jax.Array] | jax.Array | np.ndarray,
+    expected: Sequence[npt.ArrayLike | jax.Array] | jax.Array | np.ndarray,
 ) -> None:
     """Checks that two batches of texts agree token for token.
 
