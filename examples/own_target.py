@@ -135,14 +135,14 @@ def learn(params: Any, num_steps: int) -> Any:
     return params
 
 
-# In float32 one row and eleven give the same tokens; in fewer bits near ties differ.
+# In float32 one row and many give the same tokens; in fewer bits near ties differ.
 @jax.default_matmul_precision("highest")
 def main() -> None:
     """Decodes greedily and at temperature 1, with drafts and without."""
     target = OwnTarget()
     assert_batch_first(target.init_cache(batch=3, capacity=8), batch=3)
     params = eagle_jax.Params(target=learn(init_params(seed=0), num_steps=40))
-    drafter = eagle_jax.LookupDrafter(depth=10)
+    drafter = eagle_jax.LookupDrafter(depth=10, num_matches=2)
     decoder = eagle_jax.Decoder(target=target, drafter=drafter)
     temperatures, prompt = (0.0, 1.0), TEXT[:7]
     requests = eagle_jax.make_requests(
