@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 from eagle_jax import files
 from eagle_jax.files import (
     JsonLines,
+    check_apart,
+    new_folder,
     only_writer,
     unfinished,
     write_json,
@@ -212,3 +215,145 @@ def test_lines_go_on_after_the_last_whole_one(
         assert lines.go_on() == last
         lines.append({"a": "\u20ac\ud800"})
     assert path.read_bytes() == kept + '{"a": "\u20ac?"}\n'.encode()
+
+
+# Whole folders.
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write_folder(path: Path, text: str = "new", *, overwrite: bool = False) -> None:
+    """Writes a folder with one file, which tells that it is ours."""
+
+    def is_ours(folder: Path) -> bool:
+        return _names(folder) == ["ours.txt"]
+
+    with new_folder(path, overwrite=overwrite, is_ours=is_ours) as folder:
+        assert not path.exists() or overwrite
+        (folder / "ours.txt").write_text(text)
+
+
+def content(folder: Path) -> str:
+    return (folder / "ours.txt").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_folder(tmp_path / "out", "old")
+    return tmp_path / "out"
+
+
+def test_a_folder_is_replaced_only_when_asked(folder: Path) -> None:
+    refused(lambda: write_folder(folder), f"{folder} exists already")
+    assert content(folder) == "old"
+    write_folder(folder, overwrite=True)
+    assert content(folder) == "new" and _names(folder.parent) == ["out"]
+    (folder / "ours.txt").unlink()
+    refused(lambda: write_folder(folder), "exists already")
+    write_folder(folder, overwrite=True)  # What is empty is nobody's.
+    assert content(folder) == "new"
+
+
+def test_a_folder_of_somebody_else_is_never_replaced(folder: Path) -> None:
+    (folder / "notes.txt").write_text("do not lose me")
+    named = (f"{folder} is not replaced", "holds something else")
+    refused(lambda: write_folder(folder, overwrite=True), *named)
+    assert _names(folder) == ["notes.txt", "ours.txt"] and content(folder) == "old"
+
+
+def test_files_that_appear_meanwhile_are_not_lost(folder: Path) -> None:
+    def write() -> None:
+        settings = {"overwrite": True, "is_ours": lambda f: len(_names(f)) == 1}
+        with new_folder(folder, **settings):
+            (folder / "notes.txt").write_text("do not lose me")
+
+    refused(write, "holds something else")
+    assert (folder / "notes.txt").exists() and _names(folder.parent) == ["out"]
+
+
+def test_a_place_that_no_folder_can_take_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    for name, why in [
+        ("file", "it is no folder"),
+        ("nowhere/head", "nowhere is no folder"),
+        ("file/head", "file is no folder"),
+    ]:
+        path = tmp_path / name
+        refused(lambda path=path: write_folder(path, overwrite=True), str(path), why)
+    assert (tmp_path / "file").read_text() == "text"
+
+
+def test_a_link_to_a_folder_stays_a_link(folder: Path) -> None:
+    link = folder.with_name("link")
+    link.symlink_to(folder.name)
+    write_folder(link, overwrite=True)
+    assert link.is_symlink() and content(folder) == "new"
+
+
+@pytest.mark.parametrize("function", ["pathlib.Path.mkdir", "os.fsync"])
+def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise FULL
+
+    monkeypatch.setattr(function, full)
+    for path in (folder, folder.with_name("other")):
+        refused(
+            lambda path=path: write_folder(path, overwrite=True),
+            *(f"cannot write {path}: No space left on device", "nothing was written"),
+        )
+    assert content(folder) == "old" and _names(folder.parent) == ["out"]
+
+
+def test_the_old_folder_comes_back_where_the_new_one_cannot_take_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def refuse_new(path: Path, name: Path) -> Path:
+        if path.suffix == ".unfinished":
+            raise FULL
+        return rename(path, name)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    refused(lambda: write_folder(folder, overwrite=True), "No space left")
+    assert content(folder) == "old" and _names(folder.parent) == ["out"]
+
+
+def test_the_old_folder_is_whole_until_the_new_one_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted, remove = [], shutil.rmtree
+
+    def check_and_remove(path: Path, **fields: Any) -> None:
+        if path.exists():
+            deleted.append((path.suffix, content(path), content(folder)))
+        remove(path, **fields)
+
+    monkeypatch.setattr(files.shutil, "rmtree", check_and_remove)
+    write_folder(folder, overwrite=True)
+    assert deleted == [(".replaced", "old", "new")]
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with new_folder(path, is_ours=lambda _: True):
+        message = f"{path} is being written by another process"
+        refused(lambda: write_folder(path), message)
+    assert _names(tmp_path) == ["out"]
+
+
+def test_what_is_read_from_is_not_replaced(folder: Path) -> None:
+    refused(lambda: check_apart(folder, folder / "inner"), "is read from it")
+    refused(lambda: check_apart(folder, folder), "is read from it")
+    check_apart(folder / "inner", folder)
+
+
+def test_files_of_a_folder_have_the_usual_permissions(folder: Path) -> None:
+    usual = folder.with_name("usual")
+    usual.touch()
+    private = folder.with_name("private")
+    with new_folder(private, is_ours=lambda _: True) as new:
+        (new / "a").touch(mode=0o600)
+    assert (private / "a").stat().st_mode == usual.stat().st_mode

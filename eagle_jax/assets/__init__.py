@@ -7,7 +7,7 @@ All were trained on the source of Python's standard library (PSF licence, see
 from pathlib import Path
 
 TARGET = Path(__file__).parent / "target"
-"""A Llama of 12 layers in Hugging Face layout."""
+"""A Llama of 24 layers in Hugging Face layout."""
 
 HEAD = Path(__file__).parent / "head"
 """Its EAGLE head, in the official layout."""

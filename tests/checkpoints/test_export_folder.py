@@ -1,4 +1,4 @@
-"""How a written folder appears, is replaced, and stays whole."""
+"""Exports appear whole or not at all; `tests/test_files.py` has folders in general."""
 
 import dataclasses
 import errno
@@ -13,16 +13,9 @@ import jax.numpy as jnp
 import pytest
 import safetensors.numpy
 
-from eagle_jax import files
-from eagle_jax.checkpoints import (
-    export,
-    export_head,
-    export_target,
-    read_head,
-    stored_dtype,
-)
+from eagle_jax.checkpoints import export, export_head
 from tests.helpers import file_bytes, refused
-from tests.tiny import HEAD, TARGET, random_head, random_target
+from tests.tiny import HEAD, random_head
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -34,39 +27,6 @@ def _fail(error: BaseException) -> Callable[..., None]:
         raise error
 
     return raise_it
-
-
-def test_an_existing_folder_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    folder = tmp_path / "head"
-    export_head(folder, HEAD, random_head())
-    before = file_bytes(folder)
-    refused(
-        lambda: export_head(folder, HEAD, random_head(), dtype="float16"),
-        str(folder),
-        "exists already",
-    )
-    assert file_bytes(folder) == before
-    export_head(folder, HEAD, random_head(), dtype="float16", overwrite=True)
-    assert stored_dtype(folder) == "float16"
-    assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
-def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / "head"
-    folder.mkdir()
-    refused(lambda: export_head(folder, HEAD, random_head()), "exists already")
-    export_head(folder, HEAD, random_head(), overwrite=True)
-    assert read_head(folder)[0] == HEAD
-
-
-def test_a_link_to_an_export_stays_a_link(tmp_path: Path) -> None:
-    export_head(tmp_path / "real", HEAD, random_head())
-    (tmp_path / "link").symlink_to("real")
-    export_head(
-        tmp_path / "link", HEAD, random_head(), dtype="bfloat16", overwrite=True
-    )
-    assert (tmp_path / "link").is_symlink()
-    assert stored_dtype(tmp_path / "real") == "bfloat16"
 
 
 @pytest.mark.parametrize("kind", ["notes", "a folder", "someone else's", "no JSON"])
@@ -91,28 +51,9 @@ def test_a_folder_that_is_not_ours_is_never_replaced(tmp_path: Path, kind: str) 
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_a_place_that_no_folder_can_take_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("text")
-    for name, why in [
-        ("file", "it is no folder"),
-        ("nowhere/head", "nowhere is no folder"),
-        ("file/head", "file is no folder"),
-    ]:
-        refused(
-            lambda name=name: export_head(
-                tmp_path / name, HEAD, random_head(), overwrite=True
-            ),
-            str(tmp_path / name),
-            why,
-        )
-    assert (tmp_path / "file").read_text() == "text"
-
-
 @pytest.mark.parametrize(
     ("writer", "error", "named"),
     [
-        ("pathlib.Path.write_text", _FULL, "No space left on device"),
-        ("pathlib.Path.mkdir", _FULL, "No space left on device"),
         (
             "safetensors.numpy.save_file",
             safetensors.SafetensorError("I/O error: No space left on device (28)"),
@@ -123,7 +64,6 @@ def test_a_place_that_no_folder_can_take_is_refused(tmp_path: Path) -> None:
             RuntimeError("unexpected pos 576 vs 534"),
             "pytorch_model.bin failed (unexpected pos 576 vs 534); is the disk full?",
         ),
-        ("os.fsync", _FULL, "No space left on device"),
     ],
 )
 def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
@@ -203,63 +143,6 @@ def test_what_reads_back_differently_never_gets_its_name(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_old_folder_comes_back_where_the_new_one_cannot_take_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "head"
-    export_head(folder, HEAD, random_head())
-    before = file_bytes(folder)
-    rename = Path.rename
-
-    def refuse_new(path: Path, name: Path) -> Path:
-        if path.suffix == ".unfinished":
-            raise _FULL
-        return rename(path, name)
-
-    monkeypatch.setattr(Path, "rename", refuse_new)
-    refused(
-        lambda: export_head(
-            folder, HEAD, random_head(), dtype="float16", overwrite=True
-        ),
-        "No space left",
-    )
-    assert file_bytes(folder) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
-def test_the_old_folder_is_whole_until_the_new_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "head"
-    export_head(folder, HEAD, random_head())
-    deleted = []
-    remove = shutil.rmtree
-
-    def check_and_remove(path: Path, **fields: Any) -> None:
-        if path.exists():
-            deleted.append(path.suffix)
-            assert stored_dtype(folder) == "float16"
-            assert read_head(path)[0] == read_head(folder)[0]
-        remove(path, **fields)
-
-    monkeypatch.setattr(files.shutil, "rmtree", check_and_remove)
-    export_head(folder, HEAD, random_head(), dtype="float16", overwrite=True)
-    assert deleted == [".replaced"]
-
-
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "target"
-
-    def somebody_writes(_: Path) -> None:
-        refused(
-            lambda: export_target(folder, TARGET, random_target(), overwrite=True),
-            f"{folder} is being written by another process",
-        )
-
-    export_target(folder, TARGET, random_target(), also=somebody_writes)
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
-
-
 def test_a_calibration_that_a_kill_left_half_written_hinders_nobody(
     tmp_path: Path,
 ) -> None:
@@ -269,27 +152,3 @@ def test_a_calibration_that_a_kill_left_half_written_hinders_nobody(
     (folder / ".calibration.json.lock").touch()
     export_head(folder, HEAD, random_head(), overwrite=True)
     assert not list(folder.glob(".*"))
-
-
-def test_files_that_appear_meanwhile_are_not_lost(tmp_path: Path) -> None:
-    folder = tmp_path / "target"
-    export_target(folder, TARGET, random_target())
-
-    def somebody_writes(_: Path) -> None:
-        (folder / "notes.txt").write_text("do not lose me")
-
-    refused(
-        lambda: export_target(
-            folder, TARGET, random_target(), also=somebody_writes, overwrite=True
-        ),
-        "holds something else",
-    )
-    assert (folder / "notes.txt").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
-
-
-def test_exported_files_have_the_permissions_of_ordinary_ones(tmp_path: Path) -> None:
-    export_head(tmp_path / "head", HEAD, random_head())
-    (tmp_path / "ordinary").write_text("")
-    ordinary = (tmp_path / "ordinary").stat().st_mode
-    assert {path.stat().st_mode for path in (tmp_path / "head").iterdir()} == {ordinary}

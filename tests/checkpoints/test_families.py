@@ -9,6 +9,7 @@ from eagle_jax.checkpoints import check_max_length, target_config
 from eagle_jax.errors import InputError
 from eagle_jax.models.layers import LayerConfig
 from tests.checkpoints.settings import LLAMA, MISTRAL, without, write
+from tests.helpers import refused
 
 _SLIDING = "sliding_attention"
 
@@ -62,8 +63,10 @@ def test_windows_are_where_the_family_has_them(
 def test_layer_types_that_contradict_the_family_are_refused(tmp_path: Path) -> None:
     """A Mistral has its window in every layer, whatever its file says."""
     types = {"layer_types": [*["full_attention"] * 4, _SLIDING]}
-    with pytest.raises(InputError, match="contradicts sliding_window = 96"):
-        target_config(write(tmp_path, MISTRAL | types))
+    refused(
+        lambda: target_config(write(tmp_path, MISTRAL | types)),
+        "contradicts sliding_window = 96",
+    )
     with pytest.raises(InputError, match="each of 5 layers"):
         types = {"layer_types": [None, *["full_attention"] * 4]}
         target_config(write(tmp_path, LLAMA | types))
@@ -88,13 +91,17 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     unnamed = {"rms_norm_eps": None, "rope_theta": None}
     with pytest.warns(UserWarning, match="names no rope_theta; taking 1e\\+06"):
         assert layer("mixtral", **unnamed).rms_norm_eps == 1e-5
-    with pytest.raises(InputError, match="num_experts_per_tok = 9 is more than"):
-        layer("mixtral", num_experts_per_tok=9)
+    refused(
+        lambda: layer("mixtral", num_experts_per_tok=9),
+        "num_experts_per_tok = 9 is more than",
+    )
 
 
 def test_a_sliding_window_that_is_no_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="sliding_window"):
-        target_config(write(tmp_path, MISTRAL | {"sliding_window": "4096"}))
+    refused(
+        lambda: target_config(write(tmp_path, MISTRAL | {"sliding_window": "4096"})),
+        "sliding_window",
+    )
 
 
 def test_a_mistral_without_a_sliding_window_has_the_usual_one(tmp_path: Path) -> None:

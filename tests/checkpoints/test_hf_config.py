@@ -12,7 +12,6 @@ from eagle_jax.checkpoints import (
     stored_dtype,
     target_config,
 )
-from eagle_jax.errors import InputError
 from eagle_jax.models.rope import RopeConfig
 from tests.checkpoints.settings import LLAMA, without, write
 from tests.helpers import refused
@@ -153,7 +152,7 @@ def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
         ),
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-            r"rope_theta is both 500000\.0 and 10000\.0",
+            "rope_theta is both 500000.0 and 10000.0",
         ),
         (
             {
@@ -192,14 +191,14 @@ def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
         ({"attention_bias": True}, "attention_bias = True"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0\.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"layer_types": ["sliding_attention"] * 5}, "no sliding_window"),
         ({"layer_types": ["full_attention"] * 4}, "each of 5 layers"),
         ({"layer_types": ["chunked_attention"] * 5}, "chunked_attention"),
-        ({"logit_scale": 0.5}, r"logit_scale = 0\.5 is not supported, only 1"),
-        ({"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping = 50\.0"),
+        ({"logit_scale": 0.5}, "logit_scale = 0.5 is not supported, only 1"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"embedding_multiplier": 12}, "embedding_multiplier = 12"),
-        ({"use_qk_norm": True}, "use_qk_norm = True is not supported$"),
+        ({"use_qk_norm": True}, "use_qk_norm = True is not supported"),
         ({"no_rope_layers": [1, 1, 1, 0, 1]}, "no_rope_layers"),
         ({"sliding_window_pattern": 6}, "sliding_window_pattern"),
         ({"is_causal": False}, "is_causal = False is not supported, only True"),
@@ -224,10 +223,11 @@ def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
 def test_a_target_that_cannot_run_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(InputError, match=named) as error:
-        target_config(write(tmp_path, LLAMA | change))
-    assert str(tmp_path / "config.json") in str(error.value)
-    assert "\n" not in str(error.value)
+    refused(
+        lambda: target_config(write(tmp_path, LLAMA | change)),
+        named,
+        str(tmp_path / "config.json"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,11 @@ def test_a_target_that_cannot_run_is_refused_by_name(
 def test_a_head_that_cannot_run_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(InputError, match=named) as error:
-        head_config(write(tmp_path, _HEAD | change))
-    assert str(tmp_path / "config.json") in str(error.value)
+    refused(
+        lambda: head_config(write(tmp_path, _HEAD | change)),
+        named,
+        str(tmp_path / "config.json"),
+    )
 
 
 def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
@@ -294,8 +296,7 @@ def test_an_unknown_key_of_a_head_is_warned_about(tmp_path: Path) -> None:
 def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(InputError, match=r"config\.json"):
-        target_config(tmp_path)
+    refused(lambda: target_config(tmp_path), "config.json")
 
 
 def test_everything_of_a_head_is_its_own(tmp_path: Path) -> None:
@@ -330,15 +331,15 @@ def test_a_head_of_another_target_is_refused(
     target = target_config(write(tmp_path, LLAMA))
     check_pair(target, head_config(write(tmp_path, _HEAD)))
     stranger = head_config(write(tmp_path, _HEAD | {name: given}))
-    with pytest.raises(InputError, match=f"{name} is {given}, the target's is"):
-        check_pair(target, stranger)
+    refused(lambda: check_pair(target, stranger), f"{name} is {given}, the target's is")
 
 
 def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
     target = target_config(write(tmp_path, LLAMA))
     check_max_length(target, 1024)
-    with pytest.raises(InputError, match=r"1025 is more than the target's 1024"):
-        check_max_length(target, 1025)
+    refused(
+        lambda: check_max_length(target, 1025), "1025 is more than the target's 1024"
+    )
 
 
 @pytest.mark.parametrize(
@@ -368,8 +369,7 @@ def test_stop_tokens_come_from_the_generation_config_first(
 
 def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path) -> None:
     write(tmp_path, LLAMA | {"eos_token_id": "</s>"})
-    with pytest.raises(InputError, match="eos_token_id"):
-        stop_tokens(tmp_path)
+    refused(lambda: stop_tokens(tmp_path), "eos_token_id")
 
 
 @pytest.mark.parametrize("ids", [[7, -1], 2**31, [True], 1.0, {}])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from eagle_jax import checkpoints
 from tests.conftest import Main, load_main
 
 _TABLE = "embed_tokens.weight"
@@ -95,57 +94,6 @@ def test_convert_replaces_only_when_asked(
     assert convert([*argv, "--dtype", "bfloat16", "--overwrite"]) == 0
     config = json.loads((output / "head" / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16"
-
-
-def test_convert_refuses_what_it_cannot_use(
-    convert: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = ["--output", str(tmp_path / "converted")]
-    target, head = pair / "target", pair / "head"
-
-    assert convert(["--target", str(tmp_path / "nowhere"), *output]) == 2
-    _check_refusal(capsys, "nowhere is no folder")
-    assert convert([*_folders(pair), "--output", str(pair / "a" / "b")]) == 2
-    _check_refusal(capsys, str(pair / "a"), "is no folder")
-    assert convert([*_folders(pair), "--output", str(pair), "--overwrite"]) == 2
-    _check_refusal(capsys, str(pair), "is read from it")
-
-    weights = head / "model.safetensors"
-    complete = weights.read_bytes()
-    weights.write_bytes(complete[:-100])
-    assert convert([*_folders(pair), *output]) == 2
-    _check_refusal(capsys, str(weights), "no complete safetensors file")
-    weights.write_bytes(complete)
-    _change_weights(target, **{"model.norm.weight": np.full(32, np.inf, np.float32)})
-    assert convert([*_folders(pair), *output]) == 2
-    _check_refusal(capsys, "model.norm.weight", "infinite")
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | {"vocab_size": 301}))
-    assert convert([*_folders(pair), *output]) == 2
-    _check_refusal(capsys, "vocab_size is 301")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_a_broken_store_is_refused_before_any_weight_is_read(
-    main: Main,
-    convert: Main,
-    pair: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    converted = tmp_path / "converted"
-    assert convert([*_folders(pair), "--output", str(converted)]) == 0
-
-    def read(*_: object) -> None:
-        raise AssertionError("weights were read")
-
-    monkeypatch.setattr(checkpoints, "load_target", read)
-    for half in ("head", "target"):
-        (converted / half / "params" / "_CHECKPOINT_METADATA").unlink()
-        capsys.readouterr()
-        assert main(_folders(converted)) == 2
-        _check_refusal(capsys, str(converted / half), "is missing", "convert")
 
 
 @pytest.mark.parametrize("kind", ["published", "converted"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Main
+from tests.conftest import Main, load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -23,9 +23,12 @@ SCRIPT = REPOSITORY / "scripts" / "generate.py"
 
 @pytest.fixture(scope="module")
 def pair_flags(tiny_pair: Path) -> list[str]:
-    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
     tree = ["--num-nodes", "9", "--depth", "3", "--width", "3"]
-    return [*folders, *tree, "--max-new-tokens", "20"]
+    return [*folders(tiny_pair), *tree, "--max-new-tokens", "20"]
+
+
+def folders(pair: Path) -> list[str]:
+    return ["--target", str(pair / "target"), "--draft", str(pair / "head")]
 
 
 @pytest.fixture
@@ -123,21 +126,6 @@ def test_a_text_of_one_token_has_no_rounds(
     assert result["runs"][0]["tokens_per_round"] is None
 
 
-def test_flags_win_over_the_file(
-    generate: Generate, pair_flags: list[str], tmp_path: Path
-) -> None:
-    config = tmp_path / "my.toml"
-    config.write_text("[tree]\nwidth = 2\n[decoding]\nmax_new_tokens = 3\n")
-    flags = [*pair_flags, "--config", str(config), "--max-new-tokens", "4"]
-    settings = generate(flags, tmp_path / "out.json")["settings"]
-    assert settings["tree"]["width"] == 3  # Of pair_flags.
-    assert settings["decoding"]["max_new_tokens"] == 4
-    without_tree = [flag for flag in flags if flag not in ("--width", "3")]
-    without_tree.remove("--depth")  # Its value, also 3, is gone.
-    settings = generate(without_tree, tmp_path / "other.json")["settings"]
-    assert settings["tree"]["width"] == 2
-
-
 def test_a_random_pair_needs_no_files(
     generate: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,18 +133,6 @@ def test_a_random_pair_needs_no_files(
     result = generate([*flags, "--compare"], tmp_path / "out.json")
     assert result["totals"]["identical"] is True
     assert "noise" in capsys.readouterr().err
-
-
-def test_the_stories_are_printed_as_an_independent_program_prints_them(
-    main: Main, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    golden = (shared / "models" / "stories260K" / "golden.txt").read_text()
-    pair = ["--target", str(shared / "models" / "stories260K")]
-    pair += ["--draft", str(shared / "models" / "stories260K-eagle")]
-    flags = [*pair, "--prompt", "", "--max-new-tokens", "200"]
-    for method in ("eagle2", "autoregressive"):
-        assert main([*flags, "--method", method]) == 0
-        assert capsys.readouterr().out.startswith(golden)
 
 
 @pytest.mark.parametrize(
@@ -238,3 +214,32 @@ def test_what_was_decoded_is_kept_although_it_cannot_be_printed(
     assert "No space left on device" in capsys.readouterr().err
     (run,) = json.loads(file.read_text())["runs"]
     assert len(run["generated_ids"]) == 20
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_stored_target_generates_what_one_quantized_at_load_does(
+    main: Main, tiny_pair: Path, tmp_path: Path, quantization: str
+) -> None:
+    file = tmp_path / "out.json"
+
+    def results(pair: Path, *flags: str) -> Any:
+        tree = ["--num-nodes", "4", "--depth", "2", "--width", "2"]
+        argv = [*folders(pair), *flags, *tree, "--prompt", "the"]
+        assert main([*argv, "--max-new-tokens", "12", "--json", str(file)]) == 0
+        return json.loads(file.read_text())
+
+    stored = tmp_path / "stored"
+    quantize = ["--output", str(stored), "--quantization", quantization]
+    assert load_main("convert")([*folders(tiny_pair), *quantize]) == 0
+    at_load = results(tiny_pair, *quantize[2:], "--compare")
+    from_store = results(stored)
+    assert at_load["totals"]["identical"] is True
+    assert from_store["runs"][0] == at_load["runs"][0]
+    assert from_store["target_bytes"] == at_load["target_bytes"]
+    # Embedding, output head and norms; matrices; the scales of their columns.
+    matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
+    columns = 2 * (2 * 32 + 2 * 16 + 2 * 48 + 32)
+    groups, per_byte = (1, 1) if quantization == "int8" else (2, 2)
+    assert at_load["target_bytes"] == (
+        4 * (2 * 300 * 32 + 5 * 32) + matrices // per_byte + 4 * groups * columns
+    )

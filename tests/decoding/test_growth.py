@@ -146,7 +146,6 @@ def test_the_command_lets_caches_grow(
 
     fixed = decoded()
     monkeypatch.setattr(growth, "FIRST_LENGTH", 16)
-    assert decoded("--stream") == fixed
     assert decoded("--mesh", "data=1") == fixed
 
 

@@ -130,7 +130,7 @@ def test_the_text_is_plain_samplings_with_the_same_seeds(name: str) -> None:
     assert sum(check_text(DRAFTERS[name], rows) for rows in BATCHES) > 0
 
 
-@pytest.mark.parametrize("name", ["dynamic", "calibrated", "static", "toy"])
+@pytest.mark.parametrize("name", ["calibrated", "static"])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_next_to_temperature_0_every_way_writes_the_text_of_temperature_0(
     name: str, top_p: float
@@ -196,7 +196,7 @@ def test_the_targets_own_model_is_accepted_to_the_full_depth(batch: int) -> None
         assert (state.accept_lengths[:, :5] == 4).all()
 
 
-@pytest.mark.parametrize("name", ["dynamic", "calibrated", "static", "toy"])
+@pytest.mark.parametrize("name", ["calibrated", "static", "toy"])
 def test_rows_of_temperature_0_draft_as_a_greedy_batch_does(name: str) -> None:
     """Beside rows of other temperatures, too."""
     drafter, rows = DRAFTERS[name], BATCHES[0]

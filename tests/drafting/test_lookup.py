@@ -8,10 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from eagle_jax.drafting import LookupDrafter
-from eagle_jax.errors import InputError
 from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import DraftTree
-from tests.helpers import make_draws
+from tests.helpers import make_draws, refused
 
 CAPACITY = 24
 
@@ -94,5 +93,4 @@ def test_a_text_that_repeats_nothing_drafts_nothing(text: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["depth", "num_matches", "max_ngram"])
 def test_sizes_below_their_range_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} = -1"):
-        LookupDrafter(**{name: -1})
+    refused(lambda: LookupDrafter(**{name: -1}), f"{name} = -1")

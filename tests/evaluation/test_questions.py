@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import (
     Question,
     choose,
@@ -14,6 +13,7 @@ from eagle_jax.evaluation.questions import (
     plain_questions,
     read_questions,
 )
+from tests.helpers import refused
 
 
 def line(question_id: Any = 1, category: Any = "a", turns: Any = ("Hi",)) -> str:
@@ -73,11 +73,7 @@ def test_a_line_is_a_question(tmp_path: Path) -> None:
 )
 def test_a_wrong_line_is_named(tmp_path: Path, bad: str, named: str) -> None:
     path = write(tmp_path / "file.jsonl", line(0), bad)
-    with pytest.raises(InputError) as error:
-        read_questions(path)
-    assert f"{path}:2" in str(error.value)
-    assert named in str(error.value)
-    assert "\n" not in str(error.value)
+    refused(lambda: read_questions(path), f"{path}:2", named)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b" \n"])
@@ -87,8 +83,7 @@ def test_a_file_without_questions_is_refused(
     path = tmp_path / "file.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=r"file\.jsonl"):
-        read_questions(path)
+    refused(lambda: read_questions(path), "file.jsonl")
 
 
 def test_a_task_in_a_folder_is_not_taken_for_mt_bench(tmp_path: Path) -> None:
@@ -109,8 +104,7 @@ def test_prompts_are_questions_of_one_turn(tmp_path: Path) -> None:
         (0, "mine", ("one",)),
         (1, "mine", ("two",)),
     ]
-    with pytest.raises(InputError, match="prompt 1"):
-        plain_questions(tmp_path / "mine.txt", ["one", "  "])
+    refused(lambda: plain_questions(tmp_path / "mine.txt", ["one", "  "]), "prompt 1")
 
 
 def test_several_files_keep_their_questions_apart() -> None:
@@ -126,8 +120,9 @@ def test_several_files_keep_their_questions_apart() -> None:
 def test_files_of_one_name_get_their_folders_names() -> None:
     files = [(Path(f"{name}/test.jsonl"), numbered(1)) for name in ("a", "b")]
     assert [q.question_id for q in join_files(files)] == ["a-test-0", "b-test-0"]
-    with pytest.raises(InputError, match="called a-test; give each file once"):
-        join_files([files[0], files[0]])
+    refused(
+        lambda: join_files([files[0], files[0]]), "called a-test; give each file once"
+    )
 
 
 def test_a_sample_is_the_same_everywhere_and_part_of_a_larger_one() -> None:
@@ -149,10 +144,14 @@ def test_a_sample_does_not_depend_on_the_categories_beside_it() -> None:
 
 
 def test_wrong_choices_are_refused() -> None:
-    with pytest.raises(InputError, match=r"'c' is unknown; the files have a, b"):
-        choose(numbered(2), categories=["a", "c"])
-    with pytest.raises(InputError, match=r"--per-category 0 must be at least 1"):
-        choose(numbered(2), per_category=0)
+    refused(
+        lambda: choose(numbered(2), categories=["a", "c"]),
+        "'c' is unknown; the files have a, b",
+    )
+    refused(
+        lambda: choose(numbered(2), per_category=0),
+        "--per-category 0 must be at least 1",
+    )
 
 
 def test_the_fingerprint_tells_texts_apart() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.errors import InputError
 from eagle_jax.evaluation.templates import check_template, encode, render
 from eagle_jax.generation.tokenizer import load_tokenizer
+from tests.helpers import refused
 
 # What FastChat's `Conversation.get_prompt` gives for these turns.
 VICUNA = (
@@ -77,13 +77,17 @@ def test_the_tokenizers_own_template_writes_its_own_bos(chat_tokenizer: Any) -> 
 
 
 def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="needs a chat template, but the tokenizer"):
-        check_template(tokenizer, "tokenizer")
+    refused(
+        lambda: check_template(tokenizer, "tokenizer"),
+        "needs a chat template, but the tokenizer",
+    )
     check_template(tokenizer, "vicuna")
 
 
 def test_a_template_that_refuses_is_named(chat_pair: Path) -> None:
     tokenizer = load_tokenizer(chat_pair / "target", 300)
     tokenizer.chat_template = "{{ raise_exception('no system turns\\nplease') }}"
-    with pytest.raises(InputError, match=r"refuses the conversation: no system turns$"):
-        encode(tokenizer, "tokenizer", ["One?"], [], system="Be kind.")
+    refused(
+        lambda: encode(tokenizer, "tokenizer", ["One?"], [], system="Be kind."),
+        "refuses the conversation: no system turns",
+    )

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_jax.errors import InputError
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import EncodedExample, encode_examples
@@ -17,6 +16,7 @@ from eagle_jax.training.packing import (
     pack,
     rows_at,
 )
+from tests.helpers import refused
 
 LENGTH = 12
 
@@ -147,8 +147,7 @@ def test_real_questions_fill_rows_of_2048_tokens(shared: Path) -> None:
     ],
 )
 def test_what_fits_no_row_is_refused(lengths: list[int], named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        pack(_samples(lengths), LENGTH)
+    refused(lambda: pack(_samples(lengths), LENGTH), named)
 
 
 @settings(deadline=None)
@@ -197,8 +196,7 @@ def test_a_batch_is_those_rows() -> None:
 
 @pytest.mark.parametrize("size", [0, 5])
 def test_a_batch_of_more_rows_than_there_are_is_refused(size: int) -> None:
-    with pytest.raises(InputError, match=f"batch_size = {size} must be 1 to 4"):
-        rows_at(4, 0, size, 0)
+    refused(lambda: rows_at(4, 0, size, 0), f"batch_size = {size} must be 1 to 4")
 
 
 @given(
@@ -233,5 +231,4 @@ def test_another_seed_holds_out_others() -> None:
 def test_a_split_with_an_empty_side_is_refused(
     share: float | None, count: int | None, named: str
 ) -> None:
-    with pytest.raises(InputError, match=named):
-        hold_out([1, 2, 3], share=share, count=count, seed=0)
+    refused(lambda: hold_out([1, 2, 3], share=share, count=count, seed=0), named)

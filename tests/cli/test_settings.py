@@ -1,0 +1,41 @@
+"""Settings of a command: the later of defaults, file and flags win."""
+
+from pathlib import Path
+
+import pytest
+
+from eagle_jax.cli.command import Parser
+from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.config import GenerateConfig
+from tests.helpers import refused
+
+
+def joined(path: Path | None, *flags: str) -> GenerateConfig:
+    parser = Parser()
+    names = ("num_nodes", "depth", "width", "max_new_tokens", "ignore_eos", "method")
+    add_settings(parser, GenerateConfig, *names)
+    return join_settings(GenerateConfig, path, parser.parse_args(flags))
+
+
+def test_flags_win_over_the_file_and_that_over_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text("[tree]\nwidth = 2\ndepth = 4\n[decoding]\nmax_new_tokens = 3\n")
+    found = joined(path, "--max-new-tokens", "4", "--depth", "5", "--ignore-eos")
+    assert (found.tree.width, found.tree.depth, found.tree.num_nodes) == (2, 5, 60)
+    assert (found.decoding.max_new_tokens, found.decoding.ignore_eos) == (4, True)
+    assert joined(None) == GenerateConfig()
+
+
+def test_a_tree_of_sampled_text_takes_the_flags_too(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text("[tree]\nwidth = 2\n[sampled_tree]\nnum_nodes = 9\n")
+    found = joined(path, "--depth", "5")
+    assert found.at(1.0).tree.num_nodes == 9
+    assert found.at(0.0).tree.num_nodes == 60
+    assert found.at(1.0).tree.depth == found.at(0.0).tree.depth == 5
+
+
+@pytest.mark.parametrize("flags", [("--width", "0"), ("--max-new-tokens", "0")])
+def test_flags_outside_their_range_are_refused(flags: tuple[str, ...]) -> None:
+    name = flags[0][2:].replace("-", "_")
+    refused(lambda: joined(None, *flags), f"{name} = 0 must be at least 1")
