@@ -35,8 +35,8 @@ class Confidence:
     `softmax(kappa * sharpness * log q) ** exponent`.
 
     >>> confidence = Confidence(exponents=((1.0,), (2.0, 3.0)))
-    >>> confidence.apply(jnp.array([-1.0, -2.0, -3.0]), level=2)
-    Array([-2., -6., -9.], dtype=float32)
+    >>> confidence.factors(3, level=2)
+    Array([2., 3., 3.], dtype=float32)
 
     Attributes:
         kappa: Factor of the scores.
@@ -70,22 +70,17 @@ class Confidence:
         return all(exponent == 1 for row in self.exponents for exponent in row)
 
     def factors(self, count: int, *, level: int) -> jax.Array:
-        """Returns the exponents of `count` siblings, `[count]` float32."""
-        row = self.exponents[min(level, len(self.exponents)) - 1]
-        return jnp.array([row[min(rank, len(row) - 1)] for rank in range(count)])
+        """Returns the exponents of `count` siblings, `[count]` float32.
 
-    def apply(self, log_probs: jax.Array, *, level: int) -> jax.Array:
-        """Returns calibrated log probabilities.
+        Log probabilities of siblings in rank order are multiplied by them, so that
+        no child is worth more than its parent; siblings may change places.
 
         Args:
-            log_probs: `[..., K]` float32, of siblings in rank order; `-inf` stays.
+            count: The number of siblings. Static.
             level: Their depth, at least 1. Static.
-
-        Returns:
-            `[..., K]`, not above 0 where `log_probs` are not; siblings may have
-            changed places.
         """
-        return log_probs * self.factors(log_probs.shape[-1], level=level)
+        row = self.exponents[min(level, len(self.exponents)) - 1]
+        return jnp.array([row[min(rank, len(row) - 1)] for rank in range(count)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -76,12 +76,6 @@ def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
     )
 
 
-def dequantize(weight: QuantizedMatrix) -> jax.Array:
-    """Returns the float32 matrix `[in, out]` that a quantized one stands for."""
-    parts = [values * scales[:, None] for values, scales in unpack(weight)]
-    return jnp.stack(parts, axis=1).reshape(weight.shape)
-
-
 def unpack(weight: QuantizedMatrix) -> list[tuple[jax.Array, jax.Array]]:
     """Returns the integers, int8 `[groups, rows, out]`, with scales `[groups, out]`.
 

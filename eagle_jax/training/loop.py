@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
@@ -248,13 +247,3 @@ def check_rows(rows: PackedRows, batch_size: int) -> None:
         InputError: If the rows are fewer.
     """
     rows_at(len(rows), 0, batch_size, seed=0)
-
-
-def data_parallel() -> tuple[NamedSharding, NamedSharding]:
-    """Returns how rows lie on all devices, each its share, and weights, on all."""
-    shape = (jax.device_count(),)
-    mesh = jax.make_mesh(shape, ("data",), axis_types=(AxisType.Auto,))
-    return (
-        NamedSharding(mesh, PartitionSpec("data")),
-        NamedSharding(mesh, PartitionSpec()),
-    )

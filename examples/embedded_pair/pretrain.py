@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
@@ -29,7 +30,6 @@ from eagle_jax.generation.room import check_training
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training.checkpoint import LOCK, Checkpoints, check_settings, writing_run
-from eagle_jax.training.loop import data_parallel
 from examples.embedded_pair import corpus
 from examples.embedded_pair.training import (
     PretrainConfig,
@@ -268,7 +268,7 @@ def _train(
         losses = [measure(state.params, row[None], sizes) for row in held_out]
         return float(np.exp(np.mean(losses)))
 
-    by_row, everywhere = data_parallel()
+    by_row, everywhere = _data_parallel()
     saved = Checkpoints(folder, keep=run.keep)
     state = jax.device_put(init_state(config, start), everywhere)
     first = saved.latest() or 0
@@ -300,6 +300,16 @@ def _train(
         result = perplexity(state)
     saved.close()
     return state, result
+
+
+def _data_parallel() -> tuple[NamedSharding, NamedSharding]:
+    """Returns how rows lie on all devices, each its share, and weights, on all."""
+    shape = (jax.device_count(),)
+    mesh = jax.make_mesh(shape, ("data",), axis_types=(AxisType.Auto,))
+    return (
+        NamedSharding(mesh, PartitionSpec("data")),
+        NamedSharding(mesh, PartitionSpec()),
+    )
 
 
 def _check_finite(value: float, step: int, folder: Path, latest: int | None) -> None:

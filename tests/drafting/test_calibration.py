@@ -21,22 +21,13 @@ def test_deeper_levels_and_higher_ranks_take_the_last_entry(
     level: int, factors: list[float]
 ) -> None:
     confidence = Confidence(exponents=((0.5,), (2.0, 3.0)))
-    found = confidence.apply(LOGS, level=level)
-    np.testing.assert_allclose(found, np.asarray(LOGS) * factors, rtol=1e-6)
     np.testing.assert_allclose(confidence.factors(3, level=level), factors)
-
-
-def test_no_child_is_worth_more_than_its_parent() -> None:
-    found = Confidence(exponents=((1 / 8, 8.0),)).apply(LOGS, level=1)
-    assert found.dtype == LOGS.dtype
-    assert bool((found <= 0).all())
-    assert found[0, 2] == -jnp.inf
 
 
 def test_a_calibration_is_a_static_setting() -> None:
     @jax.jit
     def apply(logs: jax.Array) -> jax.Array:
-        return calibration.greedy.apply(logs, level=1)
+        return logs * calibration.greedy.factors(3, level=1)
 
     calibration = Calibration(greedy=Confidence(exponents=((2.0,),)))
     np.testing.assert_allclose(apply(LOGS), LOGS * 2)
@@ -48,7 +39,7 @@ def test_a_calibration_is_a_static_setting() -> None:
 def test_without_a_calibration_confidences_are_as_they_are() -> None:
     for confidence in (UNCALIBRATED.greedy, UNCALIBRATED.sampled):
         assert confidence.is_plain
-        np.testing.assert_array_equal(confidence.apply(LOGS, level=2), LOGS)
+        np.testing.assert_array_equal(confidence.factors(3, level=2), 1.0)
     assert UNCALIBRATED.greedy.kappa == 1
     assert not Confidence(exponents=((1.0,), (1.0, 2.0))).is_plain
 

@@ -17,11 +17,11 @@ from eagle_jax.models.quantized import (
     GROUP_SIZE,
     QuantizedMatrix,
     bits_of,
-    dequantize,
     has_groups,
     num_bytes,
     quantize,
     quantize_layers,
+    unpack,
 )
 from eagle_jax.testing import assert_same_tokens
 from tests import tiny
@@ -40,6 +40,12 @@ def _matrix(shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
     rng = np.random.default_rng(sum(shape))
     sizes = 10.0 ** rng.integers(-3, 3, shape[-1])
     return jnp.asarray(rng.normal(size=shape) * sizes, dtype)
+
+
+def dequantize(weight: QuantizedMatrix) -> jax.Array:
+    """The float32 matrix that a quantized one stands for."""
+    parts = [values * scales[:, None] for values, scales in unpack(weight)]
+    return jnp.stack(parts, axis=1).reshape(weight.shape)
 
 
 def _steps(weight: QuantizedMatrix) -> np.ndarray:
