@@ -1,8 +1,13 @@
 """Processes with several CPU devices: how many is fixed when a process starts."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Code per fusion runs fast and takes three times as long to compile; what is fused,
 # and how a program is split over devices, is decided before. Another jaxlib might not
@@ -26,3 +31,21 @@ def with_devices(count: int) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": cache,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
+
+
+def run_module(name: str, *arguments: object, num_devices: int) -> list[str]:
+    """Runs a module of `tests.parallel` in such a process; returns what it says.
+
+    Its last line is "done".
+    """
+    process = subprocess.run(
+        [sys.executable, "-m", f"tests.parallel.{name}", *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=with_devices(num_devices),
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    *lines, last = process.stdout.splitlines()
+    assert last == "done"
+    return lines

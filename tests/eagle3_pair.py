@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -59,23 +58,6 @@ def _head(rng: np.random.Generator) -> Tensors:
         "d2t": tokens - np.arange(KNOWN),
         "t2d": np.isin(np.arange(VOCABULARY), tokens),
     }
-
-
-def change_config(folder: Path, **fields: Any) -> None:
-    """Sets fields of a folder's `config.json`; `None` counts as left out."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
-def change_weights(folder: Path, **tensors: np.ndarray | None) -> None:
-    """Sets tensors of a folder; `None` removes one, `__` stands for a dot."""
-    stored = load_file(folder / _FILE)
-    (folder / _FILE).unlink()  # It may be mapped into memory.
-    for name, tensor in tensors.items():
-        stored.pop(name.replace("__", "."), None)
-        if tensor is not None:
-            stored[name.replace("__", ".")] = tensor
-    save_file(stored, folder / _FILE)
 
 
 def _matrix(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -45,7 +45,7 @@ def sizes(**changes: Any) -> dict[str, Any]:
 
 def target_config(**changes: Any) -> TransformerConfig:
     """A target of two layers, but for `changes`, see `sizes`."""
-    return TransformerConfig(**{"num_layers": 2} | sizes(**changes))
+    return TransformerConfig(**sizes(**({"num_layers": 2} | changes)))
 
 
 def head_config(**changes: Any) -> EagleHeadConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 Tensors = dict[str, np.ndarray]
 
@@ -22,8 +22,20 @@ def take_weights(folder: Path) -> Tensors:
 
 
 def change_config(folder: Path, **fields: Any) -> None:
+    """Sets fields of a folder's `config.json`; `None` counts as left out."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def change_weights(folder: Path, **tensors: np.ndarray | None) -> None:
+    """Sets tensors of a folder; `None` removes one, `__` stands for a dot."""
+    stored = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()  # It may be mapped into memory.
+    for name, tensor in tensors.items():
+        stored.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            stored[name.replace("__", ".")] = tensor
+    save_file(stored, folder / SINGLE)
 
 
 def write_shards(

@@ -33,7 +33,8 @@ from eagle_jax.models.eagle3_head import (
 )
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
-from tests.eagle3_pair import HIDDEN, KNOWN, VOCABULARY, change_config, change_weights
+from tests.checkpoints.folders import change_config, change_weights
+from tests.eagle3_pair import HIDDEN, KNOWN, VOCABULARY
 from tests.helpers import refused
 
 Loaded = tuple[TransformerConfig, TransformerParams]
@@ -94,16 +95,6 @@ def test_both_prefixes_name_the_same_head(head: Path, target: Loaded) -> None:
     (head / _FILE).unlink()
     save_file(renamed, head / _FILE)
     chex.assert_trees_all_equal(load(head, target), official)
-
-
-def test_a_torch_file_holds_the_same_head(head: Path, target: Loaded) -> None:
-    torch = pytest.importorskip("torch")
-    expected = load(head, target)
-    stored = load_file(head / _FILE)
-    (head / _FILE).unlink()
-    tensors = {name: torch.from_numpy(x.copy()) for name, x in stored.items()}
-    torch.save(tensors, head / "pytorch_model.bin")
-    chex.assert_trees_all_equal(load(head, target), expected)
 
 
 def test_official_files_of_both_kinds_hold_one_head(

@@ -27,6 +27,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.errors import InputError
 from eagle_jax.generation.tokenizer import load_tokenizer
+from tests.checkpoints.folders import change_config
 from tests.helpers import file_names, refused
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -43,10 +44,6 @@ def _change(folder: Path, name: str, change: Callable[[np.ndarray], Any]) -> Non
     tensors = load_file(path)
     tensors[name] = change(tensors[name])
     save_file(tensors, path)
-
-
-def _change_json(path: Path, **fields: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -150,7 +147,7 @@ def test_tied_targets_have_no_output_head_either_way(
     tiny_pair: Path, tmp_path: Path
 ) -> None:
     source = Path(shutil.copytree(tiny_pair / "target", tmp_path / "source"))
-    _change_json(source / "config.json", tie_word_embeddings=True)
+    change_config(source, tie_word_embeddings=True)
     convert_pair(tmp_path / "pair", source)
     params = load_target(tmp_path / "pair" / "target")[1]
     assert params.output_head is None
@@ -251,19 +248,20 @@ def test_a_store_without_its_orbax_folder_is_refused(target: Path) -> None:
     ],
 )
 def test_a_list_that_is_none_is_refused(target: Path, fields: dict[str, Any]) -> None:
-    _change_json(target / "store.json", **fields)
+    path = target / "store.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     refused(lambda: open_weights(target), str(target / "store.json"), "convert")
 
 
 def test_weights_that_do_not_fit_the_settings_are_named(target: Path) -> None:
-    _change_json(target / "config.json", num_hidden_layers=1)
+    change_config(target, num_hidden_layers=1)
     refused(lambda: load_target(target), "unexpected", "model.layers.1.")
-    _change_json(target / "config.json", num_hidden_layers=2, intermediate_size=47)
+    change_config(target, num_hidden_layers=2, intermediate_size=47)
     refused(lambda: load_target(target), "mlp.gate_proj", "(48, 32)", "(47, 32)")
 
 
 def test_settings_may_be_edited(target: Path) -> None:
-    _change_json(target / "config.json", max_position_embeddings=64)
+    change_config(target, max_position_embeddings=64)
     assert load_target(target)[0].max_positions == 64
 
 

@@ -109,6 +109,9 @@ def test_tensors_that_are_not_the_heads_are_named(head: Path, target: Path) -> N
     change_config(head, bias=True)
     _rewrite(head, lambda tensors: tensors.pop("fc.bias"))
     refused(lambda: load_head(head, *pair), "lacks", "fc.bias")
+    broken = {"fc.bias": np.full(32, np.nan, np.float32)}
+    _rewrite(head, lambda tensors: tensors.update(broken))
+    refused(lambda: load_head(head, *pair), "fc.bias", "NaN", "damaged")
 
 
 def test_safetensors_win_over_torch_files(

@@ -310,21 +310,3 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     assert kept == [str(last)]
     assert f"the best head so far is in {output}/head" in line
     assert all(np.isfinite(tensor).all() for tensor in head_of(output).values())
-
-
-def test_a_full_disk_ends_in_one_line_and_a_run_to_resume(
-    train: Main,
-    flags: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    output = tmp_path / "full"
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ocp.CheckpointManager, "save", full)
-    line = refused(train, [*flags, "--output", str(output)], capsys)
-    assert "No space left on device" in line and "--resume" in line
-    assert (output / "run.json").is_file()

@@ -116,7 +116,7 @@ def test_slots_after_the_length_are_never_read() -> None:
         attend(*jax.tree.map(jnp.array, (query, slots, LENGTHS, new, mask)))
         for slots in (cached, other)
     ]
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -147,7 +147,9 @@ def layer_judge(
 
     turned = [rotate(jnp.array(heads(name)), rotary) for name in ("query", "key")]
     query, key = map(np.asarray, turned)
-    new = KeyValues(keys=key.swapaxes(1, 2), values=heads("value").swapaxes(1, 2))
+    values: Any = heads("value").swapaxes(1, 2)
+    keys: Any = key.swapaxes(1, 2)
+    new = KeyValues(keys=keys, values=values)
     mixed = judge(query, cached, new, np.stack([CAUSAL] * B), None)
     x = x + mixed @ weights.output
     inner = norm(x, weights.mlp_norm, eps)

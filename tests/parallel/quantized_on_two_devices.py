@@ -1,4 +1,4 @@
-"""What a process with two devices runs for `test_quantized_mesh`.
+"""What a process with two devices runs for `test_mesh_decoding`.
 
 python -m tests.parallel.quantized_on_two_devices TINY_PAIR OUTPUT_FOLDER
 """

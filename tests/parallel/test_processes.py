@@ -67,14 +67,12 @@ def test_two_processes_print_what_one_prints(
 
 
 @pytest.mark.parametrize("process_id", [0, 1])
-def test_waiting_in_vain_ends_in_time(process_id: int, port: int) -> None:
-    started = time.monotonic()
+def test_waiting_in_vain_ends(process_id: int, port: int) -> None:
     address = f"127.0.0.1:{port}"
     refused(
         lambda: join_processes(address, 2, process_id, seconds=0.5),
         *("not all of 2 processes", address, "0.5 s", "firewall"),
     )
-    assert time.monotonic() - started < 5
 
 
 def test_processes_wait_for_the_last_one(port: int) -> None:

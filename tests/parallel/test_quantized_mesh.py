@@ -1,20 +1,14 @@
 """Quantized targets over several devices."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from jax.sharding import AbstractMesh
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.generation.shardings import target_shardings
 from eagle_jax.parallel import Placement, split_rules
-from tests.devices import with_devices
 from tests.helpers import refused
 from tests.tiny import target_config
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _CONFIG = target_config(num_layers=1)
 
 
@@ -49,19 +43,3 @@ def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
         "2 groups",
         "tensor axis",
     )
-
-
-def test_two_devices_load_and_decode_what_one_does(
-    tiny_pair: Path, tmp_path: Path
-) -> None:
-    module = "tests.parallel.quantized_on_two_devices"
-    process = subprocess.run(
-        [sys.executable, "-m", module, str(tiny_pair), str(tmp_path)],
-        cwd=_REPOSITORY,
-        env=with_devices(2),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines() == ["equal 8", "equal 4", "done"]

@@ -1,7 +1,6 @@
 """One optimizer step: rates, clipping, dtypes, donation, compilation."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any, Literal
 
 import chex
@@ -15,7 +14,6 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, place
-from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import (
     LossConfig,
     OptimizerConfig,
@@ -202,17 +200,6 @@ def test_the_optimizer_is_adamw() -> None:
         wanted, states[1] = theirs.update(gradient, states[1], params)
         np.testing.assert_allclose(updates["w"], wanted["w"], rtol=1e-6)
         params = optax.apply_updates(params, updates)
-
-
-def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:
-    saved = Checkpoints(tmp_path, keep=1, best="agreement")
-    for step, agreement in ((1, 0.2), (2, 0.9), (3, 0.5), (4, 0.4)):
-        saved.save(step, {"x": jnp.full(2, step)}, {"agreement": agreement})
-    assert (saved.best(), saved.latest()) == (2, 4)
-    restored = saved.restore(2, {"x": jax.ShapeDtypeStruct((2,), jnp.int32)})
-    assert restored["x"].tolist() == [2, 2]
-    assert not (tmp_path / "3").exists()
-    saved.close()
 
 
 @pytest.mark.parametrize("clip_by", ["norm", "value"])
