@@ -21,10 +21,10 @@ from eagle_jax.parsing import read_toml
 Settings = TypeVar("Settings")
 
 Method = Literal["eagle2", "eagle1", "chain", "small-model", "lookup", "autoregressive"]
-"""How text is generated; all give the target's own."""
+"""Names of the methods of generation; every one gives the target's own text."""
 
 Quantization = Literal["none", "int8", "int4"]
-"""What the matrices of a target's layers are rounded to."""
+"""Names of the types that the matrices of a target's layers are rounded to."""
 
 CONFIGS = Path(__file__).parent / "configs"
 """The settings files that come with this package."""
@@ -39,7 +39,7 @@ def require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 
 def require_int32(name: str, value: int) -> None:
-    """Refuses a count that int32, in which tokens and places are counted, lacks."""
+    """Refuses a count beyond int32, in which tokens and positions are counted."""
     require(value < 2**31, name, value, "below 2**31")
 
 
@@ -49,31 +49,32 @@ def require_float32(name: str, value: float) -> None:
 
 
 def require_factor(name: str, value: float) -> None:
-    """Refuses what is not finite in float32 or not above 0."""
+    """Refuses a factor that is not finite in float32 or not above 0."""
     holds = math.isfinite(value) and value > 0
     require(holds, name, value, "finite and above 0")
     require_float32(name, value)
 
 
 def shortest(value: float) -> str:
-    """Returns the shortest text that is this number's alone, such as 1 or 0.7."""
+    """Returns the shortest text that stands for this number alone, as 1 or 0.7."""
     return repr(value).removesuffix(".0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
-    """Shape of the dynamic draft tree (EAGLE-2, section 4 and appendix A).
+    """The shape of the dynamic draft tree (EAGLE-2, section 4 and appendix A).
 
     The same tree under other names: `num_nodes` is `total_token` in the EAGLE
     repository and `num_draft_tokens` in SGLang; `depth` is their `depth + 1` and
     `num_steps`; `width` is their `top_k` and `eagle_topk`.
 
     Attributes:
-        num_nodes: `N`, nodes of one verification, root included.
-        depth: `D`, drafted levels below the root.
-        width: `K`, nodes expanded per level and children drafted per node.
-        rank_by: "value" ranks whole paths; "confidence" the last step alone (the
-            paper's Table 3, "w/o value").
+        num_nodes: The number of nodes of one verification, `N`, root included.
+        depth: The number of drafted levels below the root, `D`.
+        width: The number of nodes expanded per level, and of children drafted per
+            node, `K`.
+        rank_by: What ranks nodes: "value" for whole paths, "confidence" for the last
+            step alone (the paper's Table 3, "w/o value").
         rerank: If false, keep the expansion's own nodes, level by level (Table 3,
             "w/o reranking").
         calibration: A file of `scripts/calibrate.py`, which makes the draft's
@@ -81,7 +82,8 @@ class TreeConfig:
             `calibration.json` in the draft's own folder, if there is one.
         kappa: Instead of a calibration: under shared noise, the factor of scores at
             temperature 1 whose softmax is a confidence.
-        sharpness: Likewise, the factor of the draft's logits before noise is added.
+        sharpness: Instead of a calibration: under shared noise, the factor of the
+            draft's logits before noise is added.
         shared_noise: If false, children are the most likely tokens also where the
             noise of the target's draws is known: the same text in more rounds.
     """
@@ -114,12 +116,12 @@ class TreeConfig:
 
     @property
     def levels(self) -> int:
-        """Levels worth drafting: in `N` nodes none lies deeper than `N - 1`."""
+        """The levels worth drafting: of `N` nodes none is deeper than `N - 1`."""
         return min(self.depth, self.num_nodes - 1)
 
     @property
     def shape(self) -> "TreeConfig":
-        """The tree alone: what says how to rank and choose drafts is left out."""
+        """The same tree without the settings that rank and choose drafts."""
         return dataclasses.replace(
             self, calibration=None, kappa=None, sharpness=None, shared_noise=True
         )
@@ -127,19 +129,20 @@ class TreeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are chosen.
+    """The settings by which tokens are chosen.
 
     Attributes:
-        temperature: 0 for the most likely token, otherwise the divisor of the logits;
-            lower ones than 1e-6 count as 1e-6.
+        temperature: The divisor of the logits, or 0 for the most likely token; those
+            below 1e-6 count as 1e-6.
         top_p: Keep the most likely tokens with at least this mass; 1 keeps all.
         top_k: Keep this many of the most likely tokens; 0 keeps all.
-        min_p: Keep what is at least this likely, relative to the most likely token; 0
+        min_p: Keep tokens at least this likely, relative to the most likely one; 0
             keeps all.
-        seed: Request `i` draws with seed `seed + i`.
-        acceptance: "coupled" gives the very tokens of plain decoding with the same
-            seed; "rejection" gives the same distribution with other tokens, and static
-            trees and chains then draw their nodes from the draft, as published.
+        seed: The seed of the first request; request `i` draws with seed `seed + i`.
+        acceptance: The acceptance rule above temperature 0: "coupled" gives the very
+            tokens of plain decoding with the same seed; "rejection" gives the same
+            distribution with other tokens, and static trees and chains then draw their
+            nodes from the draft, as published.
     """
 
     temperature: float = 0.0
@@ -162,27 +165,27 @@ class SamplingConfig:
 
     @property
     def rule(self) -> Literal["greedy", "coupled", "rejection"]:
-        """The acceptance rule that follows: "greedy" at temperature 0."""
+        """The acceptance rule that these settings mean: "greedy" at temperature 0."""
         return "greedy" if self.temperature == 0 else self.acceptance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """What is decoded and how much of it.
+    """The settings of decoding: its method, its limits and its arithmetic.
 
     Attributes:
         method: What drafts: "eagle2" dynamic trees and "eagle1" static trees of an
             EAGLE head, "chain" its `depth` most likely tokens, "small-model" the tree
             of a smaller model (a chain at width 1), "lookup" earlier text; or
             "autoregressive" for plain decoding.
-        max_new_tokens: Tokens to generate per prompt, at most.
-        max_length: Prompt plus output in tokens, at most; `None` for the smaller of
-            the model's positions and what the request needs.
-        batch_size: Prompts decoded together.
-        dtype: Type of weights, caches and activations; "auto" for float32 on CPUs
+        max_new_tokens: The largest number of tokens to generate per prompt.
+        max_length: The largest number of tokens of prompt and output together; `None`
+            for the smaller of the model's positions and what the request needs.
+        batch_size: The number of prompts decoded together, `B`.
+        dtype: The type of weights, caches and activations; "auto" for float32 on CPUs
             and the checkpoint's own elsewhere.
-        quantization: What the matrices of the target's layers are rounded to as they
-            are read; "none" takes them as they are stored.
+        quantization: The type that the matrices of the target's layers are rounded to
+            as they are read; "none" takes them as they are stored.
         ignore_eos: Go on after stop tokens.
     """
 
@@ -196,7 +199,7 @@ class DecodingConfig:
 
     @property
     def bits(self) -> int | None:
-        """Of a quantized target's matrices, `None` for what is stored."""
+        """The bits per weight of a quantized target; `None` for weights as stored."""
         return {"none": None, "int8": 8, "int4": 4}[self.quantization]
 
     def __post_init__(self) -> None:
@@ -217,10 +220,10 @@ class GenerateConfig:
     """All settings of `scripts/generate.py`, one TOML table per attribute.
 
     Attributes:
-        tree: What is drafted.
-        sampled_tree: Likewise above temperature 0; `None` for the same.
-        sampling: How tokens are drawn.
-        decoding: Everything else.
+        tree: The tree that is drafted at temperature 0.
+        sampled_tree: The tree that is drafted above temperature 0; `None` for `tree`.
+        sampling: The settings by which tokens are chosen.
+        decoding: The method, the limits and the arithmetic.
     """
 
     tree: TreeConfig = TreeConfig()
@@ -274,7 +277,8 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
         An instance of `kind`.
 
     Raises:
-        InputError: As for `load_config`.
+        InputError: If a key is unknown, or a value has the wrong type or lies outside
+            its range.
     """
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(table) - set(hints))
@@ -298,7 +302,7 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
 
 
 def _table_type(hint: Any) -> Any:
-    """Returns the dataclass of a table that may be left out, else the hint."""
+    """Returns the dataclass of an optional table, or else the annotation itself."""
     for kind in typing.get_args(hint) if isinstance(hint, types.UnionType) else ():
         if dataclasses.is_dataclass(kind):
             return kind
@@ -306,7 +310,7 @@ def _table_type(hint: Any) -> Any:
 
 
 def _check_type(hint: Any, value: Any, where: str) -> Any:
-    """Returns the value if it fits the annotation, integers as floats included."""
+    """Returns the value if it fits the annotation; an integer may stand for a float."""
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)
         if value in choices:

@@ -9,7 +9,7 @@ _ARGUMENT = re.compile(
 
 
 class InputError(ValueError):
-    """Something the caller gave cannot be used.
+    """The error of an input that cannot be used.
 
     The message is one line that names what was given, what was expected and what
     to do. Scripts print it without a traceback and exit with code 2. Since it may
@@ -20,7 +20,7 @@ class InputError(ValueError):
         """Takes the message.
 
         Args:
-            message: Text, or an error whose text is taken.
+            message: The text, or an error whose text is taken.
         """
         super().__init__(one_line(str(message)))
 

@@ -1,8 +1,8 @@
 """Writing safely: whole files, whole folders, and lines that a later run goes on with.
 
-What is written whole has a hidden name until it is on the disk. An output has one
-writer at a time: locks are advisory and of the operating system, which drops them with
-the process that holds them, however it ends. What dead writers left, the next removes.
+A whole file or folder has a hidden name until it is on the disk. An output has one
+writer at a time: its lock is advisory and the operating system's, which drops it with
+the process that holds it, however that ends. The next writer removes leftovers of it.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:
     """Writes a file whole or not at all; a pipe or a device is written to as it is.
 
     Args:
-        path: Of the file, in a folder that exists. A link stays a link.
-        content: Text, or a function that fills the file that it is given.
+        path: The file, in a folder that exists. A link stays a link.
+        content: The text, or a function that fills the file that it is given.
 
     Raises:
         InputError: If the disk is full, the folder cannot be written to, or another
@@ -62,7 +62,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Appends text to a file; it is on the disk when this returns.
+    """Appends text to a file; the text is on the disk when this returns.
 
     Raises:
         OSError: If the disk is full.
@@ -74,7 +74,7 @@ def append(path: Path, text: str) -> None:
 class JsonLines:
     """A file of JSON lines that one process at a time appends to.
 
-    Whenever that is killed, the next one goes on after the last whole line.
+    Whenever that process is killed, the next one goes on after the last whole line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,7 +116,7 @@ class JsonLines:
         return last
 
     def append(self, record: dict[str, Any]) -> None:
-        """Writes a line, which is on the disk when this returns.
+        """Writes a line; the line is on the disk when this returns.
 
         Raises:
             InputError: If the disk is full.
@@ -126,7 +126,7 @@ class JsonLines:
             _append(self._file, line + "\n")
 
     def close(self) -> None:
-        """Lets another process write the file."""
+        """Closes the file, so that another process may write it."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -149,8 +149,8 @@ def new_folder(
     and deleted last.
 
     Args:
-        path: Where the folder shall be.
-        overwrite: Replace a folder that is there.
+        path: The folder to make.
+        overwrite: Whether to replace a folder that is there.
         is_ours: Says whether a folder holds what this program wrote and nothing
             else; no other folder is replaced, unless it is empty.
 
@@ -183,7 +183,7 @@ def new_folder(
 
 
 def is_left_behind(name: str, outputs: Iterable[str]) -> bool:
-    """Returns whether a kill may have left a file of this name beside outputs."""
+    """Returns whether a killed writer may have left a file of this name by outputs."""
     return name.startswith(tuple(f".{one}." for one in outputs))
 
 
@@ -237,10 +237,10 @@ def fingerprint_file(path: Path) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path, *, goes_on: bool = False) -> Iterator[None]:
-    """Turns what goes wrong while a file is written into one clear line.
+    """Turns an error that occurs while a file is written into one clear line.
 
     Raises:
-        InputError: Names `path`, and whether the command then `goes_on` where it was.
+        InputError: If the block fails; names `path` and whether the command `goes_on`.
     """
     try:
         yield
@@ -255,11 +255,11 @@ def writing(path: Path, *, goes_on: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Yields a hidden name beside `path` for what is not to be seen yet.
+    """Yields a hidden name beside `path` for an output that is not to be seen yet.
 
-    What still has the name when the block ends is removed. First of all goes what
-    processes that died in such a block have left; an output that one of them had
-    moved aside comes back.
+    A file that still has the name when the block ends is removed. Before the block,
+    the files of processes that died in such a block are removed; an output that one of
+    them had moved aside comes back.
 
     Raises:
         InputError: If another process writes the output.
@@ -280,12 +280,12 @@ def only_writer(output: Path, place: Path) -> Iterator[bool]:
     """Keeps other processes from writing an output while the block runs.
 
     Args:
-        output: What a refusal names.
+        output: The output, which a refusal names.
         place: A file to lock, the same for all who write this output. It is there
             while the block runs; one that a dead process left hinders nobody.
 
     Yields:
-        Whether it is locked: not every file system can.
+        Whether the file is locked: not every file system can lock one.
 
     Raises:
         InputError: If another process writes the output.
@@ -303,7 +303,7 @@ def only_writer(output: Path, place: Path) -> Iterator[bool]:
 
 
 def _take(output: Path, place: Path) -> tuple[int, bool]:
-    """Returns the open file that is locked, and whether it is."""
+    """Returns the descriptor of the opened `place`, and whether it is locked."""
     while True:
         handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -319,7 +319,7 @@ def _take(output: Path, place: Path) -> tuple[int, bool]:
 
 
 def _lock(handle: int, output: Path) -> bool:
-    """Locks an open file until it is closed; returns whether that can be.
+    """Locks an open file until it is closed; returns whether the file system can.
 
     Raises:
         InputError: If another process has locked it, and so writes `output`.
@@ -339,7 +339,7 @@ def _lock(handle: int, output: Path) -> bool:
 
 
 def _append(file: Any, text: str) -> None:
-    """Appends to a file without a buffer."""
+    """Appends text to a file that is open without a buffer."""
     # A tokenizer may split a character: half of one is no Unicode text.
     left = text.encode(errors="replace")
     while left:
@@ -362,7 +362,7 @@ def _settle(path: Path) -> None:
 
 
 def _replace(path: Path, new: Path) -> None:
-    """Gives a folder the name `path`; what had that name is deleted afterwards."""
+    """Gives a folder the name `path`; the one that had it is deleted afterwards."""
     if not path.exists():
         new.rename(path)
         return
@@ -377,7 +377,7 @@ def _replace(path: Path, new: Path) -> None:
 
 
 def _remove_dead(path: Path) -> None:
-    """Removes what dead processes left of an output, which nobody else writes."""
+    """Removes what dead processes left of an output that this process has locked."""
     prefix = f".{glob.escape(path.name)}.{_HEX}"
     for old in path.parent.glob(f"{prefix}.replaced"):
         if path.exists():

@@ -22,7 +22,7 @@ from eagle_jax.sampling import SamplingParams
 from eagle_jax.tree import DraftTree
 
 Cache = Any
-"""A target's own cache pytree; it knows itself how much of each row is confirmed."""
+"""A target's own cache pytree; it holds how much of each row is confirmed."""
 
 Entries = Any
 """The keys and values of one call's tokens, an opaque pytree."""
@@ -30,12 +30,12 @@ Entries = Any
 
 @struct.dataclass(kw_only=True)
 class TargetOutput:
-    """What one call of a target returns.
+    """The result of one call of a target.
 
     Attributes:
-        hidden: `[B, T, E]`, what `unembed` turns into logits.
-        features: `[B, T, F]`, what drafters read.
-        entries: New keys and values, *beside* the cache; see `Target.commit`.
+        hidden: `[B, T, E]`, the hidden states that `unembed` turns into logits.
+        features: `[B, T, F]`, the features that drafters read.
+        entries: The new keys and values, *beside* the cache; see `Target.commit`.
     """
 
     hidden: jax.Array
@@ -58,10 +58,10 @@ class Params:
 
 @struct.dataclass(kw_only=True)
 class Draws:
-    """How the tokens of one round will be drawn.
+    """What is known, before a round, of how its tokens will be drawn.
 
     Attributes:
-        sampling: `[B]` fields.
+        sampling: The settings of sampling, `[B]` fields.
         noise: `[B, P, V]` float32, or `None` where the target's tokens are drawn with
             none that is known before ("greedy", "rejection"). After a node at depth
             `d` the target takes the argmax of its own processed logits plus row `d`: a
@@ -80,10 +80,10 @@ class Draws:
 
 @struct.dataclass(kw_only=True)
 class Verified:
-    """All that the target said in one round; what nobody reads, XLA drops.
+    """All that the target said in one round; XLA drops the arrays that nobody reads.
 
     Attributes:
-        tree: `[B, N]` fields.
+        tree: The verified tree, `[B, N]` fields.
         logits: `[B, N, V]` float32, the target's after *every* node.
         features: `[B, N, F]`, the target's at every node.
         path: `[B, P]` int32, the accepted nodes, root first.
@@ -99,12 +99,12 @@ class Verified:
 
     @property
     def path_tokens(self) -> jax.Array:
-        """`[B, P]` int32, the root first; entries after `count` mean nothing."""
+        """`[B, P]` int32, the path's tokens, root first; past `count` they are void."""
         return jnp.take_along_axis(self.tree.tokens, self.path, axis=1)
 
     @property
     def path_features(self) -> jax.Array:
-        """`[B, P, F]`, the target's features at those tokens."""
+        """`[B, P, F]`, the target's features at the tokens of `path_tokens`."""
         return jnp.take_along_axis(self.features, self.path[..., None], axis=1)
 
 
@@ -115,10 +115,10 @@ class Target(Protocol):
         """Returns an empty cache.
 
         Args:
-            batch: `B`. Static.
-            capacity: `S`, slots per row; 0 is legal (a prefill reads no cache). Of a
-                larger capacity, arrays may have longer axes; what is in a smaller one
-                stands at their beginning.
+            batch: The number of rows, `B`. Static.
+            capacity: The number of slots per row, `S`. Static; 0 is legal (a prefill
+                reads no cache). A larger cache may have longer axes; the content of a
+                smaller one stands at their beginning.
         """
         ...
 
@@ -137,11 +137,11 @@ class Target(Protocol):
 
         Args:
             params: The target's parameters.
-            tokens: `[B, T]` int32.
-            positions: `[B, T]` int32, absolute.
+            tokens: `[B, T]` int32, the new tokens.
+            positions: `[B, T]` int32, their absolute positions.
             mask: `[B, T, T]` bool, true where the second axis' token sees the
                 third's; every token sees itself. `None` for causal.
-            cache: The confirmed text.
+            cache: The cache of the confirmed text.
         """
         ...
 
@@ -155,8 +155,8 @@ class Target(Protocol):
         """Appends accepted tokens to each row of the cache.
 
         Args:
-            cache: Has room for `P` more slots in every row.
-            entries: Of a call over `T` tokens.
+            cache: The cache, with room for `P` more slots in every row.
+            entries: The keys and values that a call over `T` tokens returned.
             path: `[B, P]` int32, indices into those `T` tokens.
             count: `[B]` int32, how many of `path` to keep; may be 0.
         """
@@ -164,17 +164,17 @@ class Target(Protocol):
 
 
 class Drafter(Protocol):
-    """Whatever proposes a tree."""
+    """A model, or anything else, that proposes a tree."""
 
     @property
     def depth(self) -> int:
-        """`D`: no proposed node lies deeper. Static."""
+        """The depth of the deepest node that may be proposed, `D`. Static."""
         ...
 
     def init_state(self, batch: int, capacity: int) -> Any:
         """Returns an empty state for rows of at most `capacity` tokens.
 
-        Of a larger capacity, arrays may have longer axes, as in `Target.init_cache`.
+        A larger state may have longer axes, as in `Target.init_cache`.
         """
         ...
 
@@ -190,9 +190,9 @@ class Drafter(Protocol):
 
         Args:
             params: The drafter's parameters.
-            state: From `init_state`.
-            tokens: `[B, T]` int32, padded at the end.
-            features: `[B, T, F]`, the target's.
+            state: The empty state that `init_state` returned.
+            tokens: `[B, T]` int32, the prompts, padded at the end.
+            features: `[B, T, F]`, the target's features at those tokens.
             lengths: `[B]` int32, real tokens per row, at least 1.
         """
         ...
@@ -207,9 +207,10 @@ class Drafter(Protocol):
 
         Args:
             params: The drafter's parameters.
-            state: Knows the text up to, not including, the root.
-            root: `[B]` int32, the last emitted token.
-            draws: Whoever has a distribution uses it; others do not read it.
+            state: The state, which knows the text up to, not including, the root.
+            root: `[B]` int32, the last emitted tokens.
+            draws: How the round's tokens will be drawn, for drafters that have a
+                distribution; others do not read it.
         """
         ...
 
@@ -218,8 +219,8 @@ class Drafter(Protocol):
 
         Args:
             params: The drafter's parameters.
-            state: From `propose`.
-            verified: The whole tree, of which a path was accepted.
+            state: The state that `propose` returned.
+            verified: What the target said of the whole tree.
         """
         ...
 
@@ -305,7 +306,7 @@ def _check(
     shape: tuple[int | None, ...],
     dtype: Any = None,
 ) -> None:
-    """Refuses an array of another shape; `None` stands for any size or type."""
+    """Refuses an array of another shape or type; `None` stands for any."""
     fits = len(array.shape) == len(shape) and all(
         size in (None, given) for size, given in zip(shape, array.shape, strict=True)
     )

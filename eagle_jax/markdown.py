@@ -1,4 +1,4 @@
-"""Tables of markdown that also read well as plain text, and the cells of them."""
+"""Tables of markdown that also read well as plain text, and their cells."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,7 +17,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def short(value: float | None) -> str:
-    """Returns about three digits, all of those before the point."""
+    """Returns a number with about three digits, and all of those before the point."""
     if value is None:
         return NOTHING
     if value == 0:
@@ -28,10 +28,10 @@ def short(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Returns a speedup."""
+    """Returns a speedup as a cell, such as "1.50x"."""
     return NOTHING if value is None else f"{value:.2f}x"
 
 
 def decimals(value: float | None, digits: int = 2) -> str:
-    """Returns a number with so many digits after the point; none and NaN are "-"."""
+    """Returns a number with `digits` digits after the point; none and NaN are "-"."""
     return NOTHING if value is None or value != value else f"{value:.{digits}f}"

@@ -15,6 +15,6 @@ def after(value: jax.Array, read: jax.Array) -> jax.Array:
 
     Args:
         value: `[B]` int32, such as how many slots each row takes.
-        read: `[B]` of any type, computed from all that must have been read.
+        read: `[B]` numbers of any type, computed from all that must be read before.
     """
     return value + jnp.minimum((read != 0).astype(jnp.int32), 0)

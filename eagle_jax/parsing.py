@@ -10,13 +10,13 @@ from typing import Any
 from eagle_jax.errors import InputError
 
 MAX_BYTES = 64 * 2**20
-"""Of a file of settings; an index of a thousand shards has a hundredth of that."""
+"""The size of the largest file that is read; an index of 1,000 shards has 1% of it."""
 
 MAX_DEPTH = 100
-"""Lists and objects inside each other."""
+"""The largest number of lists and objects inside each other."""
 
 MAX_DIGITS = 64
-"""Of an integer; transformers writes 10**30 where it means no limit."""
+"""The digits of the longest integer; transformers writes 10**30 for "no limit"."""
 
 _LARGEST = 10**MAX_DIGITS
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Reads a file that holds a JSON object.
 
     Raises:
-        InputError: If the file is missing, no file, too large, or holds something
+        InputError: If the path is missing, no file, too large, or holds something
             else; see `parse_json`.
     """
     value = parse_json(read_bytes(path), str(path))
@@ -44,9 +44,9 @@ def read_json_if_any(path: Path) -> dict[str, Any] | None:
 
 
 def value_at(record: Any, *names: str) -> Any:
-    """Returns what lies under these names, each inside the one before.
+    """Returns the value under these names, each a key of the object before.
 
-    `None` where there is nothing, or where something else than an object lies between.
+    It is `None` where there is none, or where a value on the way is no object.
     """
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
@@ -57,7 +57,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Reads a file of settings.
 
     Raises:
-        InputError: As for `read_json`.
+        InputError: If the file is missing, no file, too large, or no TOML.
     """
 
     def parse(text: str) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def parse_json(text: str | bytes, where: str) -> Any:
     """Returns what a JSON text holds.
 
     Args:
-        text: UTF-8, if bytes.
-        where: Names the text in a refusal: a file, or a line of one.
+        text: The JSON text; bytes are UTF-8.
+        where: The text's name in a refusal: a file, or a line of one.
 
     Raises:
-        InputError: If it is no JSON, or holds NaN, an infinite number, an integer of
-            more than `MAX_DIGITS` digits, or more than `MAX_DEPTH` lists and objects
+        InputError: If the text is no JSON, or holds NaN, an infinite number, an integer
+            of more than `MAX_DIGITS` digits, or more than `MAX_DEPTH` lists and objects
             inside each other.
     """
 
@@ -89,8 +89,8 @@ def read_bytes(path: Path) -> bytes:
     """Reads a file of settings whole.
 
     Raises:
-        InputError: If there is none, or it is a folder, a pipe or a device, or has
-            more than `MAX_BYTES`.
+        InputError: If there is no such file, it is a folder, a pipe or a device, or it
+            has more than `MAX_BYTES`.
     """
     try:
         if path.exists() and not path.is_file():
@@ -131,7 +131,7 @@ def _finite(text: str) -> float:
 
 
 def _check(value: Any) -> None:
-    """Raises ValueError for what is too deep or too long, without recursion."""
+    """Raises ValueError for a value too deep or too long, without recursion."""
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         inner = []

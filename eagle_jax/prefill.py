@@ -16,17 +16,17 @@ from eagle_jax.interface import Cache, Target, TargetOutput
 from eagle_jax.ordering import after
 
 PREFILL_CHUNK = 512
-"""Tokens that are read at once: enough to keep an accelerator's units busy."""
+"""The number of tokens read at once: enough to keep an accelerator's units busy."""
 
 
 @struct.dataclass(kw_only=True)
 class Reading:
-    """What is known of prompts that were read.
+    """The results of reading prompts.
 
     Attributes:
-        cache: With `length` of what was read.
-        hidden: `[B, E]`, of each prompt's last token.
-        features: `[B, T, F]`; after a prompt's end they mean nothing.
+        cache: The target's cache, which holds the tokens that were read.
+        hidden: `[B, E]`, the hidden state of each prompt's last token.
+        features: `[B, T, F]`, the target's; after a prompt's end they mean nothing.
     """
 
     cache: Cache
@@ -37,14 +37,14 @@ class Reading:
 def read_prompts(
     target: Target, params: Any, prompts: jax.Array, lengths: jax.Array, cache: Cache
 ) -> Reading:
-    """Reads prompts; what that takes follows the longest, not their padding.
+    """Reads prompts; time and memory follow the longest prompt, not the padding.
 
     Args:
-        target: Static.
-        params: The target's.
+        target: The target. Static.
+        params: The target's parameters.
         prompts: `[B, T]` int32, padded at the end.
         lengths: `[B]` int32, real tokens per row, at least 1.
-        cache: Empty, with at least `T` slots.
+        cache: An empty cache of the target, with at least `T` slots.
     """
     batch, num_tokens = prompts.shape
     if num_tokens <= PREFILL_CHUNK:
@@ -123,5 +123,5 @@ def _add(
 
 
 def _rows(values: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns `[B, X]`: of `[B, T, X]`, one row each."""
+    """Returns `[B, X]`: one entry along axis 1 of each row of `[B, T, X]`."""
     return jnp.take_along_axis(values, rows[:, None, None], axis=1)[:, 0]

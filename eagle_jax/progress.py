@@ -1,25 +1,25 @@
-"""How long work says where it is: what library functions are given to call."""
+"""The callbacks by which long work reports its progress to whoever called it."""
 
 import contextlib
 from collections.abc import Callable
 
 Report = Callable[[str], None]
-"""Called with a line for a log."""
+"""A function that takes a line for a log."""
 
 Progress = Callable[..., contextlib.AbstractContextManager[Callable[..., None]]]
-"""Called with a label, a total and what is done already, as `tqdm` is.
+"""A function that takes a label, a total and the number done already, as `tqdm` does.
 
-Yields what is called with the number done by now and, if there is something to say of
-it, with a note. `eagle_jax.cli.progress.progress` is one.
+Its context yields a function that takes the number done by now and, where there is
+something to say, a note. `eagle_jax.cli.progress.progress` is one.
 """
 
 
 def say_nothing(line: str) -> None:
-    """Is the `Report` of whoever gives none."""
+    """Does nothing: the `Report` of a caller that gives none."""
 
 
 def show_nothing(
     *_: object, **__: object
 ) -> contextlib.AbstractContextManager[Callable[..., None]]:
-    """Is the `Progress` of whoever gives none."""
+    """Shows nothing: the `Progress` of a caller that gives none."""
     return contextlib.nullcontext(lambda *_: None)

@@ -12,8 +12,8 @@ from flax import struct
 
 _MAX_BITS = 0x3F800001  # One above the bits of 1.0: no probability reaches it.
 
-# There float32 rounds logits over temperature by as much as noise weighs, so that the
-# most likely token is certain; further down sums of them would be no numbers.
+# At this temperature float32 rounds the divided logits by as much as noise weighs, so
+# the most likely token is certain; further down their sums would be NaN.
 _LEAST_TEMPERATURE = 1e-6
 
 # Folds that no position reaches, so that purposes never share noise.
@@ -23,7 +23,7 @@ _DRAFTING = 2**32 - 2
 
 @struct.dataclass(kw_only=True)
 class SamplingParams:
-    """How the tokens of a batch are drawn; of one row, every field is `[]`.
+    """The settings by which a batch's tokens are drawn; one row's fields are `[]`.
 
     Temperature comes first, then top-p and top-k, in the order of the official EAGLE
     code, then min-p, as in transformers. Each filter keeps what is at least as likely
@@ -31,11 +31,12 @@ class SamplingParams:
 
     Attributes:
         temperature: `[B]` float32; 0 takes the most likely token, whatever the filters.
-            Lower ones than 1e-6 count as 1e-6.
-        top_p: `[B]` float32 in (0, 1]; the smallest set of tokens with this mass.
-        top_k: `[B]` int32; this many of the most likely tokens; 0 is off.
-        min_p: `[B]` float32 in [0, 1]; tokens at least this likely, relative to the
-            most likely one; 0 is off.
+            Those below 1e-6 count as 1e-6.
+        top_p: `[B]` float32 in (0, 1]; keeps the smallest set of most likely tokens
+            with this mass.
+        top_k: `[B]` int32; keeps this many of the most likely tokens; 0 is off.
+        min_p: `[B]` float32 in [0, 1]; keeps tokens at least this likely, relative to
+            the most likely one; 0 is off.
     """
 
     temperature: jax.Array
@@ -63,12 +64,13 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
     positive floats are ordered like the floats: 30 sums instead of a sort.
 
     Args:
-        probs: `[..., V]` float32.
-        top_p: `[...]` float32; the smallest set of most likely tokens with this mass.
-        top_k: `[...]` int32; 0 is off.
+        probs: `[..., V]` float32 probabilities.
+        top_p: `[...]` float32; keeps the smallest set of most likely tokens with this
+            mass.
+        top_k: `[...]` int32; keeps this many of the most likely tokens; 0 is off.
 
     Returns:
-        `[..., V]` bool; never empty.
+        `[..., V]` bool, true where a token is kept; some token always is.
     """
     wanted_count = jnp.where(top_k > 0, top_k, probs.shape[-1])
 
@@ -98,10 +100,10 @@ def process_logits(
 
     Args:
         logits: `[B, ..., V]` float32, or `[..., V]` of one row.
-        sampling: `[B]` fields, or `[]` of one row.
-        any_filter: `[]` bool, false to skip the filters; of the whole batch, where this
-            is mapped over rows, or the filters run for everyone. `None` for
-            `sampling.any_filter`.
+        sampling: The settings of sampling, `[B]` fields, or `[]` of one row.
+        any_filter: `[]` bool, false to skip the filters. Where this function is mapped
+            over rows, give the whole batch's, or the filters run for every row. `None`
+            for `sampling.any_filter`.
 
     Returns:
         Logits of the same shape, `-inf` where a token is filtered out.
@@ -136,9 +138,9 @@ def position_noise(
 
     Args:
         keys: `[B]` typed PRNG keys, the requests', not consumed.
-        positions: `[B, P]` int32, absolute.
-        sampling: `[B]` fields.
-        vocab_size: `V`. Static.
+        positions: `[B, P]` int32, the absolute positions of the drawn tokens.
+        sampling: The settings of sampling, `[B]` fields.
+        vocab_size: The number of tokens the target knows, `V`. Static.
 
     Returns:
         `[B, P, V]` float32, standard Gumbel; zero in rows of temperature 0.
@@ -161,12 +163,12 @@ def draw_tokens(
 
     Args:
         logits: `[B, V]` float32, or `[V]` of one row.
-        noise: Likewise, of `position_noise`.
-        sampling: `[B]` fields, or `[]` of one row.
-        any_filter: See `process_logits`.
+        noise: The noise of `position_noise`, float32, in the shape of `logits`.
+        sampling: The settings of sampling, `[B]` fields, or `[]` of one row.
+        any_filter: `[]` bool, false to skip the filters, see `process_logits`.
 
     Returns:
-        `[B]` int32, or `[]`.
+        `[B]` int32, or `[]` of one row.
     """
     noisy = process_logits(logits, sampling, any_filter) + noise
     return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
@@ -183,14 +185,14 @@ def choose_tokens(
     """Chooses one token per row, as plain decoding does.
 
     Args:
-        sampling: `[B]` fields.
+        sampling: The settings of sampling, `[B]` fields.
         keys: `[B]` typed PRNG keys, the requests'.
         logits: `[B, V]` float32.
         positions: `[B]` int32, absolute positions of the chosen tokens.
-        greedy: Take the argmax and compile no sampling. Static.
+        greedy: Whether to take the argmax and compile no sampling. Static.
 
     Returns:
-        `[B]` int32.
+        `[B]` int32, the tokens.
     """
     if greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -201,12 +203,12 @@ def choose_tokens(
 def distribution(
     logits: jax.Array, sampling: SamplingParams, any_filter: jax.Array
 ) -> jax.Array:
-    """Returns what a row's token is drawn from: `[V]` float32 probabilities.
+    """Returns the distribution of a row's token: `[V]` float32 probabilities.
 
     Args:
         logits: `[V]` float32.
-        sampling: `[]` fields.
-        any_filter: See `process_logits`.
+        sampling: The settings of sampling, `[]` fields.
+        any_filter: `[]` bool, false to skip the filters, see `process_logits`.
     """
     processed = process_logits(logits, sampling, any_filter)
     one_hot = jax.nn.one_hot(jnp.argmax(logits), logits.shape[0])
@@ -220,10 +222,10 @@ def rejection_noise(
 
     Args:
         key: The request's key, not consumed.
-        root_position: `[]` int32, absolute: what a round draws must not depend on
-            how many rounds came before.
-        num_nodes: `N`. Static.
-        vocab_size: `V`. Static.
+        root_position: `[]` int32, the root's absolute position: what a round draws
+            must not depend on how many rounds came before.
+        num_nodes: The number of nodes, `N`. Static.
+        vocab_size: The number of tokens the target knows, `V`. Static.
     """
     key = jax.random.fold_in(jax.random.fold_in(key, _REJECTION), root_position)
     coin_key, noise_key = jax.random.split(key)
@@ -232,11 +234,11 @@ def rejection_noise(
 
 
 def drafting_keys(keys: jax.Array, root_positions: jax.Array) -> jax.Array:
-    """Returns keys for drafts of one round; their noise is apart from all other noise.
+    """Returns keys for drafts of one round, whose noise nothing else is drawn with.
 
     Args:
         keys: `[B]` typed PRNG keys, the requests', not consumed.
-        root_positions: `[B]` int32, absolute.
+        root_positions: `[B]` int32, the roots' absolute positions.
 
     Returns:
         `[B]` typed PRNG keys.

@@ -1,1 +1,1 @@
-"""What the scripts share: flags, progress, reports, exit codes."""
+"""The commands, and the flags, progress, reports and exit codes that they share."""

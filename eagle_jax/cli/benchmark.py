@@ -1,4 +1,4 @@
-"""What a round costs on this machine, beside the model calls it cannot do without.
+"""The cost of a round on this machine, beside the model calls that it needs.
 
     eagle-jax benchmark
     eagle-jax benchmark --random llama2-7b --dtype bfloat16
@@ -208,7 +208,7 @@ def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> in
 
 
 def _benchmark_contexts(arguments: argparse.Namespace) -> int:
-    """Prints what rounds cost in short and in long texts."""
+    """Prints the cost of rounds in short and in long texts."""
     if arguments.batch_size != 1:
         raise InputError(
             f"--contexts times one text at a time, but batch_size = "

@@ -1,12 +1,12 @@
-"""What a draft's confidences are worth, fitted to evaluation records.
+"""A calibration of a draft's confidences, fitted to evaluation records.
 
     eagle-jax calibrate RECORDS_FOLDER... --output calibration.json
 
-The records must hold drafted trees of confidences as they are, at temperature 0, above
+The records must hold drafted trees of uncalibrated confidences, at temperature 0, above
 it, or both, such as `eagle-jax evaluate --nodes --temperatures 0 1 --methods
 eagle2:kappa=1 eagle2:kappa=2` writes them. Every second question judges a fit to the
-others; what is written is fitted to all. In the folder of a head, as
-`calibration.json`, it is used without being asked for.
+others; the calibration that is written is fitted to all. As `calibration.json` in the
+folder of a head, it is used by default.
 """
 
 import argparse

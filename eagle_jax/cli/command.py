@@ -1,4 +1,4 @@
-"""What every command does with messages, bad input and Ctrl-C."""
+"""Messages, bad input and Ctrl-C, handled alike by every command."""
 
 import _thread
 import argparse
@@ -24,7 +24,7 @@ EXIT_BROKEN_PIPE = 141
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads flags; what is wrong with them is bad input like any other, in one line."""
+    """A parser whose refusals of flags are one line, like those of other bad input."""
 
     def error(self, message: str) -> NoReturn:
         """Refuses flags that do not parse.
@@ -41,12 +41,12 @@ def run_command(
     unwritable: str = "{error}",
     interrupted: str = "interrupted",
 ) -> int:
-    """Runs a command; what its user can mend ends in one line, not in a traceback.
+    """Runs a command; errors that its user can mend are one line, not a traceback.
 
-    What standard output and error cannot show, in ASCII for example, is escaped.
+    Characters that standard output and error cannot show, as in ASCII, are escaped.
 
     Args:
-        action: The command; returns its exit code.
+        action: The command, which returns its exit code.
         unwritable: The line for an `OSError`, which `{error}` stands for.
         interrupted: The line for Ctrl-C.
 
@@ -62,7 +62,7 @@ def run_command(
     except InputError as error:
         say(f"error: {with_flags(str(error))}")
         return EXIT_INPUT
-    except BrokenPipeError:  # As with `| head`: nobody reads on.
+    except BrokenPipeError:  # The reader has stopped, as `| head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
@@ -79,7 +79,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
     Until then Ctrl-C raises `KeyboardInterrupt`, wherever it comes.
 
     Args:
-        main: The command, over `run_command`.
+        main: The command, which calls `run_command`.
     """
     leave_out_tpus()
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -101,8 +101,8 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 def _raise_at_ctrl_c() -> None:
     """Makes Ctrl-C raise `KeyboardInterrupt` where Python alone would lose it.
 
-    What is raised in a callback of the garbage collector, as JAX has one, is shown with
-    its stack and forgotten. Here it is raised again a moment later.
+    Python shows an error that is raised in a callback of the garbage collector, as JAX
+    has one, with its stack and forgets it. Here it is raised again a moment later.
     """
 
     def interrupt(*_: object) -> None:
@@ -116,7 +116,7 @@ def _raise_at_ctrl_c() -> None:
 
     def look(unraisable: Any) -> None:
         if unraisable.exc_type is KeyboardInterrupt:
-            # A `Thread` takes locks that whoever was collecting may hold.
+            # A `Thread` takes locks that the interrupted code may hold.
             _thread.start_new_thread(interrupt_later, ())
         else:
             show(unraisable)
@@ -128,8 +128,8 @@ def _raise_at_ctrl_c() -> None:
 def keep_compiled_programs() -> None:
     """Keeps compiled programs on disk between runs.
 
-    In `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder; who has neither
-    that nor a home keeps none.
+    They lie in `JAX_COMPILATION_CACHE_DIR`, or else in the user's cache folder; without
+    either and without a home folder none are kept.
     """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -140,5 +140,5 @@ def keep_compiled_programs() -> None:
 
 
 def say(message: str) -> None:
-    """Prints to standard error, where it mixes with no text."""
+    """Prints a message to standard error, where it does not mix with texts."""
     print(message, file=sys.stderr, flush=True)

@@ -1,10 +1,10 @@
-"""Compiles generation and training for TPUs that are not at hand; says what comes out.
+"""Compiles generation and training for TPUs that are not at hand, and reports on it.
 
     pip install ".[tpu-compile]"
     eagle-jax compile-report --output docs/compile.md
     eagle-jax compile-report --only "Llama-3-8B v5e:2x2" --layers 2
 
-Takes minutes per case: the layers of a model are compiled one by one. So a report can
+A case takes minutes, as the layers of a model are compiled one by one. So a report can
 be made in pieces: rows of an earlier one that are not compiled now stay in it.
 """
 
@@ -25,11 +25,11 @@ from eagle_jax.config import require
 from eagle_jax.errors import InputError
 
 _ENVIRONMENT = {
-    # Nothing asks for a TPU's metadata: the compiler alone is needed.
+    # The compiler alone is needed, and it asks for no TPU's metadata.
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
-    # Several may compile at once: none holds a TPU.
+    # Several processes may compile at once, as none holds a TPU.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
@@ -95,7 +95,7 @@ def _chosen(arguments: argparse.Namespace) -> list[Case]:
     """Returns the cases to compile.
 
     Raises:
-        InputError: If none begins with what was asked for.
+        InputError: If no case begins with the name that was asked for.
     """
     cases = every_case()
     if arguments.only is not None:

@@ -1,4 +1,4 @@
-"""Hugging Face folders in, one folder that loads quickly and is checked out.
+"""Converts Hugging Face folders into one folder that loads quickly and is checked.
 
     eagle-jax convert --target FOLDER --draft FOLDER --output pairs/mine
     eagle-jax generate --target pairs/mine/target --draft pairs/mine/head

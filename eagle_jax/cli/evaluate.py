@@ -1,4 +1,4 @@
-"""Methods, temperatures and batch sizes against question files, on record.
+"""Records the answers of methods, temperatures and batch sizes to question files.
 
     eagle-jax evaluate --questions question.jsonl --per-category 2 \
         --methods eagle2 chain lookup autoregressive --output results
@@ -7,7 +7,7 @@
         autoregressive --temperatures 0 1 --output results
 
 Without a target the embedded pair and its small model answer. The folder gets a file
-of JSON lines per run, in Spec-Bench's layout; the same command, run again, goes on
+of JSON lines per run, in Spec-Bench's format; the same command, run again, goes on
 where it was stopped.
 """
 
@@ -149,7 +149,7 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
 
 
 def _print_table(runs: dict[str, Run]) -> None:
-    """Prints what runs came to, by name, and how many texts differ from plain ones."""
+    """Prints the figures of runs, and how many texts differ from plain decoding's."""
     table = Table()
     table.add_column("run")
     for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
@@ -166,5 +166,5 @@ def _print_table(runs: dict[str, Run]) -> None:
             *(decimals(mean, 1) for mean in speeds),
             "-" if found is None else f"{compared - same} of {compared}",
         )
-    # Where nobody looks, no column is cut.
+    # In a file or a pipe no terminal's width may cut a column.
     Console(width=None if sys.stdout.isatty() else 120).print(table)

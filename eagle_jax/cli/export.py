@@ -1,4 +1,4 @@
-"""An EAGLE head out, in the layout of the published ones.
+"""Exports an EAGLE head in the format of the published ones.
 
     eagle-jax export --head pairs/mine/head --output my-head
     eagle-jax export --head FOLDER --target FOLDER --output my-head
@@ -119,7 +119,7 @@ def _copy_calibration(head: Path, new: Path) -> None:
 def _with_embedding(
     params: EagleHeadParams, target: Path | None, choice: str | None
 ) -> EagleHeadParams:
-    """Returns the head with or without a table, as chosen, if that is the same head."""
+    """Returns the head with or without a table, or refuses what changes the head."""
     choice = choice or ("keep" if target is None else "include")
     has_own = params.embedding is not None
     if choice == "keep" or (choice == "include") == has_own:

@@ -1,4 +1,4 @@
-"""Files that flags name: prompts, and outputs before any long work starts."""
+"""Files that flags name: prompts, and outputs that are checked before long work."""
 
 import tempfile
 from pathlib import Path
@@ -9,16 +9,16 @@ from eagle_jax.files import is_special, unfinished
 from eagle_jax.parsing import parse_json
 
 _PROBE = bytes(4096)
-"""What a disk that is not full takes."""
+"""The bytes that are written to find out whether a disk is full."""
 
 
 def read_prompts(path: Path) -> list[str]:
     """Reads prompts by the file's suffix.
 
     Args:
-        path: `.txt` (a prompt per line, empty lines skipped), `.json` (a list of
-            strings) or `.jsonl` (objects with `prompt`, or with `turns`, of which
-            the first is taken).
+        path: A file of type `.txt` (a prompt per line, empty lines skipped), `.json`
+            (a list of strings) or `.jsonl` (objects with `prompt`, or with `turns`, of
+            which the first is taken).
 
     Returns:
         The prompts, at least one.
@@ -78,7 +78,7 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
     if path.is_fifo() or path.is_socket():
-        return  # Who reads there would take an attempt for the output.
+        return  # A pipe's reader would take an attempt for the output.
     try:
         if is_special(path):
             with path.open("wb", buffering=0) as device:
@@ -97,7 +97,7 @@ def check_folder(path: Path) -> None:
     """Refuses an output folder before any long work starts; it need not exist.
 
     Raises:
-        InputError: If it is no folder, cannot be made or cannot be written to.
+        InputError: If the path is no folder, cannot be made or cannot be written to.
     """
     existing = path.resolve()
     try:

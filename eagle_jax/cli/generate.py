@@ -1,4 +1,4 @@
-"""Text in, the target's own text out: EAGLE-2 generation from the command line.
+"""Generates the target's own text by EAGLE-2, from the command line.
 
     eagle-jax generate --prompt "def main():"
     eagle-jax generate --target FOLDER --draft FOLDER --prompt "Hello"
@@ -105,7 +105,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _join_processes(arguments: argparse.Namespace) -> None:
-    """Makes one of several processes; all but the first keep silent."""
+    """Joins this process with the others, and silences all but the first."""
     if has_processes(arguments) and (
         arguments.stream or arguments.trace or arguments.show_tree
     ):
@@ -210,7 +210,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     unshown: OSError | None = None
     try:
         finished = session.decode_all()
-    except OSError as error:  # As where nobody reads on: results are written first.
+    except OSError as error:  # The reader may have stopped; results come first.
         finished, unshown = False, error
     sums = results.totals(
         session.runs,
@@ -238,7 +238,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
 
 
 def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]:
-    """Returns what the results of a run depend on."""
+    """Returns the settings and versions that the results of a run depend on."""
     settings, dtype = dataclasses.asdict(runner.config), runner.pair.target.dtype
     settings["decoding"] |= {"dtype": dtype, "max_length": runner.max_length}
     names = {"target": arguments.target, "draft": arguments.draft}
@@ -254,7 +254,7 @@ def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]
 
 
 def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:
-    """Returns the rows of a batch: few more than there are prompts, split evenly."""
+    """Returns the rows of a batch: a few more than prompts, which the mesh splits."""
     parts = 1 if shape is None else shape.data
     return min(batch_size, bucket_rows(-(-num_prompts // parts)) * parts)
 
@@ -262,7 +262,7 @@ def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:
 def _comparison(
     sums: dict[str, Any], session: Session, plain: Session, acceptance: str
 ) -> dict[str, Any]:
-    """Sets the run beside plain decoding; `None` where texts are drawn anew."""
+    """Returns the run's figures beside plain decoding's; `None` marks other draws."""
     plain_sums = results.totals(
         plain.runs, decode_seconds=plain.decode_seconds, compile_seconds=0.0
     )

@@ -1,4 +1,4 @@
-"""All commands by name."""
+"""The entry point of all commands, by their names."""
 
 import importlib
 import sys
@@ -16,8 +16,8 @@ def run(command: str | None = None) -> NoReturn:
     """Runs a command on the flags in `sys.argv` and ends the process.
 
     Args:
-        command: A module beside this one; `None` for the one that the first argument
-            names.
+        command: The name of a module beside this one; `None` for the one that the first
+            argument names.
     """
     if command is None:
         name = sys.argv[1] if len(sys.argv) > 1 else ""

@@ -13,7 +13,7 @@ from eagle_jax.parallel import MeshShape, detect_processes, join_processes, pars
 
 
 def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds `--mesh` and what makes one of several processes."""
+    """Adds `--mesh` and the flags of one of several processes."""
     add = parser.add_argument
     add(
         "--mesh",
@@ -35,7 +35,7 @@ def mesh_shape(arguments: argparse.Namespace) -> MeshShape | None:
     """Returns the mesh of the flags, `None` without one.
 
     Raises:
-        InputError: If it is none, or several processes are to have none.
+        InputError: If it is no mesh, or several processes are to run without one.
     """
     if arguments.mesh is not None:
         return parse_mesh(arguments.mesh)
@@ -48,7 +48,7 @@ def has_processes(arguments: argparse.Namespace) -> bool:
     """Returns whether the flags ask for several processes.
 
     Raises:
-        InputError: If they do not go together.
+        InputError: If the flags do not go together.
     """
     given = [value is not None for value in _address(arguments)]
     if any(given) and arguments.distributed:
@@ -65,7 +65,7 @@ def has_processes(arguments: argparse.Namespace) -> bool:
 
 
 def join(arguments: argparse.Namespace) -> None:
-    """Joins the processes that the flags ask for, if any; before anything of JAX.
+    """Joins the processes that the flags ask for, if any; call it before JAX is used.
 
     Raises:
         InputError: If flags do not go together, or the processes do not meet.
@@ -84,10 +84,10 @@ def join(arguments: argparse.Namespace) -> None:
 def print_once() -> bool:
     """Lets no process but the first print to standard output.
 
-    What JAX's libraries print of their connections is no text: to standard error.
+    JAX's libraries print about their connections, which goes to standard error.
 
     Returns:
-        Whether this is the first.
+        Whether this process is the first.
     """
     is_first = jax.process_index() == 0
     if jax.process_count() > 1:
@@ -98,5 +98,5 @@ def print_once() -> bool:
 
 
 def _address(arguments: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Returns coordinator, number and id; `None` for what was not given."""
+    """Returns coordinator, number and id, `None` for each that was not given."""
     return arguments.coordinator, arguments.num_processes, arguments.process_id

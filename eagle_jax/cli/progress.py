@@ -1,4 +1,4 @@
-"""How far a long run is: a bar on a terminal, lines in a log."""
+"""The progress of a long run: a bar on a terminal, lines in a log."""
 
 import contextlib
 import sys
@@ -23,15 +23,16 @@ def progress(
     """Shows how much of a known number is done.
 
     Args:
-        label: What is being done.
-        total: How much there is.
-        done: How much was done before.
-        pause: Seconds at least between two lines of a log, the last one excepted.
-        is_shown: If false, nothing is shown.
+        label: The name of the work.
+        total: The number of parts of the work.
+        done: The number of parts that were done before.
+        pause: The least time between two lines of a log, in seconds; the last line
+            does not wait.
+        is_shown: Whether anything is shown.
 
     Yields:
-        To be called with the number that is done by now and, if there is something to
-        say of it, with a note.
+        A function that takes the number of parts done by now and, if there is
+        something to say of it, a note.
     """
     on_terminal = sys.stderr.isatty()
     first, started = done, time.monotonic()

@@ -1,4 +1,4 @@
-"""Training data by the target itself (EAGLE-1, table 6).
+"""Writes training data by the target itself (EAGLE-1, table 6).
 
     eagle-jax regenerate --target FOLDER --data FILE --output out.jsonl
     eagle-jax regenerate --target FOLDER --samples 8000 --temperature 1 \

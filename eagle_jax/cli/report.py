@@ -1,4 +1,4 @@
-"""Records of an evaluation in, its tables and figures out.
+"""Makes tables and figures of the records of an evaluation.
 
     eagle-jax report runs/evaluation --output runs/evaluation/report
 

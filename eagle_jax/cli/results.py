@@ -1,4 +1,4 @@
-"""Runs as JSON and as one line."""
+"""The results of a run as JSON and as one line."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from eagle_jax.markdown import decimals
 
 
 def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]:
-    """Returns one entry of `runs`."""
+    """Returns the record of one prompt, an entry of `runs`."""
     interrupted = row.stop_reason == StopReason.RUNNING
     return {
         "prompt": prompt,
@@ -31,7 +31,7 @@ def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]
 
 
 def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
-    """Returns the real nodes of one row's tree, level order, root first."""
+    """Returns the real nodes of one row's tree, in level order, root first."""
     tree = jax.tree.map(lambda x: x[row], jax.device_get(done.tree))
     real = tree.is_node
     parents = _renumber(tree.parents, real)
@@ -49,7 +49,7 @@ def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
 def totals(
     runs: list[dict[str, Any]], *, decode_seconds: float, compile_seconds: float
 ) -> dict[str, Any]:
-    """Sums up runs; each run's first token belongs to the prefill, not to the speed."""
+    """Returns sums over runs; a run's first token is the prefill's and has no speed."""
     lengths = [len(run["generated_ids"]) for run in runs]
     tokens, rounds = sum(lengths), sum(run["rounds"] for run in runs)
     decoded = decoded_tokens(lengths)
@@ -86,6 +86,6 @@ def summary(totals: dict[str, Any]) -> str:
 
 
 def _renumber(parents: np.ndarray, real: np.ndarray) -> list[int]:
-    """Counts real nodes only; padding may lie between them."""
+    """Returns parents counted among real nodes only; padding may lie between them."""
     index = np.cumsum(real) - 1
     return [-1 if p < 0 else int(index[p]) for p in parents[real]]

@@ -1,4 +1,4 @@
-"""All prompts of a command through one runner, shown as they are decided."""
+"""Decodes all prompts of a command, and shows their texts as they are decided."""
 
 import dataclasses
 from typing import Any
@@ -17,15 +17,15 @@ from eagle_jax.generation.runner import Observer, Runner, Snapshot
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class View:
-    """What a run shows and keeps.
+    """The settings of what a run shows and keeps.
 
     Attributes:
-        stream: Show the text as it is decided; one row per batch.
-        trace: Keep every round's tree.
-        show_tree: Draw the last round's tree.
-        is_silent: Show nothing.
-        force_rounds: Drive rounds from Python although nothing looks at them, as the
-            run does that this one is compared with.
+        stream: Whether to show the text as it is decided; one row per batch.
+        trace: Whether to keep every round's tree.
+        show_tree: Whether to draw the last round's tree.
+        is_silent: Whether to show nothing.
+        force_rounds: Whether to drive rounds from Python although nothing looks at
+            them, as the run does that this one is compared with.
     """
 
     stream: bool = False
@@ -41,12 +41,14 @@ class View:
 
 
 class Session:
-    """Decodes prompts in batches, in order.
+    """The decoding of prompts in batches, in order.
 
     Attributes:
         runs: A record per decoded prompt, see `results.run_record`.
-        decode_seconds: Without prefills and compilation.
-        compile_seconds: Of what no warm-up had compiled, as for larger caches.
+        decode_seconds: The time of decoding without prefills and compilation, in
+            seconds.
+        compile_seconds: The time of compiling programs that no warm-up had compiled, as
+            for larger caches, in seconds.
     """
 
     def __init__(
@@ -59,10 +61,10 @@ class Session:
         """Prepares a session.
 
         Args:
-            runner: Decodes a batch.
-            prompts: Texts.
-            encoded: Their ids.
-            view: What to show.
+            runner: The runner that decodes a batch.
+            prompts: The prompts as texts.
+            encoded: The prompts as ids.
+            view: The settings of what is shown and kept.
         """
         self.runs: list[dict[str, Any]] = []
         self.decode_seconds = self.compile_seconds = 0.0
@@ -88,7 +90,7 @@ class Session:
         return True
 
     def _decode_batch(self, numbers: range) -> bool:
-        """Decodes and shows some of the prompts; returns whether it was cut short."""
+        """Decodes and shows some of the prompts; returns whether Ctrl-C cut it short."""
         encoded = [self._encoded[number] for number in numbers]
         seeds = [self._runner.config.sampling.seed + number for number in numbers]
         trees: list[list[dict[str, Any]]] = [[] for _ in numbers]
@@ -126,7 +128,7 @@ class Session:
         trees: list[list[dict[str, Any]]],
         last: dict[int, Round],
     ) -> Observer:
-        """Returns what looks at each round: streams, traces, keeps the last one."""
+        """Returns a function that looks at rounds: streams, traces, keeps the last."""
         stream = text.TextStream(self._tokenizer, first_prompt)
 
         def observe(snapshot: Snapshot) -> None:
@@ -147,6 +149,6 @@ class Session:
         return observe
 
     def _show_head(self, number: int) -> None:
-        """Tells several texts apart."""
+        """Prints a heading that tells several texts apart."""
         if len(self._prompts) > 1 and not self._view.is_silent:
             print(f"--- {number}: {self._prompts[number]!r}")

@@ -18,10 +18,10 @@ def add_settings(parser: argparse.ArgumentParser, kind: Any, *names: str) -> Non
     """Adds flags for settings, which are `None` where they are not given.
 
     Args:
-        parser: Gets the flags.
-        kind: A frozen dataclass of frozen dataclasses, one per TOML table; what their
-            docstrings say of a field is the flag's help.
-        names: Of fields of the inner dataclasses.
+        parser: The parser that gets the flags.
+        kind: A frozen dataclass of frozen dataclasses, one per TOML table; a field's
+            description in their docstrings is the flag's help.
+        names: The names of fields of the inner dataclasses.
     """
     hints = typing.get_type_hints(kind).values()
     tables = [hint for hint in hints if dataclasses.is_dataclass(hint)]
@@ -48,8 +48,8 @@ def join_settings(
 
     Args:
         kind: A frozen dataclass of frozen dataclasses, one per TOML table.
-        path: The file, or `None`.
-        arguments: Flags by the names of the inner fields; `None` for those not
+        path: The file, or `None` for none.
+        arguments: The flags by the names of the inner fields; `None` for those not
             given.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Train an EAGLE-1/2 head for a target.
+"""Trains an EAGLE-1/2 head for a target.
 
     eagle-jax train --target FOLDER --data chats.jsonl --output RUN
     eagle-jax train ... --mesh data=2,tensor=4
 
-The run's folder gets `head/`, the best head in the official layout, beside the log,
+The run's folder gets `head/`, the best head in the official format, beside the log,
 its plot and the checkpoints. The same command with `--resume` goes on where it was
 stopped, bit for bit.
 """

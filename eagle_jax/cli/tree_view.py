@@ -1,4 +1,4 @@
-"""Drawing a draft tree in the terminal, like the paper's figure 7."""
+"""Drawings of draft trees in the terminal, like the paper's figure 7."""
 
 import math
 from typing import Any
@@ -14,9 +14,9 @@ def draw_tree(done: Round, row: int, tokenizer: Any) -> Tree:
     """Returns one verified tree: tokens, values, and the accepted path marked.
 
     Args:
-        done: A round.
-        row: Of the batch.
-        tokenizer: For the tokens' texts.
+        done: The round that verified the tree.
+        row: The tree's row in the batch.
+        tokenizer: The tokenizer that gives the tokens' texts.
     """
     tree, accepted = jax.tree.map(
         lambda x: x[row], jax.device_get((done.tree, done.acceptance))

@@ -1,12 +1,12 @@
-"""The tree that pays on this machine, for a pair and a batch size.
+"""Finds the tree that pays on this machine, for a pair and a batch size.
 
     eagle-jax tune
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
     eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
 
-Times the parts of a round, records once what the draft proposes and the target writes,
-ranks a grid of trees by both, and runs the best few for real beside plain decoding.
-Without a target it tunes the embedded pair. What it writes is for
+It times the parts of a round, records once what the draft proposes and the target
+writes, ranks a grid of trees by both, and runs the best few for real beside plain
+decoding. Without a target it tunes the embedded pair. The file that it writes is for
 `eagle-jax generate --config`.
 """
 
@@ -136,7 +136,7 @@ def _tune(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
-    """Refuses what cannot be run, before any long work starts; returns the grid."""
+    """Refuses flags that cannot be run, before long work starts; returns the grid."""
     check_writable(arguments.output)
     for name in ("num_prompts", "max_depth", "finalists", "repeats", "batch_size"):
         value = getattr(arguments, name)
@@ -144,7 +144,7 @@ def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
     for name in ("max_nodes", "max_new_tokens"):
         value = getattr(arguments, name)
         require(value >= 2, "--" + name.replace("_", "-"), value, "at least 2")
-    # Refuses what lies outside its range.
+    # Settings that lie outside their range are refused here.
     join_settings(GenerateConfig, None, arguments)
     if arguments.target is None or arguments.draft is None:
         raise InputError(
@@ -162,7 +162,7 @@ def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
 def _choose_prompts(
     arguments: argparse.Namespace, source: PairSource
 ) -> list[list[int]]:
-    """Returns the ids of prompts that fit, evenly spread over the file."""
+    """Returns the ids of prompts that fit, taken evenly from the whole file."""
     prompts = read_prompts(arguments.prompts)
     longest = source.config.max_positions - arguments.max_new_tokens
     if longest < 1:
@@ -201,9 +201,9 @@ def _plain_runner(
 
 
 def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
-    """Returns trees beside plain decoding.
+    """Returns a table of trees beside plain decoding.
 
-    "known" is the share of tokens at which the prediction guesses nothing.
+    Its "known" is the share of tokens at which the prediction guesses nothing.
     """
     table = Table(
         *("tree", "known", "predicted tokens/round", "speedup"),
@@ -225,7 +225,7 @@ def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
 
 
 def _cost_table(title: str, costs: StepCosts) -> Table:
-    """Returns what the parts of a round cost."""
+    """Returns a table of the costs of a round's parts."""
     table = Table("part", "by", "milliseconds", title=title)
 
     def add(part: str, by: str, values: dict[int, float]) -> None:
@@ -246,7 +246,7 @@ def _write(
     num_prompts: int,
     best: contest.Entry,
 ) -> None:
-    """Writes the settings file and says in one line what is in it."""
+    """Writes the settings file, and prints in one line what is in it."""
     device = jax.devices()[0].device_kind
     version = importlib.metadata.version("jax")
     comments = (

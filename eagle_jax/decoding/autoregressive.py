@@ -1,7 +1,7 @@
 """Plain decoding, one token per pass: the baseline, and the judge of every method.
 
-Of a decoder it reads the target and whether it is greedy, of the parameters the
-target's: the decoder that is judged can be its own judge.
+It reads a decoder's target and whether the decoder is greedy, and the target's
+parameters alone: the decoder that is judged can be its own judge.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ def generate(
     """Decodes every request to its end.
 
     Args:
-        decoder: Its drafter is not used. Static.
-        params: Likewise.
-        requests: `B` rows, concrete.
-        num_slots: `S`; `None` for a cache that grows with the texts, up to what the
-            requests need. Static.
+        decoder: The decoder, whose drafter is not used. Static.
+        params: The pair's parameters, of which the drafter's are not used.
+        requests: The requests, `B` rows of concrete arrays.
+        num_slots: The number of cache slots, `S`; `None` for a cache that grows with
+            the texts, up to what the requests need. Static.
 
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer.
@@ -71,7 +71,7 @@ def prefill(
 def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Runs steps as one program; the state is donated.
 
-    It ends when every row has, or when one needs a larger cache: see `growth`.
+    The loop ends when every row has, or when one needs a larger cache: see `growth`.
     """
     return jax.lax.while_loop(
         lambda state: state.is_running.any() & has_room(state, depth=0),

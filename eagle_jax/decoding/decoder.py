@@ -1,4 +1,4 @@
-"""What a generation is made of, as the one static argument of its functions."""
+"""The `Decoder`: the one static argument of every function that generates."""
 
 import dataclasses
 from typing import Any, Literal, get_args
@@ -11,7 +11,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target
 
 AcceptanceRule = Literal["greedy", "coupled", "rejection"]
-"""How drafts are accepted.
+"""Names of the rules by which drafts are accepted.
 
 `greedy` follows the target's argmax. `coupled` follows the tokens that plain
 decoding draws with the same keys. `rejection` has the same distribution and other
@@ -21,17 +21,17 @@ tokens.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """A target, what drafts for it, and how drafts are accepted.
+    """A target, its drafter and the rule by which drafts are accepted.
 
-    Hashable, so that it is a legal static argument of `jax.jit`; equal ones share
-    their compilations.
+    A decoder is hashable, so it is a legal static argument of `jax.jit`; equal ones
+    share their compilations.
 
     Attributes:
         target: The model whose text is generated.
-        drafter: `None` for plain decoding (`eagle_jax.decoding.autoregressive`),
-            which reads no drafter.
-        acceptance: Plain decoding takes the argmax under "greedy" and draws under
-            the other two.
+        drafter: The model, or anything else, that drafts; `None` for plain decoding
+            (`eagle_jax.decoding.autoregressive`), which reads no drafter.
+        acceptance: The acceptance rule; plain decoding takes the argmax under "greedy"
+            and draws under the other two.
 
     Raises:
         InputError: If the drafter or the target is a class, or there is no such rule.
@@ -42,7 +42,7 @@ class Decoder:
     acceptance: AcceptanceRule = "coupled"
 
     def __post_init__(self) -> None:
-        """Refuses what would fail somewhere inside of a compilation."""
+        """Refuses parts that would fail somewhere inside a compilation."""
         for name in ("target", "drafter"):
             given = getattr(self, name)
             if isinstance(given, type):
@@ -59,7 +59,7 @@ class Decoder:
 
     @property
     def depth(self) -> int:
-        """`D` of the drafter, 0 without one."""
+        """The drafter's depth, `D`; 0 without a drafter."""
         return 0 if self.drafter is None else self.drafter.depth
 
     @property
@@ -68,12 +68,12 @@ class Decoder:
         return self.acceptance == "greedy"
 
     def check(self, params: Any, requests: Requests) -> None:
-        """Refuses what would give wrong text without a word.
+        """Refuses arguments that would silently give wrong text.
 
         Args:
-            params: Of both.
-            requests: `B` rows; what is traced, inside somebody's `jax.jit`, is not
-                looked at.
+            params: The parameters of target and drafter.
+            requests: The requests, `B` rows; arrays that are traced, inside somebody's
+                `jax.jit`, are not looked at.
 
         Raises:
             InputError: If the parameters are not `Params`, or a row of a greedy

@@ -23,7 +23,7 @@ from eagle_jax.decoding.requests import (
 from eagle_jax.decoding.state import DecodeState
 
 FIRST_LENGTH = 1024
-"""Tokens of a text for which the first cache has room, if it may become longer."""
+"""The tokens that a text's first cache has room for, if the text may become longer."""
 
 _FACTOR = 4
 
@@ -32,9 +32,9 @@ def cache_sizes(requests: Requests, num_slots: int | None, *, depth: int) -> lis
     """Returns the sizes that the cache of these requests takes.
 
     Args:
-        requests: Concrete arrays, unless `num_slots` is given.
-        num_slots: `S`, if it is to stay the same.
-        depth: `D` of the drafter, 0 without one.
+        requests: The requests, concrete arrays unless `num_slots` is given.
+        num_slots: The number of slots, `S`, if it is to stay the same.
+        depth: The drafter's depth, `D`; 0 without a drafter.
 
     Raises:
         InputError: If `num_slots` is too small for the requests.
@@ -53,9 +53,9 @@ def ladder(longest: int, *, prompt: int, depth: int) -> list[int]:
     [1088, 4160, 16640]
 
     Args:
-        longest: `S` for the longest text, of `cache_slots`.
-        prompt: `T`, tokens of the padded prompts.
-        depth: `D` of the drafter, 0 without one.
+        longest: The slots for the longest text, as `cache_slots` returns them.
+        prompt: The tokens of the padded prompts, `T`.
+        depth: The drafter's depth, `D`; 0 without a drafter.
     """
     length, sizes = FIRST_LENGTH, []
     # Below half of what may be needed: for less, another program does not pay.
@@ -68,7 +68,7 @@ def ladder(longest: int, *, prompt: int, depth: int) -> list[int]:
 
 @functools.partial(jax.jit, static_argnames=("depth",))
 def has_room(state: DecodeState, depth: int) -> jax.Array:
-    """Returns `[]` bool: no running row would outgrow its cache in the next round."""
+    """Returns whether no running row would outgrow its cache in a round, `[]` bool."""
     needed = jnp.where(state.is_running, state.lengths + depth + 1, 0)
     return needed.max() <= state.tokens.shape[1]
 
@@ -77,13 +77,13 @@ def has_room(state: DecodeState, depth: int) -> jax.Array:
 def grow(decoder: Decoder, state: DecodeState, *, num_slots: int) -> DecodeState:
     """Returns the same state with more room.
 
-    Works for any target and drafter: what they return for the larger capacity is
-    filled, from the beginning of each axis, with what there is.
+    This works for any target and drafter: the empty arrays that they return for the
+    larger capacity are filled, from the beginning of each axis, with the given ones.
 
     Args:
-        decoder: Static.
-        state: Of at most `num_slots` slots.
-        num_slots: `S`. Static.
+        decoder: The decoder. Static.
+        state: A state of at most `num_slots` slots.
+        num_slots: The number of slots of the new state, `S`. Static.
     """
     batch, old_slots = state.tokens.shape
     more = (0, num_slots - old_slots)
@@ -112,11 +112,11 @@ def decode_growing(
     """Decodes every row to its end, with a larger cache whenever one needs it.
 
     Args:
-        state: From a prefill, of the first size.
-        sizes: Of `cache_sizes`.
-        decode: Runs rounds as long as there is room.
-        grow_to: Returns a state with so many slots.
-        fetch: Brings arrays to the host.
+        state: The state of a prefill, of the first size.
+        sizes: The numbers of slots that `cache_sizes` returned.
+        decode: A function that runs rounds as long as there is room.
+        grow_to: A function that returns the state with so many slots.
+        fetch: A function that brings arrays to the host.
     """
     state = decode(state)
     for size in sizes[1:]:

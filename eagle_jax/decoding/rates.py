@@ -8,11 +8,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Acceptance rates by depth, rank or place in a chain.
+    """Acceptance rates by depth, rank or position in a chain.
 
     Attributes:
-        accepted: `[X]` int, how often something was accepted.
-        tried: `[X]` int, how often it could have been.
+        accepted: `[X]` int, how often a draft was accepted.
+        tried: `[X]` int, how often a draft could have been.
     """
 
     accepted: np.ndarray
@@ -20,38 +20,38 @@ class Rates:
 
     @property
     def rates(self) -> np.ndarray:
-        """`[X]` float64, NaN where nothing was tried."""
+        """`[X]` float64, the shares of drafts accepted; NaN where none was tried."""
         return divide(self.accepted, self.tried)
 
 
 def decoded_tokens(new_tokens: Sequence[int]) -> int:
-    """Returns the tokens of some texts that rounds emitted, not their prefills.
+    """Returns how many tokens of some texts rounds emitted, and not their prefills.
 
     Args:
-        new_tokens: Of each text, its generated tokens, the prefill's first included.
+        new_tokens: Each text's number of generated tokens, the prefill's included.
     """
     return sum(new_tokens) - sum(number > 0 for number in new_tokens)
 
 
 def tokens_per_round(new_tokens: Sequence[int], num_rounds: int) -> float | None:
-    """Returns what the rounds of some texts emitted, over their number (tau).
+    """Returns the tokens that the rounds of some texts emitted per round (tau).
 
     A text's first token is the prefill's. What a round accepted after a limit or a
     stop token was never emitted: to count it would add most where texts are short, as
     the round that crosses a limit is more likely a long one.
 
     Args:
-        new_tokens: Of each text, its generated tokens, the prefill's included.
-        num_rounds: Of all texts together.
+        new_tokens: Each text's number of generated tokens, the prefill's included.
+        num_rounds: The rounds of all texts together.
 
     Returns:
-        1 for plain decoding; `None` without any round.
+        The mean, which is 1 for plain decoding; `None` without any round.
     """
     return decoded_tokens(new_tokens) / num_rounds if num_rounds else None
 
 
 def n_alpha(accept_lengths: Sequence[int] | np.ndarray, depth: int) -> Rates:
-    """Returns n-alpha: of the rounds that accepted n drafts, how many one more.
+    """Returns n-alpha: the share of rounds, of those that accepted n, that accept more.
 
     For a tree these are its acceptance rates by depth, from 1 on; a leaf ends its
     round.
@@ -61,7 +61,7 @@ def n_alpha(accept_lengths: Sequence[int] | np.ndarray, depth: int) -> Rates:
 
     Args:
         accept_lengths: `[R]` int, drafted tokens accepted in each round, uncut.
-        depth: Drafted levels: after the last one nothing is tried.
+        depth: The number of drafted levels, after which nothing is tried.
 
     Returns:
         `[depth]` rates, NaN where no round accepted that many; more of them if a

@@ -1,4 +1,4 @@
-"""What is to be decoded, as arrays: every value here is traced, never static."""
+"""Requests as arrays: every value here is traced, never static."""
 
 import dataclasses
 import operator
@@ -15,7 +15,7 @@ from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.sampling import SamplingParams
 
 NO_TOKEN = -1
-"""Padding among stop tokens: equals no token."""
+"""The padding of stop tokens, which equals no token."""
 
 _STOP_TOKEN_BUCKET = 8
 _SLOT_BUCKET = 64
@@ -24,14 +24,15 @@ _INT32_MAX = 2**31 - 1
 
 @struct.dataclass(kw_only=True)
 class RowSettings:
-    """What holds for the rows of a batch from their first token to their last.
+    """The settings of a batch's rows, which hold from their first token to their last.
 
     Attributes:
-        prompt_lengths: `[B]` int32, at least 1.
-        max_new_tokens: `[B]` int32, at least 1.
-        max_length: `[B]` int32, prompt plus output, larger than the prompt.
-        stop_tokens: `[B, Z]` int32, padded with `NO_TOKEN`.
-        sampling: How tokens are drawn, `[B]` fields.
+        prompt_lengths: `[B]` int32, tokens of each prompt, at least 1.
+        max_new_tokens: `[B]` int32, tokens to generate at most, at least 1.
+        max_length: `[B]` int32, tokens of prompt and output at most, more than the
+            prompt's.
+        stop_tokens: `[B, Z]` int32, tokens that end a text, padded with `NO_TOKEN`.
+        sampling: The settings of sampling, `[B]` fields.
         keys: `[B]` typed PRNG keys; a row's text depends on its own key alone.
     """
 
@@ -45,16 +46,16 @@ class RowSettings:
 
 @struct.dataclass(kw_only=True)
 class Requests(RowSettings):
-    """A batch of requests: prompts, and what holds for their rows.
+    """A batch of requests: prompts and the settings of their rows.
 
     Attributes:
-        prompts: `[B, T]` int32, padded at the end with 0.
+        prompts: `[B, T]` int32, the prompts' tokens, padded at the end with 0.
     """
 
     prompts: jax.Array
 
     def settings(self) -> RowSettings:
-        """Returns all but the prompts: what is compiled for it serves any `T`."""
+        """Returns all but the prompts, so that one program serves any `T`."""
         fields = dataclasses.fields(RowSettings)
         return RowSettings(
             **{field.name: getattr(self, field.name) for field in fields}
@@ -78,20 +79,26 @@ def make_requests(
     """Checks requests and pads them to the bucket that a compilation serves.
 
     Args:
-        prompts: `B` lists of token ids.
-        max_new_tokens: Per request, or one for all; likewise below.
-        max_length: Prompt plus output; `None` for what the request needs.
-        stop_tokens: Any of them ends a text and belongs to it.
-        temperature: 0 or more.
-        top_p: In (0, 1].
-        top_k: 0 (off) or more.
-        min_p: In [0, 1]; 0 is off.
-        seeds: One per row draws independently; equal seeds draw equal noise.
-        prompt_bucket: `T`; `None` for `bucket_prompt` of the longest.
-        vocab_size: `V`, which ids are below; `None` where it is not known.
+        prompts: The prompts, `B` lists of token ids.
+        max_new_tokens: The tokens to generate at most; this and the numbers below are
+            one per request, or one for all.
+        max_length: The tokens of prompt and output at most; `None` for what the
+            request needs.
+        stop_tokens: The tokens of which any ends a text, and belongs to it.
+        temperature: The divisor of the logits, or 0 for the most likely token.
+        top_p: The mass of the most likely tokens to keep, in (0, 1]; 1 keeps all.
+        top_k: The number of most likely tokens to keep; 0 keeps all.
+        min_p: The least probability to keep, relative to the most likely token's, in
+            [0, 1]; 0 keeps all.
+        seeds: The seeds; rows with different ones draw independently, equal ones draw
+            equal noise.
+        prompt_bucket: The padded length of the prompts, `T`; `None` for
+            `bucket_prompt` of the longest.
+        vocab_size: The number of tokens the target knows, `V`, which ids are below;
+            `None` where it is not known.
 
     Returns:
-        Arrays for `generate`.
+        The requests, for `generate`.
 
     Raises:
         InputError: If a prompt is empty, leaves no room for a token or holds what is
@@ -138,7 +145,7 @@ def make_requests(
 def _longest_texts(
     lengths: np.ndarray, new_tokens: np.ndarray, max_length: int | Sequence[int] | None
 ) -> np.ndarray:
-    """Returns `[B]` tokens of prompt and output, checked to fit and to leave room."""
+    """Returns each text's largest length, `[B]` int32, checked to leave it room."""
     limits = lengths.astype(np.int64) + new_tokens
     if max_length is not None:
         given = _per_row(max_length, len(lengths), np.int32, "max_length")
@@ -163,7 +170,7 @@ def _pad(
     bucket: int | None,
     vocab_size: int | None,
 ) -> np.ndarray:
-    """Returns `[B, T]` prompts, padded at the end."""
+    """Returns the prompts, `[B, T]` int32, padded at the end with 0."""
     longest = int(lengths.max())
     width = bucket_prompt(longest) if bucket is None else bucket
     if width < longest:
@@ -178,7 +185,7 @@ def _pad(
 
 
 def _check_ids(row: int, prompt: Sequence[int], end: int) -> None:
-    """Refuses what is no token of the target: a gather would read some other row."""
+    """Refuses ids that are no token of the target: a gather would read another row."""
     for id_ in np.asarray(prompt) if isinstance(prompt, jax.Array) else prompt:
         try:
             is_id = 0 <= operator.index(id_) < end
@@ -194,8 +201,8 @@ def _check_ids(row: int, prompt: Sequence[int], end: int) -> None:
 def bucket_prompt(length: int) -> int:
     """Returns the padded length of a prompt.
 
-    The next power of two, at least 16; above `PREFILL_CHUNK` a multiple of it with
-    four or more in each octave, since padding takes memory there.
+    It is the next power of two, at least 16; above `PREFILL_CHUNK` a multiple of that,
+    four or more of which lie in each octave, since padding takes memory there.
 
     >>> [bucket_prompt(length) for length in (1, 17, 512, 513, 4097, 100_000)]
     [16, 32, 512, 1024, 5120, 114688]
@@ -206,12 +213,12 @@ def bucket_prompt(length: int) -> int:
 
 
 def bucket_rows(count: int) -> int:
-    """Returns the rows of a batch that holds so many: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    """Returns the rows of the smallest batch for `count`: 1, 2, 3, 4, 6, 8, 12, ..."""
     return _round_up(count, bits=2)
 
 
 def _round_up(number: int, *, bits: int) -> int:
-    """Returns the next number of which only the leading bits are set."""
+    """Returns the next number that has no bits set below its `bits` leading ones."""
     step = 1 << max(0, (number - 1).bit_length() - bits)
     return -(-number // step) * step
 
@@ -220,8 +227,8 @@ def cache_slots(requests: Requests, depth: int) -> int:
     """Returns `S`: slots for the longest of these requests.
 
     Args:
-        requests: Concrete arrays, not traced ones.
-        depth: `D` of the drafter, 0 without one.
+        requests: The requests, concrete arrays, not traced ones.
+        depth: The drafter's depth, `D`; 0 without a drafter.
     """
     longest = max(int(requests.max_length.max()), requests.prompts.shape[1])
     return round_up_slots(longest, depth)
@@ -234,8 +241,8 @@ def round_up_slots(max_length: int, depth: int) -> int:
     accepts; slots come in steps of 64, so that nearby limits share a compilation.
 
     Args:
-        max_length: Tokens of prompt and output.
-        depth: `D` of the drafter, 0 without one.
+        max_length: The tokens of prompt and output.
+        depth: The drafter's depth, `D`; 0 without a drafter.
     """
     return -(-(max_length + depth + 1) // _SLOT_BUCKET) * _SLOT_BUCKET
 
@@ -259,14 +266,14 @@ def check_slots(requests: Requests, num_slots: int, depth: int) -> None:
 
 
 def _require(holds: np.ndarray, name: str, values: np.ndarray, wanted: str) -> None:
-    """Names the first value for which something does not hold."""
+    """Refuses values unless every one `holds`, and names the first that does not."""
     if not holds.all():
-        # Seven digits: what float32 keeps of the number that was given.
+        # Seven digits are all that float32 keeps of the number that was given.
         raise InputError(f"{name} = {values[holds.argmin()]:.7g} must be {wanted}")
 
 
 def _per_row(values: object, batch: int, dtype: type, name: str) -> np.ndarray:
-    """Returns `[B]`, a single value repeated."""
+    """Returns a setting as `[B]`; a single value is repeated."""
     given = np.asarray(values)
     is_whole = np.issubdtype(dtype, np.floating) or given.dtype.kind in "iu"
     if is_whole and np.issubdtype(dtype, np.integer):

@@ -53,13 +53,13 @@ __all__ = [
 
 @struct.dataclass(kw_only=True)
 class Round:
-    """What happened in one round, for streaming and for looking at trees.
+    """The events of one round, for streaming and for looking at trees.
 
     Attributes:
         tree: The verified trees, `[B, N]` fields.
         acceptance: The accepted paths, uncut by limits, `[B]` and `[B, P]` fields;
             in rows that were finished they mean nothing.
-        tokens: `[B, P]` int32, what was emitted; entries after `count` mean nothing.
+        tokens: `[B, P]` int32, the emitted tokens; entries after `count` mean nothing.
         count: `[B]` int32, tokens emitted, cut at limits and stop tokens; 0 in rows
             that were finished before, and nowhere else.
     """
@@ -83,11 +83,11 @@ def generate(
     `autoregressive.generate`, whatever the drafter proposes.
 
     Args:
-        decoder: Static.
-        params: Of both.
-        requests: `B` rows, concrete.
-        num_slots: `S`; `None` for a cache that grows with the texts, up to what the
-            requests need. Static.
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        requests: The requests, `B` rows of concrete arrays.
+        num_slots: The number of cache slots, `S`; `None` for a cache that grows with
+            the texts, up to what the requests need. Static.
 
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer,
@@ -113,8 +113,8 @@ def prefill(
 ) -> DecodeState:
     """Reads the prompts, emits the first tokens and prepares the drafter.
 
-    Arguments are those of `generate`, but nothing checks `num_slots` here: it must be
-    at least `round_up_slots` of the longest text.
+    The arguments are those of `generate`, but nothing checks `num_slots` here: it must
+    be at least `round_up_slots` of the longest text.
     """
     state, features = start(decoder, params, requests, num_slots=num_slots)
     drafter = _drafter(decoder)
@@ -132,7 +132,7 @@ def prefill(
 def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Runs rounds as one program; the state, caches included, is donated.
 
-    It ends when every row has, or when one needs a larger cache: see `growth`.
+    The loop ends when every row has, or when one needs a larger cache: see `growth`.
     """
 
     def goes_on(state: DecodeState) -> jax.Array:
@@ -150,12 +150,13 @@ def decode_round(
     """Runs one round, for streaming and serving loops; the state is donated.
 
     Args:
-        decoder: Static.
-        params: Of both.
-        state: From `prefill` or the last round; finished rows stay as they are.
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        state: The state of `prefill` or of the last round; finished rows stay as they
+            are.
 
     Returns:
-        The new state, and what happened.
+        The new state, and the events of the round.
     """
     return _round(decoder, params, state)
 
@@ -189,9 +190,9 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
     acceptance there is no noise to share.
 
     Args:
-        decoder: Static.
-        params: Of both; nothing is computed with them.
-        state: Between rounds.
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter, of which only shapes are read.
+        state: The state between two rounds.
     """
     rows, root_positions = state.rows, state.lengths - 1
     noise = None
@@ -207,7 +208,7 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
 
 
 def _vocab_size(decoder: Decoder, params: Params, state: DecodeState) -> int:
-    """Returns `V` before the target runs; nothing is computed."""
+    """Returns the number of tokens the target knows, `V`; nothing is computed."""
 
     def logits_of(params: Params, state: DecodeState) -> jax.Array:
         tree = jax.vmap(functools.partial(root_only, num_nodes=1))(state.root)
@@ -222,13 +223,13 @@ def run_target(
     """Runs the target over all nodes of a tree, beside its cache.
 
     Args:
-        decoder: Static.
-        params: Of both.
-        state: Between rounds.
-        tree: `[B, N]` fields.
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        state: The state between two rounds.
+        tree: The drafted trees, `[B, N]` fields.
 
     Returns:
-        What the target returns, and its logits `[B, N, V]`, float32, after each node.
+        The target's output, and its logits `[B, N, V]`, float32, after each node.
     """
     target, cache = decoder.target, state.target_cache
     flat = jax.vmap(flatten)(tree, state.lengths - 1)
@@ -248,14 +249,14 @@ def accept(
     """Finds the accepted path of every row.
 
     Args:
-        decoder: Static.
-        state: Between rounds.
-        tree: `[B, N]` fields.
+        decoder: The decoder. Static.
+        state: The state between two rounds.
+        tree: The drafted trees, `[B, N]` fields.
         logits: `[B, N, V]` float32, the target's after each node.
         noise: `[B, P, V]` float32 for "coupled", see `Draws.noise`; else unused.
 
     Returns:
-        `[B, P]` paths, `[B]` counts and next tokens.
+        The outcomes: `[B, P]` paths, `[B]` counts and next tokens.
     """
     rule, depth = decoder.acceptance, decoder.depth
     any_filter = state.rows.sampling.any_filter
@@ -311,17 +312,17 @@ def commit(
     """Appends the accepted paths to the texts, the cache and the drafter's state.
 
     Args:
-        decoder: Static.
-        params: Of both.
-        state: Of before the round, but with the drafter's state of `propose`; rows
-            that are finished commit nothing.
-        tree: `[B, N]` fields.
-        output: The target's, of the verification.
-        logits: `[B, N, V]` float32, likewise.
-        accepted: `[B, P]` paths.
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        state: The state before the round, but with the drafter's state of `propose`;
+            rows that are finished commit nothing.
+        tree: The drafted trees, `[B, N]` fields.
+        output: The target's output of the verification.
+        logits: `[B, N, V]` float32, the target's after each node.
+        accepted: The outcomes of the verification, `[B, P]` paths.
 
     Returns:
-        The state for the next round, and what happened in this one.
+        The state for the next round, and the events of this one.
     """
     tokens = accepted_tokens(tree, accepted)[:, 1:]
     state = record_round(state, accepted.num_accepted)
@@ -358,11 +359,11 @@ def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:
     """Returns the root, the accepted drafts and the next token, in this order.
 
     Args:
-        tree: `[B, N]` fields.
-        accepted: `[B, P]` paths.
+        tree: The verified trees, `[B, N]` fields.
+        accepted: The outcomes of the verification, `[B, P]` paths.
 
     Returns:
-        `[B, P + 1]` int32; entries after the next token mean nothing.
+        The tokens, `[B, P + 1]` int32; entries after the next token mean nothing.
     """
     path_tokens = jnp.take_along_axis(tree.tokens, accepted.path, axis=1)
     shape = (path_tokens.shape[0], path_tokens.shape[1] + 1)

@@ -17,7 +17,7 @@ from eagle_jax.sampling import choose_tokens
 
 
 class StopReason(enum.IntEnum):
-    """Why a row is finished; a value, since nothing can be raised inside a loop."""
+    """The reason why a row is finished: nothing can be raised inside a loop."""
 
     RUNNING = 0
     """The text goes on."""
@@ -38,12 +38,12 @@ class DecodeState:
     itself, and every leaf has the batch as axis 0.
 
     Attributes:
-        rows: How each row is decoded and where it ends.
+        rows: The settings of each row and the limits where it ends, `[B]` fields.
         tokens: `[B, S]` int32, prompt and output; 0 after the length.
         lengths: `[B]` int32, tokens of prompt and output.
-        stop_reason: `[B]` int32, a `StopReason`.
-        target_cache: The target's, of the confirmed text.
-        drafter_state: The drafter's; `()` without one.
+        stop_reason: `[B]` int32, each row's `StopReason`.
+        target_cache: The target's cache of the confirmed text.
+        drafter_state: The drafter's state; `()` without a drafter.
         accept_lengths: `[B, S]` int32, drafted tokens accepted in each round of the
             row, uncut by limits; 0 after `num_rounds`.
         num_rounds: `[B]` int32, rounds in which the row was running.
@@ -60,12 +60,12 @@ class DecodeState:
 
     @property
     def is_running(self) -> jax.Array:
-        """`[B]` bool."""
+        """`[B]` bool, true in rows whose text goes on."""
         return self.stop_reason == StopReason.RUNNING
 
     @property
     def root(self) -> jax.Array:
-        """`[B]` int32, the last emitted token."""
+        """`[B]` int32, the last emitted tokens."""
         last = (self.lengths - 1)[:, None]
         return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
 
@@ -76,10 +76,10 @@ def start(
     """Reads the prompts and emits each row's first token.
 
     Args:
-        decoder: Static.
-        params: Of both.
-        requests: `B` rows.
-        num_slots: `S`, see `cache_slots`. Static.
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        requests: The requests, `B` rows.
+        num_slots: The number of cache slots, `S`, see `cache_slots`. Static.
 
     Returns:
         The state, and the features `[B, T, F]` of the prompts.
@@ -116,12 +116,12 @@ def emit(
 ) -> tuple[DecodeState, jax.Array]:
     """Appends tokens to the running rows, up to where each text ends.
 
-    Gives what appending them one by one would: the first stop token, the last
-    allowed token or the last slot ends the row, and what follows is dropped.
+    The result is that of appending them one by one: the first stop token, the last
+    allowed token or the last slot ends the row, and tokens after it are dropped.
 
     Args:
-        state: Finished rows stay as they are.
-        tokens: `[B, W]` int32.
+        state: The state, whose finished rows stay as they are.
+        tokens: `[B, W]` int32, the tokens, padded at the end.
         count: `[B]` int32, real tokens per row, 1 .. `W`.
 
     Returns:
@@ -167,7 +167,7 @@ def emit(
 
 
 def record_round(state: DecodeState, num_accepted: jax.Array) -> DecodeState:
-    """Notes the accepted drafts `[B]` of one round in the rows that are running."""
+    """Records how many drafts a round accepted, `[B]` int32, in the running rows."""
     rows = jnp.arange(state.lengths.shape[0])
     slots = state.accept_lengths.shape[1]
     slot = jnp.where(state.is_running, state.num_rounds, slots)

@@ -1,4 +1,4 @@
-"""Decoding over several devices: a mesh, and where every array lies on it."""
+"""Decoding over several devices: a mesh, and the sharding of every array on it."""
 
 from eagle_jax.parallel.mesh import DATA, MeshShape, check_mesh, make_mesh, parse_mesh
 from eagle_jax.parallel.placement import Placement, place

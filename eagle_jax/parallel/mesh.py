@@ -1,4 +1,4 @@
-"""The mesh: how the devices of a run stand to each other.
+"""The mesh: the axes along which the devices of a run share the work.
 
     data    each device has its own rows of the batch
     tensor  each device has its own part of every row's work: two mesh axes, `kv` whose
@@ -27,11 +27,11 @@ TENSOR = ("kv", "query")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshShape:
-    """How many devices share a batch, and how many each row.
+    """The number of devices that share a batch, and of those that share each row.
 
     Attributes:
-        data: Devices over which the batch is split.
-        tensor: Devices over which each row's work is split.
+        data: The number of devices over which the batch is split.
+        tensor: The number of devices over which each row's work is split.
     """
 
     data: int = 1
@@ -39,11 +39,11 @@ class MeshShape:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole mesh."""
+        """The number of devices of the whole mesh."""
         return self.data * self.tensor
 
     def __str__(self) -> str:
-        """Returns what `parse_mesh` reads."""
+        """Returns the text that `parse_mesh` reads."""
         return f"data={self.data},tensor={self.tensor}"
 
 
@@ -54,7 +54,7 @@ def parse_mesh(text: str) -> MeshShape:
     MeshShape(data=1, tensor=4)
 
     Args:
-        text: `data=2,tensor=4`; what is left out is 1.
+        text: Axes and their sizes, as `data=2,tensor=4`; an axis left out has size 1.
 
     Raises:
         InputError: If an axis is unknown or named twice, or a size is no positive
@@ -80,10 +80,10 @@ def check_mesh(
     """Refuses a mesh that cannot split a target evenly, before any weight is read.
 
     Args:
-        shape: Of the mesh.
-        target: Sizes.
-        batch_size: `B`.
-        num_devices: Devices at hand.
+        shape: The mesh's shape.
+        target: The target's sizes.
+        batch_size: The number of rows of a batch, `B`.
+        num_devices: The number of devices at hand.
 
     Raises:
         InputError: If a size does not divide, or there are not as many devices.
@@ -124,12 +124,12 @@ def make_mesh(
     num_kv_heads: int,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """Returns the mesh.
+    """Returns the mesh of a shape.
 
     Args:
-        shape: Checked by `check_mesh`.
-        num_kv_heads: `G`, the target's.
-        devices: As many as `shape` asks for; `None` for all.
+        shape: The mesh's shape, which `check_mesh` has checked.
+        num_kv_heads: The target's number of key/value heads, `G`.
+        devices: The devices, as many as `shape` asks for; `None` for all.
 
     Returns:
         A mesh with the axes `DATA` and `TENSOR`.

@@ -1,4 +1,4 @@
-"""A pair on a mesh: where its arrays lie, and its programs over all devices."""
+"""A pair on a mesh: the shardings of its arrays, and its programs over all devices."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from eagle_jax.parallel.rules import (
 )
 
 Program = Callable[..., Any]
-"""From weights and requests or a state to states and what is in them.
+"""A function from weights and requests, or a state, to states or parts of them.
 
 In all but the weights the first axis of every array is `B`.
 """
@@ -30,12 +30,12 @@ In all but the weights the first axis of every array is `B`.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where the arrays of a pair lie.
+    """The shardings of a pair's arrays.
 
     Attributes:
-        mesh: From `make_mesh`.
-        target: Rules of the target.
-        drafter: Rules of what drafts.
+        mesh: The mesh that `make_mesh` returned.
+        target: The target's rules.
+        drafter: The drafter's rules.
     """
 
     mesh: Mesh
@@ -46,31 +46,31 @@ class Placement:
         """Returns the placement of the target with a model that drafts for it.
 
         Args:
-            layer: Sizes of the draft model's layers.
-            params: Its weights, or their shapes.
+            layer: The sizes of the draft model's layers.
+            params: The draft model's weights, or their shapes.
         """
         rules = draft_rules(self.mesh, layer, params)
         return dataclasses.replace(self, drafter=rules)
 
     def target_shardings(self, params: Any) -> Any:
-        """Returns where each of the target's weights, or of their shapes, lies."""
+        """Returns the shardings of the target's weights, or of their shapes."""
         return param_shardings(self.mesh, self.target, params)
 
     def drafter_shardings(self, params: Any) -> Any:
-        """Returns where each of the drafter's weights, or of their shapes, lies."""
+        """Returns the shardings of the drafter's weights, or of their shapes."""
         return param_shardings(self.mesh, self.drafter, params)
 
     def row_shardings(self, rows: Any) -> Any:
-        """Returns where requests and states lie."""
+        """Returns the shardings of requests or states."""
         return row_shardings(self.mesh, self.target, self.drafter, rows)
 
     @property
     def everywhere(self) -> NamedSharding:
-        """Whole on every device."""
+        """The sharding of an array that is whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def put_rows(self, rows: Any) -> Any:
-        """Returns requests, each device's rows on that device."""
+        """Returns requests on the mesh, each device's rows on that device."""
         return _put(rows, self.row_shardings(rows))
 
     def fetch(self, arrays: Any) -> Any:
@@ -88,12 +88,12 @@ class Placement:
         is done when they are; only the tensor axes are left to the compiler.
 
         Args:
-            program: See `Program`; what is static is bound already.
+            program: The program, whose static arguments are bound already.
             donates_state: Whether the memory of the state is given away.
 
         Returns:
-            The program on arrays that lie as this placement says. To be called again
-            and again: each is compiled anew.
+            The program on arrays sharded as this placement says. Keep it to call it
+            again: every call of `shard` returns one that is compiled anew.
         """
 
         def run(params: Any, rows: Any) -> Any:
@@ -118,14 +118,14 @@ def _as_they_are(arrays: Any) -> Any:
 
 
 def _put(arrays: Any, shardings: Any) -> Any:
-    """Returns arrays that every process has whole as shardings say."""
+    """Returns arrays, which every process has whole, sharded as given."""
     if jax.process_count() == 1:
         return jax.device_put(arrays, shardings)
     return jax.tree.map(_put_part, arrays, shardings)
 
 
 def _put_part(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Returns an array that every process has whole, over the devices of all."""
+    """Returns an array, which every process has whole, on the devices of all."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = _put_part(jax.random.key_data(array), sharding)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
@@ -143,10 +143,10 @@ def place(
     """Returns the placement of a target.
 
     Args:
-        shape: Of the mesh.
-        target: Sizes.
-        batch_size: `B`.
-        devices: Those of a machine that is not at hand; `None` for all that are.
+        shape: The mesh's shape.
+        target: The target's sizes.
+        batch_size: The number of rows of a batch, `B`.
+        devices: The devices of a machine that is not at hand; `None` for all that are.
 
     Raises:
         InputError: If the mesh cannot split the target, as `check_mesh` says.

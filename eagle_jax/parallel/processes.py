@@ -21,10 +21,10 @@ def join_processes(
     Afterwards `jax.devices()` are those of all processes.
 
     Args:
-        coordinator: `HOST:PORT` of process 0, free on that machine.
-        num_processes: How many there are.
-        process_id: 0 .. `num_processes` - 1, different in each.
-        seconds: To wait for the others.
+        coordinator: The `HOST:PORT` of process 0; the port is free on that machine.
+        num_processes: The number of processes.
+        process_id: This one's number, 0 .. `num_processes` - 1.
+        seconds: The time to wait for the others, in seconds.
 
     Raises:
         InputError: If the numbers make no sense, or not all answer in time.
@@ -63,13 +63,13 @@ def join_processes(
 
 
 def detect_processes() -> None:
-    """Joins this process with the others that a cluster's own start tells of.
+    """Joins this process with the others that a cluster has started.
 
-    Cloud TPU, SLURM, Open MPI and what else JAX knows; to be called before anything
+    JAX knows those of Cloud TPU, SLURM, Open MPI and others. Call this before anything
     else of JAX. Afterwards `jax.devices()` are those of all processes.
 
     Raises:
-        InputError: If nothing tells of any, or they do not meet.
+        InputError: If JAX finds no such cluster, or the processes do not meet.
     """
     try:
         jax.distributed.initialize()
@@ -84,17 +84,17 @@ def detect_processes() -> None:
 
 
 def wait_for_all(name: str) -> None:
-    """Waits until every process is here; does nothing where there is one.
+    """Waits until every process has called this; does nothing where there is one.
 
     Args:
-        name: Of this place, the same in all.
+        name: The name of this barrier, the same in all processes.
     """
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def _call(port: int, num_processes: int, deadline: float) -> None:
-    """Waits until every other process id is there, and tells them so."""
+    """Waits until every other process has reported, and tells them so."""
     others: dict[int, socket.socket] = {}
     with _listen(port) as server:
         try:
@@ -102,8 +102,8 @@ def _call(port: int, num_processes: int, deadline: float) -> None:
                 server.settimeout(max(deadline - time.monotonic(), _PAUSE))
                 other, _ = server.accept()
                 number = _read_id(other)
-                # A process that was started again stands for its forerunner, and
-                # whoever else calls is not counted.
+                # A process that was started again replaces its predecessor, and any
+                # other caller is not counted.
                 stale: socket.socket | None = other
                 if number is not None and 0 < number < num_processes:
                     stale = others.get(number)
@@ -119,7 +119,7 @@ def _call(port: int, num_processes: int, deadline: float) -> None:
 
 
 def _are_there(others: dict[int, socket.socket], wanted: int) -> bool:
-    """Forgets who has hung up, and returns whether as many as wanted are left."""
+    """Forgets callers that hung up, and returns whether as many as wanted are left."""
     for number, other in list(others.items()):
         other.setblocking(False)
         try:
@@ -143,7 +143,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _read_id(other: socket.socket) -> int | None:
-    """Returns the id that a caller sends, `None` if it sends none."""
+    """Returns the process id that a caller sends, `None` if it sends none."""
     try:
         other.settimeout(_PAUSE * 5)
         sent = other.recv(_ID_BYTES, socket.MSG_WAITALL)
@@ -153,7 +153,7 @@ def _read_id(other: socket.socket) -> int | None:
 
 
 def _answer(address: tuple[str, int], process_id: int, deadline: float) -> None:
-    """Reports to process 0, which may start later, and waits for its word."""
+    """Reports to process 0, which may start later, and waits for its answer."""
     while True:
         left = max(deadline - time.monotonic(), _PAUSE)
         try:

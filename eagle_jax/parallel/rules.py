@@ -1,6 +1,6 @@
-"""Which part of every array lies where: logical axes, and the mesh axes they take.
+"""The shardings of every array: logical axes, and the mesh axes that they take.
 
-The layout is Megatron's: q, k, v, gate and up are split over their outputs, output and
+Weights are split as in Megatron: q, k, v, gate and up over their outputs, output and
 down over their inputs, so that a layer needs two all-reduces and nothing else.
 Embedding and output head are split over the vocabulary.
 
@@ -23,7 +23,7 @@ from eagle_jax.parallel.mesh import DATA, TENSOR
 AnyMesh = Mesh | AbstractMesh
 
 Rules = Mapping[str, tuple[str, ...]]
-"""Logical axis -> mesh axes; an axis that is not named lies whole on every device."""
+"""The mesh axes of each logical axis; one without an entry is whole on every device."""
 
 PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("vocabulary", "embed"),
@@ -50,10 +50,10 @@ PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "feature_norm": ("embed",),
     "offsets": ("choices",),
 }
-"""Logical axes of every weight of targets and heads, by the name of its field."""
+"""The logical axes of every weight of targets and heads, by the name of its field."""
 
 CACHE_AXES = ("batch", "kv_heads", "slots", "head")
-"""Logical axes of keys and of values."""
+"""The logical axes of keys and of values."""
 
 _SPLIT: Rules = {
     "batch": (DATA,),
@@ -63,7 +63,7 @@ _SPLIT: Rules = {
 }
 
 WHOLE: Rules = {"batch": (DATA,)}
-"""Every device has all weights, and its own rows of the batch."""
+"""The rules by which every device has all weights, and its own rows of the batch."""
 
 
 def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
@@ -73,8 +73,8 @@ def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
     are fewer than the devices, some devices hold the same.
 
     Args:
-        mesh: From `make_mesh`.
-        layer: Sizes of the model's layers.
+        mesh: The mesh that `make_mesh` returned.
+        layer: The sizes of the model's layers.
     """
     axes = TENSOR
     while layer.num_kv_heads % math.prod(mesh.shape[axis] for axis in axes):
@@ -83,15 +83,15 @@ def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
 
 
 def draft_rules(mesh: AnyMesh, layer: LayerConfig, params: Any) -> Rules:
-    """Returns the rules of what drafts.
+    """Returns the rules of a draft model.
 
     It is split like the target, or else, where the tensor axes do not divide one of
     its sizes, whole on every device: it is small.
 
     Args:
-        mesh: From `make_mesh`.
-        layer: Sizes of the draft model's layers.
-        params: Its weights, or their shapes.
+        mesh: The mesh that `make_mesh` returned.
+        layer: The sizes of the draft model's layers.
+        params: The draft model's weights, or their shapes.
     """
     rules = split_rules(mesh, layer)
     num_parts = math.prod(mesh.shape[axis] for axis in TENSOR)
@@ -107,11 +107,11 @@ def draft_rules(mesh: AnyMesh, layer: LayerConfig, params: Any) -> Rules:
 
 
 def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
-    """Returns where each weight lies.
+    """Returns the sharding of each weight.
 
     Args:
-        mesh: From `make_mesh`.
-        rules: Of the model.
+        mesh: The mesh that `make_mesh` returned.
+        rules: The model's rules.
         params: A pytree of weights or of their shapes.
 
     Returns:
@@ -123,7 +123,7 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path[-1].name
-        # Integers and scales of a quantized matrix lie as the matrix does.
+        # Integers and scales of a quantized matrix are sharded as the matrix is.
         axes = PARAM_AXES[path[-2].name if name in ("values", "scales") else name]
         assert len(axes) == len(leaf.shape), path
         if name == "scales" and leaf.shape[0] == 1:
@@ -134,12 +134,13 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
 
 
 def row_shardings(mesh: AnyMesh, target: Rules, drafter: Rules, rows: Any) -> Any:
-    """Returns where each array of a batch lies: requests, states and caches.
+    """Returns the sharding of each array of a batch: requests, states and caches.
 
     Args:
-        mesh: From `make_mesh`.
-        target: Rules of the model whose keys and values they hold.
-        drafter: Likewise, for those below a field that is named after a drafter.
+        mesh: The mesh that `make_mesh` returned.
+        target: The rules of the model whose keys and values the arrays hold.
+        drafter: The rules of the model whose keys and values are below a field that is
+            named after a drafter.
         rows: A pytree of arrays whose first axis is `B`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What other projects can import to check their own stack."""
+"""Checks and toy models that other projects can import to check their own stack."""
 
 from eagle_jax.testing.asserts import (
     assert_batch_first,

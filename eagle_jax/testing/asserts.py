@@ -112,7 +112,7 @@ def assert_same_tokens(
     Args:
         actual: One row per text, each `[T]` int32 with its own `T`; a `[B, T]`
             array is a batch of rows too.
-        expected: The same for the other side.
+        expected: The texts to compare with, in the same form.
 
     Raises:
         AssertionError: If they differ; names the first differing row and position
@@ -135,7 +135,7 @@ def assert_same_tokens(
 
 
 def assert_batch_first(arrays: Any, batch: int) -> None:
-    """Checks that rows can be inserted into a cache or a state, and taken out.
+    """Checks that rows can be inserted into a cache or a state, and taken out of it.
 
     >>> assert_batch_first({"length": np.zeros(3), "layers": [np.zeros((2, 3))]}, 3)
     Traceback (most recent call last):
@@ -145,7 +145,7 @@ def assert_batch_first(arrays: Any, batch: int) -> None:
     Args:
         arrays: The pytree of a target's cache, a drafter's state or a `DecodeState`;
             arrays or their shapes.
-        batch: `B`.
+        batch: The number of rows, `B`.
 
     Raises:
         AssertionError: If axis 0 of a leaf is anything but the batch; names it.
@@ -187,6 +187,6 @@ def _around(row: list[int], position: int) -> str:
 
 
 def _check(holds: bool, message: str) -> None:
-    """Raises even under `python -O`, where `assert` is silent."""
+    """Raises an AssertionError, even under `python -O`, where `assert` is silent."""
     if not holds:
         raise AssertionError(message)

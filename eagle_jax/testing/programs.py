@@ -1,4 +1,4 @@
-"""What a compiled program does, read from its optimised HLO."""
+"""Facts about a compiled program, read from its optimised HLO."""
 
 import collections
 import math
@@ -9,7 +9,7 @@ COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
     *("collective-permute", "collective-broadcast"),
 )
-"""Operations that move data between devices."""
+"""The operations that move data between devices."""
 
 _COPIES = ("copy", "copy-start", "transpose", "scatter", "gather", "select")
 _VECTOR_MEMORY = "S(1)"
@@ -26,10 +26,10 @@ _ARRAY = re.compile(r"\b[a-z]+(\d+)\w*\[([\d,]*)\]")
 
 
 def every_line(text: str) -> list[str]:
-    """Returns all instructions of a program.
+    """Returns all instructions of a program, a line each.
 
     Args:
-        text: Of `jax.stages.Compiled.as_text`.
+        text: The program's text, as `jax.stages.Compiled.as_text` returns it.
     """
     return [line for lines in _computations(text).values() for line in lines]
 
@@ -38,11 +38,11 @@ def loop_lines(text: str) -> list[str]:
     """Returns the instructions that run inside the loops of a program.
 
     Args:
-        text: Of `jax.stages.Compiled.as_text`.
+        text: The program's text, as `jax.stages.Compiled.as_text` returns it.
 
     Returns:
-        A line per instruction, of all bodies and conditions of `while` and of
-        whatever they call; each once, however often it runs.
+        A line per instruction of all bodies and conditions of `while`, and of all
+        computations that they call; each once, however often it runs.
     """
     computations = _computations(text)
     waiting = [
@@ -66,7 +66,7 @@ def loop_lines(text: str) -> list[str]:
 def count_collectives(lines: Sequence[str]) -> dict[str, int]:
     """Returns how many instructions of each collective there are.
 
-    An asynchronous one counts where it starts.
+    An asynchronous instruction counts where it starts.
     """
     found: collections.Counter[str] = collections.Counter()
     for line in lines:
@@ -79,7 +79,7 @@ def count_collectives(lines: Sequence[str]) -> dict[str, int]:
 def moved_bytes(lines: Sequence[str]) -> int:
     """Returns how many bytes a device gets from all collectives together.
 
-    An asynchronous one counts where it ends.
+    An asynchronous instruction counts where it ends.
     """
     moved = 0
     for line in lines:
@@ -96,7 +96,7 @@ def random_words(lines: Sequence[str]) -> int:
     ors of unsigned words; 0 where nothing is random.
 
     Args:
-        lines: Of `loop_lines` or `every_line`.
+        lines: The instructions that `loop_lines` or `every_line` returned.
     """
     words = 0
     for line in lines:
@@ -113,9 +113,9 @@ def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
     back are none: small arrays are brought there before they are read.
 
     Args:
-        lines: Of `loop_lines` or `every_line`.
-        shape: As it is on one device. Give it a size that nothing else has: only
-            whole shapes are compared.
+        lines: The instructions that `loop_lines` or `every_line` returned.
+        shape: The array's shape on one device. Give it a size that nothing else has:
+            only whole shapes are compared.
     """
     wanted = _without_order(shape)
     found = []
@@ -145,7 +145,7 @@ def _operation(line: str) -> tuple[str, str]:
 
 
 def _arrays(kind: str) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns bytes and shape of each array of a type."""
+    """Returns bytes and shape of each array of an instruction's type."""
     found = []
     for bits, sizes in _ARRAY.findall(kind):
         shape = tuple(int(size) for size in sizes.split(",") if size)

@@ -19,17 +19,17 @@ from eagle_jax.sampling import SamplingParams, process_logits
 
 
 def path_code(tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    """Returns each token's share of its path's state.
+    """Returns each token's code, its share of its path's state.
 
     The state of a path is the sum of its tokens' codes, modulo 2**32: it depends on
     what was seen at which position, and, like attention, not on any order of reading.
 
     Args:
-        tokens: `[...]` int32.
-        positions: `[...]` int32, absolute.
+        tokens: `[...]` int32, the tokens.
+        positions: `[...]` int32, their absolute positions.
 
     Returns:
-        `[...]` uint32, well mixed.
+        The codes, `[...]` uint32, whose bits are well mixed.
     """
     code = tokens.astype(jnp.uint32) * jnp.uint32(2654435761)
     code = code + (positions.astype(jnp.uint32) + jnp.uint32(1)) * jnp.uint32(40503)
@@ -37,7 +37,7 @@ def path_code(tokens: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def _mix(code: jax.Array) -> jax.Array:
-    """Spreads every bit over all bits; far quicker to compile than a PRNG."""
+    """Mixes every bit into all bits; it compiles far quicker than a PRNG."""
     for shift, factor in ((16, 2246822507), (13, 3266489909)):
         code = (code ^ (code >> shift)) * jnp.uint32(factor)
     return code ^ (code >> 16)
@@ -49,10 +49,10 @@ def path_logits(
     """Returns the logits after paths.
 
     Args:
-        state: `[...]` uint32, sums of `path_code`.
-        vocab_size: `V`. Static.
-        sharpness: Deviation of the logits. Static.
-        seed: Another seed is another model. Static.
+        state: `[...]` uint32, the sums of the paths' `path_code`.
+        vocab_size: The number of tokens, `V`. Static.
+        sharpness: The standard deviation of the logits. Static.
+        seed: The model's seed: another seed is another model. Static.
 
     Returns:
         `[..., V]` float32, uniform with this deviation.
@@ -67,11 +67,11 @@ def path_logits(
 
 @struct.dataclass(kw_only=True)
 class ToyCache:
-    """Codes of the confirmed tokens.
+    """The codes of the confirmed tokens.
 
     Attributes:
-        codes: `[B, S]` uint32.
-        length: `[B]` int32.
+        codes: `[B, S]` uint32, the `path_code` of each confirmed token.
+        length: `[B]` int32, the number of confirmed tokens.
     """
 
     codes: jax.Array
@@ -83,9 +83,9 @@ class ToyTarget:
     """A `Target` without weights.
 
     Attributes:
-        vocab_size: `V`.
-        sharpness: Deviation of the logits.
-        seed: Another seed is another model.
+        vocab_size: The number of tokens, `V`.
+        sharpness: The standard deviation of the logits.
+        seed: The model's seed: another seed is another model.
     """
 
     vocab_size: int = 8
@@ -93,7 +93,7 @@ class ToyTarget:
     seed: int = 0
 
     def init_cache(self, batch: int, capacity: int) -> ToyCache:
-        """See `Target.init_cache`."""
+        """Returns an empty cache, see `Target.init_cache`."""
         return ToyCache(
             codes=jnp.zeros((batch, capacity), jnp.uint32),
             length=jnp.zeros(batch, jnp.int32),
@@ -107,7 +107,7 @@ class ToyTarget:
         mask: jax.Array | None,
         cache: ToyCache,
     ) -> TargetOutput:
-        """See `Target.forward`; hidden state and feature are the path's state."""
+        """Returns each path's state as hidden state and feature."""
         del params
         codes = path_code(tokens, positions)
         if mask is None:
@@ -120,7 +120,7 @@ class ToyTarget:
         return TargetOutput(hidden=state, features=state, entries=codes)
 
     def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
-        """See `Target.unembed`."""
+        """Returns the logits after paths, see `Target.unembed`."""
         del params
         return path_logits(
             hidden[..., 0],
@@ -132,7 +132,7 @@ class ToyTarget:
     def commit(
         self, cache: ToyCache, entries: jax.Array, path: jax.Array, count: jax.Array
     ) -> ToyCache:
-        """See `Target.commit`."""
+        """Appends the codes of accepted tokens, see `Target.commit`."""
         window = jnp.take_along_axis(entries, path, axis=1)
         write = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
         return ToyCache(
@@ -145,8 +145,8 @@ class ToyDraftState:
     """The confirmed text as one number.
 
     Attributes:
-        state: `[B]` uint32, sum of the confirmed tokens' codes.
-        length: `[B]` int32, confirmed tokens.
+        state: `[B]` uint32, the sum of the confirmed tokens' codes.
+        length: `[B]` int32, the number of confirmed tokens.
     """
 
     state: jax.Array
@@ -161,8 +161,8 @@ class ToyDrafter:
     target's own logits, 0 with unrelated ones, -1 with their opposite.
 
     Attributes:
-        target: What it imitates.
-        tree: Shape of the tree.
+        target: The target whose logits it imitates.
+        tree: The shape of the tree.
     """
 
     target: ToyTarget
@@ -170,11 +170,11 @@ class ToyDrafter:
 
     @property
     def depth(self) -> int:
-        """See `Drafter.depth`."""
+        """The depth of the deepest node that may be proposed, see `Drafter.depth`."""
         return self.tree.levels
 
     def init_state(self, batch: int, capacity: int) -> ToyDraftState:
-        """See `Drafter.init_state`."""
+        """Returns the state of an empty text, see `Drafter.init_state`."""
         del capacity
         return ToyDraftState(
             state=jnp.zeros(batch, jnp.uint32), length=jnp.zeros(batch, jnp.int32)
@@ -188,14 +188,14 @@ class ToyDrafter:
         features: jax.Array,
         lengths: jax.Array,
     ) -> ToyDraftState:
-        """See `Drafter.prefill`."""
+        """Reads the prompts, see `Drafter.prefill`."""
         del params, features
         return _confirm(state, tokens, lengths)
 
     def propose(
         self, params: Any, state: ToyDraftState, root: jax.Array, draws: Draws
     ) -> tuple[trees.DraftTree, ToyDraftState]:
-        """See `Drafter.propose`."""
+        """Returns the drafted trees and the state, see `Drafter.propose`."""
         propose = functools.partial(
             self._propose_row, params, draws.sampling.any_filter
         )
@@ -205,7 +205,7 @@ class ToyDrafter:
     def advance(
         self, params: Any, state: ToyDraftState, verified: Verified
     ) -> ToyDraftState:
-        """See `Drafter.advance`."""
+        """Adds the accepted tokens to the text, see `Drafter.advance`."""
         del params
         return _confirm(state, verified.path_tokens, verified.count)
 
@@ -263,7 +263,7 @@ class ToyDrafter:
 def _confirm(
     state: ToyDraftState, tokens: jax.Array, count: jax.Array
 ) -> ToyDraftState:
-    """Adds the first `count` `[B]` of the tokens `[B, W]` to the text."""
+    """Adds the first `count` (`[B]`) of the tokens (`[B, W]` int32) to the text."""
     offsets = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     codes = path_code(tokens, state.length[:, None] + offsets)
     is_new = offsets < count[:, None]

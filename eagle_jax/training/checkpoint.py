@@ -15,7 +15,7 @@ from eagle_jax.files import is_left_behind, only_writer, writing
 from eagle_jax.parsing import value_at
 
 LOCK = ".lock"
-"""In the folder of a run that is being written."""
+"""The file that marks a run's folder as being written."""
 
 _OURS = {"run.json", "log.csv", "curve.png", "checkpoints", "features", "head"}
 
@@ -24,10 +24,10 @@ _OURS = {"run.json", "log.csv", "curve.png", "checkpoints", "features", "head"}
 def writing_run(folder: Path) -> Iterator[None]:
     """Keeps other processes out of a run's folder, which is made if it is missing.
 
-    If the block ends with nothing in the folders that were made for it, they go too.
+    Folders that were made for the run and are empty when the block ends are removed.
 
     Args:
-        folder: Of the run.
+        folder: The run's folder.
 
     Raises:
         InputError: If another process writes the run, or the folder cannot be made.
@@ -51,8 +51,8 @@ def check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuses an output folder before any long work starts.
 
     Raises:
-        InputError: If it holds something else than a run, or a run without which of
-            both is meant, or none to go on with.
+        InputError: If it holds something else than a run, or a run while neither
+            `resume` nor `overwrite` is given, or no run to resume.
     """
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other")
@@ -85,12 +85,12 @@ def check_settings(
 
     Args:
         output: The run's folder.
-        before: What was recorded of the settings, by table.
-        settings: What they are now.
-        may_change: Names that may differ.
+        before: The settings as they were recorded, by table.
+        settings: The settings as they are now, by table.
+        may_change: The names of settings that may differ.
 
     Raises:
-        InputError: Naming the first that differs.
+        InputError: If a setting differs; names the first that does.
     """
     for table, values in settings.items():
         for name, value in values.items():
@@ -103,7 +103,7 @@ def check_settings(
 
 
 def remove_run(output: Path) -> None:
-    """Removes a run, its mark last: a kill leaves what can be overwritten again."""
+    """Removes a run, `run.json` last: a killed removal leaves a run to overwrite."""
     if not output.is_dir():
         return
     for path in sorted(output.iterdir(), key=lambda path: path.name == "run.json"):
@@ -126,16 +126,16 @@ class Checkpoints:
         """Opens or makes the folder.
 
         Args:
-            folder: Of the checkpoints alone.
-            keep: Newest ones to keep.
-            best: Also keep the one with the highest value of this metric.
+            folder: The folder of the checkpoints alone.
+            keep: The number of newest checkpoints to keep.
+            best: The metric by whose highest value one more is kept; `None` for none.
 
         Raises:
-            InputError: If what is there is broken.
+            InputError: If a checkpoint that is there is broken.
         """
 
         def measured(metrics: dict[str, Any]) -> float:
-            # What another program wrote there is never the best.
+            # A checkpoint that another program wrote is never the best.
             value = metrics.get(best or "")
             return float(value) if isinstance(value, int | float) else -math.inf
 
@@ -168,9 +168,9 @@ class Checkpoints:
         """Writes a checkpoint.
 
         Args:
-            step: Steps done.
-            state: Pytree of arrays.
-            metrics: By which the best is chosen.
+            step: The number of steps done.
+            state: The state, a pytree of arrays.
+            metrics: The metrics by which the best checkpoint is chosen.
 
         Raises:
             InputError: If the disk does not take it.
@@ -188,8 +188,8 @@ class Checkpoints:
         """Reads a checkpoint.
 
         Args:
-            step: One of those kept.
-            like: Pytree of arrays or shapes with the wanted shardings.
+            step: The step of a checkpoint that was kept.
+            like: A pytree of arrays or shapes with the wanted shardings.
 
         Raises:
             InputError: If it cannot be read or is of other shapes.
@@ -203,5 +203,5 @@ class Checkpoints:
             ) from error
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits until every checkpoint is written."""
         self._manager.close()

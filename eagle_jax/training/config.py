@@ -9,22 +9,23 @@ from eagle_jax.config import SamplingConfig, TreeConfig, require, require_int32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What a head is trained towards (EAGLE-1, section 3.2).
+    """The settings of the loss that a head is trained with (EAGLE-1, section 3.2).
 
     Three settings also know the official code's rule, where it differs from the
     paper's.
 
     Attributes:
-        feature_weight: Of the Smooth L1 loss between features.
-        token_weight: Of the cross-entropy between token distributions, `w_cls`.
-        noise: Half width of the uniform noise on input features.
-        noise_scale: "constant" as in the paper, or "official": times 512 / the
-            length of the sample.
-        mask: Which pairs count: "next" those whose *token* (`i + 1`) is to be
+        feature_weight: The weight of the Smooth L1 loss between features.
+        token_weight: The weight of the cross-entropy between token distributions,
+            `w_cls`.
+        noise: The half width of the uniform noise on input features.
+        noise_scale: The scale of the noise: "constant" as in the paper, or "official"
+            for times 512 / the length of the sample.
+        mask: The pairs that count: "next" for those whose *token* (`i + 1`) is to be
             predicted, so that the first draft after a prompt is trained; "official"
-            those whose feature (`i`) belongs to such a token.
-        normalize: "tokens" divides by the pairs that count, "official" (its
-            DeepSpeed trainer) by all positions, padding included.
+            for those whose feature (`i`) belongs to such a token.
+        normalize: The divisor of the summed loss: "tokens" for the pairs that count,
+            "official" (its DeepSpeed trainer) for all positions, padding included.
     """
 
     feature_weight: float = 1.0
@@ -44,17 +45,19 @@ class LossConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with linear warm-up and decay (EAGLE-1, section 4).
+    """The settings of AdamW with linear warm-up and decay (EAGLE-1, section 4).
 
     Attributes:
-        learning_rate: At the end of the warm-up.
-        b1: Decay of Adam's first moment.
-        b2: Decay of Adam's second moment.
-        weight_decay: Decoupled, on matrices and vectors alike.
-        warmup_steps: From 0 to `learning_rate`.
-        final_fraction: Of the learning rate, reached when all steps are done.
-        clip: Bound of the gradient.
-        clip_by: "norm" bounds the global norm, "value" each entry (official code).
+        learning_rate: The learning rate at the end of the warm-up.
+        b1: The decay of Adam's first moment.
+        b2: The decay of Adam's second moment.
+        weight_decay: The decoupled weight decay, on matrices and vectors alike.
+        warmup_steps: The number of steps from rate 0 to `learning_rate`.
+        final_fraction: The fraction of the learning rate that is left when all steps
+            are done.
+        clip: The bound of the gradient.
+        clip_by: What is bounded: "norm" for the global norm, "value" for each entry
+            (official code).
     """
 
     learning_rate: float = 3e-5
@@ -82,14 +85,14 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """How data becomes rows of tokens.
+    """The settings by which data becomes rows of tokens.
 
     Attributes:
-        row_length: `T`, tokens per row; samples are packed into rows.
+        row_length: The number of tokens per row, `T`; samples are packed into rows.
         too_long: What becomes of longer samples: "cut" into pieces, "drop" or
             "refuse".
-        held_out: Share of the samples that is evaluated on and not trained on.
-        max_malformed: Share of unusable records that is passed over.
+        held_out: The share of the samples that is evaluated on and not trained on.
+        max_malformed: The share of malformed records that is passed over.
         cache_features: Compute the target's features once and keep them on disk.
     """
 
@@ -109,12 +112,12 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """Sizes of a new head; what is `None` is the target's.
+    """The sizes of a new head; `None` stands for the target's.
 
     Attributes:
-        intermediate_size: Width of the feed-forward layer.
-        num_heads: Query heads.
-        num_kv_heads: Key/value heads.
+        intermediate_size: The width of the feed-forward layer.
+        num_heads: The number of query heads.
+        num_kv_heads: The number of key/value heads.
         fc_bias: Whether the fusing layer has a bias.
         include_embedding: Export the target's embedding table with the head, as the
             official code expects.
@@ -135,23 +138,24 @@ class HeadConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Length and rhythm of a run.
+    """The settings of a run's length, evaluations and checkpoints.
 
     Attributes:
-        steps: Optimizer steps.
-        batch_size: `B`, rows per step, over all devices.
-        seed: Of initial weights, order and noise.
-        dtype: Of target and arithmetic; the head's own weights stay float32. "auto"
-            for float32 on CPUs and bfloat16 elsewhere: in float16 the gradients of
-            the loss would vanish.
-        log_every: Steps between lines of the log.
-        eval_every: Steps between held-out evaluations and checkpoints.
-        eval_rows: Held-out rows, at most.
-        eval_prompts: Held-out prompts that are decoded to count tokens per round.
-        eval_new_tokens: Decoded per prompt.
-        eval_prompt_tokens: Of a plain text, its first tokens.
+        steps: The number of optimizer steps.
+        batch_size: The number of rows per step over all devices, `B`.
+        seed: The seed of initial weights, order and noise.
+        dtype: The type of target and arithmetic; the head's own weights stay float32.
+            "auto" for float32 on CPUs and bfloat16 elsewhere: in float16 the gradients
+            of the loss would vanish.
+        log_every: The number of steps between lines of the log.
+        eval_every: The number of steps between held-out evaluations and checkpoints.
+        eval_rows: The largest number of held-out rows.
+        eval_prompts: The number of held-out prompts that are decoded to count tokens
+            per round.
+        eval_new_tokens: The number of tokens decoded per prompt.
+        eval_prompt_tokens: The number of first tokens that a plain text's prompt has.
         calibrate: Whether the head gets a calibration, fitted on the held-out prompts.
-        keep: Newest checkpoints kept, beside the best.
+        keep: The number of newest checkpoints kept, beside the best.
         explode: Stop when the loss is this many times its running mean.
     """
 
@@ -182,7 +186,7 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """All settings of `scripts/train.py`, one TOML table per attribute."""
+    """All settings of `eagle-jax train`, one TOML table per attribute."""
 
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -194,17 +198,19 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegenerationConfig:
-    """How much is generated, and from what.
+    """The settings of regenerated texts: their beginnings, limits and arithmetic.
 
     Attributes:
-        max_new_tokens: Per answer, at most.
-        max_length: Prompt plus output in tokens, at most; `None` for the target's
-            positions.
-        batch_size: Texts decoded together; changes no text.
-        min_prefix: Fewest tokens kept of a document, its start token not counted.
-        max_prefix: Most tokens kept of a document, likewise.
-        max_malformed: Share of the data's records that may be malformed and left out.
-        dtype: As in `DecodingConfig`.
+        max_new_tokens: The largest number of tokens to generate per answer.
+        max_length: The largest number of tokens of prompt and output together; `None`
+            for the target's positions.
+        batch_size: The number of texts decoded together; it changes no text.
+        min_prefix: The fewest tokens kept of a document, its start token not counted.
+        max_prefix: The most tokens kept of a document, its start token not counted.
+        max_malformed: The share of the data's records that may be malformed and left
+            out.
+        dtype: The type of weights, caches and activations; "auto" for float32 on CPUs
+            and the checkpoint's own elsewhere.
     """
 
     max_new_tokens: int = 512

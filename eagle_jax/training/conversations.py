@@ -1,13 +1,13 @@
-"""Training data in: conversations and texts from the files that people have.
+"""Reading training data: conversations and texts from the files that people have.
 
-`.json` and `.jsonl` files hold a list of records or one record per line, whichever it
-is; a record is one of
+`.json` and `.jsonl` files hold a list of records or one record per line, either of
+them; a record is one of
 
 * `{"conversations": [{"from": "human", "value": ...}, ...]}` (ShareGPT),
 * `{"messages": [{"role": "user", "content": ...}, ...]}`,
 * `{"text": ...}`,
 * `{"ids": [...], "loss_mask": [...]}`, with or without one of the others beside it:
-  tokens that were written down exactly, as `scripts/regenerate.py` does.
+  exact tokens, as `eagle-jax regenerate` writes them.
 
 `.txt` files hold documents between lines of `<|endoftext|>`.
 """
@@ -41,11 +41,12 @@ class Example:
     """One record of a data file.
 
     Attributes:
-        where: Its place in the file, for messages.
+        where: The record's position in the file, for messages.
         messages: A conversation, system turn first if there is one, then user and
             assistant in turn; empty for plain text.
-        text: Plain text, `None` where there is something else.
-        ids: `[n]` int32, the exact tokens where the record has them; they win.
+        text: Plain text; `None` where the record holds something else.
+        ids: `[n]` int32, the exact tokens where the record has them; they override
+            messages and text.
         loss_mask: `[n]` bool, which of the ids are to be predicted; `None` if the
             record does not say.
     """
@@ -59,11 +60,11 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataFile:
-    """What was read, and what was not.
+    """The examples of a data file, and the records that gave none.
 
     Attributes:
-        examples: In the file's order.
-        malformed: A line for each record that is not what it should be.
+        examples: The examples, in the file's order.
+        malformed: A line for each record that is malformed.
         unusable: A line for each record that is well-formed but teaches nothing, such
             as a conversation without an answer.
     """
@@ -73,7 +74,7 @@ class DataFile:
     unusable: list[str]
 
     def summary(self) -> str:
-        """Returns one line for a log."""
+        """Returns the counts in one line for a log."""
         parts = [f"{len(self.examples)} examples"]
         for label, lines in (
             ("malformed", self.malformed),
@@ -85,11 +86,11 @@ class DataFile:
 
 
 class _MalformedError(Exception):
-    """A record is not what it should be."""
+    """The error of a record that is malformed."""
 
 
 class _UnusableError(Exception):
-    """A record teaches nothing."""
+    """The error of a well-formed record that teaches nothing."""
 
 
 def read_examples(
@@ -101,13 +102,13 @@ def read_examples(
     conversations are cut) are dropped, and so are user turns that nobody answers.
 
     Args:
-        path: `.json`, `.jsonl` or `.txt`; see the module's text.
-        max_malformed: Share of the records that may be malformed and left out.
-        need_answers: If false, user turns without an answer are kept, and a
-            conversation needs none: for a target that is going to answer.
+        path: The `.json`, `.jsonl` or `.txt` file; see the module's text.
+        max_malformed: The share of the records that may be malformed and left out.
+        need_answers: Whether conversations need answers; if false, user turns without
+            one are kept, for a target that is going to answer.
 
     Returns:
-        At least one example.
+        The file's content, at least one example.
 
     Raises:
         InputError: If the file cannot be read, too much of it is malformed, or
@@ -143,11 +144,12 @@ def check_ids(example: Example, vocab_size: int | None) -> None:
     """Refuses an example with exact ids of another target.
 
     Args:
-        example: With ids or without.
-        vocab_size: `V` of the target, `None` where it is not known.
+        example: The example, with ids or without.
+        vocab_size: The number of tokens the target knows, `V`; `None` where it is not
+            known.
 
     Raises:
-        InputError: If an id is not below it.
+        InputError: If an id is not below `vocab_size`.
     """
     if example.ids is None or vocab_size is None:
         return
@@ -159,7 +161,7 @@ def check_ids(example: Example, vocab_size: int | None) -> None:
 
 
 def _check(path: Path, found: DataFile, count: int, max_malformed: float) -> None:
-    """Refuses a file that is not what it seems to be."""
+    """Refuses a file of which too much is malformed, or nothing usable."""
     if len(found.malformed) > max_malformed * count:
         raise InputError(
             f"{path}: {len(found.malformed)} of {count} records are malformed, more "
@@ -176,7 +178,7 @@ def _check(path: Path, found: DataFile, count: int, max_malformed: float) -> Non
 
 
 _Record = tuple[str, Callable[[], Any]]
-"""Where a record is, and what parses it or raises `_MalformedError`."""
+"""A record's position, and a function that parses it or raises `_MalformedError`."""
 
 
 def _documents(path: Path, data: bytes) -> Iterator[_Record]:
@@ -230,7 +232,7 @@ def _example(where: str, record: Any, need_answers: bool) -> Example:
     ids, loss_mask = _ids(record)
     turns = _turns(record)
     if turns is not None:
-        if ids is None:  # Otherwise they count, and the turns are there to be read.
+        if ids is None:  # With ids, the turns are only there to be read by people.
             turns = _conversation(turns, need_answers)
         return Example(where=where, messages=tuple(turns), ids=ids, loss_mask=loss_mask)
     if ids is not None:
@@ -247,11 +249,11 @@ def _example(where: str, record: Any, need_answers: bool) -> Example:
 
 
 def _ids(record: dict[str, Any]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns a record's tokens and which are to be predicted, as far as it has them.
+    """Returns a record's ids and loss mask, `None` for either that it lacks.
 
     Raises:
-        _MalformedError: If they are no ids or do not fit together.
-        _UnusableError: If there is nothing to be predicted.
+        _MalformedError: If they are malformed or do not fit together.
+        _UnusableError: If no token is to be predicted.
     """
     ids = record.get("ids")
     if ids is None:
@@ -326,7 +328,7 @@ def _message(number: int, turn: Any, role_key: str, content_key: str) -> Message
 
 
 def _conversation(turns: list[Message], need_answers: bool) -> list[Message]:
-    """Returns turns that begin with the user and alternate, the system's in front."""
+    """Returns turns that begin with the user's and alternate, the system's in front."""
     system = turns[:1] if turns and turns[0]["role"] == "system" else []
     rest = turns[len(system) :]
     while rest and rest[0]["role"] == "assistant":
@@ -348,7 +350,7 @@ def _conversation(turns: list[Message], need_answers: bool) -> list[Message]:
 
 
 def _check_text(text: Any, name: str) -> str:
-    """Returns a text, unless no tokenizer takes it: JSON can hold half characters."""
+    """Returns a text, or refuses one that no tokenizer takes, with half characters."""
     if not isinstance(text, str):
         raise _MalformedError(f"{name} is no string but {_short(text)}")
     try:
@@ -359,6 +361,6 @@ def _check_text(text: Any, name: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """Returns a value as it can stand in one line."""
+    """Returns a value as a text of at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""From data files to what a run reads: encoded, split, packed."""
+"""From data files to the rows and prompts of a run: encoded, split, packed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from eagle_jax.training.encode import EncodedExample, encode_examples
 from eagle_jax.training.features import FeatureStore
 from eagle_jax.training.packing import PackedRows, hold_out, pack, rows_at
 
-_LINES = 20  # Of malformed records, reported one by one.
+_LINES = 20  # More malformed records than these would flood the log.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """What a run reads.
+    """The data of a run.
 
     Attributes:
-        rows: `[R, T]` of NumPy, to train on.
-        held_out: Likewise, to evaluate on.
-        prompts: Held out, to decode.
+        rows: The rows to train on, `[R, T]` NumPy arrays.
+        held_out: The rows to evaluate on, `[R', T]` NumPy arrays.
+        prompts: The held-out prompts to decode, as lists of ids.
         features: The target's features of `rows`, or `None` to compute them in the
             step.
-        stop_tokens: Ids that end a text.
+        stop_tokens: The ids that end a text.
     """
 
     rows: PackedRows
@@ -51,12 +51,13 @@ def read_data(
     """Reads data files into rows.
 
     Args:
-        paths: See `read_examples`.
-        held_out_paths: To evaluate on; without any a share of the data is held out.
-        tokenizer: Of the target.
-        target: Its sizes.
-        config: Of the run.
-        stop_tokens: Ids that end a text.
+        paths: The files to train on, see `read_examples`.
+        held_out_paths: The files to evaluate on; without any a share of the data is
+            held out.
+        tokenizer: The target's tokenizer.
+        target: The target's sizes.
+        config: The run's settings.
+        stop_tokens: The ids that end a text.
         report: Called with lines for a log: what was read, left out and cut.
 
     Raises:
@@ -117,14 +118,14 @@ def prompts_of(
     plain_tokens: int,
     max_tokens: int,
 ) -> list[list[int]]:
-    """Returns prompts to decode: what stands before the first token to predict.
+    """Returns prompts to decode: the tokens before the first one to predict.
 
     Args:
-        examples: Held out.
-        count: Prompts, at most.
-        plain_tokens: Of a text that is to be predicted from its start, this many
-            tokens, at most half of it.
-        max_tokens: Longer prompts are passed over.
+        examples: The held-out examples.
+        count: The largest number of prompts.
+        plain_tokens: The number of tokens, at most half of all, that are the prompt of
+            a text that is to be predicted from its start.
+        max_tokens: The tokens of the longest prompt; longer ones are passed over.
     """
     prompts = []
     for example in examples:

@@ -1,8 +1,8 @@
-"""From examples to token ids and the mask of what is to be predicted.
+"""From examples to token ids and the mask of the tokens to be predicted.
 
 Conversations go through the tokenizer's own chat template, and the mask is read off
 that template: no offset is written down here. Prompts are encoded exactly as
-`scripts/generate.py` does it, so a head sees in training what it sees in use.
+`eagle-jax generate` does it, so a head sees in training what it sees in use.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from eagle_jax.generation.tokenizer import RefusedError, apply_chat_template
 from eagle_jax.training.conversations import Example, Message, check_ids
 
 TooLong = Literal["cut", "drop", "refuse"]
-"""What becomes of a sample that is longer than the limit.
+"""Names of what becomes of a sample that is longer than the limit.
 
 `cut` splits plain text into consecutive pieces and keeps a conversation's beginning,
 since what follows would lack it. `drop` leaves the sample out. `refuse` raises.
@@ -33,7 +33,7 @@ class EncodedExample:
     """A sample to train on.
 
     Attributes:
-        tokens: `[n]` int32, `n` at least 2.
+        tokens: `[n]` int32, the sample's ids, at least 2.
         loss_mask: `[n]` bool, tokens that are to be predicted: the assistant's with
             its end-of-turn token, or all of a plain text but its first.
     """
@@ -44,14 +44,14 @@ class EncodedExample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Encoded examples, and what became of those that did not fit.
+    """Encoded examples, and the counts of those that did not fit.
 
     Attributes:
-        samples: In the examples' order; a cut text gives several.
-        num_cut: Examples that were cut.
-        num_dropped: Examples left out because they were too long.
-        num_empty: Examples left out because they hold nothing to be predicted: an
-            answer that begins after the limit, a text of one token.
+        samples: The samples, in the examples' order; a cut text gives several.
+        num_cut: The number of examples that were cut.
+        num_dropped: The number of examples left out because they were too long.
+        num_empty: The number of examples left out because they hold nothing to be
+            predicted: an answer that begins after the limit, a text of one token.
         refused: A line for each conversation that the chat template refuses, such as
             one with a system turn where the template knows none, or in which it does
             not show what the assistant says.
@@ -64,7 +64,7 @@ class Encoded:
     refused: list[str]
 
     def summary(self) -> str:
-        """Returns one line for a log."""
+        """Returns the counts in one line for a log."""
         tokens = sum(len(sample.tokens) for sample in self.samples)
         predicted = sum(int(sample.loss_mask.sum()) for sample in self.samples)
         parts = [
@@ -95,17 +95,17 @@ def encode_examples(
     """Encodes examples for training.
 
     Args:
-        examples: From `read_examples`.
+        examples: The examples that `read_examples` returned.
         tokenizer: A `transformers` tokenizer; conversations need a fast one with a
             chat template, plain text any, exact ids none (it may be `None`).
-        max_length: Tokens of a sample, at most.
-        too_long: What becomes of longer ones.
-        vocab_size: `V` of the target; ids of the data must be below it. `None` for
-            what the tokenizer knows.
+        max_length: The largest number of tokens of a sample.
+        too_long: What becomes of longer samples.
+        vocab_size: The number of tokens the target knows, `V`; ids of the data must be
+            below it. `None` for the tokenizer's.
         progress: Called with the number of examples done, after each.
 
     Returns:
-        At least one sample.
+        The encoded examples, at least one sample.
 
     Raises:
         InputError: If the tokenizer or its template cannot encode such examples, ids
@@ -162,7 +162,7 @@ def check_template(tokenizer: Any) -> None:
 
     Raises:
         InputError: If there is no chat template, it leaves out what the assistant
-            says, or the tokenizer does not tell where its tokens lie in a text.
+            says, or the tokenizer does not give the offsets of its tokens in a text.
     """
     if tokenizer is None or not tokenizer.chat_template:
         raise InputError(
@@ -200,12 +200,12 @@ def encode_prompt(
     """Encodes a conversation up to where the assistant's next turn begins.
 
     Args:
-        tokenizer: With a chat template, see `check_template`.
-        messages: The last one is the user's.
-        where: Named in errors.
+        tokenizer: A tokenizer with a chat template, see `check_template`.
+        messages: The conversation, whose last turn is the user's.
+        where: The conversation's name in errors.
 
     Returns:
-        The ids that `scripts/generate.py --chat` would decode from, and the mask of
+        The ids that `eagle-jax generate --chat` would decode from, and the mask of
         the assistant's earlier turns, which may be empty.
 
     Raises:
@@ -232,7 +232,7 @@ def _encode(example: Example, tokenizer: Any, vocab_size: int | None) -> Encoded
 
 
 def _sample(tokens: np.ndarray, loss_mask: np.ndarray | None = None) -> EncodedExample:
-    """Returns a sample; nothing stands before the first token to predict it from."""
+    """Returns a sample whose first token, which follows nothing, is not predicted."""
     mask = np.ones(len(tokens), np.bool_) if loss_mask is None else loss_mask.copy()
     mask[:1] = False
     return EncodedExample(tokens=tokens.astype(np.int32), loss_mask=mask)
@@ -241,7 +241,7 @@ def _sample(tokens: np.ndarray, loss_mask: np.ndarray | None = None) -> EncodedE
 def _pieces(
     example: Example, whole: EncodedExample, max_length: int, too_long: TooLong
 ) -> list[EncodedExample]:
-    """Returns what is kept of a sample."""
+    """Returns the pieces that are kept of a sample."""
     length = len(whole.tokens)
     if length <= max_length:
         return [whole]
@@ -255,7 +255,7 @@ def _pieces(
 def _encode_chat(
     tokenizer: Any, messages: Sequence[Message], where: str, *, is_prompt: bool = False
 ) -> EncodedExample:
-    """Renders a conversation, and masks what the assistant says."""
+    """Encodes a conversation, with a mask of what the assistant says."""
     if _GENERATION_BLOCK.search(tokenizer.get_chat_template()):
         encoding = _apply(
             tokenizer,
@@ -277,7 +277,8 @@ def _encode_chat(
         mask = np.zeros(len(encoding["input_ids"]), np.bool_)
         offsets = np.array(encoding["offset_mapping"]).reshape(-1, 2)
         for start, end in _assistant_spans(tokenizer, messages, text, where):
-            # A token that joins the prompt's end and the answer's beginning counts.
+            # A token that joins the prompt's end and the answer's beginning is the
+            # first that the assistant must predict.
             mask |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
     tokens = np.array(encoding["input_ids"], np.int32)
     mask = _settle_ends(tokenizer, text, tokens, encoding["offset_mapping"], mask)
@@ -325,14 +326,14 @@ def _settle_ends(
     many write a line break after it, which no model is asked to predict.
 
     Args:
-        tokenizer: Of the tokens.
-        text: That they encode.
-        tokens: `[n]` int32.
-        offsets: Where in the text each token lies.
-        mask: `[n]` bool.
+        tokenizer: The tokenizer of the tokens.
+        text: The text that they encode.
+        tokens: `[n]` int32, the ids.
+        offsets: The beginning and the end of each token in the text.
+        mask: `[n]` bool, the tokens to be predicted, as the template has them.
 
     Returns:
-        `[n]` bool.
+        `[n]` bool, the mask with the ends corrected.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {token for token, added_token in added if added_token.special}
@@ -368,7 +369,7 @@ def _render(
 def _apply(
     tokenizer: Any, messages: Sequence[Message], where: str, **arguments: Any
 ) -> Any:
-    """Applies the chat template; what it raises is about the messages."""
+    """Applies the chat template; an error that it raises is about the messages."""
     try:
         return apply_chat_template(tokenizer, messages, **arguments)
     except RefusedError as error:

@@ -1,4 +1,4 @@
-"""What a head is worth: its agreement on held-out rows, and real tokens per round."""
+"""Evaluation of a head: its agreement on held-out rows, and real tokens per round."""
 
 import dataclasses
 import functools
@@ -25,22 +25,23 @@ from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, eval_step
 
 ALPHA_STEPS = 5
-"""Drafted steps whose agreement is reported: the papers' 0-alpha to 4-alpha."""
+"""The drafted steps whose agreement is reported: the papers' 0-alpha to 4-alpha."""
 
 _CHAIN = TreeConfig(num_nodes=ALPHA_STEPS + 1, depth=ALPHA_STEPS, width=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A head on held-out data.
+    """The figures of a head on held-out data.
 
     Attributes:
-        loss: Without noise.
-        agreement: Share of pairs whose most likely token is the target's.
+        loss: The loss without noise.
+        agreement: The share of pairs whose most likely token is the target's.
         alphas: n-alpha for n = 0..4: of the chains whose first n drafts the target
             accepted, the share whose next draft it accepts too; NaN where there was
             no such chain (EAGLE-1, section 4).
-        tokens_per_round: With the run's tree, greedy; NaN where no round was needed.
+        tokens_per_round: The tokens per round with the run's tree, greedy; NaN where
+            no round was needed.
     """
 
     loss: float
@@ -58,10 +59,10 @@ class Evaluation:
 
 
 _Decoded = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""By row: accepted drafts of each round, `[B, S]`, rounds and new tokens, `[B]`."""
+"""Each row's accepted drafts by round, `[B, S]`, its rounds and new tokens, `[B]`."""
 
 Evaluate = Callable[[EagleHeadParams, Any], Evaluation]
-"""Measures a head, float32, for its target."""
+"""A function of a head's float32 parameters and the target's: the head's figures."""
 
 
 def make_evaluation(
@@ -71,13 +72,15 @@ def make_evaluation(
     step_config: StepConfig,
     placement: Placement,
 ) -> Evaluate:
-    """Returns what measures a head on held-out data; it is compiled once.
+    """Returns a function that measures a head on held-out data; it is compiled once.
 
     Args:
-        data: Its prompts are at least one, shorter than the target's positions.
-        config: Its tree is for `tokens_per_round`, with confidences as they are.
-        step_config: What is static in a step.
-        placement: Where the weights of target and head lie.
+        data: The run's data, with at least one prompt, all shorter than the target's
+            positions.
+        config: The run's settings; its tree is for `tokens_per_round`, with
+            uncalibrated confidences.
+        step_config: The static settings of a step.
+        placement: The shardings of target and head.
     """
     prompts, run = data.prompts, config.run
     num_parts = placement.mesh.shape[DATA]
@@ -123,7 +126,7 @@ _eval_step = jax.jit(eval_step, static_argnames=("config",))
 
 
 def _batches(rows: PackedRows, size: int) -> list[PackedRows]:
-    """Cuts rows into batches of one size; the last is filled with empty rows."""
+    """Returns rows as batches of one size; the last is filled with empty rows."""
     total = rows.tokens.shape[0]
     padding = -total % size
     padded = jax.tree.map(lambda x: np.pad(x, ((0, padding), (0, 0))), rows)
@@ -134,7 +137,7 @@ def _batches(rows: PackedRows, size: int) -> list[PackedRows]:
 
 
 def _mean(metrics: Sequence[Metrics]) -> Metrics:
-    """Averages batches by their number of pairs."""
+    """Returns the metrics of all batches, averaged by their number of pairs."""
     fetched = jax.device_get(metrics)
     pairs = np.array([m.pairs for m in fetched])
     weights = pairs / max(pairs.sum(), 1)
@@ -142,7 +145,7 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
 
 
 def _cast(params: EagleHeadParams, target_params: Any, config: StepConfig) -> Params:
-    """Returns what decodes: the head in the type of the arithmetic."""
+    """Returns the parameters to decode with: the head in the type of the arithmetic."""
     cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
     head = EagleHead(config=config.head, dtype=config.dtype)
     return Params(
@@ -153,7 +156,7 @@ def _cast(params: EagleHeadParams, target_params: Any, config: StepConfig) -> Pa
 def _decoder(
     config: StepConfig, placement: Placement, requests: Requests, tree: TreeConfig
 ) -> Callable[[Params], _Decoded]:
-    """Returns what decodes greedily."""
+    """Returns a function that decodes the requests greedily."""
     head = EagleHead(config=config.head, dtype=config.dtype)
     drafter = TreeDrafter(model=head, tree=tree.shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
@@ -175,7 +178,7 @@ def _decoder(
 
 
 def _by_row(decoded: _Decoded, num_rows: int) -> tuple[np.ndarray, list[int]]:
-    """Joins the accepted drafts of the first rows' rounds; and their new tokens."""
+    """Returns the accepted drafts of all rounds of the first rows, and their tokens."""
     found = list(zip(*decoded, strict=True))[:num_rows]
     accepted = np.concatenate([lengths[:rounds] for lengths, rounds, _ in found])
     return accepted, [int(tokens) for _, _, tokens in found]

@@ -24,7 +24,7 @@ from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training.packing import PackedRows
 
 FeatureDtype = Literal["float16", "bfloat16", "float32"]
-"""How features are stored; float16 is what the published heads were trained from."""
+"""Names of the types that features are stored in; float16 is the published heads'."""
 
 _DTYPES = {
     "float16": np.dtype(np.float16),
@@ -37,16 +37,16 @@ _SPARE_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Index:
-    """What `index.json` says.
+    """The content of `index.json`.
 
     Attributes:
-        rows: Fingerprint of the rows.
-        target: Fingerprint of the target.
-        num_rows: `R`.
-        length: `T`.
-        width: `E`.
-        dtype: Of the features.
-        rows_per_shard: In every shard but the last.
+        rows: The fingerprint of the rows.
+        target: The fingerprint of the target.
+        num_rows: The number of rows, `R`.
+        length: The number of tokens per row, `T`.
+        width: The width of the features, `E`.
+        dtype: The type of the features.
+        rows_per_shard: The number of rows in every shard but the last.
     """
 
     rows: str
@@ -71,7 +71,7 @@ class _Index:
 
 
 def fingerprint_rows(rows: PackedRows) -> str:
-    """Returns 32 hexadecimal digits for the tokens and where their segments lie."""
+    """Returns 32 hexadecimal digits for the rows' tokens and segments."""
     digest = hashlib.sha256(str(rows.tokens.shape).encode())
     for array in (rows.tokens, rows.segments):
         digest.update(np.ascontiguousarray(array, np.int32).tobytes())
@@ -92,15 +92,15 @@ def write_features(
     """Computes what a folder still lacks of the rows' features, and opens it.
 
     Args:
-        folder: Made if it is missing.
-        rows: `[R, T]`.
-        compute: From `batch_size` rows to `[batch_size, T, E]`; always called with
-            that many, so that it is compiled once.
-        target: Fingerprint of what computes the features.
-        batch_size: `B` of `compute`.
-        dtype: That they are stored in.
-        rows_per_shard: `None` for about a gigabyte; a folder that is gone on with
-            keeps its own.
+        folder: The folder, which is made if it is missing.
+        rows: The rows, `[R, T]` fields.
+        compute: A function from `batch_size` rows to their features, `[batch_size, T,
+            E]`; it is always called with that many, so that it is compiled once.
+        target: The fingerprint of the target that computes the features.
+        batch_size: The number of rows of a call of `compute`, `B`.
+        dtype: The type that features are stored in.
+        rows_per_shard: The number of rows per shard; `None` for about a gigabyte. A
+            folder that is gone on with keeps its own.
         progress: Called with the number of rows done, at the start and after each
             batch.
 
@@ -128,7 +128,7 @@ def write_features(
                 "features written here; give another folder"
             )
         first = _compute(rows, range(min(batch_size, len(rows))), compute, batch_size)
-        _cast(first, dtype)  # What does not fit must not claim the folder.
+        _cast(first, dtype)  # Features that do not fit must not claim the folder.
         index = _new_index(wanted, first.shape, dtype, rows_per_shard)
         _check_space(folder, index, range(index.num_shards))
         write_json(folder / "index.json", dataclasses.asdict(index))
@@ -161,13 +161,14 @@ class FeatureStore:
         """Opens a complete folder.
 
         Args:
-            folder: From `write_features`.
-            rows: If given, those that the features must be of.
-            target: If given, the fingerprint of what must have computed them.
+            folder: The folder that `write_features` filled.
+            rows: The rows that the features must be of; `None` for any.
+            target: The fingerprint of the target that must have computed them; `None`
+                for any.
 
         Raises:
             InputError: If there is no such folder, it is not complete, or it is of
-                something else.
+                other rows or another target.
         """
         index = _read_index(folder)
         if index is None:
@@ -190,22 +191,22 @@ class FeatureStore:
         ]
 
     def __len__(self) -> int:
-        """Returns `R`."""
+        """Returns the number of rows, `R`."""
         return self._index.num_rows
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """`R`, `T` and `E`."""
+        """The shape of all features, `R`, `T` and `E`."""
         return self._index.num_rows, self._index.length, self._index.width
 
     def read(self, row_indices: np.ndarray) -> np.ndarray:
         """Reads some rows.
 
         Args:
-            row_indices: `[B]`, each in 0 .. `R - 1`.
+            row_indices: `[B]` int, each in 0 .. `R - 1`.
 
         Returns:
-            `[B, T, E]` in the stored type; 0 in padding.
+            The features, `[B, T, E]` in the stored type; 0 in padding.
         """
         index = self._index
         found = np.empty(
@@ -239,7 +240,7 @@ def _compute(
     batch_size: int,
 ) -> np.ndarray:
     """Returns the features of up to `batch_size` rows, 0 in padding."""
-    padded = np.resize(np.array(numbers), batch_size)  # Repeats rows.
+    padded = np.resize(np.array(numbers), batch_size)
     features = np.asarray(compute(rows[padded]))
     expected = (batch_size, rows.tokens.shape[1])
     if features.ndim != 3 or features.shape[:2] != expected:
@@ -249,7 +250,7 @@ def _compute(
 
 
 def _cast(features: np.ndarray, dtype: FeatureDtype) -> np.ndarray:
-    """Returns features as they are stored."""
+    """Returns features in the type that they are stored in, if that can hold them."""
     with np.errstate(over="ignore"):
         cast = features.astype(_DTYPES[dtype])
     if not np.isfinite(cast.astype(np.float32)).all():
@@ -273,7 +274,7 @@ def _save(features: np.ndarray, path: Path) -> None:
 
 
 def _open_shard(path: Path) -> Any:
-    """Returns a shard that reads what is sliced out of it, and no more."""
+    """Returns a shard that reads from disk only what is sliced out of it."""
     from safetensors import safe_open
 
     return safe_open(path, "np").get_slice("features")
@@ -313,7 +314,7 @@ def _read_index(folder: Path) -> _Index | None:
 
 
 def _check_same(folder: Path, index: _Index, wanted: dict[str, Any]) -> None:
-    """Refuses a folder of something else."""
+    """Refuses a folder of other rows, another target or another type."""
     labels = {
         "rows": "of other data, or packed in another way",
         "num_rows": "of other data, or packed in another way",

@@ -12,23 +12,23 @@ COLUMNS = (
     *("tokens_per_second", "held_out_loss", "held_out_agreement"),
     *("alpha_0", "alpha_1", "alpha_2", "alpha_3", "alpha_4", "tokens_per_round"),
 )
-"""Of the CSV file; held-out columns are empty between evaluations."""
+"""The columns of the CSV file; held-out ones are empty between evaluations."""
 
 
 class CsvLog:
-    """Appends lines, each flushed as it is written.
+    """A log that lines are appended to, each flushed as it is written.
 
     Attributes:
-        losses: Of the lines that were kept.
+        losses: The losses of the lines that were kept.
     """
 
     def __init__(self, path: Path, *, after: int, writes: bool = True) -> None:
         """Opens a log and drops what a resumed run will write again.
 
         Args:
-            path: The file, made if it is missing.
-            after: Keep lines up to this step.
-            writes: Whether this process is the one that writes it.
+            path: The file, which is made if it is missing.
+            after: The step up to which lines are kept.
+            writes: Whether this process is the one that writes the file.
         """
         kept = [row for row in read_log(path) if int(row["step"]) <= after]
         self.losses = [float(row["loss"]) for row in kept]
@@ -64,7 +64,7 @@ def read_log(path: Path) -> list[dict[str, str]]:
 
 
 def _is_whole(row: dict[str, Any]) -> bool:
-    """Returns whether a line is one; what a kill cut short lacks columns."""
+    """Returns whether a line is whole; one that a kill cut short lacks columns."""
     if None in row.values() or set(row) != set(COLUMNS) or not row["loss"]:
         return False
     try:
@@ -80,8 +80,8 @@ def plot_log(log: Path, picture: Path, *, title: str) -> None:
 
     Args:
         log: The CSV file.
-        picture: PNG or SVG.
-        title: Of the picture.
+        picture: The PNG or SVG file to write.
+        title: The picture's title.
     """
     import matplotlib
 

@@ -26,14 +26,14 @@ from eagle_jax.training.step import StepConfig, TrainState, train_step
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogRow:
-    """What a run tells as it goes.
+    """A row of a run's log.
 
     Attributes:
-        step: Steps done.
-        tokens: Trained on since step 0, without padding.
-        metrics: Means since the row before, by name.
-        tokens_per_second: Since the row before, evaluations left out.
-        evaluation: Where one was made.
+        step: The number of steps done.
+        tokens: The tokens trained on since step 0, without padding.
+        metrics: The means since the row before, by name.
+        tokens_per_second: The speed since the row before, evaluations left out.
+        evaluation: The evaluation after this step; `None` where none was made.
     """
 
     step: int
@@ -56,11 +56,11 @@ class LogRow:
 
 
 class DivergedError(InputError):
-    """The loss is no number any more, or far above what it was."""
+    """The error of a loss that is no longer finite, or far above what it was."""
 
 
 class Run:
-    """One run: its state, its folder and what is static in it."""
+    """One run: its state, its folder and its compiled step."""
 
     def __init__(
         self,
@@ -72,19 +72,20 @@ class Run:
         data: TrainingData,
         folder: Path,
     ) -> None:
-        """Starts a run, or takes one up at its newest checkpoint.
+        """Starts a run, or resumes one at its newest checkpoint.
 
         Args:
-            config: All settings.
-            step_config: What is static in a step.
-            target_params: Frozen, as the placement says.
-            placement: Of the target with the head.
-            data: See `TrainingData`.
-            folder: Gets `log.csv`, written by the first process, and
-                `checkpoints/`.
+            config: All settings of the run.
+            step_config: The static settings of a step.
+            target_params: The target's frozen parameters, sharded as `placement` says.
+            placement: The shardings of target and head.
+            data: The data of the run.
+            folder: The run's folder, which gets `log.csv`, written by the first
+                process, and `checkpoints/`.
 
         Raises:
-            InputError: As `check_rows`, or if the checkpoint cannot be read.
+            InputError: If there are fewer rows than a batch takes, or the checkpoint
+                cannot be read.
         """
         check_rows(data.rows, config.run.batch_size)
         self._config, self._step_config, self._data = config, step_config, data
@@ -124,8 +125,8 @@ class Run:
             observe: Called with every row of the log.
 
         Raises:
-            DivergedError: If the loss is no number any more or explodes; nothing of
-                that is kept.
+            DivergedError: If the loss is no longer finite or explodes; no checkpoint
+                is written after that.
         """
         run = self._config.run
         tokens = self._tokens_before(self.first_step)
@@ -165,7 +166,7 @@ class Run:
         return best
 
     def best(self) -> EagleHeadParams | None:
-        """Returns the best head of the checkpoints, `None` without any."""
+        """Returns the best head of the checkpoints, float32, `None` without any."""
         best = self._checkpoints.best()
         return None if best is None else self._restore(best).params
 
@@ -173,7 +174,7 @@ class Run:
         return self._checkpoints.restore(step, self._shapes)
 
     def close(self) -> None:
-        """Lets go of the checkpoints."""
+        """Closes the checkpoints when the last one is written."""
         self._checkpoints.close()
 
     def _one_step(self, step: int) -> tuple[TrainState, Metrics, int]:
@@ -199,10 +200,10 @@ class Run:
         return sum(int(per_row[batch].sum()) for batch in batches)
 
     def _checked_means(self, pending: list[Metrics], done: int) -> dict[str, float]:
-        """Averages metrics, and stops a run that has gone wrong.
+        """Returns the means of metrics, and stops a run that has diverged.
 
         Raises:
-            DivergedError: Naming the step and the last good checkpoint.
+            DivergedError: If it has; names the step and the last good checkpoint.
         """
         fetched = jax.device_get(pending)
         losses = [float(metrics.loss) for metrics in fetched]
@@ -244,6 +245,6 @@ def check_rows(rows: PackedRows, batch_size: int) -> None:
     """Refuses a batch that cannot be made, before any long work starts.
 
     Raises:
-        InputError: If the rows are fewer.
+        InputError: If there are fewer rows than a batch takes.
     """
     rows_at(len(rows), 0, batch_size, seed=0)

@@ -16,22 +16,22 @@ from eagle_jax.training.config import LossConfig
 from eagle_jax.training.packing import PackedRows
 
 Unembed = Callable[[jax.Array, jax.Array], jax.Array]
-"""From an output head `[E, V]` and hidden states `[..., E]` to float32 logits."""
+"""A function from an output head `[E, V]` and states `[..., E]` to float32 logits."""
 
 _OFFICIAL_NOISE_LENGTH = 512
 
 
 @struct.dataclass(kw_only=True)
 class Metrics:
-    """Means over the pairs that count, float32 scalars.
+    """The means over the pairs that count, float32 scalars.
 
     Attributes:
-        loss: The weighted sum of the next two.
-        feature_loss: Smooth L1, mean over the features' width.
-        token_loss: Cross-entropy in nats.
-        agreement: Share of pairs where head and target have the same most likely
+        loss: The weighted sum of `feature_loss` and `token_loss`.
+        feature_loss: The Smooth L1 loss, a mean over the features' width.
+        token_loss: The cross-entropy in nats.
+        agreement: The share of pairs where head and target have the same most likely
             token.
-        pairs: How many pairs count.
+        pairs: The number of pairs that count.
     """
 
     loss: jax.Array
@@ -42,7 +42,7 @@ class Metrics:
 
 
 def segment_mask(segments: jax.Array) -> jax.Array:
-    """Returns `[B, T, T]` bool: causal inside each segment; all see themselves."""
+    """Returns the attention mask, `[B, T, T]` bool: causal inside each segment."""
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]
     return same & jnp.tri(length, dtype=bool)
@@ -52,9 +52,9 @@ def target_features(target: Any, params: Any, rows: PackedRows) -> jax.Array:
     """Returns the target's features `[B, T, E]` of packed rows, without gradient.
 
     Args:
-        target: A `Target`. Static.
-        params: Its weights.
-        rows: `[B, T]` tokens, segments and positions.
+        target: The `Target`. Static.
+        params: The target's parameters.
+        rows: The rows, of which tokens, segments and positions are read, `[B, T]`.
     """
     cache = target.init_cache(rows.tokens.shape[0], 0)
     output = target.forward(
@@ -64,14 +64,14 @@ def target_features(target: Any, params: Any, rows: PackedRows) -> jax.Array:
 
 
 def pair_weights(rows: PackedRows, mask: str) -> jax.Array:
-    """Returns `[B, T]` float32: 1 for every pair that counts.
+    """Returns the weights of pairs, `[B, T]` float32: 1 for every pair that counts.
 
     Pair `i` joins feature `i` with token `i + 1` and predicts feature `i + 1`, so a
-    segment of `n` tokens has `n - 1` of them.
+    segment of `n` tokens has `n - 1` pairs.
 
     Args:
-        rows: `[B, T]` segments and loss mask.
-        mask: See `LossConfig.mask`.
+        rows: The rows, of which segments and loss mask are read, `[B, T]`.
+        mask: The rule by which pairs count, see `LossConfig.mask`.
     """
     follows = rows.segments[:, 1:] == rows.segments[:, :-1]
     exists = follows & (rows.segments[:, :-1] > 0)
@@ -85,10 +85,10 @@ def add_noise(
     """Adds the uniform noise that makes a head bear its own errors.
 
     Args:
-        key: Of this step.
-        features: `[B, T, E]`.
-        rows: `[B, T]` segments, whose lengths the official scale needs.
-        config: Half width and scale.
+        key: The PRNG key of this step's noise.
+        features: `[B, T, E]`, the target's features.
+        rows: The rows, `[B, T]`; the official scale needs their segments' lengths.
+        config: The settings of the loss, of which half width and scale are read.
     """
     shape = features.shape
     noise = jax.random.uniform(key, shape, minval=-config.noise, maxval=config.noise)
@@ -118,12 +118,12 @@ def head_loss(
 
     Args:
         params: The head's weights, in the dtype to compute in.
-        tables: Of the target, frozen.
-        features: `[B, T, E]`, the target's.
-        rows: `[B, T]` tokens, segments, positions and loss mask.
-        key: Of the noise; `None` for none.
-        head: Sizes. Static.
-        config: Weights, noise and masks. Static.
+        tables: The target's embedding and output head, frozen.
+        features: `[B, T, E]`, the target's features.
+        rows: The rows, `[B, T]` fields.
+        key: The PRNG key of the noise; `None` for no noise.
+        head: The head's sizes. Static.
+        config: The settings of the loss. Static.
         unembed: The target's `(output_head, hidden) -> float32 logits`. Static.
 
     Returns:
@@ -162,7 +162,7 @@ def head_loss(
     logits = unembed(frozen, predicted)
     target_logits = unembed(frozen, wanted)
     entropy = optax.softmax_cross_entropy(logits, jax.nn.softmax(target_logits))
-    agrees = _likeliest(logits) == _likeliest(target_logits)
+    agrees = _most_likely(logits) == _most_likely(target_logits)
 
     pairs = jnp.sum(weights)
     count = jnp.maximum(pairs, 1.0)
@@ -179,11 +179,11 @@ def head_loss(
     )
 
 
-def _likeliest(logits: jax.Array) -> jax.Array:
+def _most_likely(logits: jax.Array) -> jax.Array:
     """Returns the argmax `[...]` of `[..., V]`, the lowest index among equals.
 
-    Two plain reductions: a split vocabulary's argmax is one of pairs, for which TPUs
-    gather, beside everything else of the step where they can.
+    These are two plain reductions: the argmax over a sharded vocabulary is a reduction
+    of pairs, for which TPUs gather, beside everything else of the step where they can.
     """
     logits = jax.lax.stop_gradient(logits)
     size = logits.shape[-1]

@@ -24,9 +24,9 @@ class PackedRows:
 
     Attributes:
         tokens: `[R, T]` int32, 0 where there is none.
-        segments: `[R, T]` int32, which sample of its row a token belongs to, counted
-            from 1; 0 is padding, which stands at the end.
-        positions: `[R, T]` int32, from 0 in each segment; 0 in padding.
+        segments: `[R, T]` int32, the sample of its row that a token belongs to,
+            counted from 1; 0 is padding, which stands at the end.
+        positions: `[R, T]` int32, counted from 0 in each segment; 0 in padding.
         loss_mask: `[R, T]` bool, tokens that are to be predicted.
     """
 
@@ -36,7 +36,7 @@ class PackedRows:
     loss_mask: Any
 
     def __len__(self) -> int:
-        """Returns `R`."""
+        """Returns the number of rows, `R`."""
         return len(self.tokens)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "PackedRows":
@@ -45,7 +45,7 @@ class PackedRows:
 
     @property
     def padding(self) -> float:
-        """Share of the slots that hold no token."""
+        """The share of the slots that hold no token."""
         return float(np.mean(self.segments == 0))
 
 
@@ -56,11 +56,11 @@ def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
     early rows: take batches with `rows_at`, which mixes them.
 
     Args:
-        samples: At least one, none longer than `length`.
-        length: `T`.
+        samples: The samples, at least one, none longer than `length`.
+        length: The number of tokens per row, `T`.
 
     Returns:
-        All samples, each in one place.
+        The rows, which hold every sample once.
 
     Raises:
         InputError: If there is no sample, or one is empty or too long.
@@ -93,11 +93,11 @@ def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
 
 
 def _place(lengths: np.ndarray, length: int) -> tuple[np.ndarray, int]:
-    """Decides where each sample goes: best fit, in order of falling length.
+    """Returns the slots that each sample gets: best fit, in order of falling length.
 
     Args:
-        lengths: `[n]` int64, 1 .. `length`.
-        length: `T`.
+        lengths: `[n]` int64, the samples' tokens, 1 .. `length`.
+        length: The number of tokens per row, `T`.
 
     Returns:
         `[n, 3]` int64: row, first slot, and number of the segment in its row, from 1;
@@ -124,19 +124,19 @@ def _place(lengths: np.ndarray, length: int) -> tuple[np.ndarray, int]:
 
 
 def rows_at(num_rows: int, step: int, batch_size: int, seed: int) -> np.ndarray:
-    """Returns the rows of a step: a function of the step alone, so runs can go on.
+    """Returns the rows of a step, which depend on the step alone, so runs can resume.
 
     Every epoch has an order of its own and shows each row at most once; the rows
     that are left over at its end, fewer than a batch, wait for another epoch.
 
     Args:
-        num_rows: `R`.
-        step: From 0.
-        batch_size: `B`.
-        seed: 0 or more.
+        num_rows: The number of rows, `R`.
+        step: The number of the step, from 0.
+        batch_size: The number of rows per step, `B`.
+        seed: The run's seed, 0 or more.
 
     Returns:
-        `[B]` int64, all different.
+        The rows' indices, `[B]` int64, all different.
 
     Raises:
         InputError: If there are fewer rows than a batch takes.
@@ -152,7 +152,7 @@ def rows_at(num_rows: int, step: int, batch_size: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _order(num_rows: int, epoch: int, seed: int) -> np.ndarray:
-    """Returns `[R]` int64, the order of an epoch."""
+    """Returns the order of an epoch's rows, `[R]` int64."""
     order = np.random.default_rng((seed, epoch)).permutation(num_rows)
     order.flags.writeable = False  # It is shared between calls.
     return order
@@ -170,13 +170,14 @@ def hold_out(
     Split examples before they are encoded: pieces of one text belong together.
 
     Args:
-        items: At least two.
-        share: Of the items to hold out, at least one; or else `count`.
-        count: How many to hold out.
-        seed: 0 or more; the same seed and number of items give the same split.
+        items: The items, at least two.
+        share: The share of the items to hold out, at least one item; or else `count`.
+        count: The number of items to hold out.
+        seed: The seed, 0 or more; the same seed and number of items give the same
+            split.
 
     Returns:
-        To train on and held out, each in the given order.
+        The items to train on and those held out, each in the given order.
 
     Raises:
         InputError: If the split would leave one side empty.

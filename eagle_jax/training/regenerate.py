@@ -1,11 +1,11 @@
-"""Texts by the target itself: what a head is best trained on (EAGLE-1, table 6).
+"""Texts by the target itself, the best data to train a head on (EAGLE-1, table 6).
 
 A head imitates one target. Answers of a data set were written by somebody else, so
 here they are replaced by the target's own: turn by turn in a conversation, after a
 random prefix of a document, or from the start token alone.
 
-A text depends on the run's seed and on its own number alone, never on what is decoded
-beside it, nor on what drafts.
+A text depends on the run's seed and on its own number alone, never on the texts decoded
+beside it, nor on the drafter.
 """
 
 import dataclasses
@@ -33,18 +33,19 @@ from eagle_jax.training.resumable import ResumableLines, made_with
 from eagle_jax.training.tasks import Answer, Task, example_tasks, sample_tasks
 
 Answerer = Callable[[list[list[int]], list[int]], list[Answer]]
-"""Answers prompts, given as ids, each with the seed of its own noise."""
+"""A function that answers prompts, given as ids, each with the seed of its noise."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """What became of the texts of a run.
+    """The counts of a run's texts.
 
     Attributes:
-        texts: Those that were written.
-        tokens: Generated ones, which a head learns from.
-        left_out: Texts without an answer.
-        refused: Why conversations were cut at a turn that the chat template refuses.
+        texts: The number of texts that were written.
+        tokens: The number of generated tokens, which a head learns from.
+        left_out: The number of texts left out, as they have no answer.
+        refused: A line for each conversation that was cut at a turn that the chat
+            template refuses.
     """
 
     texts: int = 0
@@ -53,7 +54,7 @@ class Counts:
     refused: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, record: dict[str, Any] | None) -> None:
-        """Counts a text's record; `None` is one that was left out."""
+        """Counts a text's record; `None` stands for a text that was left out."""
         if record is None:
             self.left_out += 1
             return
@@ -77,12 +78,12 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """What the texts begin with: a file of records, or the start token alone.
+    """The beginnings of texts: a file of records, or the start token alone.
 
     Attributes:
-        data: Conversations or texts, see `read_examples`.
-        limit: Take as many records of them; `None` for all.
-        samples: Instead of `data`: how many texts to write from the start token.
+        data: The file of conversations or texts, see `read_examples`.
+        limit: The number of its records to take; `None` for all.
+        samples: The number of texts to write from the start token, instead of `data`.
     """
 
     data: Path | None = None
@@ -90,7 +91,7 @@ class TextSource:
     samples: int | None = None
 
     def check(self, config: RegenerateConfig) -> None:
-        """Refuses what makes no texts to learn from.
+        """Refuses a source that gives no texts to learn from.
 
         Raises:
             InputError: If not exactly one of `data` and `samples` is given, a count
@@ -129,19 +130,20 @@ def regenerate_file(
 
     Args:
         target: A Hugging Face folder or hub name.
-        source: What the texts begin with.
+        source: The beginnings of the texts.
         output: A file of JSON lines, see `ResumableLines`.
         config: All settings.
-        draft: An EAGLE head that makes it quicker and changes no text.
-        overwrite: Start the output again.
+        draft: An EAGLE head, which makes the run quicker and changes no text.
+        overwrite: Whether to start the output again.
         report: Called with lines for a log.
-        progress: Shows how far the run is.
+        progress: Called to show how far the run is.
 
     Returns:
-        What this call wrote; `None` if nothing was left to write.
+        The counts of what this call wrote; `None` if nothing was left to write.
 
     Raises:
-        InputError: If something does not fit, or no text had room for an answer.
+        InputError: If files, settings and models do not fit together, or no text had
+            room for an answer.
     """
     source.check(config)
     before = {} if overwrite else made_with(output)
@@ -203,11 +205,12 @@ def regenerate(
 
     Args:
         tasks: The texts; those before `first` are skipped.
-        answer: Decodes up to `batch_size` prompts.
-        batch_size: Changes no text.
-        max_length: Prompt plus output; a prompt that leaves no room ends its text.
-        seed: Of the run.
-        first: Number of the first text that is still to be written.
+        answer: A function that answers up to `batch_size` prompts.
+        batch_size: The number of texts decoded together; it changes no text.
+        max_length: The largest number of tokens of prompt and output; a prompt that
+            leaves no room ends its text.
+        seed: The run's seed.
+        first: The number of the first text that is still to be written.
 
     Yields:
         The number of a text and its record, `None` where no prompt had room.
@@ -227,12 +230,13 @@ def regenerate(
 def seed_of(seed: int, index: int, turn: int) -> int:
     """Returns the seed of one answer, in 0 to 2**32 - 1.
 
-    Mixed, not added: two runs with neighbouring seeds must share no text.
+    The numbers are mixed, not added: two runs with neighbouring seeds must share no
+    text.
 
     Args:
-        seed: Of the run.
-        index: Of the text.
-        turn: Of the answer in it.
+        seed: The run's seed.
+        index: The text's number.
+        turn: The number of the answer in the text.
     """
     return int(np.random.SeedSequence((seed, index, turn)).generate_state(1)[0])
 
@@ -240,7 +244,7 @@ def seed_of(seed: int, index: int, turn: int) -> int:
 def _write_batch(
     batch: Sequence[tuple[int, Task]], answer: Answerer, max_length: int, seed: int
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Answers turn after turn, until no text of the batch has another."""
+    """Answers turn after turn, and yields the records when no text has another."""
     open_tasks = list(batch)
     turn = 0
     while open_tasks:
@@ -268,7 +272,7 @@ def _tasks(
     refused: list[str],
     report: Report,
 ) -> tuple[Iterable[Task], int]:
-    """Returns the texts to write, and how many there are."""
+    """Returns the texts to write, and their number."""
     settings, tokenizer = config.regeneration, pair.tokenizer
     if source.samples is not None:
         return sample_tasks(tokenizer, source.samples), source.samples
@@ -294,7 +298,7 @@ def _settings(
     max_length: int,
     date: str | None,
 ) -> dict[str, Any]:
-    """Returns all that the texts depend on: neither batches nor drafts do."""
+    """Returns all settings that the texts depend on, so neither batch nor drafter."""
     data, dtype = source.data, config.regeneration.dtype
     settings = {
         "target": fingerprint_folder(resolve(target)),
@@ -313,7 +317,7 @@ def _settings(
 def _decoder(
     pair: LoadedPair, config: RegenerateConfig, max_length: int, batch_size: int
 ) -> Answerer:
-    """Returns what decodes prompts, one compilation per bucket of their lengths."""
+    """Returns a function that answers prompts, compiled once per bucket of lengths."""
     new_tokens = config.regeneration.max_new_tokens
     first_runner = Runner(
         pair=pair,

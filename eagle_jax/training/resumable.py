@@ -1,4 +1,4 @@
-"""Records that a later run goes on with, and the settings that made them beside."""
+"""Records that a later run appends to, and the settings that made them."""
 
 import json
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from eagle_jax.parsing import parse_json, read_json_if_any
 
 
 class ResumableLines(JsonLines):
-    """Records appended one by one, with the settings that made them beside the file.
+    """A file of records, with the settings that made them beside it.
 
     The settings lie in `NAME.settings.json`, so that the file itself holds nothing
     but records. Every record has an `index` that grows from line to line.
 
     Attributes:
-        next_index: Of the first record that is still missing.
+        next_index: The index of the first record that is still missing.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class ResumableLines(JsonLines):
         """Opens a file, new or to be continued; a half-written line is dropped.
 
         Args:
-            path: Of the records.
-            settings: What determines them, as JSON can hold it.
-            overwrite: Start again, whatever there is.
+            path: The file of the records.
+            settings: The settings that determine the records, as JSON can hold them.
+            overwrite: Whether to start again, whatever the file holds.
 
         Raises:
             InputError: If the file was made with other settings or by something
@@ -49,10 +49,10 @@ class ResumableLines(JsonLines):
             raise
 
     def append(self, record: dict[str, Any]) -> None:
-        """Writes a record, which is on the disk when this returns.
+        """Writes a record; it is on the disk when this returns.
 
         Args:
-            record: With an `index` above all before it.
+            record: The record, whose `index` is above all before it.
 
         Raises:
             InputError: If the disk is full.
@@ -76,7 +76,7 @@ class ResumableLines(JsonLines):
 
 
 def made_with(path: Path) -> Mapping[str, Any]:
-    """Returns the settings that made a file, none where nothing tells of them."""
+    """Returns the settings that made a file, empty where they are not recorded."""
     return read_json_if_any(_beside(path)) or {}
 
 
@@ -88,7 +88,7 @@ def _beside(path: Path) -> Path:
 def _check_settings(
     path: Path, old: Mapping[str, Any] | None, new: Mapping[str, Any]
 ) -> None:
-    """Refuses to mix records of two kinds in one file."""
+    """Refuses to mix records of different settings in one file."""
     if old is None:
         raise InputError(
             f"{path} exists and has no {path.name}.settings.json beside it, so it was "

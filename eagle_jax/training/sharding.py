@@ -1,4 +1,4 @@
-"""Where the state of a run lies: the optimizer's moments with the head's weights."""
+"""Shardings of a run's state: the optimizer's moments as the head's weights."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from eagle_jax.training.step import StepConfig, TrainState, init_state, make_opt
 
 
 def state_shardings(config: StepConfig, placement: Placement) -> TrainState:
-    """Returns where each array of a run's state lies.
+    """Returns the sharding of each array of a run's state.
 
     Args:
-        config: What is static in a step.
-        placement: Of the target with the head.
+        config: The static settings of a step.
+        placement: The shardings of target and head.
 
     Returns:
         A `TrainState` of shardings.
@@ -34,22 +34,22 @@ def state_shardings(config: StepConfig, placement: Placement) -> TrainState:
 
 
 def first_state(config: StepConfig, shardings: TrainState, seed: int) -> TrainState:
-    """Returns a run's first state, each part made where it lies.
+    """Returns a run's first state, each shard made on its own device.
 
     Args:
-        config: What is static in a step.
-        shardings: Of `state_shardings`.
-        seed: Of the weights and the noise.
+        config: The static settings of a step.
+        shardings: The shardings that `state_shardings` returned.
+        seed: The seed of the weights and the noise.
     """
     return jax.jit(lambda: init_state(config, seed), out_shardings=shardings)()
 
 
 def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:
-    """Returns a `TrainState` of shapes that say where each array lies.
+    """Returns a `TrainState` of shapes with shardings.
 
     Args:
-        config: What is static in a step.
-        shardings: Of `state_shardings`.
+        config: The static settings of a step.
+        shardings: The shardings that `state_shardings` returned.
     """
     return jax.tree.map(
         lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there),

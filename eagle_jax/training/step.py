@@ -1,4 +1,4 @@
-"""One optimizer step of a head, and its held-out measure, as pure functions."""
+"""An optimizer step of a head, and its measure on held-out rows, as pure functions."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,17 +24,18 @@ def as_they_are(params: Tables) -> Tables:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What is static in a step.
+    """The static settings of a step.
 
     Attributes:
         target: The `Target` whose features are learnt.
-        head: Sizes of the head.
-        loss: See `LossConfig`.
-        optimizer: See `OptimizerConfig`.
-        steps: Of the whole run; the learning rate ends there.
-        dtype: Of the arithmetic; master weights are float32.
-        tables: From the target's parameters to what the head borrows of them.
-        unembed: The target's, of hidden states under a given output head.
+        head: The head's sizes.
+        loss: The settings of the loss.
+        optimizer: The settings of the optimizer.
+        steps: The number of steps of the whole run, where the learning rate ends.
+        dtype: The type of the arithmetic; master weights are float32.
+        tables: A function from the target's parameters to the embedding and the output
+            head that the head borrows.
+        unembed: The target's function from an output head and hidden states to logits.
     """
 
     target: Any
@@ -49,13 +50,14 @@ class StepConfig:
 
 @struct.dataclass(kw_only=True)
 class TrainState:
-    """What a run changes.
+    """The arrays that a run changes.
 
     Attributes:
-        step: int32 scalar, steps done.
-        params: The head, float32.
-        opt_state: Of the optimizer.
-        key: Of the noise; never changes, steps fold their number into it.
+        step: `[]` int32, the number of steps done.
+        params: The head's parameters, float32.
+        opt_state: The optimizer's state.
+        key: The PRNG key of the noise; it never changes, steps fold their number into
+            it.
     """
 
     step: jax.Array
@@ -68,8 +70,8 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     """Returns clipped AdamW under a linear warm-up and a linear decay.
 
     Args:
-        config: Rates and bounds.
-        steps: Of the whole run.
+        config: The optimizer's rates and bounds.
+        steps: The number of steps of the whole run.
     """
     warmup = min(config.warmup_steps, steps - 1)
     rate = config.learning_rate
@@ -115,11 +117,12 @@ def train_step(
     """Takes one step; jit it with `config` static and `state` donated.
 
     Args:
-        state: Of the run.
-        target_params: Frozen.
-        rows: `[B, T]`, packed.
-        features: `[B, T, E]` where they were computed before, otherwise `None`.
-        config: Static.
+        state: The run's state.
+        target_params: The target's frozen parameters.
+        rows: The packed rows, `[B, T]` fields.
+        features: `[B, T, E]`, the target's features if they were computed before,
+            otherwise `None`.
+        config: The static settings of a step. Static.
 
     Returns:
         The next state, and the loss before the step.
@@ -163,7 +166,7 @@ def _loss(
     key: jax.Array | None,
     config: StepConfig,
 ) -> tuple[jax.Array, Metrics]:
-    """Casts what the head computes with; gradients arrive in float32."""
+    """Returns the loss of the head in the arithmetic's type, and its parts."""
     return head_loss(
         jax.tree.map(lambda x: x.astype(config.dtype), params),
         config.tables(target_params),

@@ -1,4 +1,4 @@
-"""Texts in the making: what of a record stays, and what the target writes itself."""
+"""Texts in the making: the parts of a record that stay, and the target's answers."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from eagle_jax.training.encode import EncodedExample, encode_prompt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the target wrote after one prompt.
+    """The target's answer to one prompt.
 
     Attributes:
-        ids: Generated, with the stop token.
-        text: What the ids add to the prompt's text.
-        is_complete: Whether a stop token ended it, and not a limit.
+        ids: The generated ids, with the stop token.
+        text: The text that the ids add to the prompt's.
+        is_complete: Whether a stop token ended the answer, and not a limit.
     """
 
     ids: list[int]
@@ -33,7 +33,7 @@ class Task(Protocol):
     """One text in the making."""
 
     def prompt(self) -> list[int] | None:
-        """Returns the ids to be answered next, `None` if there is nothing left."""
+        """Returns the ids to be answered next, `None` if none are left."""
         ...
 
     def add(self, answer: Answer) -> None:
@@ -41,7 +41,7 @@ class Task(Protocol):
         ...
 
     def record(self) -> dict[str, Any] | None:
-        """Returns what is kept, `None` if nothing was answered."""
+        """Returns the record to keep, `None` if nothing was answered."""
         ...
 
 
@@ -52,8 +52,8 @@ class TextTask:
         """Starts a text.
 
         Args:
-            tokenizer: Of the target.
-            prompt: Ids.
+            tokenizer: The target's tokenizer.
+            prompt: The prompt's ids.
         """
         self._tokenizer = tokenizer
         self._prompt = list(prompt)
@@ -64,7 +64,7 @@ class TextTask:
         return self._prompt if self._answer is None else None
 
     def add(self, answer: Answer) -> None:
-        """Takes what follows it."""
+        """Takes the text that follows the prompt."""
         self._answer = answer
 
     def record(self) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ class TextTask:
 class ConversationTask:
     """A conversation of which only the user's turns, and the system's, are kept.
 
-    It ends early with an answer that a limit cut off, as no user ever went on there,
+    It ends early after an answer that a limit cut off, which no user has replied to,
     and before a turn that the chat template refuses.
     """
 
@@ -92,9 +92,9 @@ class ConversationTask:
         """Starts a conversation.
 
         Args:
-            tokenizer: Of the target, with a chat template.
-            example: With messages.
-            refused: Gets a line if the chat template refuses a turn.
+            tokenizer: The target's tokenizer, with a chat template.
+            example: An example with messages.
+            refused: A list that gets a line if the chat template refuses a turn.
         """
         self._tokenizer = tokenizer
         self._refused = refused
@@ -123,7 +123,7 @@ class ConversationTask:
         return self._asked.tokens.tolist()
 
     def add(self, answer: Answer) -> None:
-        """Takes an answer."""
+        """Takes the answer to the last prompt, and adds the user's next turn."""
         assert self._asked is not None
         # Templates put the space between header and answer themselves.
         turn = {"role": "assistant", "content": answer.text.strip()}
@@ -150,8 +150,8 @@ def sample_tasks(tokenizer: Any, count: int) -> Iterator[Task]:
     """Returns texts from the start token alone.
 
     Args:
-        tokenizer: Of the target.
-        count: How many.
+        tokenizer: The target's tokenizer.
+        count: The number of texts.
 
     Raises:
         InputError: If the tokenizer has no start token.
@@ -175,13 +175,13 @@ def example_tasks(
     """Yields a text for each example: answers to its turns, or what follows its prefix.
 
     Args:
-        tokenizer: Of the target; conversations need a chat template.
-        examples: From `read_examples`.
-        config: Bounds of the prefix, whose length depends on the seed and on the
-            example's number.
-        seed: Of the run.
-        refused: Gets a line for each conversation that the chat template refuses from
-            some turn on.
+        tokenizer: The target's tokenizer; conversations need a chat template.
+        examples: The examples that `read_examples` returned.
+        config: The settings, of which the bounds of the prefix are read; its length
+            depends on the seed and on the example's number.
+        seed: The run's seed.
+        refused: A list that gets a line for each conversation that the chat template
+            refuses from some turn on.
     """
     refused = [] if refused is None else refused
     for index, example in enumerate(examples):

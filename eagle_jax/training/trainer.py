@@ -37,11 +37,11 @@ class Trained:
 
     Attributes:
         target: The target's folder.
-        head: The folder of the best head, in the official layout.
-        config: All settings.
-        step_config: What was static in a step.
+        head: The folder of the best head, in the official format.
+        config: All settings of the run.
+        step_config: The static settings of a step.
         pair: The target as it was loaded.
-        data: What was read.
+        data: The data that was read.
         summary: The last evaluation in one line.
     """
 
@@ -71,19 +71,19 @@ def train_head(
 
     Args:
         target: A Hugging Face folder or hub name.
-        data: Files to train on, see `read_data`.
+        data: The files to train on, see `read_data`.
         output: The run's folder, see `check_output`.
-        config: All settings.
-        held_out_data: Files to evaluate on instead of a share of the data.
-        mesh: How devices share the work; the rows of a step by default.
-        resume: Go on with the run in `output`, bit for bit.
-        overwrite: Replace the run in `output`.
+        config: All settings of the run.
+        held_out_data: The files to evaluate on instead of a share of the data.
+        mesh: The shape of the mesh; by default all devices share the rows of a step.
+        resume: Whether to go on with the run in `output`, bit for bit.
+        overwrite: Whether to replace the run in `output`.
         report: Called with lines for a log.
-        progress: Shows how far work is.
+        progress: Called to show how far work is.
 
     Raises:
-        InputError: If something does not fit together, is too large for this machine,
-            or training diverges.
+        InputError: If settings, data and target do not fit together or are too large
+            for this machine, or training diverges.
     """
     check_output(output, resume=resume, overwrite=overwrite)
     folder = checkpoints.resolve(target)
@@ -136,7 +136,7 @@ def train_head(
 
 
 def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
-    """Makes the folder this run's, after all processes have looked at it."""
+    """Records this run in its folder, after all processes have checked the folder."""
     wait_for_all("all have looked at the output")
     if jax.process_index() == 0:
         if overwrite:
@@ -146,7 +146,7 @@ def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
 
 
 def new_head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:
-    """Returns the sizes of a new head: the target's but for what is set.
+    """Returns the sizes of a new head: those that are set, else the target's.
 
     Raises:
         InputError: If the heads that are set do not divide the target's width.
@@ -190,7 +190,7 @@ def _dtype(config: TrainConfig) -> str:
 def _place(
     source: PairSource, config: TrainConfig, mesh: MeshShape
 ) -> tuple[Placement, EagleHeadConfig]:
-    """Returns where everything lies, and the new head, if this machine has the room."""
+    """Returns all shardings and the new head, or refuses what memory cannot hold."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
     if row_length > source.config.max_positions:
         raise InputError(
@@ -211,7 +211,7 @@ def _place(
 def _identity(
     folder: Path, files: Sequence[Path], mesh: MeshShape, config: TrainConfig
 ) -> dict[str, Any]:
-    """Returns what a resumed run must have in common with the run it resumes."""
+    """Returns the settings that a resumed run must share with the run it resumes."""
     for path in files:
         if not path.is_file():
             raise InputError(f"cannot read the data {path}: it is no file")
@@ -327,7 +327,8 @@ def _write_features(
 ) -> FeatureStore:
     """Computes the target's features of all rows, or what the run's folder lacks.
 
-    They are kept in the type of a step, which so gets the same numbers as without.
+    They are kept in the type of a step's arithmetic, so stored features give the same
+    numbers as computed ones.
     """
     step = trained.step_config
     compute = jax.jit(functools.partial(target_features, step.target))

@@ -1,4 +1,4 @@
-"""Expansion phase: grow the candidates level by level (EAGLE-2, section 4.1)."""
+"""The expansion phase: grows the candidates level by level (EAGLE-2, section 4.1)."""
 
 import dataclasses
 from typing import Literal
@@ -11,7 +11,7 @@ from flax import struct
 from eagle_jax.tree.structure import NO_PARENT, Candidates, empty_candidates
 
 RankBy = Literal["value", "confidence"]
-"""What orders candidates: the whole path's value, or the last step alone."""
+"""Names of what orders candidates: the whole path's value, or the last step alone."""
 
 
 @struct.dataclass(kw_only=True)
@@ -19,7 +19,7 @@ class Frontier:
     """The `K` nodes of the newest level that the drafter expands next.
 
     Attributes:
-        tokens: `[K]` int32.
+        tokens: `[K]` int32, the nodes' tokens.
         candidates: `[K]` int32, their indices among the candidates.
         log_values: `[K]` float32, `-inf` where there is no such node.
         parents: `[K]` int32, row of the parent in the previous frontier; 0 on
@@ -42,8 +42,8 @@ def top_children(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
     than `K` is padded with children of probability zero.
 
     Args:
-        logits: `[..., V]`, any float dtype.
-        width: `K`. Static.
+        logits: `[..., V]`, the draft's logits, of any float dtype.
+        width: The number of children, `K`. Static.
 
     Returns:
         `[..., K]` int32 tokens and `[..., K]` float32 log probabilities, in
@@ -78,9 +78,9 @@ def draw_children(
     their order (Kool et al. 2019).
 
     Args:
-        logits: `[..., V]` float32; `-inf` is never drawn.
+        logits: `[..., V]` float32; tokens of `-inf` are never drawn.
         noise: `[..., V]` float32; zeros take the most likely tokens.
-        width: `K`. Static.
+        width: The number of children, `K`. Static.
 
     Returns:
         `[..., K]` int32 tokens and `[..., K]` float32 log probabilities, `-inf` where
@@ -143,13 +143,13 @@ def expand(
     section 4.1). Only the newest level competes for expansion, never an older one.
 
     Args:
-        candidates: Filled up to `level - 1`.
+        candidates: The candidates, filled up to `level - 1`.
         frontier: The `K` nodes of level `level - 1` that were expanded.
         tokens: `[K, K]` int32, the most likely children of each, best first.
         log_probs: `[K, K]` float32, their log probabilities.
-        level: Depth of the children, 2 .. `D`. Static.
-        rank_by: Order by path value or by the last step's confidence (Table 3
-            "w/o value"). Static.
+        level: The depth of the children, 2 .. `D`. Static.
+        rank_by: Whether the path's value or the last step's confidence ranks nodes
+            (Table 3, "w/o value"). Static.
 
     Returns:
         The candidates with `level` filled, and its `K` best nodes.

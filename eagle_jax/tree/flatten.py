@@ -1,4 +1,4 @@
-"""Flatten a tree into what a transformer reads in one call."""
+"""Flattening: a tree as the sequence that a transformer reads in one call."""
 
 import jax
 from flax import struct
@@ -11,9 +11,9 @@ class FlatTree:
     """One row of a verification call.
 
     Attributes:
-        tokens: `[N]` int32.
+        tokens: `[N]` int32, the nodes' tokens; 0 in padding.
         positions: `[N]` int32, the root's absolute position plus the depth.
-        mask: `[N, N]` bool, ancestors and self.
+        mask: `[N, N]` bool, true where the second node is the first or its ancestor.
     """
 
     tokens: jax.Array
@@ -28,7 +28,7 @@ def flatten(tree: DraftTree, length: jax.Array) -> FlatTree:
     way to the ancestor mask, and positions count depth, not index.
 
     Args:
-        tree: `N` nodes.
+        tree: A tree of `N` nodes.
         length: `[]` int32, tokens already in the target's cache: the position of
             the root.
 

@@ -1,4 +1,4 @@
-"""Reranking phase: keep the candidates most likely accepted (EAGLE-2, section 4.2)."""
+"""The reranking phase: keeps the best of all candidates (EAGLE-2, section 4.2)."""
 
 import chex
 import jax
@@ -45,13 +45,13 @@ def rerank(
     Args:
         candidates: All `C` candidates of the expansion.
         root_token: `[]` int32, the last emitted token.
-        num_nodes: `N`, the size of the tree with its root. Static. Where fewer
+        num_nodes: The number of nodes, root included, `N`. Static. Where fewer
             candidates exist, the rest is padding.
-        rank_by: Rank by path value (the paper) or by the last step's confidence
-            alone (Table 3, "w/o value"). By confidence a node can be kept
+        rank_by: Whether the path's value (the paper) or the last step's confidence
+            alone ranks nodes (Table 3, "w/o value"). By confidence a node can be kept
             without its parent; such orphans are dropped and padded. Static.
-        use_rerank: If false, keep the best `K` of every level, level by level,
-            until the tree is full (Table 3, "w/o reranking"). Static.
+        use_rerank: Whether to rerank, or else to keep the best `K` of every level,
+            level by level, until the tree is full (Table 3, "w/o reranking"). Static.
 
     Returns:
         A tree of exactly `N` nodes in level order, parents before children.
@@ -85,21 +85,21 @@ def rerank(
     is_orphan = ~is_first_level & (parents == ROOT)
     parents = jnp.where(is_kept & ~is_orphan, parents, NO_PARENT)
     tree = DraftTree(
-        tokens=_behind_root(root_token, candidates.tokens[source]),
-        parents=_behind_root(NO_PARENT, parents),
-        log_values=_behind_root(0.0, candidates.log_values[source]),
-        is_node=_behind_root(True, is_kept),
+        tokens=_after_root(root_token, candidates.tokens[source]),
+        parents=_after_root(NO_PARENT, parents),
+        log_values=_after_root(0.0, candidates.log_values[source]),
+        is_node=_after_root(True, is_kept),
     )
     return _drop_unconnected(tree)
 
 
-def _behind_root(root: jax.Array | float, rest: jax.Array) -> jax.Array:
-    """Puts the root's entry in front of the other nodes'."""
+def _after_root(root: jax.Array | float, rest: jax.Array) -> jax.Array:
+    """Returns the other nodes' entries after the root's."""
     return jnp.concatenate([jnp.full(1, root, rest.dtype), rest])
 
 
 def _drop_unconnected(tree: DraftTree) -> DraftTree:
-    """Turns padding and what hangs on an orphan into padding."""
+    """Turns orphans and their descendants into padding."""
     is_node = tree.is_node & ancestor_mask(tree.parents)[:, ROOT]
     return DraftTree(
         tokens=jnp.where(is_node, tree.tokens, 0),

@@ -8,7 +8,7 @@ ROOT = 0
 """Index of the root in a `DraftTree`: the last emitted token."""
 
 NO_PARENT = -1
-"""Parent of the root, of padding nodes, and of the first level's candidates."""
+"""The parent of the root, of padding nodes, and of the first level's candidates."""
 
 
 @struct.dataclass(kw_only=True)
@@ -20,13 +20,13 @@ class Candidates:
     the second, and so on. A candidate with value `-inf` does not exist.
 
     Attributes:
-        tokens: `[C]` int32.
+        tokens: `[C]` int32, the candidates' tokens.
         parents: `[C]` int32, index of the parent candidate, always smaller than
             the candidate's own; `NO_PARENT` for children of the root.
         log_values: `[C]` float32, log of the paper's value: the product of the
             draft's confidences from the root's child to this node.
         log_confidences: `[C]` float32, log probability given the parent alone.
-        is_expanded: `[C]` bool, among the `K` best of its level.
+        is_expanded: `[C]` bool, true for the `K` best of each level.
     """
 
     tokens: jax.Array
@@ -38,20 +38,20 @@ class Candidates:
 
 @struct.dataclass(kw_only=True)
 class DraftTree:
-    """What one verification checks; node 0 is the root, parents come first.
+    """The tree that one verification checks; node 0 is the root, parents come first.
 
     Depths, positions and masks are derived: see `ancestor_mask` and `flatten`.
 
     Attributes:
-        tokens: `[N]` int32; 0 in padding.
+        tokens: `[N]` int32, the nodes' tokens; 0 in padding.
         parents: `[N]` int32, smaller than the node's own index; `NO_PARENT` for
             the root and for padding.
         log_values: `[N]` float32, log of the path's probability under the draft;
             0 for the root, `-inf` in padding.
         is_node: `[N]` bool, false in padding.
         draft_logits: `None` where children are chosen; where they are drawn, one after
-            the other and never twice, `[N, V]` float32: the logits of what
-            each node's children were drawn from.
+            the other and never twice, `[N, V]` float32: the logits of the distribution
+            that each node's children were drawn from.
     """
 
     tokens: jax.Array
@@ -65,11 +65,11 @@ def empty_candidates(depth: int, width: int) -> Candidates:
     """Returns buffers for all candidates of an expansion, none existing yet.
 
     Args:
-        depth: `D`. Static, at least 1.
-        width: `K`. Static, at least 1.
+        depth: The number of levels, `D`. Static, at least 1.
+        width: The number of children per expanded node, `K`. Static, at least 1.
 
     Returns:
-        Candidates with `C = K + (D - 1) * K**2`.
+        The buffers of `C = K + (D - 1) * K**2` candidates.
     """
     count = width + (depth - 1) * width**2
     return Candidates(
@@ -85,8 +85,8 @@ def root_only(root_token: jax.Array, num_nodes: int) -> DraftTree:
     """Returns a tree without drafts: verifying it is plain decoding.
 
     Args:
-        root_token: `[]` int32.
-        num_nodes: `N`. Static.
+        root_token: `[]` int32, the last emitted token.
+        num_nodes: The number of nodes, `N`. Static.
 
     Returns:
         A tree whose nodes after the root are padding.
@@ -103,7 +103,7 @@ def root_only(root_token: jax.Array, num_nodes: int) -> DraftTree:
 def ancestor_mask(parents: jax.Array) -> jax.Array:
     """Returns which nodes each node sees: its ancestors and itself.
 
-    The reflexive transitive closure of `parents`, by pointer doubling: after
+    This is the reflexive transitive closure of `parents`, by pointer doubling: after
     step `i` a row holds its nearest `2**i - 1` ancestors. A node without a parent
     sees itself only, so no row is empty, padding included.
 
@@ -117,7 +117,7 @@ def ancestor_mask(parents: jax.Array) -> jax.Array:
         parents: `[N]` int32, each smaller than its node's index, or `NO_PARENT`.
 
     Returns:
-        `[N, N]` bool, `[i, j]` true where node `j` is `i` or an ancestor of it.
+        `[N, N]` bool, true at `[i, j]` where node `j` is `i` or an ancestor of it.
     """
     (num_nodes,) = parents.shape
     nodes = jnp.arange(num_nodes, dtype=jnp.int32)

@@ -20,15 +20,15 @@ RankPath = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Level:
-    """One drafted level of a static tree: who is drafted, and who drafts on.
+    """One drafted level of a static tree: its nodes, and those that are expanded next.
 
     Attributes:
         nodes: `[M]` int32, the nodes of this level, ascending.
-        ranks: `[M]` int32, each one's place among its siblings.
-        parents: `[M]` int32, their parents' nodes.
-        rows: `[M]` int32, their parents' places among the inner nodes above.
-        inner: `[I]` int32, those of `nodes` that have children, ascending.
-        inner_rows: `[I]` int32, the places of *their* parents among those above.
+        ranks: `[M]` int32, each node's rank among its siblings, 0 first.
+        parents: `[M]` int32, each node's parent.
+        rows: `[M]` int32, the index of each node's parent in the level above's `inner`.
+        inner: `[I]` int32, the nodes of this level that have children, ascending.
+        inner_rows: `[I]` int32, the index of each inner node's parent in the same list.
         visible: `[I, U]` bool: which inner nodes of levels 1 up to this one, oldest
             first, each inner node sees: its ancestors and itself.
     """
@@ -43,7 +43,7 @@ class Level:
 
     @property
     def width(self) -> int:
-        """Children that the parent with the most of them has."""
+        """The number of children of the parent that has most of them."""
         return int(self.ranks.max()) + 1
 
 
@@ -64,7 +64,7 @@ class Topology:
     paths: tuple[RankPath, ...]
 
     def __post_init__(self) -> None:
-        """Refuses what is no tree."""
+        """Refuses paths that form no tree."""
         known = {(), *self.paths}
         require(len(known) == len(self.paths) + 1, "paths", self.paths, "unique")
         in_order = tuple(sorted(self.paths, key=_level_order)) == self.paths
@@ -78,29 +78,29 @@ class Topology:
 
     @property
     def num_nodes(self) -> int:
-        """`N`, root included."""
+        """The number of nodes, root included, `N`."""
         return len(self.paths) + 1
 
     @property
     def depth(self) -> int:
-        """`D`; 0 for the root alone."""
+        """The depth of the deepest node, `D`; 0 for the root alone."""
         return max(map(len, self.paths), default=0)
 
     @property
     def parents(self) -> np.ndarray:
-        """`[N]` int32, as in `DraftTree`."""
+        """`[N]` int32, each node's parent; `NO_PARENT` for the root."""
         node_of = {path: node for node, path in enumerate(((), *self.paths))}
         above = [node_of[path[:-1]] for path in self.paths]
         return np.array([NO_PARENT, *above], np.int32)
 
     @property
     def ranks(self) -> np.ndarray:
-        """`[N]` int32, each node's place among its siblings; 0 for the root."""
+        """`[N]` int32, each node's rank among its siblings; 0 for the root."""
         return np.array([0, *(path[-1] for path in self.paths)], np.int32)
 
     @property
     def depths(self) -> np.ndarray:
-        """`[N]` int32."""
+        """`[N]` int32, each node's depth; 0 for the root."""
         return np.array([0, *map(len, self.paths)], np.int32)
 
     @property
@@ -143,7 +143,7 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
 
     Raises:
         InputError: If an ancestor or a sibling of lower rank is missing, or a path
-            stands twice.
+            is repeated.
     """
     return Topology(tuple(sorted((tuple(path) for path in paths), key=_level_order)))
 
@@ -156,18 +156,19 @@ def chain(length: int) -> Topology:
 def optimal_topology(rates: Sequence[Sequence[float]], num_nodes: int) -> Topology:
     """Returns the static tree whose drafts are most often accepted (Cai et al. 2024).
 
-    A node is worth the product of the rates along its path; the tree takes the most
-    worthy nodes. No static tree gains more where rates depend on depth and rank alone.
+    A node is worth the product of the rates along its path; the tree takes the nodes
+    worth most. No static tree gains more where rates depend on depth and rank alone.
 
     >>> optimal_topology([[0.6, 0.3], [0.5, 0.1]], num_nodes=4).paths
     ((0,), (1,), (0, 0))
 
     Args:
-        rates: By depth (1 first) and rank (0 first), how often a drafted token is
-            accepted whose parent is.
-        num_nodes: `N`, root included; fewer where the rates describe fewer.
+        rates: Acceptance rates by depth (1 first) and rank (0 first): how often a
+            drafted token is accepted whose parent is.
+        num_nodes: The number of nodes, root included, `N`; the tree has fewer where
+            the rates describe fewer.
     """
-    # No node without its elder sibling: ranks are worth what the ranks before are.
+    # No node comes without its elder siblings, so none may be worth more than they.
     worth = [np.minimum.accumulate(np.asarray(row, float)) for row in rates]
     heap: list[tuple[float, RankPath]] = [(-worth[0][0], (0,))] if worth else []
     paths: list[RankPath] = []

@@ -19,7 +19,7 @@ class Step:
 
     Attributes:
         is_accepted: `[]` bool, whether a child continues the path.
-        child: `[]` int32, node index of that child; meaningless otherwise.
+        child: `[]` int32, node index of that child; meaningless if there is none.
         token: `[]` int32, the token that follows the node in the text.
     """
 
@@ -54,10 +54,10 @@ def verify(
     distribution does so for at most `P` nodes, not for all `N`.
 
     Args:
-        tree: `N` nodes.
-        step: `(node, level) -> Step`, both `[]` int32; the depth of `node` is
-            `level`. Must accept only children of `node`.
-        depth: `D`, no node lies deeper. Static.
+        tree: A tree of `N` nodes.
+        step: The rule `(node, level) -> Step`, both `[]` int32; the depth of `node` is
+            `level`. It must accept only children of `node`.
+        depth: The depth of the deepest node, `D`. Static.
 
     Returns:
         The accepted path and the token after it.
@@ -96,9 +96,9 @@ def match_child(tree: DraftTree, node: jax.Array, token: jax.Array) -> Step:
     an independent draw has exactly the target's distribution.
 
     Args:
-        tree: `N` nodes.
-        node: `[]` int32.
-        token: `[]` int32, what the target says comes after `node`.
+        tree: A tree of `N` nodes.
+        node: `[]` int32, the node's index.
+        token: `[]` int32, the target's token after `node`.
 
     Returns:
         The step; its token is `token`.
@@ -126,8 +126,8 @@ def reject_siblings(
     (EAGLE-1, appendix A.2) for drafts that are deterministic.
 
     Args:
-        tree: `N` nodes; siblings are tried in node order.
-        node: `[]` int32.
+        tree: A tree of `N` nodes; siblings are tried in node order.
+        node: `[]` int32, the node's index.
         probs: `[V]` float32, the target's distribution after `node`; need not sum
             to 1.
         coins: `[N]` float32, uniform in `[0, 1)`, one per node.
@@ -171,33 +171,35 @@ def reject_drawn(
     (Array(0.625, dtype=float32), Array([0., 1.], dtype=float32))
 
     Args:
-        probs: `[V]` float32, the target's distribution, or what earlier siblings
-            left of it.
-        draft_logits: `[V]` float32, of the distribution that the token was drawn from.
-        token: `[]` int32.
+        probs: `[V]` float32, the target's distribution, or what the rejection of
+            earlier siblings left of it.
+        draft_logits: `[V]` float32, logits of the distribution that the token was
+            drawn from.
+        token: `[]` int32, the drawn token.
 
     Returns:
         The chance that the token is accepted, `[]` float32; what its rejection leaves
-        of the target's distribution, `[V]`; and the logits of what the next sibling was
-        drawn from, `[V]`.
+        of the target's distribution, `[V]`; and the logits of the distribution that the
+        next sibling was drawn from, `[V]`.
     """
     draft_probs = jax.nn.softmax(draft_logits)
     chance = jnp.minimum(probs[token] / draft_probs[token], 1.0)
     rest = jnp.maximum(probs - draft_probs, 0.0)
     total = rest.sum()
-    # Equal distributions never reject; rounding may leave nothing all the same.
+    # Equal distributions never reject, but rounding may leave no mass.
     rest = jnp.where(total > 0, rest / jnp.where(total > 0, total, 1.0), probs)
     return chance, rest, draft_logits.at[token].set(-jnp.inf)
 
 
 @struct.dataclass(kw_only=True)
 class _Siblings:
-    """Where a walk along the children of one node stands.
+    """The state of a walk along the children of one node.
 
     Attributes:
         untried: `[N]` bool, children whose turn is still to come.
         probs: `[V]` float32, what rejections left of the target's distribution.
-        draft_logits: `[V]` float32, of what the next sibling was drawn from.
+        draft_logits: `[V]` float32, logits of the distribution that the next sibling
+            was drawn from.
         is_accepted: `[]` bool, whether the last child was accepted.
         child: `[]` int32, the last child that was tried.
     """
@@ -218,13 +220,13 @@ def reject_drawn_siblings(
 ) -> Step:
     """Tries drawn children of `node` in turn, then samples what remains.
 
-    Multi-round speculative sampling (EAGLE-1, algorithm 1) where siblings are drawn
-    without replacement: each is tried against the distribution without its elder
+    This is multi-round speculative sampling (EAGLE-1, algorithm 1) where siblings are
+    drawn without replacement: each is tried against the distribution without its elder
     siblings.
 
     Args:
-        tree: `N` nodes with `draft_logits`; siblings are tried in node order.
-        node: `[]` int32.
+        tree: A tree of `N` nodes with `draft_logits`; siblings are tried in node order.
+        node: `[]` int32, the node's index.
         probs: `[V]` float32, the target's distribution after `node`.
         coins: `[N]` float32, uniform in `[0, 1)`, one per node.
         noise: `[V]` float32, standard Gumbel, for the distribution that remains.
