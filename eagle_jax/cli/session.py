@@ -90,7 +90,7 @@ class Session:
         return True
 
     def _decode_batch(self, numbers: range) -> bool:
-        """Decodes and shows some of the prompts; returns whether Ctrl-C cut it short."""
+        """Decodes and shows some prompts; returns whether Ctrl-C cut it short."""
         encoded = [self._encoded[number] for number in numbers]
         seeds = [self._runner.config.sampling.seed + number for number in numbers]
         trees: list[list[dict[str, Any]]] = [[] for _ in numbers]
