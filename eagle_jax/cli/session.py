@@ -90,7 +90,7 @@ class Session:
         return True
 
     def _decode_batch(self, numbers: range) -> bool:
-        """Decodes and shows some of the prompts; returns whether Ctrl-C cut it short."""
+        """Decodes and shows some of the prompts; returns whether it was cut short."""
         encoded = [self._encoded[number] for number in numbers]
         seeds = [self._runner.config.sampling.seed + number for number in numbers]
         trees: list[list[dict[str, Any]]] = [[] for _ in numbers]
@@ -128,7 +128,7 @@ class Session:
         trees: list[list[dict[str, Any]]],
         last: dict[int, Round],
     ) -> Observer:
-        """Returns a function that streams or traces rounds, and keeps the last."""
+        """Returns a function that streams and traces rounds, and keeps the last."""
         stream = text.TextStream(self._tokenizer, first_prompt)
 
         def observe(snapshot: Snapshot) -> None:
