@@ -217,7 +217,7 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """All settings of `scripts/generate.py`, one TOML table per attribute.
+    """All settings of `eagle-jax generate`, one TOML table per attribute.
 
     Attributes:
         tree: The tree that is drafted at temperature 0.

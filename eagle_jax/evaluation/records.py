@@ -42,7 +42,7 @@ class Turn:
         decode_time: The seconds without the prefill; in a batch the answer's share.
         accept_lengths: The accepted drafts and the bonus of each step; tokens that
             limits and stop tokens cut off the last step are counted.
-        stop_reason: The name of the `StopReason` for which it ended.
+        stop_reason: The name of its `StopReason`, in lower case.
     """
 
     text: str
