@@ -174,10 +174,10 @@ class DecodingConfig:
     """The settings of decoding: its method, its limits and its arithmetic.
 
     Attributes:
-        method: What drafts: "eagle2" dynamic trees and "eagle1" static trees of an
-            EAGLE head, "chain" its `depth` most likely tokens, "small-model" the tree
-            of a smaller model (a chain at width 1), "lookup" earlier text; or
-            "autoregressive" for plain decoding.
+        method: The method that drafts: "eagle2" for dynamic trees and "eagle1" for
+            static trees of an EAGLE head, "chain" for its `depth` most likely tokens,
+            "small-model" for the tree of a smaller model (a chain at width 1), "lookup"
+            for earlier text; or "autoregressive" for plain decoding.
         max_new_tokens: The largest number of tokens to generate per prompt.
         max_length: The largest number of tokens of prompt and output together; `None`
             for the smaller of the model's positions and what the request needs.
@@ -217,7 +217,7 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """All settings of `scripts/generate.py`, one TOML table per attribute.
+    """All settings of `eagle-jax generate`, one TOML table per attribute.
 
     Attributes:
         tree: The tree that is drafted at temperature 0.
@@ -270,8 +270,8 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
 
     Args:
         kind: A frozen dataclass.
-        table: Values by field name; nested tables for nested dataclasses.
-        where: Named in errors: the file and, inside it, the table.
+        table: The values by field name, with nested tables for nested dataclasses.
+        where: The file and, inside it, the table, which errors name.
 
     Returns:
         An instance of `kind`.

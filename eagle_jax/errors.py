@@ -56,5 +56,5 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns what an error says in one line, its kind if it says nothing."""
+    """Returns an error's message in one line, or its type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

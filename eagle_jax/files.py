@@ -151,8 +151,8 @@ def new_folder(
     Args:
         path: The folder to make.
         overwrite: Whether to replace a folder that is there.
-        is_ours: Says whether a folder holds what this program wrote and nothing
-            else; no other folder is replaced, unless it is empty.
+        is_ours: A function that returns whether a folder holds only what this program
+            wrote; no other folder is replaced, unless it is empty.
 
     Yields:
         The folder to write to.

@@ -209,8 +209,8 @@ class Drafter(Protocol):
             params: The drafter's parameters.
             state: The state, which knows the text up to, not including, the root.
             root: `[B]` int32, the last emitted tokens.
-            draws: How the round's tokens will be drawn, for drafters that have a
-                distribution; others do not read it.
+            draws: The settings, noise and keys of the round's draws, for drafters that
+                have a distribution; others do not read them.
         """
         ...
 
@@ -220,7 +220,7 @@ class Drafter(Protocol):
         Args:
             params: The drafter's parameters.
             state: The state that `propose` returned.
-            verified: What the target said of the whole tree.
+            verified: The target's output for the whole tree, and the accepted path.
         """
         ...
 
@@ -265,7 +265,7 @@ def commit(
         InputError: If the cache has become another pytree or another size.
     """
     written = target.commit(cache, entries, path, count)
-    # Where arrays lie on a mesh is not part of it.
+    # The shardings of arrays are not compared.
     old, new = (
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
         for tree in (cache, written)

@@ -67,7 +67,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """Returns what a JSON text holds.
+    """Returns the value that a JSON text holds.
 
     Args:
         text: The JSON text; bytes are UTF-8.

@@ -187,7 +187,7 @@ def choose_tokens(
     Args:
         sampling: The settings of sampling, `[B]` fields.
         keys: `[B]` typed PRNG keys, the requests'.
-        logits: `[B, V]` float32.
+        logits: `[B, V]` float32, the target's logits that the tokens are chosen by.
         positions: `[B]` int32, absolute positions of the chosen tokens.
         greedy: Whether to take the argmax and compile no sampling. Static.
 
@@ -206,7 +206,7 @@ def distribution(
     """Returns the distribution of a row's token: `[V]` float32 probabilities.
 
     Args:
-        logits: `[V]` float32.
+        logits: `[V]` float32, the target's logits that the token is chosen by.
         sampling: The settings of sampling, `[]` fields.
         any_filter: `[]` bool, false to skip the filters, see `process_logits`.
     """

@@ -1,1 +1,1 @@
-"""How much rounds and training steps cost, and what other machines would compile."""
+"""The cost of rounds and training steps, and the programs of other machines."""

@@ -86,12 +86,12 @@ def every_case() -> list[Case]:
 
 
 def label(case: Case) -> str:
-    """Returns the name of a case, which no other has."""
+    """Returns the name of a case, which no other case has."""
     return f"{case.name} {case.topology} {case.mesh} rows={case.batch_size}"
 
 
 def with_layers(case: Case, layers: int) -> Case:
-    """Returns a case with as many layers only, to have it quickly."""
+    """Returns a case with only `layers` layers, which compiles quickly."""
     target = dataclasses.replace(case.target, num_layers=layers)
     name = f"{case.name} ({layers} layers)"
     return dataclasses.replace(case, name=name, target=target)

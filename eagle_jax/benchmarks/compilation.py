@@ -1,7 +1,7 @@
 """The whole generation and a training step through the compiler of other machines.
 
 Weights, caches and requests are shapes only: nothing is allocated, and a 70B model
-compiles on a laptop. What comes out is what the machine would run.
+compiles on a laptop. The programs are those that the machine would run.
 """
 
 import dataclasses
@@ -36,33 +36,33 @@ from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import StepConfig, init_state, train_step
 
 HBM_GIB = {"v5e": 16.0, "v6e": 32.0, "v5p": 95.0}
-"""Memory of a chip, by the name in front of a topology's colon."""
+"""The memory of a chip in GiB, by the name in front of a topology's colon."""
 
 PROGRAMS = ("prefill", "round", "sampled round", "token", "training step")
-"""What is compiled: a "round" is all rounds, "token" is plain decoding."""
+"""Names of the compiled programs: "round" is all rounds, "token" is plain decoding."""
 
 LOOPS = ("round", "sampled round", "token")
-"""Those of `PROGRAMS` that decode; a "sampled round" draws, the others are greedy."""
+"""The `PROGRAMS` that decode; a "sampled round" draws, the others are greedy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is compiled.
+    """A model, a machine and the sizes that its programs are compiled for.
 
     Attributes:
-        name: Of the model.
-        target: Sizes.
-        head: Sizes of its EAGLE head.
-        topology: Such as "v5e:2x2".
-        mesh: Over its devices.
-        tree: What is drafted.
-        max_length: Prompt plus output. Give it a number that no weight has as a size:
-            copies of the cache are found by their shape.
-        prompt_length: Of the padded prompt.
-        batch_size: `B`.
-        training_rows: Of a training step.
-        row_length: Tokens of each of these rows.
-        dtype: Of weights and caches; a head in training is float32.
+        name: The model's name.
+        target: The target's sizes.
+        head: The sizes of its EAGLE head.
+        topology: The machine's topology, such as "v5e:2x2".
+        mesh: The shape of the mesh over its devices.
+        tree: The tree that is drafted.
+        max_length: The tokens of prompt and output. Give it a number that no weight has
+            as a size: copies of the cache are found by their shape.
+        prompt_length: The tokens of the padded prompt, `T`.
+        batch_size: The number of requests, `B`.
+        training_rows: The number of rows of a training step.
+        row_length: The number of tokens of each of these rows.
+        dtype: The type of weights and caches; a head in training is float32.
     """
 
     name: str
@@ -80,32 +80,35 @@ class Case:
 
     @property
     def num_slots(self) -> int:
-        """`S` of its caches."""
+        """The number of slots of its caches, `S`."""
         return round_up_slots(self.max_length, depth=self.tree.levels)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a compiled program is, per device.
+    """The memory and the instructions of a compiled program, per device.
 
     Where it decodes, instructions are those of its loops, otherwise all of them.
 
     Attributes:
-        program: One of `PROGRAMS`.
-        seconds: Of processor time that compiling took, on all cores together.
-        arguments: Bytes of weights, caches, requests and states.
-        temporaries: Bytes beside them.
-        results: Bytes that are no argument's memory.
-        aliased: Bytes of arguments whose memory the results take over.
-        state: Bytes that it changes: all caches, or a head and its optimizer. 0 for a
-            prefill, which makes them.
-        copies: Instructions that copy a whole cache.
-        host_calls: Instructions that wait for the host.
-        collectives: Instructions that move data between devices, by name.
-        moved: Bytes that a device gets from them; each counts once, however often it
-            runs.
-        random_words: Of the largest array of noise that a device makes.
-        most_collectives: How many there may be, `None` where no rule says so.
+        program: The program's name, one of `PROGRAMS`.
+        seconds: The processor time that compiling took on all cores together, in
+            seconds.
+        arguments: The bytes of weights, caches, requests and states.
+        temporaries: The bytes of memory beside arguments and results.
+        results: The bytes of results that take over no argument's memory.
+        aliased: The bytes of arguments whose memory the results take over.
+        state: The bytes that it changes: all caches, or a head and its optimizer. 0 for
+            a prefill, which makes them.
+        copies: The instructions that copy a whole cache.
+        host_calls: The instructions that wait for the host.
+        collectives: The numbers of instructions that move data between devices, by
+            name.
+        moved: The bytes that a device gets from them; each counts once, however often
+            it runs.
+        random_words: The words of the largest array of noise that a device makes.
+        most_collectives: The largest number of collectives that is allowed; `None`
+            where no rule gives one.
     """
 
     program: str
@@ -124,7 +127,7 @@ class Report:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the results take over the memory of what changes."""
+        """Whether the results take over the memory of all that changes."""
         return self.aliased >= self.state
 
 
@@ -132,14 +135,14 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
     """Compiles the programs of a case, one after the other.
 
     Args:
-        case: See there.
-        only: Which of `PROGRAMS`.
+        case: The case, see `Case`.
+        only: The names of the programs to compile, of `PROGRAMS`.
 
     Raises:
         jax.errors.JaxRuntimeError: If the compiler refuses, for instance because a
             program does not fit the chip.
     """
-    # A host of one chip has to be asked for.
+    # A host of one chip must be asked for: libtpu takes several for granted.
     alone = {"chips_per_host_bounds": (1, 1, 1)} if case.mesh.num_devices == 1 else {}
     devices = topologies.get_topology_desc(
         platform="tpu", topology_name=case.topology, **alone
@@ -156,7 +159,7 @@ def most_collectives(case: Case, program: str) -> int | None:
 
     A layer needs two, one of them for each expert of a mixture. Tables that are split
     over the vocabulary need one to look tokens up, two for an argmax, its value and its
-    place, and one more for the sum that makes it a probability. A round runs the target
+    index, and one more for the sum that makes it a probability. A round runs the target
     once and the head `D` times, and takes one more argmax per node that it accepts.
 
     Noise needs none: each device makes its own part, and the argmax under it is found
@@ -165,8 +168,8 @@ def most_collectives(case: Case, program: str) -> int | None:
     probability, and the mass and the count of a step of the search for thresholds.
 
     Args:
-        case: See there.
-        program: One of `PROGRAMS`.
+        case: The case, see `Case`.
+        program: The program's name, one of `PROGRAMS`.
     """
     if program not in LOOPS:
         return None
@@ -209,14 +212,14 @@ def _decoding(
 def _sharded(
     case: Case, placement: Placement, program: Program, *, donates_state: bool
 ) -> Any:
-    """Returns the program that the devices run; one alone runs it as it is."""
+    """Returns the program over all devices; a single device runs it unchanged."""
     if case.mesh.num_devices == 1:
         return jax.jit(program, donate_argnums=(1,) if donates_state else ())
     return placement.shard(program, donates_state=donates_state)
 
 
 def _training(case: Case, placement: Placement, params: Params) -> Report:
-    """Compiles a step, placed as a run of `training.loop` places it."""
+    """Compiles a step, sharded as a run of `training.loop` shards it."""
     config = StepConfig(
         target=Transformer(config=case.target, dtype=case.dtype),
         head=case.head,
@@ -247,7 +250,7 @@ def _training(case: Case, placement: Placement, params: Params) -> Report:
 def _compile(
     case: Case, name: str, program: Any, inputs: tuple[Any, ...], changed: list[Any]
 ) -> Report:
-    """Compiles a program that changes or makes some arrays."""
+    """Compiles a program that changes or makes the arrays `changed`; reports on it."""
     started = time.process_time()
     compiled, text = _with_text(program.lower(*inputs))
     seconds = time.process_time() - started
@@ -291,7 +294,7 @@ def _with_text(lowered: Any) -> tuple[Any, str]:
 
 
 def _bytes_of_part(array: Any) -> int:
-    """Returns what an array takes on each of its devices."""
+    """Returns the bytes that an array takes on each of its devices."""
     part = array.sharding.shard_shape(array.shape)
     return math.prod(part) * np.dtype(array.dtype).itemsize
 
@@ -307,7 +310,7 @@ def _caches(state: Any) -> list[Any]:
 
 
 def _placed_params(case: Case, devices: Any) -> tuple[Placement, Params]:
-    """Returns the placement on the topology and the shapes of all weights there."""
+    """Returns the placement on the topology, and the sharded shapes of all weights."""
     key = jax.random.key(0)
 
     def shapes(init: Any, config: Any) -> Any:
@@ -336,7 +339,7 @@ def _requests(case: Case) -> Requests:
 
 
 def _shapes(rows: Any, placement: Placement) -> Any:
-    """Returns the shapes of requests or a state, where they lie."""
+    """Returns the shapes of requests or a state, with their shardings."""
     return _with(rows, placement.row_shardings(rows))
 
 

@@ -58,22 +58,22 @@ writes the same programs into one file for CPUs, CUDA GPUs and TPUs;
 
 
 class CompileTable:
-    """Rows of a report by model, place and program; new ones replace old ones.
+    """The rows of a report by model, machine and program; new ones replace old ones.
 
     Attributes:
-        rows: Cells, by the first cells that tell rows apart.
+        rows: Each row's cells, by the first cells, which tell rows apart.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         """Begins with the rows of an earlier report, if there is one.
 
         Raises:
-            InputError: If the file is something else.
+            InputError: If the file is no such report.
         """
         self.rows = {} if path is None else _read(path)
 
     def add(self, case: Case, report: Report) -> None:
-        """Takes what a program of a case came to."""
+        """Takes the report on a program of a case."""
         row = _row(case, report)
         self.rows[tuple(row[: len(_KEY)])] = row
 
@@ -89,7 +89,7 @@ class CompileTable:
         return markdown(_HEADER, sorted(self.rows.values(), key=order))
 
     def write(self, path: Path) -> None:
-        """Writes the report: what its columns mean, and the table."""
+        """Writes the report: the meaning of its columns, and the table."""
         words = _WORDS.format(
             slots=f"{every_case()[0].num_slots:,}",
             jax=importlib.metadata.version("jax"),

@@ -1,4 +1,4 @@
-"""What a round costs in texts of different lengths, and how much of it is attention."""
+"""The cost of a round in texts of different lengths, and attention's part of it."""
 
 import dataclasses
 import statistics
@@ -26,14 +26,15 @@ from eagle_jax.progress import Report, say_nothing
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContextCost:
-    """Costs at one length of the text.
+    """The costs at one length of the text.
 
     Attributes:
-        length: Tokens of the text at the end of the measurement.
-        slots: `S` of the caches that a text takes at that length.
-        prefill: Seconds, reading most of the text as a prompt.
-        rounds: Milliseconds per round, one per repeat.
-        attention: Milliseconds per round, attention of target and head alone.
+        length: The tokens of the text at the end of the measurement.
+        slots: The slots of the caches that a text takes at that length, `S`.
+        prefill: The seconds of reading most of the text as a prompt.
+        rounds: The milliseconds per round, one figure per repeat.
+        attention: The milliseconds per round of attention alone, of target and head,
+            one figure per repeat.
     """
 
     length: int
@@ -44,12 +45,12 @@ class ContextCost:
 
     @property
     def round(self) -> float:
-        """Median milliseconds per round."""
+        """The median of the milliseconds per round."""
         return statistics.median(self.rounds)
 
     @property
     def rest(self) -> float:
-        """Median milliseconds per round without attention."""
+        """The median of the milliseconds per round, less attention's."""
         return self.round - statistics.median(self.attention)
 
 
@@ -70,13 +71,13 @@ def time_contexts(
 
     Args:
         target: The target.
-        model: Its head.
-        tree: What the head drafts.
-        params: Of both.
-        lengths: Tokens of the texts, each above `(repeats + 1) * iterations` and room
-            for as many rounds.
-        iterations: Tokens per measurement.
-        repeats: Measurements per length.
+        model: The target's head.
+        tree: The tree that the head drafts.
+        params: The parameters of target and drafter.
+        lengths: The tokens of the texts, each above `(repeats + 1) * iterations` and
+            room for as many rounds.
+        iterations: The number of tokens per measurement.
+        repeats: The number of measurements per length.
         report: Called with a line for every step done.
     """
     decoder = Decoder(
@@ -129,7 +130,7 @@ class _Text:
         self._decoder, self._params = decoder, params
         self._iterations = iterations
         self.length = length
-        # A round may end a few tokens after what was asked for, every time.
+        # Every measurement may end a few tokens later than was asked for.
         margin = (repeats + 1) * (iterations + decoder.depth + 1)
         prompt_length = length - margin
         prompt = np.random.default_rng(length).integers(vocab_size, size=prompt_length)
@@ -165,8 +166,8 @@ class _Text:
 def _time_attention(
     target: Transformer, model: EagleHead, tree: TreeConfig, iterations: int
 ) -> Callable[[DecodeState], float]:
-    """Returns what times all calls of `attend` of one round, seconds."""
-    # Unconfirmed tokens that each call of the head sees; the first reads the last path.
+    """Returns a function that times all calls of `attend` of one round, in seconds."""
+    # Each later call of the head also sees the unconfirmed tokens before it.
     drafts = [tree.width * level for level in range(1, tree.levels)]
 
     def body(state: DecodeState, moved: jax.Array) -> jax.Array:
@@ -184,7 +185,7 @@ def _time_attention(
         return jax.lax.fori_loop(
             0,
             iterations,
-            # Nothing moves: but the compiler cannot know, and the next call must wait.
+            # It is always 0, but the compiler cannot know: the next call must wait.
             lambda _, moved: jnp.minimum(jnp.abs(body(state, moved)), 0.0),
             jnp.zeros(()),
         )

@@ -1,4 +1,4 @@
-"""What one round costs, beside the model calls it cannot do without.
+"""The cost of one round, beside the model calls that it needs.
 
 Every figure comes from a compiled loop with a carried dependence; the programs are
 timed in turn, over and over, so that a ratio compares neighbours in time.
@@ -43,12 +43,12 @@ _READ_BYTES = 512 * 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Repeated measurements.
+    """The summary of repeated measurements, in milliseconds or the figure's own unit.
 
     Attributes:
-        median: In the figure's unit, milliseconds unless it says otherwise.
-        low: Smallest.
-        high: Largest.
+        median: The median.
+        low: The smallest measurement.
+        high: The largest measurement.
     """
 
     median: float
@@ -57,22 +57,22 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Sums up measurements."""
+        """Returns the summary of measurements."""
         return cls(median=statistics.median(values), low=min(values), high=max(values))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What is timed.
+    """A target, its head and the sizes with which they are timed.
 
     Attributes:
         target: The target.
-        model: Its head.
-        tree: What the head drafts, at least one level deep.
-        params: Of both.
-        batch: `B`.
-        num_slots: `S`.
-        prompt_length: Tokens in the cache before the first round.
+        model: The target's head.
+        tree: The tree that the head drafts, at least one level deep.
+        params: The parameters of target and drafter.
+        batch: The number of rows, `B`.
+        num_slots: The number of cache slots, `S`.
+        prompt_length: The tokens in the cache before the first round.
     """
 
     target: Transformer
@@ -114,14 +114,15 @@ def time_rounds(
     """Times decoding step by step.
 
     Args:
-        pair: What is timed.
-        iterations: Model calls per measurement.
-        repeats: Measurements per figure.
+        pair: The pair that is timed.
+        iterations: The number of model calls per measurement.
+        repeats: The number of measurements per figure.
         report: Called with the number of finished repeats.
 
     Returns:
-        By name: "token" and "round" in milliseconds with their parts, the "floor"
-        of a token, and the ratios "overhead", "token / floor" and "round / token".
+        The figures by name: "token" and "round" in milliseconds with their parts, the
+        "floor" of a token, and the ratios "overhead", "token / floor" and
+        "round / token".
     """
     settings = (pair.decoder, pair.params, pair.requests(iterations + 1))
     bodies = {
@@ -174,7 +175,8 @@ def time_compilation(pair: Pair) -> dict[str, float]:
     """Returns the seconds that compiling prefill and loop takes.
 
     Returns:
-        "cold", and "cached" with a persistent compilation cache that holds them.
+        The seconds by name: "cold", and "cached" with a persistent compilation cache
+        that holds both programs.
     """
     requests = pair.requests(2)
 
@@ -217,7 +219,7 @@ def _prefill(pair: Pair, requests: Requests) -> DecodeState:
 
 
 def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
-    """Times acceptance and commit of one verification, over and over."""
+    """Returns a function that times acceptance and commit of a round, in seconds."""
     decoder = pair.decoder
     requests = pair.requests(iterations + 1)
 
@@ -240,7 +242,7 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
         logits: jax.Array,
     ) -> DecodeState:
         def step(_: jax.Array, state: DecodeState) -> DecodeState:
-            # Never true: keeps the walk from being moved out of the loop.
+            # It is never true, and keeps the walk from being moved out of the loop.
             shift = (state.lengths < 0).astype(jnp.int32)[:, None]
             shifted = dataclasses.replace(tree, tokens=tree.tokens + shift)
             accepted = speculative.accept(decoder, state, shifted, logits, None)
@@ -261,9 +263,9 @@ def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
 
 
 def _verify(pair: Pair, *, is_bare: bool) -> Body:
-    """The target's call of a round over `N` rows.
+    """Returns the target's call of a round over `N` rows.
 
-    Bare, its tree is known when it is compiled: forward and unembed are left.
+    With `is_bare`, the tree is known when it is compiled: forward and unembed are left.
     """
     num_nodes = pair.tree.num_nodes
 
@@ -280,7 +282,7 @@ def _verify(pair: Pair, *, is_bare: bool) -> Body:
 
 
 def _bushy_tree(root: jax.Array, num_nodes: int) -> DraftTree:
-    """Returns a tree in which node `i` hangs below node `(i - 1) // 10`."""
+    """Returns a tree in which node `i` is a child of node `(i - 1) // 10`."""
     nodes = jnp.arange(num_nodes, dtype=jnp.int32)
     tree = root_only(root, num_nodes)
     return dataclasses.replace(
@@ -294,7 +296,7 @@ def _bushy_tree(root: jax.Array, num_nodes: int) -> DraftTree:
 def _bare_drafts(
     pair: Pair, params: Params, state: DecodeState, root: jax.Array
 ) -> jax.Array:
-    """The `D` head calls of a round with their unembeds, and nothing else.
+    """Runs the `D` head calls of a round with their unembeds, and nothing else.
 
     The first call runs over `P` rows and unembeds the one that the round reads;
     each later call runs over `K` rows and unembeds them all.
@@ -331,7 +333,7 @@ def _bare_drafts(
 
 
 def _time_reads() -> Callable[[], float]:
-    """Times reading `_READ_BYTES` once, seconds."""
+    """Returns a function that times reading `_READ_BYTES` once, in seconds."""
     values = jnp.ones(_READ_BYTES // 4, jnp.float32)
 
     @jax.jit

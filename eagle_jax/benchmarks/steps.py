@@ -1,4 +1,4 @@
-"""What the steps of one run cost, for its record."""
+"""The cost of the steps of one run, for its record."""
 
 from collections.abc import Callable
 
@@ -36,16 +36,17 @@ def measure_steps(
     parts in loops of their own, right after the prompts.
 
     Args:
-        decoder: Static; without a drafter nothing but tokens is timed.
-        params: Of both.
-        requests: `B` rows, which shall not stop early.
-        max_length: Prompt plus output, as in the texts that are timed.
-        repeats: Measurements per figure.
+        decoder: The decoder, of which only tokens are timed if it has no drafter.
+            Static.
+        params: The parameters of target and drafter.
+        requests: The requests, `B` rows, which shall not stop early.
+        max_length: The tokens of prompt and output, as in the texts that are timed.
+        repeats: The number of measurements per figure.
 
     Returns:
         Seconds per step of the whole batch: "token" of plain decoding, "draft" and
-        "verify" of a round, and "commit", which is what else a round takes. `None`
-        for what does not exist: rounds without a drafter, steps of texts of one token.
+        "verify" of a round, and "commit" for the rest of a round. It is `None` for
+        steps that do not exist: rounds without a drafter, any in texts of one token.
     """
     seconds: StepSeconds = dict.fromkeys(("draft", "verify", "commit", "token"))
     if int((requests.max_length - requests.prompt_lengths).max()) == 1:
@@ -74,7 +75,7 @@ def measure_steps(
 
 
 def _num_nodes(drafter: Drafter, params: Params, state: DecodeState) -> int:
-    """Returns `N` of what a drafter proposes; nothing is computed."""
+    """Returns the number of nodes that a drafter proposes, `N`; nothing is computed."""
     draws = Draws(sampling=state.rows.sampling, noise=None, keys=state.rows.keys)
     tree, _ = jax.eval_shape(
         drafter.propose, params.drafter, state.drafter_state, state.root, draws

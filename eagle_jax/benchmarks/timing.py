@@ -1,4 +1,4 @@
-"""What decoding is timed with: whole loops, their parts in loops of their own.
+"""Timers of decoding: whole loops, and their parts in loops of their own.
 
 Every figure comes from a compiled loop with a carried dependence; the programs are run
 in turn, over and over, so that differences compare neighbours in time.
@@ -21,7 +21,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.interface import Params, Target
 
 Body = Callable[[Params, DecodeState, jax.Array], jax.Array]
-"""From parameters, a state and roots `[B]` to a `witness` of what was done."""
+"""A function from parameters, a state and roots `[B]` to a `witness` of its work."""
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -34,12 +34,12 @@ def medians(
     """Runs all programs in turn, over and over.
 
     Args:
-        programs: Each returns a time in seconds.
-        repeats: Measurements per program; one before them compiles it.
+        programs: The programs by name, each of which returns a time in seconds.
+        repeats: The number of measurements per program; a call before them compiles it.
         report: Called with the number of programs compiled so far.
 
     Returns:
-        The median time of each, in seconds.
+        The median time of each program, in seconds.
     """
     for number, program in enumerate(programs.values(), 1):
         program()  # Compiles, and touches all memory once.
@@ -59,14 +59,15 @@ def time_decoding(
     *,
     num_slots: int,
 ) -> Callable[[], float]:
-    """Returns what times one step of a decoding loop, seconds.
+    """Returns a function that times one step of a decoding loop, in seconds.
 
     Args:
-        library: `speculative` for rounds, `autoregressive` for tokens.
-        decoder: Static.
-        params: Of both.
-        requests: `B` rows, of which the longest says how many steps are timed.
-        num_slots: `S`. Static.
+        library: The module `speculative` for rounds, or `autoregressive` for tokens.
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        requests: The requests, `B` rows, of which the longest says how many steps are
+            timed.
+        num_slots: The number of cache slots, `S`. Static.
     """
 
     def run() -> float:
@@ -80,7 +81,7 @@ def time_decoding(
 
 
 def verify_body(target: Target, num_nodes: int) -> Body:
-    """The target's call of a round; what the mask shows does not change its cost."""
+    """Returns the target's call of a round, whose cost does not depend on the mask."""
 
     def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
         tokens = jnp.broadcast_to(root[:, None], (root.shape[0], num_nodes))
@@ -96,7 +97,7 @@ def verify_body(target: Target, num_nodes: int) -> Body:
 
 
 def draft_body(decoder: Decoder) -> Body:
-    """The drafting of a round, with its noise and its cache update."""
+    """Returns the drafting of a round, with its noise and its cache update."""
     drafter = decoder.drafter
     assert drafter is not None
 
@@ -113,12 +114,12 @@ def draft_body(decoder: Decoder) -> Body:
 def time_loop(
     body: Body, params: Params, state: DecodeState, iterations: int
 ) -> Callable[[], float]:
-    """Returns what times one call of `body`, seconds."""
+    """Returns a function that times one call of `body`, in seconds."""
 
     @jax.jit
     def loop(params: Params, state: DecodeState) -> jax.Array:
         def step(_: jax.Array, root: jax.Array) -> jax.Array:
-            # Never true, but the compiler cannot know: the next call must wait.
+            # It is never true, but the compiler cannot know: the next call must wait.
             is_huge = body(params, state, root) > 1e30
             return jnp.where(is_huge, root + 1, root)
 

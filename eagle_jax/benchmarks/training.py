@@ -1,4 +1,4 @@
-"""What training a head costs, beside the target's forward that it cannot do without."""
+"""The cost of training a head, beside the target's forward that it needs."""
 
 import time
 from typing import Any
@@ -23,14 +23,15 @@ def time_training(
     """Times a step with and without cached features, and the target alone, in turn.
 
     Args:
-        config: Of the step.
-        target_params: Frozen.
-        batch_size: `B`.
-        row_length: `T`.
-        repeats: Measurements of each.
+        config: The static settings of the step.
+        target_params: The target's frozen parameters.
+        batch_size: The number of rows, `B`.
+        row_length: The number of tokens per row, `T`.
+        repeats: The number of measurements of each.
 
     Returns:
-        Tokens per second by name: "forward", "step" and "step, cached features".
+        The tokens per second of each measurement, by name: "forward", "step" and "step,
+        cached features".
     """
     shape = (batch_size, row_length)
     vocab_size = config.target.config.vocab_size
@@ -62,7 +63,7 @@ def time_training(
         "step, cached features": [],
     }
     for name in speeds:
-        run(name)  # Compiles.
+        run(name)  # The first call compiles.
     for _ in range(repeats):
         for name, values in speeds.items():
             started = time.perf_counter()

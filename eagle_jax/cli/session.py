@@ -128,7 +128,7 @@ class Session:
         trees: list[list[dict[str, Any]]],
         last: dict[int, Round],
     ) -> Observer:
-        """Returns a function that looks at rounds: streams, traces, keeps the last."""
+        """Returns a function that streams and traces rounds, and keeps the last."""
         stream = text.TextStream(self._tokenizer, first_prompt)
 
         def observe(snapshot: Snapshot) -> None:

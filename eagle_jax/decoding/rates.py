@@ -1,4 +1,4 @@
-"""What rounds accepted, as numbers: the papers' tau and n-alpha."""
+"""Statistics of what rounds accepted: the papers' tau and n-alpha."""
 
 import dataclasses
 from collections.abc import Sequence

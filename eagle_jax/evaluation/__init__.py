@@ -1,1 +1,1 @@
-"""How well drafts are accepted: questions, records, statistics, tables and figures."""
+"""Measures of acceptance: questions, records, statistics, tables and figures."""

@@ -1,4 +1,4 @@
-"""Questions through one run, each answered turn by turn: a pair in, records out."""
+"""Answers of one run to questions, turn by turn: a pair in, records out."""
 
 import dataclasses
 from collections import deque
@@ -20,7 +20,7 @@ from eagle_jax.generation.runner import BatchResult, Runner, Snapshot
 
 _MEASURED_TOKENS = 65
 _TURN_SEEDS = 1 << 24
-"""From one turn's seed to the next one's: more than any file has questions."""
+"""The distance between the seeds of two turns: more than any file has questions."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -28,10 +28,10 @@ class _Conversation:
     """A question that is being answered.
 
     Attributes:
-        question: What is asked.
+        question: The question that is asked.
         turns: The answers so far.
-        trees: Of all rounds so far, where they are looked at.
-        prompt: Ids of the next turn.
+        trees: The trees of all rounds so far, where they are looked at.
+        prompt: The ids of the next turn's prompt.
     """
 
     question: Question
@@ -50,7 +50,7 @@ class _Conversation:
         Prompts that are cut to one length would share their noise otherwise.
 
         Args:
-            first: That of the first question's first turn.
+            first: The seed of the first question's first turn.
         """
         turn = len(self.turns)
         return (first + self.question.number + turn * _TURN_SEEDS) % 2**32
@@ -58,19 +58,21 @@ class _Conversation:
 
 @dataclasses.dataclass(kw_only=True)
 class Answerer:
-    """A run that is ready to go: answers questions in batches of one prompt bucket.
+    """A run that is ready to answer questions, in batches of one prompt bucket.
 
     Attributes:
-        plan: Its method and settings.
-        pair: With the run's own drafter and parameters.
+        plan: The run's method and settings.
+        pair: The pair, with the run's own drafter and parameters.
         settings: The field `run` of its records, see `plan.run_settings`.
-        max_length: Prompt plus output.
-        template: How turns become prompts.
-        system: System prompt, or `None`.
-        with_nodes: Decode every batch once more, to see what became of its nodes.
-        programs: What is compiled; other runs may share it.
-        step_seconds: What its steps cost; measured on the first batch if it is `None`.
-        num_cut: Prompts so far that were longer than the room and lost their beginning.
+        max_length: The largest number of tokens of prompt and output.
+        template: The form in which turns become prompts.
+        system: The system prompt, or `None`.
+        with_nodes: Whether to decode every batch once more to record its nodes.
+        programs: The compiled programs, which other runs may share.
+        step_seconds: The seconds of its steps; `None` to measure them on the first
+            batch.
+        num_cut: The number of prompts so far that were longer than the room and lost
+            their beginning.
     """
 
     plan: RunPlan
@@ -87,19 +89,19 @@ class Answerer:
 
     @property
     def room(self) -> int:
-        """Tokens of a prompt, at most."""
+        """The largest number of tokens of a prompt."""
         return self.max_length - self.plan.config.decoding.max_new_tokens
 
     @property
     def has_nodes(self) -> bool:
-        """Whether its records say what became of drafted nodes."""
+        """Whether its records hold drafted nodes."""
         return self.with_nodes and self.pair.drafter is not None
 
     def answer(self, questions: Iterable[Question]) -> Iterator[Record]:
         """Yields a record per question, in the order in which they are finished.
 
         Args:
-            questions: Each is begun when a batch has room for it.
+            questions: The questions, each of which is begun when a batch has room.
 
         Raises:
             InputError: If rounds looked at one by one give other tokens, or a prompt
@@ -132,7 +134,7 @@ class Answerer:
         return ids[-self.room :]
 
     def _runner(self, bucket: int) -> Runner:
-        """Returns what decodes prompts of one padded length, compiled."""
+        """Returns the compiled runner for prompts of one padded length."""
         if bucket not in self._runners:
             config = self.plan.config
             needed = bucket + config.decoding.max_new_tokens
@@ -246,7 +248,7 @@ class Answerer:
 
 
 def _bucket(length: int, room: int) -> int:
-    """Returns 64, 256, 1024, ... up to `room`: few, each compiles in every run."""
+    """Returns 64, 256, 1024, ... up to `room`: few sizes, as each one is compiled."""
     sizes = (64 * 4**power for power in range(16))
     return min(room, next(size for size in sizes if size >= length))
 
@@ -257,12 +259,12 @@ def _batches(
     """Yields batches of one prompt bucket until every conversation is done.
 
     A batch is yielded as soon as it is full; only when no conversation is left to be
-    begun, the largest unfilled one. What is not done after its batch waits again.
+    begun, the largest unfilled one. A conversation that is not done waits again.
 
     Args:
-        conversations: In order; each is begun when a batch has room for it.
-        size: Of a full batch.
-        room: Tokens of a prompt, at most.
+        conversations: The conversations in order; each is begun when a batch has room.
+        size: The number of conversations in a full batch.
+        room: The largest number of tokens of a prompt.
 
     Yields:
         The bucket and 1 to `size` conversations.

@@ -1,9 +1,9 @@
-"""How honest a draft's confidences are, and what makes them so.
+"""Calibration: fits a draft's confidences to what the target accepted, and judges it.
 
-What is fitted is in `exponents`. Under shared noise confidences depend on `kappa` and
-the sharpness too (`drafting.calibration`): each pair that was decoded with gets
-exponents of its own, and that is taken whose trees, cut from the recorded ones, accept
-most.
+The fitted model is in `exponents`. Under shared noise confidences depend on `kappa` and
+the sharpness too (`drafting.calibration`): each pair of them that was decoded with gets
+exponents of its own, and the one is taken whose trees, cut from the recorded ones,
+accept most.
 """
 
 import dataclasses
@@ -32,17 +32,17 @@ PLAIN: dict[Kind, Confidence] = {
     "greedy": UNCALIBRATED.greedy,
     "sampled": UNCALIBRATED.sampled,
 }
-"""What confidences are without a calibration."""
+"""The confidences without a calibration, by kind of text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Observed:
-    """Rounds of one kind of text, drafted with one confidence.
+    """The rounds of one kind of text, drafted with one confidence.
 
     Attributes:
-        confidence: Without exponents.
-        depth: `D` of the trees.
-        trees: Verified trees by question.
+        confidence: The confidence, without exponents.
+        depth: The depth of the trees, `D`.
+        trees: The verified trees by question.
     """
 
     confidence: Confidence
@@ -55,30 +55,33 @@ class Observed:
 
     @property
     def questions(self) -> set[Hashable]:
-        """Those with trees."""
+        """The questions that have trees."""
         return {key for key, trees in self.trees.items() if trees}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What a draft's confidences are worth, and what knowing it is worth.
+    """A fitted confidence, and the figures by which it is judged.
 
     Errors and tokens per root are of questions that the judged fit did not see: every
     second one, in the order of category and id.
 
     Attributes:
-        confidence: Fitted to all questions.
+        confidence: The confidence, fitted to all questions.
         is_idle: Whether it changes no tree: `kappa` and the sharpness are those without
             a calibration, and one exponent for all nodes leaves their order as it is.
-        rows: Tried that it was fitted to.
-        num_nodes: Of the trees that are compared, cut from the recorded ones.
-        ece_before: Expected calibration error without a calibration.
-        ece_after: Likewise with one fitted to the other questions.
-        tokens_before: Tokens per recorded root, see `tokens_per_root`, of trees that
-            are ranked without a calibration.
-        tokens_after: Likewise with one fitted to the other questions.
-        tried: By confidence, tokens per root on the questions of the judged fit,
-            calibrated.
+        rows: The number of tried nodes that it was fitted to.
+        num_nodes: The number of nodes of the trees that are compared, cut from the
+            recorded ones.
+        ece_before: The expected calibration error without a calibration.
+        ece_after: The expected calibration error with one fitted to the other
+            questions.
+        tokens_before: The tokens per recorded root, see `tokens_per_root`, of trees
+            that are ranked without a calibration.
+        tokens_after: The tokens per recorded root of trees that are ranked with a
+            calibration fitted to the other questions.
+        tried: The tokens per root on the questions of the judged fit, calibrated, by
+            confidence.
     """
 
     confidence: Confidence
@@ -105,16 +108,18 @@ def read_observed(
     whose drafts may be drawn, and sampled runs that share no noise.
 
     Args:
-        folders: Of evaluations.
-        temperature: Of the sampled runs to take; `None` for all.
-        draft: Of the runs to take, as the records name it.
+        folders: The folders of evaluations.
+        temperature: The temperature of the sampled runs to take; `None` for all.
+        draft: The draft model of the runs to take, as the records name it; `None` for
+            the only one.
 
     Returns:
-        `V` of the target, and by kind of text what was observed, by confidence.
+        The number of tokens the target knows, `V`, and the rounds by kind of text, one
+        entry per confidence.
 
     Raises:
-        InputError: If a folder cannot be read, no run with trees is left, or runs of
-            several targets or drafts are.
+        InputError: If a folder cannot be read, or no run with trees is left, or runs of
+            several targets or drafts.
     """
     runs = [
         run
@@ -166,10 +171,12 @@ def fit(
     """Fits confidences to one kind of text, and judges that on other questions.
 
     Args:
-        observed: By confidence, of at least two questions each.
-        by: "depth" for one exponent per depth, "rank" for one per depth and rank.
+        observed: The rounds by confidence, of at least two questions each.
+        by: The cells of exponents: "depth" for one per depth, "rank" for one per depth
+            and rank.
         plain: The confidence without a calibration.
-        num_nodes: Of the trees that are compared; `None` for half of the recorded ones.
+        num_nodes: The number of nodes of the trees that are compared; `None` for half
+            of the recorded ones.
 
     Raises:
         InputError: If there is but one question, or nothing was drafted.
@@ -210,7 +217,7 @@ def fit(
 
 
 def describe(fitted: Fit) -> str:
-    """Returns in one line what a fit came to."""
+    """Returns the figures of a fit in one line."""
     found = fitted.confidence
     sweep = ", ".join(
         f"{tried.kappa:g}/{tried.sharpness:g}: {tau:.3f}"
@@ -234,12 +241,12 @@ def describe(fitted: Fit) -> str:
 def calibration_file(
     vocab_size: int, fits: Mapping[Kind, Fit], source: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns what `checkpoints.heads` reads, and where it comes from.
+    """Returns the content of a calibration file, as `checkpoints.heads` reads it.
 
     Args:
-        vocab_size: `V` of the target.
-        fits: By kind of text.
-        source: Of the records.
+        vocab_size: The number of tokens the target knows, `V`.
+        fits: The fits by kind of text.
+        source: Lines that name where the records come from.
     """
     names = ("rows", "num_nodes", "ece_before", "ece_after")
     names = (*names, "tokens_before", "tokens_after")
@@ -280,6 +287,6 @@ def _by_confidence(runs: Sequence[Run], kind: Kind) -> list[Observed]:
 
 
 def _distance(one: Confidence, other: Confidence) -> float:
-    """Returns how far two confidences are apart."""
+    """Returns the distance of two confidences, by the logarithms of their factors."""
     factors = ((one.kappa, other.kappa), (one.sharpness, other.sharpness))
     return sum(abs(float(np.log(a / b))) for a, b in factors)

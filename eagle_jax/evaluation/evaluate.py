@@ -1,4 +1,4 @@
-"""Methods against questions: one target answers in every way, and all is on record."""
+"""Evaluations: one target answers questions by several methods, and all is recorded."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -36,22 +36,24 @@ _EMBEDDED = {
     str(assets.HEAD): "embedded head",
     str(assets.SMALL): "embedded small model",
 }
-"""What records call the embedded models, wherever the package lies."""
+"""The names of the embedded models in records, wherever the package lies."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What answers the questions, and where the answers go.
+    """The models that answer the questions, and the folder of their answers.
 
     Attributes:
         target: A Hugging Face folder or hub name.
-        draft: Likewise, of its EAGLE head; `None` if no run drafts with one.
-        small_model: Likewise, of a smaller model with the target's tokenizer.
-        output: Folder of the records, a file of JSON lines per run in Spec-Bench's
-            layout; it need not exist.
-        template: How turns become prompts.
-        system_prompt: Instead of the template's own, or `None`.
-        with_nodes: Whether to record what became of drafted nodes.
+        draft: The Hugging Face folder or hub name of the target's EAGLE head; `None` if
+            no run drafts with one.
+        small_model: The Hugging Face folder or hub name of a smaller model with the
+            target's tokenizer; `None` if no run drafts with one.
+        output: The folder of the records, a file of JSON lines per run in Spec-Bench's
+            format; it need not exist.
+        template: The form in which turns become prompts.
+        system_prompt: The system prompt; `None` for the template's own.
+        with_nodes: Whether to record the drafted nodes.
     """
 
     target: str
@@ -103,20 +105,20 @@ def evaluate(
     Weights are loaded once for all runs, after every file of records was checked.
 
     Args:
-        evaluation: See there.
-        runs: From `make_runs`; they share their `DecodingConfig` but for method and
-            batch size.
-        questions: All that shall be on record in the end.
+        evaluation: The models and the folder, see `Evaluation`.
+        runs: The runs of `make_runs`, which share their `DecodingConfig` but for method
+            and batch size.
+        questions: All questions that shall be on record in the end.
         report: Called with lines for a log.
-        progress: Shows how far a run is.
+        progress: Called to show how far a run is.
 
     Returns:
-        The runs by their `model_id`, with all that is on record.
+        The runs by their `model_id`, with all records.
 
     Raises:
-        InputError: If something is missing or does not fit, a file of records is
-            refused (see `RecordFile`), or as `Answerer.answer` does.
-        KeyboardInterrupt: After Ctrl-C; what is on record stays.
+        InputError: If models or settings are missing or do not fit, a file of records
+            is refused (see `RecordFile`), or a batch is (see `Answerer.answer`).
+        KeyboardInterrupt: After Ctrl-C; the records so far stay.
     """
     check_weights(evaluation, runs)
     decoding = runs[0].config.decoding
@@ -219,7 +221,7 @@ def _open(
 
 
 def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, Any]:
-    """Returns what the records of all runs say."""
+    """Returns the settings in the records of all runs."""
     settings: dict[str, Any] = {
         "template": evaluation.template,
         "system_prompt": evaluation.system_prompt,
@@ -237,7 +239,7 @@ def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, An
 def _draft_settings(
     evaluation: Evaluation, run: RunPlan, prints: Mapping[Method | None, str]
 ) -> dict[str, Any]:
-    """Returns what a run's records say of weights; `None` names the target's print."""
+    """Returns a run's names and fingerprints of weights; `None` keys the target's."""
     draft, kind = evaluation.draft_of(run.method), model_kind(run.method)
     return {
         "target_fingerprint": prints[None],
@@ -253,7 +255,7 @@ def _answer(
     report: Report,
     progress: Progress,
 ) -> Run:
-    """Answers what is not on record yet; returns the run with all that is."""
+    """Answers questions not on record yet, and returns the run with all records."""
     with RecordFile(path, answerer.settings, questions) as file:
         known = {record.question_id for record in file.records}
         missing = [q for q in questions if q.question_id not in known]
@@ -275,7 +277,7 @@ def _answer(
 
 
 def _warnings(answerer: Answerer, records: Sequence[Record]) -> list[str]:
-    """Returns what a reader of the records should know."""
+    """Returns warnings that a reader of the records should know."""
     without = sum(record.nodes is None for record in records)
     warnings = []
     if answerer.has_nodes and without:

@@ -1,12 +1,12 @@
-"""Exponents that make confidences honest, and what trees ranked by them accept.
+"""Exponents that calibrate confidences, and the tokens that trees ranked by them give.
 
 Every drafted node whose parent was accepted is one trial: it was accepted or not. With
 `c` its confidence, acceptance is taken for a Bernoulli trial of probability `c ** s`,
 and `s` is fitted by maximum likelihood, one number per cell.
 
-Cells: one per depth, or one per depth and rank. A cell with fewer than `MIN_TRIALS`
-trials takes the exponent of its rank at all depths, which matters more than the depth;
-a rank or a depth with fewer takes that of all trials together.
+There is a cell per depth, or one per depth and rank. A cell with fewer than
+`MIN_TRIALS` trials takes the exponent of its rank at all depths, which matters more
+than the depth; a rank or a depth with fewer takes that of all trials together.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from eagle_jax.evaluation.metrics import Reliability
 from eagle_jax.evaluation.nodes import VerifiedTree, tried_in
 
 MIN_TRIALS = 200
-"""Trials that a cell needs for an exponent of its own."""
+"""The number of trials that a cell needs for an exponent of its own."""
 
 BOUNDS = (1 / 8, 8.0)
-"""Smallest and largest exponent: all accepted, or none, would ask for 0 or infinity."""
+"""The smallest and the largest exponent: all accepted, or none, would give 0 or inf."""
 
 By = Literal["depth", "rank"]
-"""One exponent per depth, or one per depth and rank."""
+"""Names of the cells: one exponent per depth, or one per depth and rank."""
 
 _BISECTIONS = 50
 _ALMOST_CERTAIN = -1e-6  # A certain node that was refused has no likelihood at all.
@@ -50,12 +50,12 @@ def trials_of(trees: Sequence[VerifiedTree]) -> np.ndarray:
 def fit_exponents(
     trials: np.ndarray, *, by: By, depth: int
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the exponents of greatest likelihood; see the rules above.
+    """Returns the exponents of greatest likelihood by the rules of this module.
 
     Args:
-        trials: At least one.
-        by: See `fit`.
-        depth: Levels to return, also those without trials.
+        trials: `[M]` of `TRIED`, at least one.
+        by: The cells, "depth" or "rank".
+        depth: The number of levels to return, also those without trials.
     """
     overall = fit_exponent(trials)
     depths = range(1, depth + 1)
@@ -104,7 +104,7 @@ def fit_exponent(trials: np.ndarray) -> float:
 def calibration_error(
     trials: np.ndarray, confidence: Confidence | None = None
 ) -> float:
-    """Returns the expected calibration error of confidences, calibrated or bare."""
+    """Returns the expected calibration error of confidences, or of the draft's own."""
     exponents = 1.0 if confidence is None else _exponents(trials, confidence)
     predicted = np.exp(trials["log_confidence"] * exponents)
     error = Reliability.of(predicted, trials["is_accepted"]).expected_error
@@ -117,20 +117,22 @@ def tokens_per_root(
 ) -> float:
     """Returns the mean tokens of trees that keep fewer nodes, ranked anew.
 
-    At the roots of the recorded rounds, whether or not a smaller tree would have come
-    to them, and uncut where a text ended: figures to compare, not tokens per round.
+    The mean is over the roots of the recorded rounds, whether or not a smaller tree
+    would have come to them, and uncut where a text ended: it is a figure to compare,
+    not tokens per round.
 
     Args:
-        trees: Verified.
-        confidence: Its exponents rank their nodes; the rest is theirs.
-        num_nodes: `N` of what is kept, root included.
+        trees: The verified trees.
+        confidence: The confidence whose exponents rank the nodes; its other factors are
+            those that the trees were drafted with.
+        num_nodes: The number of nodes that are kept, root included, `N`.
     """
     accepted = [_accepted(tree, confidence, num_nodes) for tree in trees]
     return 1.0 + float(np.mean(accepted))
 
 
 def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int:
-    """Counts the accepted nodes that a smaller tree keeps."""
+    """Returns how many accepted nodes a smaller tree keeps."""
     ranks, depths = tree.ranks, tree.depths
     values = np.where(tree.is_node, 0.0, -np.inf)
     for node in tree.drafted:
@@ -149,7 +151,7 @@ def _fit_or(shared: float, trials: np.ndarray) -> float:
 
 
 def _exponents(trials: np.ndarray, confidence: Confidence) -> np.ndarray:
-    """Returns `[M]`, each trial's exponent."""
+    """Returns each trial's exponent, `[M]` float64."""
     cells = zip(trials["depth"].tolist(), trials["rank"].tolist(), strict=True)
     return np.array([_exponent(confidence, depth, rank) for depth, rank in cells])
 

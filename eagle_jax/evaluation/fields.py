@@ -1,4 +1,4 @@
-"""Fields of a record, checked while they are read."""
+"""Readers of a record's fields, which check them."""
 
 import math
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ def get(record: Any, name: str, kind: type, inside: str = "") -> Any:
     """Returns a field of a JSON object.
 
     Args:
-        record: What should be the object.
-        name: Of the field.
-        kind: That its value must have.
-        inside: Where the object lies, named in a refusal.
+        record: The value that should be the object.
+        name: The field's name.
+        kind: The type that its value must have.
+        inside: The object's position, which a refusal names.
 
     Raises:
         InputError: If the field is missing or holds something else.
@@ -38,12 +38,12 @@ def numbers(
 
     Args:
         values: The list.
-        name: Named in a refusal.
-        kind: `int` for whole numbers.
-        most: None is larger.
+        name: The list's name in a refusal.
+        kind: The type of the numbers, `int` for whole ones.
+        most: The largest number that is allowed.
 
     Raises:
-        InputError: If one is something else.
+        InputError: If an entry is something else.
     """
     kinds = int if kind is int else int | float
     for value in values:
@@ -60,12 +60,12 @@ def columns(record: Any, table: str, names: Sequence[str]) -> list[np.ndarray]:
 
     Args:
         record: The field `nodes` of a record.
-        table: Its field that holds the lists.
-        names: Of the lists.
+        table: The field of `record` that holds the lists.
+        names: The names of the lists.
 
     Raises:
-        InputError: If a list is missing, holds what is no number or one that no tree
-            has, or differs in length from the others.
+        InputError: If a list is missing, holds no number or one that no tree has, or
+            differs in length from the others.
     """
     lists = get(record, table, dict, "nodes.")
     found = [get(lists, name, list, f"nodes.{table}.") for name in names]

@@ -1,4 +1,4 @@
-"""What the records of an evaluation say, as numbers.
+"""Statistics of the records of an evaluation.
 
 The definitions are the papers': a node is *tried* where its parent was accepted. Tau
 and n-alpha are in `decoding.rates`.
@@ -12,14 +12,14 @@ import numpy as np
 from eagle_jax.decoding.rates import Rates, divide
 
 NUM_BINS = 20
-"""Equal bins of [0, 1] for confidences."""
+"""The number of equal bins of [0, 1] for confidences."""
 
 
 def quartiles(values: Iterable[float | None]) -> list[float] | None:
     """Returns first quartile, median and third, interpolated; `None` without values.
 
     Args:
-        values: Numbers; `None` among them is left out.
+        values: The numbers; `None` among them is left out.
     """
     known = [value for value in values if value is not None]
     return np.quantile(known, [0.25, 0.5, 0.75]).tolist() if known else None
@@ -30,9 +30,9 @@ class Reliability:
     """Predicted against measured acceptance, in equal bins of [0, 1].
 
     Attributes:
-        count: `[bins]` int, nodes.
-        accepted: `[bins]` int, accepted ones among them.
-        total: `[bins]` float64, sum of the predictions.
+        count: `[bins]` int, the number of nodes.
+        accepted: `[bins]` int, the number of accepted nodes.
+        total: `[bins]` float64, the sum of the predictions.
     """
 
     count: np.ndarray
@@ -41,11 +41,11 @@ class Reliability:
 
     @classmethod
     def of(cls, predicted: np.ndarray, is_accepted: np.ndarray) -> "Reliability":
-        """Sorts nodes into `NUM_BINS` bins; 1 belongs to the last.
+        """Returns nodes sorted into `NUM_BINS` bins; 1 belongs to the last.
 
         Args:
-            predicted: `[M]` float, probabilities.
-            is_accepted: `[M]` bool.
+            predicted: `[M]` float, the predicted probabilities.
+            is_accepted: `[M]` bool, whether each node was accepted.
         """
         places = np.minimum((predicted * NUM_BINS).astype(int), NUM_BINS - 1)
         return cls(
@@ -56,19 +56,19 @@ class Reliability:
 
     @property
     def predicted(self) -> np.ndarray:
-        """`[bins]` float64, mean prediction; NaN in an empty bin."""
+        """`[bins]` float64, the mean prediction; NaN in an empty bin."""
         return divide(self.total, self.count)
 
     @property
     def rates(self) -> np.ndarray:
-        """`[bins]` float64, share accepted; NaN in an empty bin."""
+        """`[bins]` float64, the share accepted; NaN in an empty bin."""
         return divide(self.accepted, self.count)
 
     @property
     def expected_error(self) -> float | None:
-        """Expected calibration error, `None` without nodes.
+        """The expected calibration error, `None` without nodes.
 
-        The distance between mean prediction and rate, averaged over nodes.
+        It is the distance between mean prediction and rate, averaged over nodes.
         """
         if not self.count.sum():
             return None
@@ -76,11 +76,11 @@ class Reliability:
 
 
 def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:
-    """Returns the rates by a node's place among its siblings, 0 = most likely.
+    """Returns the rates by a node's rank among its siblings, 0 = most likely.
 
     Args:
-        rank: `[M]` int, of the tried nodes.
-        is_accepted: `[M]` bool.
+        rank: `[M]` int, the ranks of the tried nodes.
+        is_accepted: `[M]` bool, whether each of them was accepted.
     """
     length = int(rank.max(initial=-1)) + 1
     return Rates(

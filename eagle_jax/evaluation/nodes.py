@@ -1,4 +1,4 @@
-"""What became of every drafted node: the raw material of acceptance statistics."""
+"""The drafted nodes and their acceptance: the raw material of its statistics."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,11 @@ _DIGITS = 6
 TRIED = np.dtype(
     [("depth", int), ("rank", int), ("log_confidence", float), ("is_accepted", bool)]
 )
-"""A drafted node whose parent was accepted, which is a trial of its confidence.
+"""The type of a drafted node whose parent was accepted: a trial of its confidence.
 
-Its depth, 1 for children of the root; its place among its siblings, 0 for the most
-likely, the earlier node first where they tie; its log probability given the parent, to
-the draft model; and whether it was accepted.
+Its fields are the depth, 1 for children of the root; the rank among its siblings, 0 for
+the most likely, the earlier node first where they tie; the log probability given the
+parent, to the draft model; and whether the node was accepted.
 """
 
 
@@ -30,10 +30,10 @@ class VerifiedTree:
     """One row's tree of one round, on the host.
 
     Attributes:
-        parents: `[N]` int, as in `DraftTree`.
-        log_values: `[N]` float, as in `DraftTree`.
-        is_node: `[N]` bool.
-        accepted: Accepted nodes from the root's child on, in order.
+        parents: `[N]` int, each node's parent, see `DraftTree`.
+        log_values: `[N]` float, the logs of path values, see `DraftTree`.
+        is_node: `[N]` bool, false in padding.
+        accepted: The accepted nodes from the root's child on, in order.
     """
 
     parents: np.ndarray
@@ -43,7 +43,7 @@ class VerifiedTree:
 
     @property
     def drafted(self) -> np.ndarray:
-        """`[M]` int, the real nodes without the root."""
+        """`[M]` int, the indices of real nodes without the root."""
         return 1 + np.flatnonzero(self.is_node[1:])
 
     @property
@@ -56,9 +56,9 @@ class VerifiedTree:
 
     @property
     def ranks(self) -> np.ndarray:
-        """`[N]` int, each node's place among its siblings, 0 for the most likely."""
+        """`[N]` int, each node's rank among its siblings, 0 for the most likely."""
         ranks = np.zeros(len(self.parents), int)
-        # Sorting is stable: siblings that tie stay in node order.
+        # Stable sorting keeps siblings that tie in node order.
         by_value = np.argsort(-self.log_values, kind="stable")
         seen = np.zeros(len(self.parents), int)
         for node in by_value[self.is_node[by_value]]:
@@ -72,9 +72,9 @@ class VerifiedTree:
         """Returns the trees of a round by row, but for rows that had ended.
 
         Args:
-            done: A round of `B` rows, on any device.
+            done: The round, of `B` rows, on any device.
         """
-        # What drafts were drawn from is large, and not looked at.
+        # The distributions of drafts are large, and not looked at.
         tree = dataclasses.replace(done.tree, draft_logits=None)
         tree, acceptance, count = jax.device_get((tree, done.acceptance, done.count))
         rows = count.nonzero()[0].tolist()
@@ -95,7 +95,7 @@ class VerifiedTree:
         """Returns the round that an entry of the field `nodes.trees` holds.
 
         Raises:
-            InputError: If it is none.
+            InputError: If the entry is no round.
         """
         try:
             parents = np.asarray(record["parents"], int)
@@ -138,7 +138,7 @@ class VerifiedTree:
         }
 
     def tried(self) -> Iterable[tuple[int, int, float, bool]]:
-        """Yields depth, rank, log probability and fate of the children of the path."""
+        """Yields `TRIED` fields of every child of the root and of accepted nodes."""
         path, ranks, nodes = [0, *self.accepted], self.ranks, self.drafted
         for level, parent in enumerate(path, 1):
             children = nodes[self.parents[nodes] == parent].tolist()
@@ -149,22 +149,23 @@ class VerifiedTree:
 
 
 def tried_in(trees: Iterable[VerifiedTree]) -> np.ndarray:
-    """Returns what was tried in some rounds, `[M]` of `TRIED`."""
+    """Returns the tried nodes of some rounds, `[M]` of `TRIED`."""
     return np.array([node for tree in trees for node in tree.tried()], TRIED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """What the drafted nodes of some rounds became.
+    """The drafted nodes of some rounds, and their acceptance.
 
     Attributes:
-        rounds: Number of rounds.
-        drafted: Nodes drafted in them, roots not counted.
-        tried: `[M]` of `TRIED`.
+        rounds: The number of rounds.
+        drafted: The number of nodes drafted in them, roots not counted.
+        tried: `[M]` of `TRIED`, the nodes whose parent was accepted.
         positions: `[N]` int, times that each node of a static tree was accepted, the
             root's in front; `None` where there was no round or it was not recorded.
-        values: All drafted nodes by path value, the product of confidences.
-        trees: Every round's; empty in records of before they were kept.
+        values: The acceptance of all drafted nodes by path value, the product of
+            confidences.
+        trees: The trees of all rounds; empty in older records, which kept none.
     """
 
     rounds: int
@@ -176,7 +177,7 @@ class Nodes:
 
     @classmethod
     def of(cls, rounds: Sequence[VerifiedTree]) -> "Nodes":
-        """Returns what became of the nodes of some rounds, each with the same `N`."""
+        """Returns the nodes of some rounds, each with the same `N`."""
         positions = np.zeros(len(rounds[0].parents) if rounds else 1, int)
         values, were_accepted = [np.zeros(0)], [np.zeros(0, bool)]
         for done in rounds:
@@ -195,10 +196,10 @@ class Nodes:
 
     @classmethod
     def from_json(cls, nodes: Any) -> "Nodes":
-        """Returns what the field `nodes` of a record holds.
+        """Returns the nodes that the field `nodes` of a record holds.
 
         Raises:
-            InputError: If a part of it is missing or holds something else.
+            InputError: If a part of the field is missing or holds something else.
         """
         columns = fields.columns(nodes, "tried", TRIED.names or ())
         tried = np.zeros(len(columns[0]), TRIED)
@@ -206,7 +207,7 @@ class Nodes:
             tried[name] = column
         if (tried["depth"] < 1).any() or (tried["rank"] < 0).any():
             raise InputError("`nodes.tried` holds a depth below 1 or a rank below 0")
-        # Whatever was tried, its ancestors and its more likely siblings were, too.
+        # With every tried node its ancestors and more likely siblings were tried, too.
         if max(tried[name].max(initial=0) for name in ("depth", "rank")) > len(tried):
             raise InputError("`nodes.tried` holds a depth or rank of nodes not tried")
         bins = fields.columns(nodes, "values", ("count", "accepted", "sum"))
@@ -269,19 +270,19 @@ class Nodes:
 
     @property
     def confidence(self) -> Reliability:
-        """The tried nodes by their probability given the parent, to the draft model."""
+        """The acceptance of tried nodes by their draft probability given the parent."""
         # Rounding in the logarithm may leave a probability just above 1.
         predicted = np.exp(np.minimum(self.tried["log_confidence"], 0.0))
         return Reliability.of(predicted, self.tried["is_accepted"])
 
     @property
     def accepted_per_round(self) -> float:
-        """Accepted nodes per round, root not counted."""
+        """The mean number of accepted nodes per round, root not counted."""
         return float(self.tried["is_accepted"].sum()) / max(self.rounds, 1)
 
     @property
     def wasted_per_round(self) -> float:
-        """Drafted nodes per round that were not accepted."""
+        """The mean number of drafted nodes per round that were not accepted."""
         return self.drafted / max(self.rounds, 1) - self.accepted_per_round
 
 

@@ -1,4 +1,4 @@
-"""A pair decodes prompts round by round, and what was drafted is fitted at once."""
+"""Calibration of a pair at once: it decodes prompts, and its drafts are fitted."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ TRIED: dict[Kind, tuple[Confidence, ...]] = {
         Confidence(kappa=1.0, sharpness=1.2),
     ),
 }
-"""Each is a program of its own."""
+"""The confidences that are decoded with, by kind of text, each in its own program."""
 
 
 def calibrate_pair(
@@ -58,18 +58,20 @@ def calibrate_pair(
     """Fits a draft model's confidences to texts that its target writes now.
 
     Args:
-        target: Static.
-        model: Of the draft. Static.
-        params: Of both.
-        prompts: At least two, of texts that the draft was not trained on.
-        tree: What is drafted; deeper trees cannot use the calibration.
-        max_new_tokens: Decoded per prompt, at temperature 0 and at temperature 1.
-        max_length: Prompt plus output.
-        stop_tokens: Ids that end a text.
-        by: See `calibrate.fit`.
+        target: The target. Static.
+        model: The draft model. Static.
+        params: The parameters of target and draft model.
+        prompts: The prompts' ids, at least two, of texts that the draft was not trained
+            on.
+        tree: The tree that is drafted; deeper trees cannot use the calibration.
+        max_new_tokens: The tokens to generate at most per prompt, at temperature 0 and
+            again at temperature 1.
+        max_length: The largest number of tokens of prompt and output.
+        stop_tokens: The ids that end a text.
+        by: The cells of exponents, see `calibrate.fit`.
 
     Returns:
-        By kind of text.
+        The fits by kind of text.
 
     Raises:
         InputError: If there is but one prompt, or nothing was drafted.
@@ -102,11 +104,11 @@ def calibrate_pair(
 
 
 def calibrate_head(trained: Trained, report: Report) -> None:
-    """Writes what a new head's confidences are worth on its run's held-out prompts.
+    """Writes a calibration of a new head, fitted on its run's held-out prompts.
 
     Args:
-        trained: The run.
-        report: Called with what came of it.
+        trained: The finished run.
+        report: Called with a line for each fit, or for its failure.
     """
     config, step_config = trained.config, trained.step_config
     target, target_params = step_config.target, trained.pair.params.target
@@ -144,7 +146,7 @@ def _observe(
     requests: Requests,
     confidence: Confidence,
 ) -> Observed:
-    """Decodes to the end and keeps every tree."""
+    """Decodes requests to their end, and returns every tree."""
     is_sampled = bool(requests.sampling.temperature.any())
     decoder = Decoder(
         target=target,

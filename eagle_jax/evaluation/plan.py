@@ -1,4 +1,4 @@
-"""The runs that are planned: methods, their settings, temperatures, batch sizes."""
+"""Plans of runs: methods, their settings, temperatures and batch sizes."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parsing import parse_json
 
 Models = dict[Method, DraftSource]
-"""Draft models: "eagle2" for a head, "small-model"."""
+"""The opened draft models: "eagle2" for a head, "small-model" for a smaller model."""
 
 _TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
 _SETTINGS: dict[Method, tuple[str, ...]] = {
@@ -28,17 +28,17 @@ _SETTINGS: dict[Method, tuple[str, ...]] = {
     "lookup": ("num_nodes", "depth", "width", "acceptance"),
     "autoregressive": (),
 }
-"""What each method reads; a setting that changes nothing would mislead."""
+"""The settings that each method reads; one that changes nothing would mislead."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """One way of decoding all questions.
+    """The plan of a run: one way of decoding all questions.
 
     Attributes:
-        label: What was given for the method.
-        method: What drafts.
-        config: All settings; the method reads what concerns it.
+        label: The method as it was given, with its settings.
+        method: The method that drafts.
+        config: All settings, of which the method reads those that concern it.
     """
 
     label: str
@@ -47,12 +47,12 @@ class RunPlan:
 
     @property
     def acceptance(self) -> AcceptanceRule:
-        """How drafts are accepted; plain decoding draws what "coupled" accepts."""
+        """The rule of acceptance; plain decoding draws the tokens of "coupled"."""
         return self.config.sampling.rule
 
     @property
     def model_id(self) -> str:
-        """Names the run and its file: what differs between the runs of a folder."""
+        """The name of the run and its file, of all that a folder's runs differ in."""
         tree, parts = self.config.tree, [str(self.method)]
         if "num_nodes" in _SETTINGS[self.method]:
             parts += [f"{tree.num_nodes}-{tree.depth}-{tree.width}"]
@@ -77,9 +77,9 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
     """Reads a method with its settings.
 
     Args:
-        text: `name` or `name:key=value,key=value`, where keys are fields of
-            `TreeConfig` and `acceptance`.
-        config: Settings that the text does not name.
+        text: The method as `name` or `name:key=value,key=value`, where keys are fields
+            of `TreeConfig` and `acceptance`.
+        config: The settings that hold where the text names none.
 
     Raises:
         InputError: If the method or a key is unknown, or a value cannot be used.
@@ -134,8 +134,8 @@ def make_runs(
 ) -> list[RunPlan]:
     """Returns every method at every temperature and batch size.
 
-    Runs that come to the same are kept once: at temperature 0 there is but one rule
-    of acceptance, and without coupled draws no noise to share.
+    Runs that decode alike are kept once: at temperature 0 there is but one rule of
+    acceptance, and without coupled draws there is no noise to share.
 
     Raises:
         InputError: If a value lies outside its range, or two runs with different
@@ -180,12 +180,13 @@ def _without_idle_noise(config: GenerateConfig) -> TreeConfig:
 
 
 def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
-    """Returns what a record says about a run's method, as JSON can hold it.
+    """Returns a record's settings of a run's method, as JSON can hold them.
+
+    Settings that a method does not have are `None`.
 
     Args:
-        plan: The plan.
-        drafter: What drafts in it. Nodes and depth are its own; what a method has
-            none of is `None`.
+        plan: The run's plan.
+        drafter: The run's drafter, which has its own numbers of nodes and levels.
     """
     config = plan.config
     shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
@@ -218,7 +219,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
 
 
 def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
-    """Returns what a record says about confidences: files change between two runs."""
+    """Returns a record's confidences themselves: files change between two runs."""
     is_sampled = plan.acceptance == "coupled"
     is_shared = is_sampled and drafter.shares_noise
     calibration = drafter.calibration
@@ -242,14 +243,14 @@ def open_models(
     """Opens the draft models that some runs need, each once; reads no weights.
 
     Args:
-        runs: The runs.
-        target: Sizes of the target.
-        head: Folder or hub name of its EAGLE head, or `None`.
-        small_model: Likewise of a smaller model.
-        dtype: Of the weights; not "auto".
+        runs: The plans of the runs.
+        target: The target's sizes.
+        head: The folder or hub name of its EAGLE head, or `None`.
+        small_model: The folder or hub name of a smaller model, or `None`.
+        dtype: The type of the weights; not "auto".
 
     Raises:
-        InputError: If something is missing or does not fit.
+        InputError: If a model is missing or does not fit the target.
     """
     models: Models = {}
     for run in runs:
@@ -271,8 +272,8 @@ def make_drafter(plan: RunPlan, models: Models) -> Drafter | None:
     """Returns a run's drafter.
 
     Args:
-        plan: The plan.
-        models: From `open_models`.
+        plan: The run's plan.
+        models: The models that `open_models` returned.
 
     Raises:
         InputError: If the tree names a calibration that cannot be read.

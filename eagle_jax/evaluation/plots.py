@@ -1,7 +1,7 @@
 """The papers' figures from runs.
 
-Every figure compares the runs of one group. A figure without data is the reason why,
-a line of text.
+Every figure compares the runs of one group. Where there is no data, a line of text with
+the reason is returned instead of a figure.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _NO_NODES = "no run recorded its nodes; decode with --nodes"
 _PHASES = ("draft", "verify", "commit")
 _HATCHES = ("", "//", "..")
 _WIDTH = 8.0
-"""Inches; 800 pixels wide, text of 10 points is 14 pixels high."""
+"""The width in inches, 800 pixels: text of 10 points is 14 pixels high."""
 
 
 def positions(group: Group) -> Figure | str:
@@ -88,7 +88,7 @@ def depth(group: Group) -> Figure | str:
 
 
 def rank(group: Group) -> Figure | str:
-    """Draws acceptance by a node's place among its siblings."""
+    """Draws acceptance by a node's rank among its siblings."""
     found = _with_nodes(group)
     if not found:
         return _NO_NODES
@@ -139,7 +139,7 @@ def wasted(group: Group) -> Figure | str:
 
 
 def step_time(group: Group) -> Figure | str:
-    """Draws what one step's time goes to, beside one step of plain decoding."""
+    """Draws the time of one step's parts, beside one step of plain decoding."""
     measured = [
         (name, run.step_seconds)
         for name, run, _ in _drafting(group)
@@ -208,7 +208,7 @@ def _reliability(
 
 
 def _rates_of_positions(run: Run) -> list[np.ndarray]:
-    """Returns, per question, the share of rounds that accepted each drafted node."""
+    """Returns each question's shares of rounds that accepted each drafted node."""
     nodes = [answer.nodes for answer in run.answers.values()]
     return [
         part.positions[1:] / part.rounds
@@ -257,7 +257,7 @@ def _panels(
 def _bars(
     names: list[str], parts: dict[str, list[float]], title: str
 ) -> tuple[Figure, Axes]:
-    """Returns lying bars, one per run, stacked of parts."""
+    """Returns horizontal bars, one per run, stacked of parts."""
     figure, (axis,) = _panels(1, 1.0 + 0.5 * len(names), title)
     places, left = np.arange(len(names)), np.zeros(len(names))
     looks = zip(parts.items(), _COLORS, _HATCHES, strict=False)

@@ -1,7 +1,7 @@
-"""Questions of an evaluation: Spec-Bench's and MT-bench's layout, and plain prompts.
+"""Questions of an evaluation: files of Spec-Bench's format, and plain prompts.
 
-A line of such a file holds `question_id`, `category` and `turns`; whatever else it
-holds is left alone.
+A line of such a file, as of MT-bench's too, holds `question_id`, `category` and
+`turns`; other fields are left alone.
 """
 
 import dataclasses
@@ -21,19 +21,19 @@ MT_BENCH = {
     *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
     "humanities",
 }
-"""Categories of MT-bench, one task of Spec-Bench."""
+"""The categories of MT-bench, which are one task of Spec-Bench."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a model is asked, one turn after the other.
+    """A question to a model, one turn after the other.
 
     Attributes:
-        question_id: Unique in an evaluation.
-        category: Questions of one kind.
-        turns: At least one, none empty.
-        number: Place among all questions of all files, from 0; seeds are made of it,
-            so it does not depend on which questions are chosen.
+        question_id: The question's id, unique in an evaluation.
+        category: The name of the kind of question.
+        turns: The user's turns, at least one, none empty.
+        number: The number among all questions of all files, from 0; seeds are made of
+            it, so it does not depend on which questions are chosen.
     """
 
     question_id: QuestionId
@@ -43,7 +43,7 @@ class Question:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that stand for what is asked."""
+        """16 hexadecimal digits that stand for the turns."""
         return _hash(json.dumps(self.turns))[:16]
 
 
@@ -58,10 +58,10 @@ def read_questions(path: Path) -> list[Question]:
         path: The file.
 
     Returns:
-        At least one question, in the file's order.
+        The questions, at least one, in the file's order.
 
     Raises:
-        InputError: If the file cannot be read, or naming the line that is wrong.
+        InputError: If the file cannot be read, or a line is wrong, which is named.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -69,7 +69,7 @@ def read_questions(path: Path) -> list[Question]:
         raise InputError(f"cannot read the questions {path}: {error}") from error
     lines: dict[str, int] = {}
     questions = []
-    # Not splitlines: JSON strings may hold other line separators.
+    # JSON strings may hold line separators at which `splitlines` would cut.
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
@@ -95,10 +95,10 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def plain_questions(path: Path, prompts: Sequence[str]) -> list[Question]:
-    """Makes questions of one turn of prompts.
+    """Returns questions of one turn, one per prompt.
 
     Args:
-        path: Of the prompts; its stem is their category.
+        path: The file of the prompts, whose stem is their category.
         prompts: The texts; empty ones are refused.
 
     Raises:
@@ -116,10 +116,10 @@ def plain_questions(path: Path, prompts: Sequence[str]) -> list[Question]:
 
 
 def join_files(files: Sequence[tuple[Path, Sequence[Question]]]) -> list[Question]:
-    """Joins the questions of several files.
+    """Returns the questions of several files together.
 
     Args:
-        files: Paths and their questions.
+        files: The paths, each with its questions.
 
     Returns:
         All questions. Those of a single file keep their ids; with several files an id
@@ -146,8 +146,8 @@ def join_files(files: Sequence[tuple[Path, Sequence[Question]]]) -> list[Questio
 def labels(paths: Sequence[Path]) -> list[str]:
     """Returns a name for each file, no two the same.
 
-    The file's stem, or its folder's name for a `question.jsonl`; both where that is
-    not enough.
+    It is the file's stem, or the folder's name for a `question.jsonl`; both where that
+    is not enough.
 
     Raises:
         InputError: If two files still have one name.
@@ -170,17 +170,17 @@ def choose(
     categories: Sequence[str] | None = None,
     per_category: int | None = None,
 ) -> list[Question]:
-    """Chooses some of the questions, the same ones on every machine.
+    """Returns some of the questions, the same ones on every machine.
 
     A smaller sample is part of a larger one.
 
     Args:
-        questions: All.
-        categories: Those wanted; `None` for all.
-        per_category: Questions per category, at most; `None` for all.
+        questions: All questions.
+        categories: The wanted categories; `None` for all.
+        per_category: The largest number of questions per category; `None` for all.
 
     Returns:
-        In the order given.
+        The chosen questions, in the order given.
 
     Raises:
         InputError: If a category is unknown or the number below 1.
@@ -197,7 +197,7 @@ def choose(
     chosen: set[int] = set()
     for category in known if categories is None else categories:
         members = [question for question in questions if question.category == category]
-        # The order of hashes: as good as chance, and alike everywhere.
+        # Hashes order them as well as chance does, and alike on every machine.
         members.sort(key=lambda question: _hash(f"{category}:{question.question_id}"))
         chosen.update(question.number for question in members[:per_category])
     return [question for question in questions if question.number in chosen]

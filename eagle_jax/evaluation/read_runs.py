@@ -1,4 +1,4 @@
-"""Records of an evaluation in, checked runs out."""
+"""Reading the records of an evaluation as checked runs."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     a folder of its own.
 
     Args:
-        folders: Of evaluations.
+        folders: The folders of evaluations.
 
     Returns:
         The runs, in the order of folders and file names.
@@ -46,7 +46,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _read_run(path: Path) -> Run | None:
-    """Returns the run of one file, `None` for a file without lines."""
+    """Returns the run of one file, or `None` for a file without lines."""
     records: dict[QuestionKey, Record] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -84,12 +84,12 @@ def _parse(line: bytes, where: str) -> Record:
 
 
 def _check_fits(records: dict[QuestionKey, Record], new: Record, where: str) -> None:
-    """Refuses a question that is there already, another run's, or one of other trees.
+    """Refuses a record of a known question, of another run, or of other trees.
 
     Args:
-        records: The file's lines before.
-        new: The next line.
-        where: Names it in a refusal.
+        records: The records of the lines before.
+        new: The next line's record.
+        where: The line's name in a refusal.
     """
     if new.key in records:
         raise InputError(
@@ -99,7 +99,7 @@ def _check_fits(records: dict[QuestionKey, Record], new: Record, where: str) -> 
     before = next(iter(records.values()), new).settings
     settings = new.settings
     for name in (*before, *settings):
-        # As text: 1 and true are equal, and a missing field is none that is null.
+        # Texts tell 1 from true, and a missing field from one that is null.
         old, given = (repr(found.get(name, ...)) for found in (before, settings))
         if name != "label" and old != given:
             raise InputError(
@@ -107,6 +107,6 @@ def _check_fits(records: dict[QuestionKey, Record], new: Record, where: str) -> 
                 f"{before.get(name)}; keep one run per file"
             )
     nodes = [r.nodes for r in (*records.values(), new) if r.nodes is not None]
-    # Where there was no round, there are no positions.
+    # Positions are missing where there was no round.
     if len({len(part.positions) for part in nodes if part.positions is not None}) > 1:
         raise InputError(f"{where}: another length of `nodes.positions` than before")

@@ -1,4 +1,4 @@
-"""Files of records: a line per question, gone on with wherever it was stopped.
+"""Files of records: a line per question, appended to wherever a run was stopped.
 
 A file holds one run and is only ever appended to, line by line, each brought to the
 disk: a process may be killed at any time, and the next one goes on after the last
@@ -18,7 +18,7 @@ from eagle_jax.parsing import parse_json
 
 _START = b'{"question_id": '
 _NO_SETTINGS = ("label", "versions")
-"""Of `run`: with what it was made, and what it was called."""
+"""The fields of `run` that are no settings: its label, and the versions of software."""
 
 
 def check_records(
@@ -26,10 +26,10 @@ def check_records(
 ) -> None:
     """Refuses a file that `RecordFile` would refuse, before any long work starts.
 
-    Arguments are those of `RecordFile`; the file need not exist.
+    The arguments are those of `RecordFile`; the file need not exist.
 
     Raises:
-        InputError: Likewise.
+        InputError: If `RecordFile` would refuse the file.
     """
     try:
         content = path.read_bytes() if path.exists() else b""
@@ -41,30 +41,30 @@ def check_records(
 def recorded_date(folder: Path) -> str | None:
     """Returns the date of the prompts that a folder's records are answers to.
 
-    What goes beside them is compared with them, and needs the same prompts.
+    New records beside them are compared with them, and need the same prompts.
 
     Args:
-        folder: Of evaluations; need not exist.
+        folder: The folder of an evaluation, which need not exist.
 
     Returns:
-        That of the first record with one, `None` without any.
+        The date of the first record with one, `None` without any.
     """
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with path.open("rb") as file:
                 date = json.loads(file.readline())["run"]["date"]
         except (OSError, ValueError, LookupError, TypeError):
-            continue  # Of before dates were recorded, or no records at all.
+            continue  # Older records have no date, and other files no records.
         if date is not None:
             return date
     return None
 
 
 class RecordFile(JsonLines):
-    """A file of records that is gone on with.
+    """A file of records that a run appends to.
 
     Attributes:
-        records: Those that are there.
+        records: The records that the file holds.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class RecordFile(JsonLines):
         """Opens a file, new or old, and cuts off a torn last line.
 
         Args:
-            path: In a folder that exists.
+            path: The file, in a folder that exists.
             run: The settings of its records.
-            questions: Those that are asked; the file may hold others, too.
+            questions: The questions that are asked; the file may hold others, too.
 
         Raises:
-            InputError: If it holds something else than records, records of other
+            InputError: If the file holds something else than records, records of other
                 settings, one question twice, or an answer to another question of the
                 same id; the file stays as it is. Or if it cannot be written, or
                 another process writes it.
@@ -92,7 +92,7 @@ class RecordFile(JsonLines):
             raise
 
     def add(self, record: Record) -> None:
-        """Writes a record, which is on the disk when this returns.
+        """Writes a record; it is on the disk when this returns.
 
         Raises:
             InputError: If the disk is full.
@@ -141,7 +141,7 @@ def _check(
 
 
 def _identity(question: Question) -> tuple[str, str, int | None]:
-    """Returns what a question asks, and where it stands: its seed comes of that."""
+    """Returns what a question asks, and its number, of which its seed is made."""
     return question.category, question.fingerprint, question.number
 
 

@@ -1,4 +1,4 @@
-"""The record of an answered question, in the layout of Spec-Bench: a line of JSON."""
+"""The record of an answered question, in the format of Spec-Bench: a line of JSON."""
 
 import dataclasses
 import importlib.metadata
@@ -17,7 +17,7 @@ from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.questions import MT_BENCH, QuestionId
 
 QuestionKey = tuple[str, str]
-"""Category and id: files of different tasks may count from the same number."""
+"""A category and an id: files of different tasks may count from the same number."""
 
 _CHOICE = "choices[0]."
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
@@ -27,7 +27,7 @@ _COLUMNS = {
     **{"wall_time": "wall_time", "decode_time": "decode_time"},
     **{"stop_reasons": "stop_reason"},
 }
-"""What a file calls the fields of turns; each holds a value per turn."""
+"""The names of a turn's fields in a file; each holds a list of a value per turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,14 @@ class Turn:
     """A model's answer to one turn.
 
     Attributes:
-        text: The answer.
-        token_ids: Its tokens, the prefill's and the stop token included.
-        prompt_tokens: Length of the prompt.
-        wall_time: Seconds, the prefill included; in a batch its share.
-        decode_time: Seconds without the prefill; in a batch its share.
-        accept_lengths: Per step, accepted drafts and the bonus; what limits and stop
-            tokens cut off the last one is counted.
-        stop_reason: Why it ended.
+        text: The answer's text.
+        token_ids: The answer's tokens, the prefill's and the stop token included.
+        prompt_tokens: The number of tokens of the prompt.
+        wall_time: The seconds with the prefill; in a batch the answer's share.
+        decode_time: The seconds without the prefill; in a batch the answer's share.
+        accept_lengths: The accepted drafts and the bonus of each step; tokens that
+            limits and stop tokens cut off the last step are counted.
+        stop_reason: The name of its `StopReason`, in lower case.
     """
 
     text: str
@@ -56,22 +56,24 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """How one question was answered.
+    """The record of one answered question.
 
     Attributes:
-        question_id: Of the question.
-        category: Of the question.
-        question: Stands for what was asked, see `Question.fingerprint`.
-        number: The question's place among all; `None` in records of before it was kept.
+        question_id: The question's id.
+        category: The question's category.
+        question: The fingerprint of the question, see `Question.fingerprint`.
+        number: The question's number among all; `None` in older records, which have
+            none.
         turns: The answers, one per turn.
-        run: How it was decoded: at least `method`, `label`, `temperature` and
-            `batch_size`; `versions` are those of what computed it.
-        step_seconds: What the steps of its run cost, see `measure_steps`; `None` if
-            that was not measured.
-        nodes: What became of drafted nodes, `None` if that was not looked at.
-        model_id: Names the run.
-        answer_id: Any text of its own.
-        tstamp: Seconds since 1970 when it was made.
+        run: The settings of its run: at least `method`, `label`, `temperature` and
+            `batch_size`; `versions` are those of the software that computed it.
+        step_seconds: The seconds of the steps of its run, see `measure_steps`; `None`
+            if they were not measured.
+        nodes: The drafted nodes and their acceptance; `None` if they were not looked
+            at.
+        model_id: The name of the run.
+        answer_id: A text that no other record has.
+        tstamp: The time when it was made, in seconds since 1970.
     """
 
     question_id: QuestionId
@@ -91,11 +93,11 @@ class Record:
         """Returns the record that a line of a file holds.
 
         Args:
-            record: What the line parses to.
+            record: The parsed line.
 
         Raises:
-            InputError: If a field is missing or holds something else; what is not
-                read, such as fields of others, is left alone.
+            InputError: If a field is missing or holds something else; fields of others
+                are left alone.
         """
         get(record, "question_id", object)
         nodes, steps = record.get("nodes"), record.get("step_seconds")
@@ -119,7 +121,7 @@ class Record:
         """Refuses settings, numbers and texts that no evaluation writes.
 
         Raises:
-            InputError: It names the field.
+            InputError: If there is one; names the field.
         """
         if not isinstance(self.question_id, int | str):
             raise InputError(f"`question_id` is {self.question_id!r}")
@@ -142,7 +144,7 @@ class Record:
             numbers([] if seconds is None else [seconds], f"step_seconds.{name}")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` reads, in the order of a line's fields."""
+        """Returns the object that `from_json` reads, its fields in a line's order."""
         turns = self.turns
         choice = {
             "index": 0,
@@ -172,42 +174,42 @@ class Record:
 
     @property
     def key(self) -> QuestionKey:
-        """Tells the question from those of all tasks."""
+        """The key that tells the question from those of all tasks."""
         return self.category, str(self.question_id)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How it was decoded, whatever computed it."""
+        """The settings of its run, without the versions of software."""
         return {name: self.run[name] for name in self.run if name != "versions"}
 
     @property
     def task(self) -> str:
-        """MT-bench's categories are one task, every other category is its own."""
+        """The question's task: one for MT-bench's categories, else the category."""
         return "mt_bench" if self.category in MT_BENCH else self.category
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """Per turn, the answer's tokens."""
+        """The tokens of each turn's answer."""
         return [turn.token_ids for turn in self.turns]
 
     @property
     def new_tokens(self) -> list[int]:
-        """Per turn, tokens emitted, the prefill's first one included."""
+        """The number of emitted tokens of each turn, the prefill's first included."""
         return [len(turn.token_ids) for turn in self.turns]
 
     @property
     def accept_lengths(self) -> list[int]:
-        """Over all turns, what each step accepted and one more, uncut."""
+        """The accepted drafts plus one of each step of all turns, uncut."""
         return [length for turn in self.turns for length in turn.accept_lengths]
 
     def difference(self, other: "Record") -> tuple[int, int] | None:
         """Returns the turn and the token where another answer first differs.
 
-        What follows a difference continues another text, so only the first counts.
+        Tokens after a difference continue another text, so only the first one counts.
 
         Returns:
-            Both from 0; a text that goes on where the other has ended differs there.
-            `None` for equal answers.
+            Both numbers, from 0; a text that goes on where the other has ended differs
+            there. `None` for equal answers.
         """
         turns = zip_longest(self.token_ids, other.token_ids, fillvalue=())
         for turn, pair in enumerate(turns):
@@ -221,11 +223,11 @@ def speed(records: Iterable[Record], *, with_prefill: bool) -> float | None:
     """Returns tokens per second over some questions together.
 
     Args:
-        records: Of one run.
+        records: The records of one run.
         with_prefill: Whether the prefills, their times and their tokens, count.
 
     Returns:
-        `None` where no time passed or nothing was decoded.
+        The speed; `None` where no time passed or nothing was decoded.
     """
     turns = [turn for record in records for turn in record.turns]
     tokens = [len(turn.token_ids) for turn in turns]

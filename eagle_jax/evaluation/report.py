@@ -60,12 +60,12 @@ def write_report(runs: Sequence[Run], output: Path, report: Report) -> str:
     """Writes `report.md` and the PNG files that it shows.
 
     Args:
-        runs: What to compare.
-        output: The folder; made if it is missing.
-        report: Called with what is drawn.
+        runs: The runs to compare.
+        output: The folder, which is made if it is missing.
+        report: Called with the name of each figure that is drawn.
 
     Returns:
-        What was written, in one line.
+        A line that names what was written.
     """
     runs = in_order(runs)
     output.mkdir(parents=True, exist_ok=True)
@@ -79,14 +79,14 @@ def write_report(runs: Sequence[Run], output: Path, report: Report) -> str:
     sections.append("## Left out\n\n" + ("\n".join(lines) or "Nothing."))
     text = "\n\n".join(["# Evaluation", _runs_section(runs, compared), *sections])
     file = output / "report.md"
-    # Last, so that it never shows figures that are not there.
+    # It is written last, so that it never shows figures that are not there.
     write_whole(file, text + "\n")
     figures = _count(text.count("]("), "figure")
     return f"wrote {file}: {_count(len(runs), 'run')}, {figures}"
 
 
 def _runs_section(runs: list[Run], compared: list[Group]) -> str:
-    """Returns what was read and what it was made with, and what is wrong with it."""
+    """Returns the section of the runs: their settings, versions and shortcomings."""
     folders = dict.fromkeys(path.parent for run in runs for path in run.paths)
     names = ", ".join(f"`{folder}`" for folder in folders)
     questions = {key for run in runs for key in run.answers}

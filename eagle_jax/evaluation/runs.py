@@ -1,4 +1,4 @@
-"""Runs of an evaluation: what was decoded how, and which runs can be compared.
+"""Runs of an evaluation: their settings and answers, and which can be compared.
 
 A run is one method with its settings at one temperature and one batch size.
 """
@@ -20,14 +20,14 @@ SETUP = (
     *("max_new_tokens", "max_length"),
     *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
 )
-"""Settings that runs must share, besides temperature and batch size, to be compared."""
+"""The settings, besides temperature and batch size, that compared runs must share."""
 
 TREE = (
     *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
     *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
 )
-"""Settings of one method."""
+"""The settings of one method."""
 
 _METHODS = ("autoregressive", "lookup", "small-model", "chain", "eagle1", "eagle2")
 
@@ -37,11 +37,12 @@ class Run:
     """One method with its settings on some questions.
 
     Attributes:
-        paths: The files.
+        paths: The files of its records.
         settings: The records' `run`, without `versions`.
-        versions: Of what computed it; several if it was gone on with.
-        answers: By the question's category and id.
-        step_seconds: Seconds of each part of a batch step that was measured.
+        versions: The versions of the software that computed it; several if a later
+            one went on with it.
+        answers: The records by the question's category and id.
+        step_seconds: The seconds of each part of a batch step that was measured.
     """
 
     paths: tuple[Path, ...]
@@ -55,7 +56,7 @@ class Run:
         """Returns the run of records that have their settings in common.
 
         Args:
-            records: At least one; the first one's label is the run's.
+            records: The records, at least one; the first one's label is the run's.
             paths: The files that they come from.
         """
         records = list(records)
@@ -76,17 +77,17 @@ class Run:
 
     @property
     def method(self) -> str:
-        """What drafted."""
+        """The method that drafted."""
         return self.settings["method"]
 
     @property
     def temperature(self) -> float:
-        """Of sampling; 0 is greedy."""
+        """The temperature of sampling; 0 is greedy."""
         return self.settings["temperature"]
 
     @property
     def batch_size(self) -> int:
-        """Questions decoded together."""
+        """The number of questions decoded together."""
         return self.settings["batch_size"]
 
     @property
@@ -104,7 +105,7 @@ class Run:
 
     @property
     def tasks(self) -> list[str]:
-        """Tasks in the order of the file."""
+        """The tasks in the order of the file."""
         return list(dict.fromkeys(answer.task for answer in self.answers.values()))
 
     def of_task(self, task: str | None) -> dict[QuestionKey, Record]:
@@ -116,7 +117,7 @@ class Run:
         }
 
     def tau(self, task: str | None = None) -> float | None:
-        """Returns tokens per step, over all steps of a task; of all for `None`."""
+        """Returns tokens per step over all steps of a task, or of all for `None`."""
         return tau(self.of_task(task).values())
 
     def nodes(self) -> Nodes | None:
@@ -126,7 +127,7 @@ class Run:
 
     @property
     def accept_lengths(self) -> list[int]:
-        """Of every step of all questions, what it accepted and one more, uncut."""
+        """The accepted drafts plus one of each step of all questions, uncut."""
         return [n for record in self.answers.values() for n in record.accept_lengths]
 
     def n_alpha(self) -> Rates:
@@ -135,7 +136,7 @@ class Run:
         return n_alpha(accepted, self.settings.get("depth") or 0)
 
     def key(self, *without: str) -> str:
-        """Returns equal text for runs whose settings are equal but for some."""
+        """Returns a text that is equal for runs whose other settings are equal."""
         left = {k: v for k, v in self.settings.items() if k not in without}
         return json.dumps(left, sort_keys=True)
 
@@ -149,11 +150,12 @@ class Group:
     """Runs that one table compares.
 
     Attributes:
-        title: Temperature, batch size and whatever tells this group from others.
-        slug: The same, short, for file names.
-        runs: In the papers' order of methods.
-        everything: All runs that were read: where names must be unique, and where
-            plain decoding is looked for.
+        title: The temperature, the batch size and all that tells this group from
+            others.
+        slug: A short title, for file names.
+        runs: The runs, in the papers' order of methods.
+        everything: All runs that were read: their names must be unique, and plain
+            decoding is looked for among them.
     """
 
     title: str
@@ -163,7 +165,7 @@ class Group:
 
     @property
     def names(self) -> list[str]:
-        """The runs' names, each once."""
+        """The runs' names, no two the same."""
         return unique_names(self.runs)
 
 
@@ -171,8 +173,8 @@ def groups(runs: list[Run], *, one_batch_size: bool) -> list[Group]:
     """Returns runs of one setup and temperature together, in order of temperature.
 
     Args:
-        runs: All of them.
-        one_batch_size: Keep only the smallest batch size of each group.
+        runs: All runs.
+        one_batch_size: Whether to keep only the smallest batch size of each group.
     """
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.temperature):
@@ -215,8 +217,8 @@ def find_baseline(run: Run, runs: Iterable[Run]) -> Run | None:
     """Returns the plain decoding that a run is compared with.
 
     Args:
-        run: Any run.
-        runs: Where to look.
+        run: The run to compare.
+        runs: The runs among which to look.
 
     Returns:
         A run of the same setup, temperature and batch size; of several the one with
@@ -253,8 +255,9 @@ def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
     """Returns how many questions have plain decoding's tokens, of how many compared.
 
     Returns:
-        `None` where nothing can be compared: without questions of both, for plain
-        decoding itself, and for rejection, which gives other draws of one distribution.
+        Both numbers; `None` where nothing can be compared: without questions of both,
+        for plain decoding itself, and for rejection, which gives other draws of one
+        distribution.
     """
     both = shared(run, baseline, None)
     is_other_draw = run.settings.get("acceptance") == "rejection"
@@ -276,7 +279,7 @@ def shared(
 
 
 def varying(runs: Collection[Run], names: Iterable[str]) -> list[str]:
-    """Returns which of some settings are not the same in all runs."""
+    """Returns the names of settings that are not the same in all runs."""
     return [
         name
         for name in names
@@ -285,7 +288,7 @@ def varying(runs: Collection[Run], names: Iterable[str]) -> list[str]:
 
 
 def unique_names(runs: list[Run]) -> list[str]:
-    """Returns the runs' labels, with what differs where a label comes twice."""
+    """Returns the runs' labels, with the settings that differ where labels repeat."""
     names = []
     for run in runs:
         label = run.settings["label"]

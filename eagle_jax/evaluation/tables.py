@@ -26,13 +26,13 @@ _MOST_DIFFERENCES = 10
 
 
 def lossless(run: Run, baseline: Run | None) -> str:
-    """Returns what `identical` does, as a cell."""
+    """Returns the numbers of `identical` as a cell."""
     found = identical(run, baseline)
     return NOTHING if found is None else "{}/{}".format(*found)
 
 
 def runs_table(runs: list[Run]) -> str:
-    """Returns what was read; settings that all runs share are not in it."""
+    """Returns a table of all runs, without the settings that they share."""
     columns = [name for name in (*TREE, *SETUP) if len(_given(runs, name)) > 1]
     header = ["file", "method", "temperature", "batch size", *columns]
     header += ["questions", "turns", "tokens"]
@@ -67,8 +67,8 @@ def speedup_table(group: Group, *, with_prefill: bool) -> str | None:
     """Returns Table 1: methods by tasks, speedup and tau, their mean, losslessness.
 
     Args:
-        group: Runs to compare; ablated ones are left to Table 3.
-        with_prefill: Whether times hold the prefill.
+        group: The runs to compare; ablated ones are left to Table 3.
+        with_prefill: Whether times include the prefill.
 
     Returns:
         The table, `None` if the group has no run that belongs in it.
@@ -88,7 +88,8 @@ def temperature_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]
     temperature.
 
     Returns:
-        Tables by title, for setups with several temperatures; smallest batch size.
+        The tables by title, for setups with several temperatures, at the smallest
+        batch size.
     """
     result = {}
     compared = groups(runs, one_batch_size=True)
@@ -153,7 +154,7 @@ def ablation_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]:
     A family has everything in common but `rank_by` and `rerank`.
 
     Returns:
-        Tables by title.
+        The tables by title.
     """
     names = {
         ("confidence", False): "w/o both",
@@ -192,8 +193,8 @@ def batch_tables(runs: list[Run]) -> dict[str, str]:
     """Returns Table 7 where a method ran at several batch sizes.
 
     Returns:
-        Tables by title: throughput and its ratio to plain decoding at the same batch
-        size, and the ratio of the best throughputs over batch sizes.
+        The tables by title: throughput and its ratio to plain decoding at the same
+        batch size, and the ratio of the best throughputs over batch sizes.
     """
     result = {}
     for group in groups(runs, one_batch_size=False):
@@ -215,7 +216,7 @@ def batch_tables(runs: list[Run]) -> dict[str, str]:
 
 
 def calibration_table(group: Group) -> str | None:
-    """Returns how far confidences can be trusted, and what the trees waste.
+    """Returns a table of calibration errors, and of the nodes that trees waste.
 
     Returns:
         The table, `None` without nodes.
@@ -259,7 +260,7 @@ def n_alpha_table(group: Group) -> str | None:
 
 
 def differences_table(group: Group) -> str | None:
-    """Returns where texts first leave plain decoding's, `None` if none does."""
+    """Returns a table of where texts first leave plain decoding's, `None` for none."""
     rows = []
     for name, run in zip(group.names, group.runs, strict=True):
         baseline = find_baseline(run, group.everything)
@@ -326,7 +327,7 @@ def _batch_cells(family: list[Run], sizes: list[int], runs: list[Run]) -> list[s
         cells += [short(whole), ratio(_quotient(mine, plain))]
         ours += [mine] if mine else []
         theirs += [plain] if plain else []
-    # A best of fewer batch sizes than the other's would be no comparison.
+    # The best of fewer batch sizes than the other's would be no comparison.
     is_whole = len(ours) == len(theirs) == len(sizes)
     best = _quotient(max(ours), max(theirs)) if is_whole else None
     return [*cells, ratio(best)]
@@ -351,7 +352,7 @@ def _spread(
 
 
 def _mean(values: list[float | None]) -> float | None:
-    """Returns the mean over tasks, if none is missing: rows are compared."""
+    """Returns the mean over tasks, `None` if one is missing: rows are compared."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
 

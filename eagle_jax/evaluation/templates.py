@@ -12,7 +12,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation import text
 
 Template = Literal["tokenizer", "vicuna", "llama-2-chat", "none"]
-"""How turns become a prompt.
+"""Names of the forms in which turns become a prompt.
 
 `tokenizer` is the chat template that the tokenizer carries; `none` writes turns and
 answers one after the other, for models that are no chat models.
@@ -30,7 +30,7 @@ def check_template(tokenizer: Any, template: Template) -> None:
     """Refuses a template that the tokenizer does not have.
 
     Raises:
-        InputError: For "tokenizer" without a chat template.
+        InputError: If the form is "tokenizer" and there is no chat template.
     """
     if template == "tokenizer" and not tokenizer.chat_template:
         others = ", ".join(name for name in TEMPLATES if name != "tokenizer")
@@ -53,10 +53,10 @@ def encode(
     Args:
         tokenizer: A `transformers` tokenizer; it puts its own special tokens around
             all but its own template, which writes them itself.
-        template: The form.
-        turns: The user's, the one to be answered last.
-        answers: The model's, to all turns but the last.
-        system: See `render`.
+        template: The form of the prompt.
+        turns: The user's turns, the one to be answered last.
+        answers: The model's answers to all turns but the last.
+        system: The system prompt, see `render`.
 
     Raises:
         InputError: If the tokenizer's template refuses the conversation, or nothing
@@ -87,12 +87,12 @@ def render(
     'Hi\n\nYes\n\nWhy?'
 
     Args:
-        template: Any but "tokenizer".
-        turns: The user's, the one to be answered last.
-        answers: The model's, to all turns but the last; white space around them is
-            left out, only line breaks for "none".
-        system: What the model is told first; `None` for the template's own text,
-            which only "vicuna" has.
+        template: The form of the prompt, any but "tokenizer".
+        turns: The user's turns, the one to be answered last.
+        answers: The model's answers to all turns but the last; white space around them
+            is left out, only line breaks for "none".
+        system: The system prompt; `None` for the template's own text, which only
+            "vicuna" has.
     """
     assert len(turns) == len(answers) + 1, "every turn but the last is answered"
     if template == "vicuna":

@@ -54,7 +54,7 @@ def parse_mesh(text: str) -> MeshShape:
     MeshShape(data=1, tensor=4)
 
     Args:
-        text: Axes and their sizes, as `data=2,tensor=4`; an axis left out has size 1.
+        text: The axes' sizes, as `data=2,tensor=4`; an axis left out has size 1.
 
     Raises:
         InputError: If an axis is unknown or named twice, or a size is no positive

@@ -17,7 +17,7 @@ from eagle_jax.generation.tokenizer import RefusedError, apply_chat_template
 from eagle_jax.training.conversations import Example, Message, check_ids
 
 TooLong = Literal["cut", "drop", "refuse"]
-"""Names of what becomes of a sample that is longer than the limit.
+"""Names of the treatments of a sample that is longer than the limit.
 
 `cut` splits plain text into consecutive pieces and keeps a conversation's beginning,
 since what follows would lack it. `drop` leaves the sample out. `refuse` raises.

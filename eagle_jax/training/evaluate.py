@@ -37,7 +37,7 @@ class Evaluation:
     Attributes:
         loss: The loss without noise.
         agreement: The share of pairs whose most likely token is the target's.
-        alphas: n-alpha for n = 0..4: of the chains whose first n drafts the target
+        alphas: The n-alpha for n = 0..4: of the chains whose first n drafts the target
             accepted, the share whose next draft it accepts too; NaN where there was
             no such chain (EAGLE-1, section 4).
         tokens_per_round: The tokens per round with the run's tree, greedy; NaN where

@@ -132,7 +132,7 @@ def regenerate_file(
         target: A Hugging Face folder or hub name.
         source: The beginnings of the texts.
         output: A file of JSON lines, see `ResumableLines`.
-        config: All settings.
+        config: All settings of the run.
         draft: An EAGLE head, which makes the run quicker and changes no text.
         overwrite: Whether to start the output again.
         report: Called with lines for a log.

@@ -123,7 +123,7 @@ class ConversationTask:
         return self._asked.tokens.tolist()
 
     def add(self, answer: Answer) -> None:
-        """Takes the answer to the last prompt, and adds the user's next turn."""
+        """Takes the answer to the last prompt; one that is cut off is the last."""
         assert self._asked is not None
         # Templates put the space between header and answer themselves.
         turn = {"role": "assistant", "content": answer.text.strip()}

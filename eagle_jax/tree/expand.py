@@ -11,7 +11,7 @@ from flax import struct
 from eagle_jax.tree.structure import NO_PARENT, Candidates, empty_candidates
 
 RankBy = Literal["value", "confidence"]
-"""Names of what orders candidates: the whole path's value, or the last step alone."""
+"""Names of the scores that rank candidates: the path's value, or the last step's."""
 
 
 @struct.dataclass(kw_only=True)
@@ -100,7 +100,7 @@ def first_level(
     Args:
         tokens: `[K]` int32, the root's most likely children, best first.
         log_probs: `[K]` float32, their log probabilities.
-        depth: `D`, the levels that will be drafted. Static, at least 1.
+        depth: The number of levels that will be drafted, `D`. Static, at least 1.
 
     Returns:
         The candidates with level 1 filled, and level 1 as the frontier.

@@ -49,9 +49,9 @@ class DraftTree:
         log_values: `[N]` float32, log of the path's probability under the draft;
             0 for the root, `-inf` in padding.
         is_node: `[N]` bool, false in padding.
-        draft_logits: `None` where children are chosen; where they are drawn, one after
-            the other and never twice, `[N, V]` float32: the logits of the distribution
-            that each node's children were drawn from.
+        draft_logits: `[N, V]` float32, the logits of the distribution that each node's
+            children were drawn from, one after the other and never twice; `None` where
+            children are chosen.
     """
 
     tokens: jax.Array

@@ -28,7 +28,7 @@ class Level:
         parents: `[M]` int32, each node's parent.
         rows: `[M]` int32, the index of each node's parent in the level above's `inner`.
         inner: `[I]` int32, the nodes of this level that have children, ascending.
-        inner_rows: `[I]` int32, the index of each inner node's parent in the same list.
+        inner_rows: `[I]` int32, the entries of `rows` of those inner nodes.
         visible: `[I, U]` bool: which inner nodes of levels 1 up to this one, oldest
             first, each inner node sees: its ancestors and itself.
     """

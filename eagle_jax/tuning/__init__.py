@@ -1,1 +1,1 @@
-"""Which tree pays: measured costs and replayed acceptance."""
+"""The search for the tree that pays: measured costs and replayed acceptance."""

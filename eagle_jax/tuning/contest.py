@@ -19,7 +19,7 @@ from eagle_jax.tuning.prediction import NODES, Prediction, show
 from eagle_jax.tuning.recording import Recording, all_candidates, record
 
 MOST_TREES = 12
-"""Trees that are measured in turns: their programs must all be kept meanwhile."""
+"""The most trees measured in turns: their programs must all be kept meanwhile."""
 
 _TIMED_STEPS = 12
 _TIMED_DEPTH = 4  # Deeper programs take long to compile.
@@ -28,12 +28,12 @@ _RECORDED_TOGETHER = 8  # Rows of a batch; recording is not timed.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timing:
-    """A way of decoding, measured.
+    """The measurements of one way of decoding.
 
     Attributes:
-        tokens: Decoded tokens of one repetition, without the prefills' own.
-        tokens_per_round: Of them, per round of a row.
-        seconds: Per repetition, without prefills.
+        tokens: The decoded tokens of one repetition, without the prefills' own.
+        tokens_per_round: The decoded tokens per round of a row.
+        seconds: The time of each repetition without prefills, in seconds.
     """
 
     tokens: int
@@ -41,7 +41,7 @@ class Timing:
     seconds: tuple[float, ...]
 
     def speedup(self, plain: "Timing") -> float:
-        """Returns the median over repetitions of the speed over plain decoding's."""
+        """Returns the speed over plain decoding's, the median over repetitions."""
         pairs = zip(self.seconds, plain.seconds, strict=True)
         per_second = [theirs / ours for ours, theirs in pairs]
         return statistics.median(per_second) * self.tokens / plain.tokens
@@ -52,9 +52,9 @@ class Entry:
     """A tree that was run for real.
 
     Attributes:
-        prediction: What was expected.
-        tokens_per_round: Measured.
-        speedup: Measured, over plain decoding.
+        prediction: The figures that were expected.
+        tokens_per_round: The tokens per round that were measured.
+        speedup: The speed over plain decoding's that was measured.
     """
 
     prediction: Prediction
@@ -65,7 +65,7 @@ class Entry:
 def entries(
     predictions: Sequence[Prediction], plain: Timing, timings: Sequence[Timing]
 ) -> list[Entry]:
-    """Joins what was expected with what was measured, the quickest first."""
+    """Returns predictions joined with their measurements, the quickest first."""
     joined = [
         Entry(
             prediction=prediction,
@@ -82,12 +82,12 @@ class Contest:
     """Prompts on which ways of decoding are measured.
 
     Attributes:
-        plain: Decodes plainly; the others differ in their drafter alone.
-        drafter: The pair's, of any tree.
-        prompts: Ids.
-        repeats: Measurements of each.
-        progress: Shows how far work is, given what is being done and how much of it
-            there is; as `eagle_jax.cli.progress.progress` does.
+        plain: The runner that decodes plainly; others differ in their drafter alone.
+        drafter: The pair's drafter, of any tree.
+        prompts: The prompts' ids.
+        repeats: The number of measurements of each way.
+        progress: Called to show how far work is, with a label and a total, as
+            `eagle_jax.cli.progress.progress` is.
     """
 
     plain: Runner
@@ -109,11 +109,11 @@ class Contest:
         """Runs trees for real, as many at a time as stay compiled.
 
         Args:
-            ranking: What to run.
-            label: Shown beside the progress.
+            ranking: The predictions whose trees are run.
+            label: The label of the progress.
 
         Returns:
-            The quickest first.
+            The trees with their measurements, the quickest first.
         """
         found: list[Entry] = []
         for start in range(0, len(ranking), MOST_TREES):
@@ -203,14 +203,14 @@ def record_texts(
     """Records every prompt's text once, for all trees.
 
     Returns:
-        Per prompt, by width.
+        Each prompt's recordings by width.
 
     Raises:
         InputError: If no text has a second token.
     """
     widths = sorted({tree.width for tree in trees})
     depth = max(tree.levels for tree in trees)
-    # A wide tree need not expand what a chain does: chains are recorded apart.
+    # A wide tree need not expand a chain's nodes: chains are recorded apart.
     drafters = {
         width: contest.drafter_of(all_candidates(depth, width))
         for width in sorted({widths[0], widths[-1]})
@@ -233,7 +233,7 @@ def distance(best: Entry, swept: Sequence[Entry]) -> str:
     """Returns how far the recommendation is from the best tree of a sweep.
 
     Args:
-        best: Of the finalists.
+        best: The quickest of the finalists.
         swept: All trees of the grid, measured once more, the quickest first.
     """
     first, tree = swept[0], best.prediction.tree
@@ -259,10 +259,11 @@ def settings_file(
 
     Args:
         best: The quickest tree; plain decoding is recommended if that is quicker.
-        method: What drafts.
-        temperature: What was tuned for: above 0 the tree is that of sampled text.
-        batch_size: Likewise.
-        dtype: As given; "auto" is left out.
+        method: The method that drafts.
+        temperature: The temperature that was tuned for: above 0 the tree is that of
+            sampled text.
+        batch_size: The number of rows that was tuned for, `B`.
+        dtype: The type as it was given; "auto" is left out of the file.
         comments: Lines that say where the figures come from.
     """
     tree, pays = best.prediction.tree, best.speedup > 1

@@ -1,4 +1,4 @@
-"""What a round's parts cost on a machine: verifying by width, drafting by level."""
+"""The costs of a round's parts on a machine: verifying by nodes, drafting by level."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,15 @@ from eagle_jax.tuning.recording import all_candidates
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepCosts:
-    """Seconds per call, for a batch.
+    """The seconds that the calls of a round take, for a batch.
 
     Attributes:
-        token: A step of plain decoding.
-        verify: By number of nodes, the target's forward and unembed over them.
-        read: By width, drafting the first level: what was accepted is read.
-        step: By width, drafting each further level.
-        overhead: Rest of a round, whatever its tree.
+        token: The seconds of a step of plain decoding.
+        verify: The seconds of the target's forward and unembed, by number of nodes.
+        read: The seconds of drafting the first level, which reads the accepted tokens,
+            by width.
+        step: The seconds of drafting each further level, by width.
+        overhead: The seconds of the rest of a round, whatever its tree.
     """
 
     token: float
@@ -42,7 +43,7 @@ class StepCosts:
     overhead: float = 0.0
 
     def round_seconds(self, tree: TreeConfig) -> float:
-        """Returns the expected duration of a round; sizes between are interpolated.
+        """Returns the expected seconds of a round; sizes between are interpolated.
 
         Raises:
             KeyError: If no tree of this width was timed.
@@ -67,24 +68,24 @@ def time_steps(
 ) -> StepCosts:
     """Times the parts of a round beside a cache of realistic length.
 
-    One whole round is timed too: what it takes beside its parts is the overhead.
+    One whole round is timed too: the time it takes beside its parts is the overhead.
 
     Args:
-        decoder_of: Makes the decoder that grows a tree.
-        params: Of both.
-        requests: `B` rows; their prompts fill the caches, and whole steps are timed
-            over the tokens that they ask for. Loops of parts are as long.
-        num_slots: `S`.
-        nodes: Numbers of nodes to verify.
-        widths: `K` of the trees to draft.
-        depth: Levels over which the cost of one is averaged; each adds to the time
-            that compiling takes.
-        repeats: Measurements per figure.
+        decoder_of: A function that returns the decoder which grows a tree.
+        params: The parameters of target and drafter.
+        requests: The requests, `B` rows; their prompts fill the caches, and whole steps
+            are timed over the tokens that they ask for. Loops of parts are as long.
+        num_slots: The number of cache slots, `S`.
+        nodes: The numbers of nodes to verify.
+        widths: The widths of the trees to draft, `K`.
+        depth: The number of levels over which the cost of one is averaged; each adds to
+            the time that compiling takes.
+        repeats: The number of measurements per figure.
         report: Called with the number of programs compiled so far, `num_programs` in
             all.
 
     Returns:
-        Medians.
+        The costs, medians of the measurements.
     """
     whole = _middle_tree(nodes, widths, depth)
     decoder = decoder_of(whole)
@@ -103,7 +104,7 @@ def time_steps(
         )
     for width in widths:
         for name, levels in (("read", 1), ("draft", depth)):
-            # Reranking sorts no more than a real tree's nodes.
+            # Reranking must sort no more than a real tree's nodes.
             tree = all_candidates(levels, width)
             kept = max(min(tree.num_nodes, max(nodes)), levels + 1)
             decoder = decoder_of(dataclasses.replace(tree, num_nodes=kept))
@@ -132,7 +133,7 @@ def _middle_tree(nodes: Sequence[int], widths: Sequence[int], depth: int) -> Tre
 def _costs(
     seconds: Mapping[tuple[str, int], float], whole: TreeConfig, depth: int
 ) -> StepCosts:
-    """Tells a round's parts apart."""
+    """Returns the costs of a round's parts from the times of the programs."""
 
     def by_size(name: str) -> dict[int, float]:
         return {size: x for (part, size), x in seconds.items() if part == name}

@@ -1,4 +1,4 @@
-"""Which tree pays on a machine: expected tokens per round over expected seconds."""
+"""Predictions of which tree pays: expected tokens per round over expected seconds."""
 
 import dataclasses
 import re
@@ -12,26 +12,26 @@ from eagle_jax.tuning.costs import StepCosts
 from eagle_jax.tuning.recording import Recording
 
 NODES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Numbers of nodes, root included, whose verification is timed."""
+"""The numbers of nodes, root included, whose verification is timed."""
 
 WIDTHS = (1, 2, 4, 8, 10)
-"""Widths that are tried."""
+"""The widths that are tried."""
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10)
-"""Depths that are tried."""
+"""The depths that are tried."""
 
 _MOST_OF_A_WIDTH = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a tree is expected to give.
+    """The expected figures of a tree.
 
     Attributes:
-        tree: Its settings.
-        tokens_per_round: Emitted tokens per round.
-        speedup: Over plain decoding, tokens per second.
-        certainty: Share of the text's tokens at which its tree is known exactly.
+        tree: The tree's settings.
+        tokens_per_round: The expected number of emitted tokens per round.
+        speedup: The expected speed over plain decoding's.
+        certainty: The share of the text's tokens at which the tree is known exactly.
     """
 
     tree: TreeConfig
@@ -44,13 +44,13 @@ def grid(max_nodes: int, max_depth: int) -> list[TreeConfig]:
     """Returns the trees that are compared, no two of which are the same.
 
     Args:
-        max_nodes: Largest number of nodes.
-        max_depth: Largest depth.
+        max_nodes: The largest number of nodes, root included.
+        max_depth: The largest depth.
     """
     trees = []
     for width in WIDTHS:
         for depth in (d for d in DEPTHS if d <= max_depth):
-            # More nodes than candidates are padding; fewer than levels are no tree.
+            # Nodes beyond the candidates would be padding, levels beyond the nodes cut.
             most = 1 + width + (depth - 1) * width**2
             sizes = NODES if width > 1 else (depth + 1,)
             trees += [
@@ -68,7 +68,7 @@ def parse_grid(text: str) -> list[TreeConfig]:
     ['8/7/1', '60/6/10']
 
     Raises:
-        InputError: If there is none, or one is written otherwise or drafts nothing.
+        InputError: If there is no tree, or one is written otherwise or drafts nothing.
     """
     trees: list[TreeConfig] = []
     for part in text.split():
@@ -102,15 +102,15 @@ def predict(
     *,
     batch_size: int,
 ) -> list[Prediction]:
-    """Returns what every tree is expected to give, the quickest first.
+    """Returns the expected figures of every tree, the quickest first.
 
     A batch runs until its longest row ends, so its rounds are those of that row.
 
     Args:
-        trees: Any settings of a recorded width, not deeper than recorded.
-        recorded: By width, of every text.
-        costs: For this batch size.
-        batch_size: Texts are decoded together in their order.
+        trees: The trees, of recorded widths and not deeper than recorded.
+        recorded: Each text's recordings by width.
+        costs: The costs of rounds at this batch size.
+        batch_size: The number of texts decoded together, in their order.
     """
     predictions = []
     for tree in trees:
@@ -138,8 +138,8 @@ def finalists(predictions: Sequence[Prediction], count: int) -> list[Prediction]
     five neighbours.
 
     Args:
-        predictions: The quickest first.
-        count: How many to choose.
+        predictions: The predictions, the quickest first.
+        count: The number of predictions to choose.
     """
     chosen, rest = [], []
     for prediction in predictions:

@@ -1,4 +1,4 @@
-"""What any dynamic tree would have accepted, from one decoding of a text.
+"""Recordings of a text, from which follows what any dynamic tree would have accepted.
 
 A tree depends on the confirmed text alone, not on the rounds that led there. So a text
 is decoded token by token, and at every token all candidates of a wide and deep tree are
@@ -21,23 +21,23 @@ from eagle_jax.interface import Drafter, Draws, Params, Verified
 from eagle_jax.tree import NO_PARENT, ROOT, DraftTree, root_only
 
 NEVER = np.iinfo(np.int32).max
-"""Place of a token that was not drafted."""
+"""The number of candidates ahead of a token that was not drafted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Where a text's tokens stand among the candidates of one width.
+    """The ranking of a text's tokens among the candidates of one width.
 
-    `R` roots: all tokens of the text but the last.
+    There are `R` roots: all tokens of the text but the last.
 
     Attributes:
         places: `[R, D, D]` int32. Entry `[r, j - 1, l - 1]` counts the candidates of at
             most `l` levels that reranking prefers to the one which continues the text
             at level `j` after root `r`; `NEVER` where there is none.
-        unknown: `[R, D]` int32. Entry `[r, l - 1]` is the best place, among the
-            candidates of at most `l` levels, of a node that trees of this width expand
-            and the recorded tree did not, so that children which could matter are not
-            known; `NEVER` where there is none.
+        unknown: `[R, D]` int32. Entry `[r, l - 1]` is the smallest such count, among
+            the candidates of at most `l` levels, of a node that trees of this width
+            expand and the recorded tree did not, so that children which could matter
+            are not known; `NEVER` where there is none.
     """
 
     places: np.ndarray
@@ -47,10 +47,11 @@ class Recording:
         """Returns the drafted tokens that a tree has accepted at each root.
 
         Args:
-            tree: Of this width, ranked by value and reranked, at most `D` levels deep.
+            tree: A tree of this width, ranked by value and reranked, at most `D` levels
+                deep.
 
         Returns:
-            `[R]` int64, cut where the text ends.
+            The numbers of accepted tokens, `[R]` int64, cut where the text ends.
         """
         levels, deepest = tree.levels, self.places.shape[1]
         wanted = f"at most {deepest}, the recorded depth"
@@ -61,14 +62,14 @@ class Recording:
         return np.cumprod(is_kept, axis=1).sum(axis=1)
 
     def is_certain(self, tree: TreeConfig) -> np.ndarray:
-        """Returns at which roots nothing is guessed: `[R]` bool."""
+        """Returns at which roots the tree is known exactly, `[R]` bool."""
         if tree.levels == 0:
             return np.ones(len(self.places), bool)
-        # Children of what a tree does not keep are not kept either.
+        # Children of a node that a tree does not keep are not kept either.
         return self.unknown[:, tree.levels - 1] >= tree.num_nodes - 1
 
     def accept_lengths(self, tree: TreeConfig) -> list[int]:
-        """Returns what the rounds of the text accept, first to last."""
+        """Returns how many drafts each round of the text accepts, first to last."""
         accepted = self.accepted(tree)
         lengths: list[int] = []
         root = 0
@@ -86,23 +87,24 @@ def all_candidates(depth: int, width: int) -> TreeConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recorder:
-    """A drafter that drafts for the record and proposes nothing.
+    """A drafter that keeps the trees of others and proposes the root alone.
 
     Its state is that of its drafters, and the trees of the last round.
 
     Attributes:
-        drafters: Of one draft model and depth, so that they share a state.
+        drafters: The drafters, of one draft model and depth, so that they share a
+            state.
     """
 
     drafters: tuple[Drafter, ...]
 
     @property
     def depth(self) -> int:
-        """See `Drafter.depth`."""
+        """The depth of the recorded trees, see `Drafter.depth`."""
         return self.drafters[0].depth
 
     def init_state(self, batch: int, capacity: int) -> Any:
-        """See `Drafter.init_state`."""
+        """Returns an empty state without trees, see `Drafter.init_state`."""
         return self.drafters[0].init_state(batch, capacity), ()
 
     def prefill(
@@ -113,7 +115,7 @@ class Recorder:
         features: jax.Array,
         lengths: jax.Array,
     ) -> Any:
-        """See `Drafter.prefill`."""
+        """Reads the prompts once for all drafters, see `Drafter.prefill`."""
         drafted, trees = state
         drafter = self.drafters[0]
         return drafter.prefill(params, drafted, tokens, features, lengths), trees
@@ -121,7 +123,7 @@ class Recorder:
     def propose(
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
-        """See `Drafter.propose`; the tree is the root alone."""
+        """Returns the root alone, and a state with all trees, see `Drafter.propose`."""
         before, _ = state
         proposals = [d.propose(params, before, root, draws) for d in self.drafters]
         trees = tuple(tree for tree, _ in proposals)
@@ -129,7 +131,7 @@ class Recorder:
         return jax.vmap(lambda token: root_only(token, 1))(root), (after, trees)
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
-        """See `Drafter.advance`."""
+        """Takes in what the target said, see `Drafter.advance`."""
         drafted, trees = state
         return self.drafters[0].advance(params, drafted, verified), trees
 
@@ -143,21 +145,22 @@ def record(
     widths: Sequence[int],
     num_slots: int,
 ) -> list[dict[int, Recording]]:
-    """Decodes texts and records where their tokens stand among the candidates.
+    """Decodes texts and records how their tokens rank among the candidates.
 
     Args:
-        decoder: Says how the text is drawn, "greedy" or "coupled": it does not
-            depend on a drafter, and the decoder's own is not used. Static.
-        drafters: By width, of one draft model, each with the tree `all_candidates` of
-            the same depth; static. A width is read from its own tree or else from the
-            next wider one.
-        params: Of target and draft model.
-        requests: `B` rows.
-        widths: Those of the trees in question.
-        num_slots: `S`, see `cache_slots`. Static.
+        decoder: The decoder, whose rule says how the text is drawn, "greedy" or
+            "coupled"; the text does not depend on a drafter, and the decoder's own is
+            not used. Static.
+        drafters: The drafters by width, of one draft model, each with the tree
+            `all_candidates` of the same depth; static. A width is read from its own
+            tree or else from the next wider one.
+        params: The parameters of target and draft model.
+        requests: The requests, `B` rows.
+        widths: The widths of the trees in question.
+        num_slots: The number of cache slots, `S`, see `cache_slots`. Static.
 
     Returns:
-        Per row, by width.
+        Each row's recordings by width.
     """
     recorder = Recorder(drafters=tuple(drafters.values()))
     decoder = dataclasses.replace(decoder, drafter=recorder)
@@ -189,13 +192,14 @@ def record(
 def read_trees(
     trees: Sequence[DraftTree], text: np.ndarray, depth: int, width: int
 ) -> Recording:
-    """Returns what trees of a width would have made of a text.
+    """Returns the ranking of a text's tokens among the candidates of a width.
 
     Args:
-        trees: At each root all candidates, `[N]` fields on the host, level order.
+        trees: The trees of all candidates at each root, `[N]` fields on the host, in
+            level order.
         text: `[R + 1]` int32, the roots and the last token.
-        depth: `D`.
-        width: At most the recorded one.
+        depth: The depth of the trees, `D`.
+        width: The width in question, at most the recorded one.
     """
     num_roots = len(text) - 1
     found = [
@@ -213,16 +217,17 @@ def read_trees(
 def read_tree(
     tree: DraftTree, text: np.ndarray, depth: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what trees of a width would have made of the text after one root.
+    """Returns the ranking of the tokens after one root among the candidates of a width.
 
     Args:
-        tree: All candidates, `[N]` fields on the host, level order.
-        text: `[...]` int32, what the target writes after the root.
-        depth: `D`.
-        width: At most the recorded one.
+        tree: The tree of all candidates, `[N]` fields on the host, in level order.
+        text: `[...]` int32, the target's tokens after the root.
+        depth: The depth of the tree, `D`.
+        width: The width in question, at most the recorded one.
 
     Returns:
-        An entry of `Recording.places`, `[D, D]` int32, and one of `unknown`, `[D]`.
+        An entry of `Recording.places`, `[D, D]` int32, and one of `unknown`, `[D]`
+        int32.
     """
     parents, values = np.asarray(tree.parents), np.asarray(tree.log_values)
     tokens = np.asarray(tree.tokens)
@@ -230,7 +235,7 @@ def read_tree(
     nodes = np.arange(len(parents))
 
     def count_ahead(node: int) -> np.ndarray:
-        """Counts what reranking prefers: `[D]`, by the number of levels."""
+        """Returns how many candidates reranking prefers, `[D]`, by number of levels."""
         # Ties go to the lower index, as in `rerank`.
         is_tied = (values == values[node]) & (nodes < node)
         is_ahead = is_candidate & ((values > values[node]) | is_tied)
@@ -245,8 +250,8 @@ def read_tree(
         node = int(follows.argmax())
         places[level - 1, level - 1 :] = count_ahead(node)[level - 1 :]
     unknown = np.full(depth, NEVER, np.int32)
-    # Unknown children are worth less than their parent, and what is worth less than
-    # the text's own path does not touch it.
+    # Unknown children are worth less than their parent, and nodes worth less than the
+    # text's own path do not change whether it is kept.
     is_unknown = is_expanded & (levels < depth) & ~np.isin(nodes, parents)
     for other in np.flatnonzero(is_unknown & (values >= values[node])).tolist():
         below = slice(levels[other], None)
@@ -266,8 +271,8 @@ def _expand(
     """Expands the recorded candidates again, with a smaller width.
 
     Returns:
-        `[N]` each: levels below the root; whether the node is a candidate; whether it
-        is among the `width` best of its level.
+        Three arrays `[N]`: the node's level below the root, whether it is a candidate,
+        and whether it is among the `width` best of its level.
     """
     nodes = np.arange(len(parents))
     # Siblings stand side by side, the most likely first.
