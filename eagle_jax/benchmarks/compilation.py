@@ -27,8 +27,8 @@ from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
-from eagle_jax.parallel import MeshShape, Placement, place
-from eagle_jax.parallel.placement import Program
+from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
+from eagle_jax.parallel.sharding import Program
 from eagle_jax.testing import programs
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.packing import PackedRows
@@ -147,11 +147,11 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
     devices = topologies.get_topology_desc(
         platform="tpu", topology_name=case.topology, **alone
     ).devices
-    placement, params = _placed_params(case, devices)
+    sharding, params = _placed_params(case, devices)
     if set(only) - {"training step"}:
-        yield from _decoding(case, placement, params, only)
+        yield from _decoding(case, sharding, params, only)
     if "training step" in only:
-        yield _training(case, placement, params)
+        yield _training(case, sharding, params)
 
 
 def most_collectives(case: Case, program: str) -> int | None:
@@ -184,19 +184,19 @@ def most_collectives(case: Case, program: str) -> int | None:
 
 
 def _decoding(
-    case: Case, placement: Placement, params: Params, only: Sequence[str]
+    case: Case, sharding: PairSharding, params: Params, only: Sequence[str]
 ) -> Iterator[Report]:
     target = Transformer(config=case.target, dtype=case.dtype)
     model = EagleHead(config=case.head, dtype=case.dtype)
     drafter = TreeDrafter(model=model, tree=case.tree)
-    requests = _shapes(_requests(case), placement)
+    requests = _shapes(_requests(case), sharding)
     bind, slots = functools.partial, {"num_slots": case.num_slots}
     greedy = Decoder(target=target, drafter=drafter, acceptance="greedy")
     sampled = dataclasses.replace(greedy, acceptance="coupled")
     prefill = bind(speculative.prefill, greedy, **slots)
     plain = bind(autoregressive.prefill, greedy, **slots)
-    state = _shapes(jax.eval_shape(prefill, params, requests), placement)
-    plain_state = _shapes(jax.eval_shape(plain, params, requests), placement)
+    state = _shapes(jax.eval_shape(prefill, params, requests), sharding)
+    plain_state = _shapes(jax.eval_shape(plain, params, requests), sharding)
     every = {
         "prefill": (prefill, requests, state),
         "round": (bind(speculative.decode, greedy), state, state),
@@ -205,20 +205,20 @@ def _decoding(
     }
     for name, (program, rows, changed) in every.items():
         if name in only:
-            sharded = _sharded(case, placement, program, donates_state=name in LOOPS)
+            sharded = _sharded(case, sharding, program, donates_state=name in LOOPS)
             yield _compile(case, name, sharded, (params, rows), _caches(changed))
 
 
 def _sharded(
-    case: Case, placement: Placement, program: Program, *, donates_state: bool
+    case: Case, sharding: PairSharding, program: Program, *, donates_state: bool
 ) -> Any:
     """Returns the program over all devices; a single device runs it unchanged."""
     if case.mesh.num_devices == 1:
         return jax.jit(program, donate_argnums=(1,) if donates_state else ())
-    return placement.shard(program, donates_state=donates_state)
+    return sharding.shard(program, donates_state=donates_state)
 
 
-def _training(case: Case, placement: Placement, params: Params) -> Report:
+def _training(case: Case, sharding: PairSharding, params: Params) -> Report:
     """Compiles a step, sharded as a run of `training.loop` shards it."""
     config = StepConfig(
         target=Transformer(config=case.target, dtype=case.dtype),
@@ -228,7 +228,7 @@ def _training(case: Case, placement: Placement, params: Params) -> Report:
         steps=10_000,
         dtype=case.dtype,
     )
-    shardings = state_shardings(config, placement)
+    shardings = state_shardings(config, sharding)
     state = _with(jax.eval_shape(lambda: init_state(config, 0)), shardings)
     shape = (case.training_rows, case.row_length)
     numbers = np.zeros(shape, np.int32)
@@ -241,9 +241,9 @@ def _training(case: Case, placement: Placement, params: Params) -> Report:
     step = jax.jit(
         functools.partial(train_step, config=config),
         donate_argnums=(0,),
-        out_shardings=(shardings, placement.everywhere),
+        out_shardings=(shardings, sharding.everywhere),
     )
-    inputs = (state, params.target, _shapes(rows, placement), None)
+    inputs = (state, params.target, _shapes(rows, sharding), None)
     return _compile(case, "training step", step, inputs, jax.tree.leaves(state))
 
 
@@ -309,8 +309,8 @@ def _caches(state: Any) -> list[Any]:
     return jax.tree.leaves(list(layers))
 
 
-def _placed_params(case: Case, devices: Any) -> tuple[Placement, Params]:
-    """Returns the placement on the topology, and the sharded shapes of all weights."""
+def _placed_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
+    """Returns the sharding on the topology, and the sharded shapes of all weights."""
     key = jax.random.key(0)
 
     def shapes(init: Any, config: Any) -> Any:
@@ -318,16 +318,16 @@ def _placed_params(case: Case, devices: Any) -> tuple[Placement, Params]:
 
     weights = shapes(transformer.init_params, case.target)
     head = shapes(eagle_head.init_params, case.head)
-    placement = place(
+    sharding = shard_pair(
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
     joined = EagleHead.join(head, weights)
-    placement = placement.with_drafter(case.head.layer, joined)
+    sharding = sharding.with_drafter(case.head.layer, joined)
     params = Params(
-        target=_with(weights, placement.target_shardings(weights)),
-        drafter=_with(joined, placement.drafter_shardings(joined)),
+        target=_with(weights, sharding.target_shardings(weights)),
+        drafter=_with(joined, sharding.drafter_shardings(joined)),
     )
-    return placement, params
+    return sharding, params
 
 
 def _requests(case: Case) -> Requests:
@@ -338,9 +338,9 @@ def _requests(case: Case) -> Requests:
     )
 
 
-def _shapes(rows: Any, placement: Placement) -> Any:
+def _shapes(rows: Any, sharding: PairSharding) -> Any:
     """Returns the shapes of requests or a state, with their shardings."""
-    return _with(rows, placement.row_shardings(rows))
+    return _with(rows, sharding.row_shardings(rows))
 
 
 def _with(arrays: Any, shardings: Any) -> Any:

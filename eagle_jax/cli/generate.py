@@ -40,7 +40,7 @@ from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
-from eagle_jax.parallel import MeshShape, place
+from eagle_jax.parallel import MeshShape, shard_pair
 
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 
@@ -178,9 +178,9 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     source.check_room(
         batch_size=batch_size, max_length=min(longest, 1 + decoding.max_new_tokens)
     )
-    placement = None
+    sharding = None
     if shape is not None:
-        placement = place(shape, source.config, batch_size=decoding.batch_size)
+        sharding = shard_pair(shape, source.config, batch_size=decoding.batch_size)
     encoded = [
         text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
     ]
@@ -189,7 +189,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         say("random weights: the text is noise; give --target and --draft for text")
     else:
         say(f"loading {arguments.target}")
-    pair = source.load(placement)
+    pair = source.load(sharding)
     # One compilation serves all prompts.
     main_runner = Runner(
         pair=pair,

@@ -112,8 +112,8 @@ def calibrate_head(trained: Trained, report: Report) -> None:
     """
     config, step_config = trained.config, trained.step_config
     target, target_params = step_config.target, trained.pair.params.target
-    placement = trained.pair.placement
-    everywhere = None if placement is None else placement.everywhere
+    sharding = trained.pair.sharding
+    everywhere = None if sharding is None else sharding.everywhere
     _, head = load_head(
         trained.head, target.config, target_params, step_config.dtype, everywhere
     )

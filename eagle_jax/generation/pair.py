@@ -27,7 +27,7 @@ from eagle_jax.generation.pairs import LoadedPair, open_pair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Row, Runner
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parallel import MeshShape, place
+from eagle_jax.parallel import MeshShape, shard_pair
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a conversation."""
@@ -145,7 +145,7 @@ class Pair:
         config, loaded = _with(self._config, settings), self.loaded
         if config.decoding.max_length is not None:
             check_max_length(loaded.target.config, config.decoding.max_length)
-        mesh = None if loaded.placement is None else loaded.placement.mesh
+        mesh = None if loaded.sharding is None else loaded.sharding.mesh
         parts = 1 if mesh is None else mesh.shape["data"]
         return Runner(
             pair=loaded,
@@ -212,8 +212,8 @@ def load_pair(
             bits=config.decoding.bits,
         )
         rows = 1 if mesh is None else mesh.data
-        placement = mesh and place(mesh, source.config, batch_size=rows)
-        return Pair(source.load(placement), config)
+        sharding = mesh and shard_pair(mesh, source.config, batch_size=rows)
+        return Pair(source.load(sharding), config)
     except ModuleNotFoundError as error:
         raise InputError(
             f"the package {error.name} is not installed, which reading checkpoints "

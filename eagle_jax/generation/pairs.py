@@ -37,12 +37,12 @@ from eagle_jax.models.transformer import (
     TransformerConfig,
     TransformerParams,
 )
-from eagle_jax.parallel import Placement
+from eagle_jax.parallel import PairSharding
 
 DrafterOf = Callable[[TreeConfig, AcceptanceRule], Drafter | None]
 
 LoadDraft = Callable[..., Any]
-"""Reads a draft model's weights: `(target_params, placement=None)` -> its own."""
+"""Reads a draft model's weights: `(target_params, sharding=None)` -> its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class LoadedPair:
         stop_tokens: Ids that end a text.
         drafter_of: From a tree and an acceptance rule to another drafter of the same
             draft model.
-        placement: Where its weights lie; `None` for the default device.
+        sharding: Where its weights lie; `None` for the default device.
     """
 
     target: Transformer
@@ -81,7 +81,7 @@ class LoadedPair:
     drafter_of: DrafterOf
     tokenizer: Any
     stop_tokens: tuple[int, ...]
-    placement: Placement | None = None
+    sharding: PairSharding | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,20 +155,20 @@ class PairSource:
             num_slots=slots,
         )
 
-    def load(self, placement: Placement | None = None) -> LoadedPair:
+    def load(self, sharding: PairSharding | None = None) -> LoadedPair:
         """Reads or makes the weights.
 
         Args:
-            placement: Where they shall lie; `None` for the default device.
+            sharding: Where they shall lie; `None` for the default device.
 
         Raises:
             InputError: If they or the tokenizer cannot be read.
         """
-        shardings = target_shardings(placement, self.config, self.bits)
+        shardings = target_shardings(sharding, self.config, self.bits)
         target_params = self.read_target(shardings)
         drafter_params: Any = ()
         if self.draft is not None:
-            drafter_params = self.draft.load(target_params, placement)
+            drafter_params = self.draft.load(target_params, sharding)
         target = Transformer(config=self.config, dtype=self.dtype)
         return LoadedPair(
             target=with_features(target, self.drafter),
@@ -177,7 +177,7 @@ class PairSource:
             drafter_of=functools.partial(make_drafter, self.method, self.draft),
             tokenizer=self.tokenizer,
             stop_tokens=self.stop_tokens,
-            placement=with_drafter(placement, self.drafter, drafter_params),
+            sharding=with_drafter(sharding, self.drafter, drafter_params),
         )
 
 
@@ -286,8 +286,10 @@ def open_draft_model(
         small, _ = checkpoints.open_target(folder)
         checkpoints.check_small_model(target, small)
 
-        def load_small(_: TransformerParams, placement: Placement | None = None) -> Any:
-            shardings = draft_shardings(placement, transformer.init_params, small)
+        def load_small(
+            _: TransformerParams, sharding: PairSharding | None = None
+        ) -> Any:
+            shardings = draft_shardings(sharding, transformer.init_params, small)
             return checkpoints.load_target(folder, dtype, shardings)[1]
 
         decoder = Transformer(config=small, dtype=dtype)
@@ -305,9 +307,9 @@ def open_draft_model(
     checkpoints.open_weights(folder)
 
     def load(
-        target_params: TransformerParams, placement: Placement | None = None
+        target_params: TransformerParams, sharding: PairSharding | None = None
     ) -> Any:
-        shardings = draft_shardings(placement, init_params, head.config)
+        shardings = draft_shardings(sharding, init_params, head.config)
         params: Any = read(folder, target, target_params, dtype, shardings)[1]
         return head.join(params, target_params)
 

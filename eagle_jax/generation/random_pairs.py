@@ -22,7 +22,7 @@ from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
-from eagle_jax.parallel import Placement
+from eagle_jax.parallel import PairSharding
 
 RANDOM_SIZES = {
     "tiny": "hidden=64,layers=2,heads=4,intermediate=172,vocabulary=258",
@@ -114,9 +114,9 @@ def _random_draft(target: TransformerConfig, dtype: str) -> DraftSource:
     )
 
     def load(
-        target_params: TransformerParams, placement: Placement | None = None
+        target_params: TransformerParams, sharding: PairSharding | None = None
     ) -> Any:
-        shardings = draft_shardings(placement, eagle_head.init_params, head)
+        shardings = draft_shardings(sharding, eagle_head.init_params, head)
         make = jax.jit(
             eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
         )

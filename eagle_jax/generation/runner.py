@@ -202,8 +202,8 @@ class Runner:
             prompt_bucket=self.prompt_bucket,
             vocab_size=self.pair.target.config.vocab_size,
         )
-        placement = self.pair.placement
-        return requests if placement is None else placement.put_rows(requests)
+        sharding = self.pair.sharding
+        return requests if sharding is None else sharding.put_rows(requests)
 
     def _prefill(self, requests: Requests) -> DecodeState:
         size = self._cache_sizes[0]
@@ -265,9 +265,9 @@ class Runner:
         else:
             bound = functools.partial(plain, self.decoder, **slots)
         donates = num_slots is None
-        placement = self.pair.placement
-        if placement is not None:
-            return placement.shard(bound, donates_state=donates)
+        sharding = self.pair.sharding
+        if sharding is not None:
+            return sharding.shard(bound, donates_state=donates)
         return jax.jit(bound, donate_argnums=(1,) if donates else ())
 
     @functools.cached_property
@@ -285,8 +285,8 @@ class Runner:
         return ladder(slots, prompt=self.prompt_bucket, depth=depth)
 
     def _fetch(self, arrays: Any) -> Any:
-        placement = self.pair.placement
-        return (jax.device_get if placement is None else placement.fetch)(arrays)
+        sharding = self.pair.sharding
+        return (jax.device_get if sharding is None else sharding.fetch)(arrays)
 
     def _observe(self, state: DecodeState, observer: Observer) -> BatchResult:
         """Decodes round by round; Ctrl-C ends it with what there is."""

@@ -12,26 +12,26 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.quantized import GROUP_SIZE
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parallel import Placement
+from eagle_jax.parallel import PairSharding
 
 
 def target_shardings(
-    placement: Placement | None, config: TransformerConfig, bits: int | None = None
+    sharding: PairSharding | None, config: TransformerConfig, bits: int | None = None
 ) -> Any:
-    """Returns where each weight of a target lies, `None` without a placement.
+    """Returns where each weight of a target lies, `None` without a sharding.
 
     Args:
-        placement: From `place`.
+        sharding: From `shard_pair`.
         config: Sizes.
         bits: From `checkpoints.target_bits`.
 
     Raises:
         InputError: If the scales of quantized matrices cannot be split as they are.
     """
-    if placement is None:
+    if sharding is None:
         return None
     shapes = target_shapes(config, bits)
-    shardings = placement.target_shardings(shapes)
+    shardings = sharding.target_shardings(shapes)
 
     def check(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> None:
         try:
@@ -48,29 +48,29 @@ def target_shardings(
 
 
 def draft_shardings(
-    placement: Placement | None, init_params: Callable[..., Any], config: Any
+    sharding: PairSharding | None, init_params: Callable[..., Any], config: Any
 ) -> Any:
-    """Returns where each weight of a draft model lies, `None` without a placement.
+    """Returns where each weight of a draft model lies, `None` without a sharding.
 
     Args:
-        placement: From `place`.
+        sharding: From `shard_pair`.
         init_params: Makes its weights.
         config: Its sizes, with those of a `layer`.
     """
-    if placement is None:
+    if sharding is None:
         return None
     shapes = shapes_of(init_params, config)
-    return placement.with_drafter(config.layer, shapes).drafter_shardings(shapes)
+    return sharding.with_drafter(config.layer, shapes).drafter_shardings(shapes)
 
 
 def with_drafter(
-    placement: Placement | None, drafter: Drafter | None, params: Any
-) -> Placement | None:
-    """Returns the placement of a target with its drafter."""
-    if placement is None or not isinstance(drafter, TreeDrafter):
-        return placement
+    sharding: PairSharding | None, drafter: Drafter | None, params: Any
+) -> PairSharding | None:
+    """Returns the sharding of a target with its drafter."""
+    if sharding is None or not isinstance(drafter, TreeDrafter):
+        return sharding
     model = drafter.model
     if isinstance(model, SmallModel):
-        return placement.with_drafter(model.decoder.config.layer, params)
+        return sharding.with_drafter(model.decoder.config.layer, params)
     assert isinstance(model, FeatureHead)
-    return placement.with_drafter(model.config.layer, params)
+    return sharding.with_drafter(model.config.layer, params)

@@ -1,7 +1,6 @@
 """Decoding over several devices: a mesh, and the sharding of every array on it."""
 
 from eagle_jax.parallel.mesh import DATA, MeshShape, check_mesh, make_mesh, parse_mesh
-from eagle_jax.parallel.placement import Placement, place
 from eagle_jax.parallel.processes import (
     detect_processes,
     join_processes,
@@ -15,12 +14,13 @@ from eagle_jax.parallel.rules import (
     row_shardings,
     split_rules,
 )
+from eagle_jax.parallel.sharding import PairSharding, shard_pair
 
 __all__ = [
     "DATA",
     "WHOLE",
     "MeshShape",
-    "Placement",
+    "PairSharding",
     "Rules",
     "check_mesh",
     "detect_processes",
@@ -29,8 +29,8 @@ __all__ = [
     "make_mesh",
     "param_shardings",
     "parse_mesh",
-    "place",
     "row_shardings",
+    "shard_pair",
     "split_rules",
     "wait_for_all",
 ]

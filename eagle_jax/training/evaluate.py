@@ -17,7 +17,7 @@ from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.eagle_head import EagleHeadParams
-from eagle_jax.parallel import DATA, Placement
+from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.loss import Metrics
@@ -70,7 +70,7 @@ def make_evaluation(
     *,
     config: TrainConfig,
     step_config: StepConfig,
-    placement: Placement,
+    sharding: PairSharding,
 ) -> Evaluate:
     """Returns a function that measures a head on held-out data; it is compiled once.
 
@@ -80,10 +80,10 @@ def make_evaluation(
         config: The run's settings; its tree is for `tokens_per_round`, with
             uncalibrated confidences.
         step_config: The static settings of a step.
-        placement: The shardings of target and head.
+        sharding: The shardings of target and head.
     """
     prompts, run = data.prompts, config.run
-    num_parts = placement.mesh.shape[DATA]
+    num_parts = sharding.mesh.shape[DATA]
     num_rows = -(-len(prompts) // num_parts) * num_parts
     requests = make_requests(
         [prompts[number % len(prompts)] for number in range(num_rows)],
@@ -92,7 +92,7 @@ def make_evaluation(
         stop_tokens=data.stop_tokens,
     )
     decode_chain, decode_tree = (
-        _decoder(step_config, placement, requests, shape)
+        _decoder(step_config, sharding, requests, shape)
         for shape in (_CHAIN, config.tree)
     )
 
@@ -102,7 +102,7 @@ def make_evaluation(
                 _eval_step(
                     params,
                     target_params,
-                    placement.put_rows(batch),
+                    sharding.put_rows(batch),
                     config=step_config,
                 )
                 for batch in _batches(data.held_out, run.batch_size)
@@ -154,24 +154,24 @@ def _cast(params: EagleHeadParams, target_params: Any, config: StepConfig) -> Pa
 
 
 def _decoder(
-    config: StepConfig, placement: Placement, requests: Requests, tree: TreeConfig
+    config: StepConfig, sharding: PairSharding, requests: Requests, tree: TreeConfig
 ) -> Callable[[Params], _Decoded]:
     """Returns a function that decodes the requests greedily."""
     head = EagleHead(config=config.head, dtype=config.dtype)
     drafter = TreeDrafter(model=head, tree=tree.shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)
-    prefill = placement.shard(
+    prefill = sharding.shard(
         functools.partial(speculative.prefill, decoder, num_slots=slots)
     )
-    rounds = placement.shard(
+    rounds = sharding.shard(
         functools.partial(speculative.decode, decoder), donates_state=True
     )
 
     def decode(params: Params) -> _Decoded:
-        state = rounds(params, prefill(params, placement.put_rows(requests)))
+        state = rounds(params, prefill(params, sharding.put_rows(requests)))
         found = (state.accept_lengths, state.num_rounds, state.lengths)
-        accepted, num_rounds, lengths = placement.fetch(found)
+        accepted, num_rounds, lengths = sharding.fetch(found)
         return accepted, num_rounds, lengths - np.asarray(requests.prompt_lengths)
 
     return decode

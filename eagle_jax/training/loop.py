@@ -12,7 +12,7 @@ import numpy as np
 
 from eagle_jax.errors import InputError
 from eagle_jax.models.eagle_head import EagleHeadParams
-from eagle_jax.parallel import Placement
+from eagle_jax.parallel import PairSharding
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
@@ -68,7 +68,7 @@ class Run:
         config: TrainConfig,
         step_config: StepConfig,
         target_params: Any,
-        placement: Placement,
+        sharding: PairSharding,
         data: TrainingData,
         folder: Path,
     ) -> None:
@@ -77,8 +77,8 @@ class Run:
         Args:
             config: All settings of the run.
             step_config: The static settings of a step.
-            target_params: The target's frozen parameters, sharded as `placement` says.
-            placement: The shardings of target and head.
+            target_params: The target's frozen parameters, sharded as `sharding` says.
+            sharding: The shardings of target and head.
             data: The data of the run.
             folder: The run's folder, which gets `log.csv`, written by the first
                 process, and `checkpoints/`.
@@ -90,11 +90,11 @@ class Run:
         check_rows(data.rows, config.run.batch_size)
         self._config, self._step_config, self._data = config, step_config, data
         self._folder = folder
-        self._placement, self._target_params = placement, target_params
+        self._placement, self._target_params = sharding, target_params
         self._checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.run.keep, best="agreement"
         )
-        shardings = state_shardings(step_config, placement)
+        shardings = state_shardings(step_config, sharding)
         self._shapes = state_shapes(step_config, shardings)
         latest = self._checkpoints.latest()
         self._state = (
@@ -109,10 +109,10 @@ class Run:
             train_step,
             static_argnames=("config",),
             donate_argnames=("state",),
-            out_shardings=(shardings, placement.everywhere),
+            out_shardings=(shardings, sharding.everywhere),
         )
         self._evaluate = make_evaluation(
-            data, config=config, step_config=step_config, placement=placement
+            data, config=config, step_config=step_config, sharding=sharding
         )
         self._usual_loss: float | None = None
         for loss in self._log.losses:

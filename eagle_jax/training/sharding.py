@@ -5,31 +5,31 @@ from typing import Any
 import jax
 import optax
 
-from eagle_jax.parallel import Placement
+from eagle_jax.parallel import PairSharding
 from eagle_jax.training.step import StepConfig, TrainState, init_state, make_optimizer
 
 
-def state_shardings(config: StepConfig, placement: Placement) -> TrainState:
+def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
     """Returns the sharding of each array of a run's state.
 
     Args:
         config: The static settings of a step.
-        placement: The shardings of target and head.
+        sharding: The shardings of target and head.
 
     Returns:
         A `TrainState` of shardings.
     """
     shapes = jax.eval_shape(lambda: init_state(config, 0))
-    head = placement.drafter_shardings(shapes.params)
+    head = sharding.drafter_shardings(shapes.params)
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     opt_state = optax.tree_map_params(
         optimizer,
         lambda _, sharding: sharding,
         shapes.opt_state,
         head,
-        transform_non_params=lambda _: placement.everywhere,
+        transform_non_params=lambda _: sharding.everywhere,
     )
-    everywhere: Any = placement.everywhere
+    everywhere: Any = sharding.everywhere
     return TrainState(step=everywhere, params=head, opt_state=opt_state, key=everywhere)
 
 

@@ -18,7 +18,7 @@ from eagle_jax.generation.room import check_training
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parallel import MeshShape, Placement, place, wait_for_all
+from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.parsing import read_json_if_any
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.checkpoint import check_output, check_settings, remove_run
@@ -96,7 +96,7 @@ def train_head(
         date=None if before is None else before.get("date"),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
-    placement, head = _place(source, config, mesh)
+    sharding, head = _shard(source, config, mesh)
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
     if resume:
@@ -113,7 +113,7 @@ def train_head(
     )
     check_rows(read.rows, config.run.batch_size)
     report(f"loading {target}")
-    pair = source.load(placement)
+    pair = source.load(sharding)
     step_config = StepConfig(
         target=pair.target,
         head=head,
@@ -132,7 +132,7 @@ def train_head(
         data=read,
         summary="no evaluation was made",
     )
-    return _run(trained, placement, report, progress)
+    return _run(trained, sharding, report, progress)
 
 
 def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
@@ -187,9 +187,9 @@ def _dtype(config: TrainConfig) -> str:
     return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
 
 
-def _place(
+def _shard(
     source: PairSource, config: TrainConfig, mesh: MeshShape
-) -> tuple[Placement, EagleHeadConfig]:
+) -> tuple[PairSharding, EagleHeadConfig]:
     """Returns all shardings and the new head, or refuses what memory cannot hold."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
     if row_length > source.config.max_positions:
@@ -200,12 +200,12 @@ def _place(
     check_training(
         source.config, source.dtype, batch_size=batch_size, row_length=row_length
     )
-    placement = place(mesh, source.config, batch_size=batch_size)
+    sharding = shard_pair(mesh, source.config, batch_size=batch_size)
     if config.data.cache_features and jax.process_count() > 1:
         raise InputError("--cache-features is for one process; leave it out")
     head = new_head_config(source.config, config)
     shapes = shapes_of(eagle_head.init_params, head)
-    return placement.with_drafter(head.layer, shapes), head
+    return sharding.with_drafter(head.layer, shapes), head
 
 
 def _identity(
@@ -251,7 +251,7 @@ def _check_same_run(
 
 def _run(
     trained: Trained,
-    placement: Placement,
+    sharding: PairSharding,
     report: Report,
     progress: Progress,
 ) -> Trained:
@@ -262,7 +262,7 @@ def _run(
     is_first = jax.process_index() == 0
 
     def export(params: EagleHeadParams) -> None:
-        fetched, embedding = placement.fetch((params, table))
+        fetched, embedding = sharding.fetch((params, table))
         if is_first:
             checkpoints.export_head(
                 trained.head,
@@ -276,14 +276,14 @@ def _run(
     data = trained.data
     if config.data.cache_features:
         with progress("computing features", len(data.rows)) as update:
-            features = _write_features(trained, placement, update)
+            features = _write_features(trained, sharding, update)
         data = dataclasses.replace(data, features=features)
     title = f"{output.name}: a head for {trained.target.name}"
     run = Run(
         config=config,
         step_config=trained.step_config,
         target_params=target_params,
-        placement=placement,
+        sharding=sharding,
         data=data,
         folder=output,
     )
@@ -323,7 +323,7 @@ def _run(
 
 
 def _write_features(
-    trained: Trained, placement: Placement, update: Callable[[int], None]
+    trained: Trained, sharding: PairSharding, update: Callable[[int], None]
 ) -> FeatureStore:
     """Computes the target's features of all rows, or what the run's folder lacks.
 
@@ -336,7 +336,7 @@ def _write_features(
     return write_features(
         trained.head.parent / "features",
         trained.data.rows,
-        lambda batch: compute(params, placement.put_rows(batch)),
+        lambda batch: compute(params, sharding.put_rows(batch)),
         target=f"{checkpoints.fingerprint_folder(trained.target)}-{dtype}",
         batch_size=trained.config.run.batch_size,
         dtype=dtype,

@@ -24,7 +24,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import MeshShape, Placement, place
+from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.sampling import choose_tokens
 from eagle_jax.testing.programs import count_collectives, find_copies, loop_lines
 from eagle_jax.tree import top_children
@@ -52,7 +52,7 @@ def make_pair(num_kv_heads: int) -> Pair:
 
 
 def decode(
-    pair: Pair, requests: Requests, placement: Placement | None
+    pair: Pair, requests: Requests, sharding: PairSharding | None
 ) -> list[np.ndarray]:
     """Tokens, and how many drafts were accepted in each round."""
     target, drafter, params = pair
@@ -60,32 +60,32 @@ def decode(
     decoder = Decoder(target=target, drafter=drafter, acceptance=rule)
     prefill: Any = functools.partial(speculative.prefill, decoder, num_slots=SLOTS)
     rounds: Any = functools.partial(speculative.decode, decoder)
-    if placement is None:
+    if sharding is None:
         state = rounds(params, prefill(params, requests))
         return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
-    requests = placement.put_rows(requests)
-    state = placement.shard(prefill)(params, requests)
-    check_state(state, placement, target.config.layer.num_kv_heads)
-    sharded: Any = placement.shard(rounds, donates_state=True)
+    requests = sharding.put_rows(requests)
+    state = sharding.shard(prefill)(params, requests)
+    check_state(state, sharding, target.config.layer.num_kv_heads)
+    sharded: Any = sharding.shard(rounds, donates_state=True)
     program = sharded.lower(params, state).compile()
-    check_program(program.as_text(), placement, target)
+    check_program(program.as_text(), sharding, target)
     state = program(params, state)
-    check_state(state, placement, target.config.layer.num_kv_heads)
+    check_state(state, sharding, target.config.layer.num_kv_heads)
     return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
 
 
 def decode_plainly(
-    pair: Pair, requests: Requests, placement: Placement | None
+    pair: Pair, requests: Requests, sharding: PairSharding | None
 ) -> np.ndarray:
     """Tokens without drafts."""
     target, _, params = pair
     decoder = Decoder(target=target)
     prefill: Any = functools.partial(autoregressive.prefill, decoder, num_slots=SLOTS)
     tokens: Any = functools.partial(autoregressive.decode, decoder)
-    if placement is not None:
-        requests = placement.put_rows(requests)
-        prefill = placement.shard(prefill)
-        tokens = placement.shard(tokens, donates_state=True)
+    if sharding is not None:
+        requests = sharding.put_rows(requests)
+        prefill = sharding.shard(prefill)
+        tokens = sharding.shard(tokens, donates_state=True)
     state = tokens(params, prefill(params, requests))
     return np.asarray(state.tokens)
 
@@ -113,9 +113,9 @@ def check_params(params: Params, data: int, tensor: int, num_kv_heads: int) -> N
     assert len(params.target.norm.addressable_shards) == data * tensor
 
 
-def check_state(state: Any, placement: Placement, num_kv_heads: int) -> None:
-    data = placement.mesh.shape["data"]
-    tensor = placement.mesh.size // data
+def check_state(state: Any, sharding: PairSharding, num_kv_heads: int) -> None:
+    data = sharding.mesh.shape["data"]
+    tensor = sharding.mesh.size // data
     wanted = (ROWS // data, max(num_kv_heads // tensor, 1), SLOTS, HEAD_WIDTH)
     caches = (state.target_cache, state.drafter_state.cache)
     for cached in (layer for cache in caches for layer in cache.layers):
@@ -123,10 +123,10 @@ def check_state(state: Any, placement: Placement, num_kv_heads: int) -> None:
     assert held(state.tokens) == (ROWS // data, SLOTS)
 
 
-def check_program(text: str, placement: Placement, target: Transformer) -> None:
+def check_program(text: str, sharding: PairSharding, target: Transformer) -> None:
     """Nothing large moves: two sums per layer and call, one per embedding."""
-    data = placement.mesh.shape["data"]
-    tensor = placement.mesh.size // data
+    data = sharding.mesh.shape["data"]
+    tensor = sharding.mesh.size // data
     lines = loop_lines(text)
     rows, kv_heads = ROWS // data, target.config.layer.num_kv_heads
     if kv_heads > tensor:  # With a single one XLA:CPU copies, on one device too.
@@ -157,7 +157,7 @@ def check_program(text: str, placement: Placement, target: Transformer) -> None:
     assert max(gathered)[0] <= most, max(gathered)
 
 
-def check_ties(placement: Placement) -> None:
+def check_ties(sharding: PairSharding) -> None:
     """Equal logits on both sides of a border: the lower token, as on one device."""
     border = VOCABULARY // 4
     tied = [[border - 1, border], [3, 2 * border, 79], [border, 2 * border], [78, 79]]
@@ -176,10 +176,10 @@ def check_ties(placement: Placement) -> None:
             top_children(logits, 2)[0],
         )
 
-    sharding = NamedSharding(placement.mesh, PartitionSpec("data", ("kv", "query")))
-    there = jax.device_put(logits, sharding)
+    split = NamedSharding(sharding.mesh, PartitionSpec("data", ("kv", "query")))
+    there = jax.device_put(logits, split)
     assert held(there) == (4, border)
-    found = jax.tree.map(np.asarray, choose(placement.put_rows(REQUESTS), there))
+    found = jax.tree.map(np.asarray, choose(sharding.put_rows(REQUESTS), there))
     expected = choose(REQUESTS, jnp.asarray(logits))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     np.testing.assert_array_equal(found[0], [tokens[0] for tokens in tied])
@@ -195,25 +195,25 @@ def check_decoding(
     expected = decode(pair, requests, None)
     assert expected[1].sum() > 0, "drafts are accepted"
     for data, tensor in meshes:
-        placement = place(
+        sharding = shard_pair(
             MeshShape(data=data, tensor=tensor),
             target.config,
             batch_size=ROWS,
             devices=jax.devices()[: data * tensor],
         ).with_drafter(target.config.layer, params.drafter)
         shardings = Params(
-            target=placement.target_shardings(params.target),
-            drafter=placement.drafter_shardings(params.drafter),
+            target=sharding.target_shardings(params.target),
+            drafter=sharding.drafter_shardings(params.drafter),
         )
         there = Pair(target, drafter, jax.device_put(params, shardings))
         check_params(there.params, data, tensor, num_kv_heads)
-        found = decode(there, requests, placement)
+        found = decode(there, requests, sharding)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
         if num_kv_heads == HEADS and data < ROWS < ROWS * tensor:
-            plain = decode_plainly(there, requests, placement)
+            plain = decode_plainly(there, requests, sharding)
             np.testing.assert_array_equal(plain, expected[0])
         if data == 2:
-            check_ties(placement)
+            check_ties(sharding)
         print("equal", num_kv_heads, data, tensor, flush=True)
 
 

@@ -18,7 +18,7 @@ from eagle_jax.interface import Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import MeshShape, Placement, place
+from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.testing.programs import count_collectives, every_line
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.packing import PackedRows
@@ -59,16 +59,16 @@ def decode(
     target: Transformer,
     drafter: TreeDrafter,
     params: Params,
-    placement: Placement | None,
+    sharding: PairSharding | None,
 ) -> list[np.ndarray]:
     """Tokens, and how many drafts were accepted in each round."""
     requests, decoder = REQUESTS, Decoder(target=target, drafter=drafter)
     prefill: Any = functools.partial(speculative.prefill, decoder, num_slots=SLOTS)
     rounds: Any = functools.partial(speculative.decode, decoder)
-    if placement is not None:
-        requests = placement.put_rows(requests)
-        prefill = placement.shard(prefill)
-        rounds = placement.shard(rounds, donates_state=True)
+    if sharding is not None:
+        requests = sharding.put_rows(requests)
+        prefill = sharding.shard(prefill)
+        rounds = sharding.shard(rounds, donates_state=True)
     state = rounds(params, prefill(params, requests))
     return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
 
@@ -82,12 +82,12 @@ def check(
 ) -> None:
     expected = decode(target, drafter, params, None)
     assert expected[1].sum() > 0, "drafts are accepted"
-    placement = place(shape, target.config, batch_size=ROWS).with_drafter(
+    sharding = shard_pair(shape, target.config, batch_size=ROWS).with_drafter(
         tiny.LAYER, params.drafter
     )
     shardings = Params(
-        target=placement.target_shardings(params.target),
-        drafter=placement.drafter_shardings(params.drafter),
+        target=sharding.target_shardings(params.target),
+        drafter=sharding.drafter_shardings(params.drafter),
     )
     there = jax.device_put(params, shardings)
     for weights in (there.target.layers[0], there.drafter.head.layer):
@@ -95,7 +95,7 @@ def check(
         mlp = weights.mlp
         for expert in getattr(mlp, "experts", (mlp,)):
             assert held(expert.up) == (32, 48 // shape.tensor)
-    found = decode(target, drafter, there, placement)
+    found = decode(target, drafter, there, sharding)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     print("equal", name, shape, flush=True)
 
@@ -112,10 +112,10 @@ def check_training() -> None:
         steps=4,
     )
     shape = MeshShape(data=2, tensor=2)
-    placement = place(shape, config, batch_size=ROWS).with_drafter(
+    sharding = shard_pair(shape, config, batch_size=ROWS).with_drafter(
         head.layer, shapes_of(eagle_head.init_params, head)
     )
-    shardings = state_shardings(step, placement)
+    shardings = state_shardings(step, sharding)
     state = state_shapes(step, shardings)
     for moments in (state.params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
         query: Any = moments.layer.query
@@ -130,12 +130,12 @@ def check_training() -> None:
         jax.jit(
             train_step,
             static_argnames=("config",),
-            out_shardings=(shardings, placement.everywhere),
+            out_shardings=(shardings, sharding.everywhere),
         )
         .lower(
             state,
-            there(target, placement.target_shardings(target)),
-            there(rows, placement.row_shardings(rows)),
+            there(target, sharding.target_shardings(target)),
+            there(rows, sharding.row_shardings(rows)),
             None,
             config=step,
         )

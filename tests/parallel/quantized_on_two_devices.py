@@ -18,7 +18,7 @@ from eagle_jax.generation.shardings import target_shardings
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import MeshShape, place
+from eagle_jax.parallel import MeshShape, shard_pair
 
 # Of one device, for a matrix split over its outputs and one over its inputs.
 HELD = {
@@ -29,8 +29,8 @@ HELD = {
 
 def check(folder: Path, store: Path, bits: int) -> None:
     config, params = load_target(folder, bits=bits)
-    placement = place(MeshShape(tensor=2), config, batch_size=1)
-    shardings = target_shardings(placement, config, bits)
+    sharding = shard_pair(MeshShape(tensor=2), config, batch_size=1)
+    shardings = target_shardings(sharding, config, bits)
     there = load_target(folder, "float32", shardings, bits)[1]
     again = load_target(store, "float32", shardings)[1]
     jax.tree.map(np.testing.assert_array_equal, there, params)

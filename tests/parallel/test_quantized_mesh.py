@@ -5,17 +5,17 @@ from jax.sharding import AbstractMesh
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.generation.shardings import target_shardings
-from eagle_jax.parallel import Placement, split_rules
+from eagle_jax.parallel import PairSharding, split_rules
 from tests.helpers import refused
 from tests.tiny import target_config
 
 _CONFIG = target_config(num_layers=1)
 
 
-def _placement(tensor: int) -> Placement:
+def _placement(tensor: int) -> PairSharding:
     mesh = AbstractMesh((1, 1, tensor), ("data", "kv", "query"))
     # An abstract mesh does for a real one: shardings are never asked for devices.
-    return Placement(mesh=mesh, target=split_rules(mesh, _CONFIG.layer))  # pyright: ignore[reportArgumentType]
+    return PairSharding(mesh=mesh, target=split_rules(mesh, _CONFIG.layer))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("bits", [8, 4])

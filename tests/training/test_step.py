@@ -13,7 +13,7 @@ import pytest
 from eagle_jax.config import TreeConfig
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import MeshShape, place
+from eagle_jax.parallel import MeshShape, shard_pair
 from eagle_jax.training.config import (
     LossConfig,
     OptimizerConfig,
@@ -180,7 +180,7 @@ def test_what_a_limit_cuts_off_is_in_no_round(
             run=RunConfig(batch_size=4, eval_new_tokens=2),
         ),
         step_config=CONFIG,
-        placement=place(MeshShape(), CONFIG.target.config, batch_size=4),
+        sharding=shard_pair(MeshShape(), CONFIG.target.config, batch_size=4),
     )
     found = evaluate(init_state(CONFIG, 0).params, target_params)
     assert found.tokens_per_round == 1.0

@@ -29,7 +29,7 @@ In all but the weights the first axis of every array is `B`.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
+class PairSharding:
     """The shardings of a pair's arrays.
 
     Attributes:
@@ -42,8 +42,8 @@ class Placement:
     target: Rules
     drafter: Rules = dataclasses.field(default_factory=lambda: WHOLE)
 
-    def with_drafter(self, layer: LayerConfig, params: Any) -> "Placement":
-        """Returns the placement of the target with a model that drafts for it.
+    def with_drafter(self, layer: LayerConfig, params: Any) -> "PairSharding":
+        """Returns the sharding of the target with a model that drafts for it.
 
         Args:
             layer: The sizes of the draft model's layers.
@@ -92,7 +92,7 @@ class Placement:
             donates_state: Whether the memory of the state is given away.
 
         Returns:
-            The program on arrays sharded as this placement says. Keep it to call it
+            The program on arrays sharded as this sharding says. Keep it to call it
             again: every call of `shard` returns one that is compiled anew.
         """
 
@@ -133,14 +133,14 @@ def _put_part(array: jax.Array, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def place(
+def shard_pair(
     shape: MeshShape,
     target: TransformerConfig,
     *,
     batch_size: int,
     devices: Sequence[Any] | None = None,
-) -> Placement:
-    """Returns the placement of a target.
+) -> PairSharding:
+    """Returns the sharding of a target.
 
     Args:
         shape: The mesh's shape.
@@ -154,4 +154,4 @@ def place(
     num_devices = jax.device_count() if devices is None else len(devices)
     check_mesh(shape, target, batch_size=batch_size, num_devices=num_devices)
     mesh = make_mesh(shape, target.layer.num_kv_heads, devices)
-    return Placement(mesh=mesh, target=split_rules(mesh, target.layer))
+    return PairSharding(mesh=mesh, target=split_rules(mesh, target.layer))
