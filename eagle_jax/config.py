@@ -77,7 +77,7 @@ class TreeConfig:
             step alone (the paper's Table 3, "w/o value").
         rerank: If false, keep the expansion's own nodes, level by level (Table 3,
             "w/o reranking").
-        calibration: A file of `scripts/calibrate.py`, which makes the draft's
+        calibration: A file of `eagle-jax calibrate`, which makes the draft's
             confidences honest before they rank anything; "none" for none, `None` for
             `calibration.json` in the draft's own folder, if there is one.
         kappa: Instead of a calibration: under shared noise, the factor of scores at

@@ -21,7 +21,7 @@ _HEADER = (
 _WORDS = """\
 # Compiled for TPUs
 
-`scripts/compile_report.py` sends these programs through the TPU compiler, for which no
+`eagle-jax compile-report` sends these programs through the TPU compiler, for which no
 TPU is needed, and reads this table from what comes out (last with jax {jax} and libtpu
 {libtpu}). Sizes are GiB per chip; weights are bfloat16; the EAGLE head is included.
 

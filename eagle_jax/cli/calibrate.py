@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="Fit a draft's confidences to what was accepted.")
     add = parser.add_argument
-    add("records", type=Path, nargs="+", help="folders of scripts/evaluate.py")
+    add("records", type=Path, nargs="+", help="folders of eagle-jax evaluate")
     add("--output", type=Path, required=True, metavar="FILE", help="a .json file")
     add(
         "--by",

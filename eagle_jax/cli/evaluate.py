@@ -81,7 +81,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         nargs="+",
         required=True,
         metavar="METHOD",
-        help="names as in scripts/generate.py, with settings of their own after a "
+        help="names as in eagle-jax generate, with settings of their own after a "
         "colon, such as eagle2:num_nodes=48,rerank=false or chain:acceptance=rejection",
     )
     add("--temperatures", type=float, nargs="+", metavar="T")

@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 def _report(argv: list[str] | None) -> int:
     parser = Parser(description="Make tables and figures of an evaluation.")
     add = parser.add_argument
-    records = "what scripts/evaluate.py wrote"
+    records = "what eagle-jax evaluate wrote"
     add("folders", nargs="+", type=Path, metavar="FOLDER", help=records)
     made = "gets report.md and its figures; made if it is missing"
     add("--output", required=True, type=Path, metavar="DIR", help=made)

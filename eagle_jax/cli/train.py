@@ -96,7 +96,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
             say("calibrating")
             calibrate_head(trained, say)
         elif is_first:
-            advice = "scripts/evaluate.py --nodes and scripts/calibrate.py"
+            advice = "eagle-jax evaluate --nodes and eagle-jax calibrate"
             say(f"several processes write no calibration; one can, with {advice}")
     print(f"{trained.head} | {trained.summary}")
     return 0

@@ -58,7 +58,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add(
         "--calibration",
         metavar="FILE",
-        help="of scripts/calibrate.py; default the head's own, none for none",
+        help="of eagle-jax calibrate; default the head's own, none for none",
     )
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
     add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
@@ -250,7 +250,7 @@ def _write(
     device = jax.devices()[0].device_kind
     version = importlib.metadata.version("jax")
     comments = (
-        f"scripts/tune.py on {device}, {pair.target.dtype}, jax {version}",
+        f"eagle-jax tune on {device}, {pair.target.dtype}, jax {version}",
         f"target {arguments.target}, draft {arguments.draft}",
         f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
         f"tokens each, temperature {arguments.temperature:g}",
@@ -272,4 +272,4 @@ def _write(
             f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "
             'speed of plain decoding; use method = "autoregressive"'
         )
-    print(f"wrote {arguments.output}, for scripts/generate.py --config")
+    print(f"wrote {arguments.output}, for eagle-jax generate --config")

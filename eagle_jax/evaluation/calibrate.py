@@ -135,7 +135,7 @@ def read_observed(
     if not runs:
         raise InputError(
             "no run of these records has drafted trees of a draft model, without "
-            "calibration and rejection; write some with scripts/evaluate.py --nodes "
+            "calibration and rejection; write some with eagle-jax evaluate --nodes "
             "and methods such as eagle2:calibration=none or eagle2:kappa=1.5"
         )
     models = ("draft", "draft_fingerprint", "target", "target_fingerprint")
@@ -151,7 +151,7 @@ def read_observed(
     if not isinstance(vocab_size, int):
         raise InputError(
             "the records do not say how many tokens the target knows (run.vocab_size); "
-            "write them again with scripts/evaluate.py --nodes"
+            "write them again with eagle-jax evaluate --nodes"
         )
     found: dict[Kind, list[Observed]] = {}
     for kind in ("greedy", "sampled"):

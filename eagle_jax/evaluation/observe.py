@@ -132,7 +132,7 @@ def calibrate_head(trained: Trained, report: Report) -> None:
     except InputError as error:
         report(f"warning: no calibration is written: {error}")
         return
-    source = ["held-out prompts of scripts/train.py"]
+    source = ["held-out prompts of eagle-jax train"]
     result = calibration_file(target.config.vocab_size, fits, source)
     write_json(trained.head / CALIBRATION_FILE, result)
     for kind, fitted in fits.items():

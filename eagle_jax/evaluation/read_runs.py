@@ -8,7 +8,7 @@ from eagle_jax.evaluation.records import QuestionKey, Record
 from eagle_jax.evaluation.runs import Run
 from eagle_jax.parsing import parse_json
 
-_RECORDS = "records of scripts/evaluate.py"
+_RECORDS = "records of eagle-jax evaluate"
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
@@ -31,14 +31,14 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(
-                f"{folder} is no folder; give the output folder of scripts/evaluate.py"
+                f"{folder} is no folder; give the output folder of eagle-jax evaluate"
             )
         found = [_read_run(path) for path in sorted(folder.glob("*.jsonl"))]
         found = [run for run in found if run is not None]
         if not found:
             raise InputError(
                 f"{folder} holds no *.jsonl file with records; give the output folder "
-                "of scripts/evaluate.py"
+                "of eagle-jax evaluate"
             )
         for run in found:
             _add(runs, run)
@@ -75,7 +75,7 @@ def _parse(line: bytes, where: str) -> Record:
         record = parse_json(line, where)
     except InputError as error:
         raise InputError(
-            f"{error}; remove the line, or write it again with scripts/evaluate.py"
+            f"{error}; remove the line, or write it again with eagle-jax evaluate"
         ) from error
     try:
         return Record.from_json(record)
