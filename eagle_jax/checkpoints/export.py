@@ -43,7 +43,7 @@ WRITTEN_BY = "eagle_jax"
 Tensors = dict[str, np.ndarray]
 
 _CONFIG, _SAFETENSORS, _BIN = "config.json", "model.safetensors", "pytorch_model.bin"
-# transformers asks for it. A second entry would come in any order.
+# transformers asks for this entry. A second one would come in any order.
 _METADATA = {"format": "pt"}
 # What an exported folder may hold; tokenizer and calibration are the caller's.
 _NAMES = {

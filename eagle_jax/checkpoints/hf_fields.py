@@ -35,7 +35,7 @@ def _each(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
 
 
 _KNOWN = {
-    # Read here or elsewhere.
+    # These are read, here or elsewhere.
     *_each(
         """vocab_size hidden_size intermediate_size num_hidden_layers
         num_attention_heads num_key_value_heads head_dim rms_norm_eps

@@ -283,7 +283,7 @@ def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Ends]
 
 
 def transposed(sharding: Sharding | None, num_axes: int) -> Sharding | None:
-    """Returns the sharding of a tensor's transpose by which devices hold the same."""
+    """Returns the sharding of a tensor's transpose, with each value where it was."""
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
         return sharding
     axes = (*sharding.spec, *(None,) * num_axes)[:num_axes]

@@ -55,7 +55,7 @@ class Weights(abc.ABC):
     def __init__(
         self, folder: Path, dtypes: dict[str, str], bits: int | None = None
     ) -> None:
-        """Keeps what is known before any tensor is read: folder, bits, dtypes by name."""
+        """Keeps what is known before any tensor is read: folder, bits and dtypes."""
         self.folder = folder
         self.bits = bits
         self._dtypes = dtypes
@@ -242,7 +242,7 @@ class StoreFiles(Weights):
         return array.shape, read
 
     def _restore(self, name: str, sharding: Sharding | None) -> Any:
-        """Returns a tensor as it is stored, as a NumPy array if there is no sharding."""
+        """Returns a tensor as it is stored, as a NumPy array without a sharding."""
         # Imported here: it takes a second, and most checkpoints need it not.
         import orbax.checkpoint as ocp
 
