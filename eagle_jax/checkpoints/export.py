@@ -1,4 +1,4 @@
-"""Heads out in the official layout, targets out as Hugging Face folders."""
+"""Exports heads in the official layout, and targets as Hugging Face folders."""
 
 import collections
 import dataclasses
@@ -38,12 +38,12 @@ from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parsing import read_json_if_any
 
 WRITTEN_BY = "eagle_jax"
-"""Value of the field `written_by`: such a folder may be replaced on request."""
+"""The value of `written_by` in an export, which may be replaced on request."""
 
 Tensors = dict[str, np.ndarray]
 
 _CONFIG, _SAFETENSORS, _BIN = "config.json", "model.safetensors", "pytorch_model.bin"
-# transformers asks for it. A second entry would come in any order.
+# transformers asks for this entry. A second one would come in any order.
 _METADATA = {"format": "pt"}
 # What an exported folder may hold; tokenizer and calibration are the caller's.
 _NAMES = {
@@ -69,17 +69,19 @@ def export_head(
     The same weights give the same bytes, whatever the folder's name.
 
     Args:
-        folder: Gets `config.json`, `model.safetensors` and `pytorch_model.bin`.
-        config: Sizes.
-        params: Weights.
-        embedding: `[V, E]`, the target's table, written where the head has none of
-            its own; `None` leaves it out then. The official training code and
+        folder: The folder to write: `config.json`, `model.safetensors` and
+            `pytorch_model.bin`.
+        config: The head's sizes.
+        params: The head's weights.
+        embedding: The target's embedding table, `[V, E]`, written where the head has
+            none of its own; `None` leaves it out then. The official training code and
             EAGLE-1 want it in the file.
-        dtype: "float32", "bfloat16" or "float16", of the files.
-        with_bin: Write `pytorch_model.bin`, which needs torch; `None` where torch is
-            installed.
-        also: Called with the unfinished folder, to add a calibration.
-        overwrite: Replace an earlier export.
+        dtype: The dtype of the files: "float32", "bfloat16" or "float16".
+        with_bin: Whether to write `pytorch_model.bin`, which needs torch; `None`
+            writes it where torch is installed.
+        also: A function that is called with the unfinished folder, to add a
+            calibration.
+        overwrite: Whether to replace an earlier export.
 
     Raises:
         InputError: If the layout cannot express the head, a weight does not fit into
@@ -121,14 +123,15 @@ def export_target(
     """Writes a target as a Hugging Face folder, and reads it back.
 
     Args:
-        folder: Gets `config.json` and `model.safetensors`.
-        config: Sizes.
-        params: Weights.
-        dtype: "float32", "bfloat16" or "float16", of the file.
-        stop_tokens: Ids that end a text.
-        bos_token: Id that begins one.
-        also: Called with the unfinished folder, to add the tokenizer.
-        overwrite: Replace an earlier export.
+        folder: The folder to write: `config.json` and `model.safetensors`.
+        config: The target's sizes.
+        params: The target's weights.
+        dtype: The dtype of the file: "float32", "bfloat16" or "float16".
+        stop_tokens: The tokens that end a text.
+        bos_token: The token that begins a text; `None` for none.
+        also: A function that is called with the unfinished folder, to add the
+            tokenizer.
+        overwrite: Whether to replace an earlier export.
 
     Raises:
         InputError: If the layout cannot express the target, a weight does not fit
@@ -145,7 +148,7 @@ def export_target(
 
 
 def is_export(folder: Path) -> bool:
-    """Returns whether a folder holds an export of ours and nothing else."""
+    """Returns whether a folder holds what this module exports and nothing else."""
     for path in folder.iterdir():
         is_known = path.name in _NAMES and not path.is_dir()
         if not is_known and not is_left_behind(path.name, [CALIBRATION_FILE]):
@@ -166,7 +169,7 @@ def has_torch() -> bool:
 def _host_tensors(
     params: Any, shapes: Any, table: dict[str, str], dtype: str
 ) -> Tensors:
-    """Returns copies of the weights by name in `dtype`, checked against the sizes."""
+    """Returns copies of the weights in `dtype` by name, checked against the sizes."""
     if dtype not in DTYPES:
         raise InputError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
     given, wanted = names.by_name(params, table), names.by_name(shapes, table)
@@ -267,10 +270,10 @@ def target_fields(
     """Returns the `config.json` of a model in the family that has its parts.
 
     Args:
-        config: Sizes.
-        dtype: Of the stored weights.
-        stop_tokens: Ids that end a text.
-        bos_token: Id that begins one.
+        config: The target's sizes.
+        dtype: The dtype of the stored weights.
+        stop_tokens: The tokens that end a text.
+        bos_token: The token that begins a text; `None` for none.
     """
     family = family_of(config)
     fields = {
@@ -312,8 +315,8 @@ def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
     read: it runs such a head with plain rotary embeddings.
 
     Args:
-        config: Sizes.
-        dtype: Of the stored weights.
+        config: The head's sizes.
+        dtype: The dtype of the stored weights.
     """
     fields = {
         "architectures": [FAMILIES["llama"].architecture],
@@ -352,7 +355,7 @@ def _layer_fields(layer: LayerConfig) -> dict[str, Any]:
 
 
 def _rope_scaling(rope: RopeConfig, *, kind_field: str) -> dict[str, Any] | None:
-    """Returns `rope_scaling`; older code calls its kind `type`, later `rope_type`."""
+    """Returns `rope_scaling`; older code reads the kind as `type`, not `rope_type`."""
     if rope.kind == "default":
         return None
     scaling = {kind_field: rope.kind, "factor": rope.factor}

@@ -1,4 +1,4 @@
-"""EAGLE heads: their weights, whether they fit a target, and what they are worth.
+"""EAGLE heads: their weights, whether they fit a target, and their calibrations.
 
 An EAGLE-3 head has tensors beside those of an EAGLE-1/2 head:
 
@@ -43,7 +43,7 @@ from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parsing import read_json
 
 Kind = Literal["greedy", "sampled"]
-"""Of text: at temperature 0, or drawn above it with noise that drafts share."""
+"""The kind of a text: greedy, or drawn above temperature 0 with noise drafts share."""
 
 _FEWEST_LAYERS = 7
 _DIGITS = 4
@@ -63,19 +63,19 @@ def load_head(
     so that the table is in memory once.
 
     Args:
-        folder: From `resolve`.
-        target: Sizes of the target.
-        target_params: Its weights.
-        dtype: Of the weights; `None` for the type they are stored in.
+        folder: The head's folder, from `resolve`.
+        target: The target's sizes.
+        target_params: The target's weights.
+        dtype: The dtype of the weights; `None` for the one they are stored in.
         shardings: A `jax.sharding.Sharding` for all weights, or one for each in an
             `EagleHeadParams`; `None` for the default device. An embedding table for
-            which it names none lies as the target's does.
+            which it names none is sharded as the target's.
 
     Returns:
-        Sizes and weights.
+        The head's sizes and weights.
 
     Raises:
-        InputError: If it cannot be used, or does not fit the target.
+        InputError: If the head cannot be used, or does not fit the target.
     """
     config = head_config(folder)
     check_pair(target, config)
@@ -97,14 +97,14 @@ def read_head(
     """Loads an EAGLE-1/2 head as it is stored, without its target.
 
     Args:
-        folder: From `resolve`.
-        dtype: Of the weights; `None` for the type they are stored in.
+        folder: The head's folder, from `resolve`.
+        dtype: The dtype of the weights; `None` for the one they are stored in.
 
     Returns:
-        Sizes and weights, with the embedding table if the folder holds one.
+        The head's sizes and weights, with the embedding table if it has one.
 
     Raises:
-        InputError: If it cannot be used.
+        InputError: If the head cannot be used.
     """
     config = head_config(folder)
     shapes = shapes_of(eagle_head.init_params, config)
@@ -123,18 +123,19 @@ def load_eagle3_head(
     A head's own copy of the target's embedding table is dropped where it is equal.
 
     Args:
-        folder: From `resolve`.
-        target: Sizes of the target.
-        target_params: Its weights.
-        dtype: Of the weights; `None` for the type they are stored in.
-        shardings: One for each weight in an `Eagle3HeadParams`; `None` for the default
-            device. An embedding table lies as the target's does.
+        folder: The head's folder, from `resolve`.
+        target: The target's sizes.
+        target_params: The target's weights.
+        dtype: The dtype of the weights; `None` for the one they are stored in.
+        shardings: A `jax.sharding.Sharding` for each weight in an `Eagle3HeadParams`;
+            `None` for the default device. An embedding table for which it names none
+            is sharded as the target's.
 
     Returns:
-        Sizes and weights.
+        The head's sizes and weights.
 
     Raises:
-        InputError: If it cannot be used, or does not fit the target.
+        InputError: If the head cannot be used, or does not fit the target.
     """
     config = eagle3_config(folder)
     check_eagle3_pair(target, config)
@@ -179,12 +180,12 @@ def _load(
 
     Args:
         files: The checkpoint.
-        table: Names of its tensors.
-        shapes: Of its weights, without an embedding table.
-        config: Sizes.
-        dtype: Of the weights; `None` for the type they are stored in.
-        shardings: As for `load_head`.
-        target_table: `[V, E]`; `None` where there is no target.
+        table: The tensors' names, from `names`.
+        shapes: The shapes of the weights, without an embedding table.
+        config: The head's sizes.
+        dtype: The dtype of the weights; `None` for the one they are stored in.
+        shardings: The shardings that `load_head` takes.
+        target_table: The target's embedding table, `[V, E]`; `None` without a target.
     """
     has_table = table["embedding"] in files.names()
     if has_table:
@@ -223,7 +224,7 @@ def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
     """Refuses a head that was made for another target.
 
     Raises:
-        InputError: If width or vocabulary differ.
+        InputError: If the widths or the vocabularies differ.
     """
     _check_size("hidden_size", head.layer.hidden_size, target.layer.hidden_size)
     _check_size("vocab_size", head.vocab_size, target.vocab_size)
@@ -233,7 +234,8 @@ def check_eagle3_pair(target: TransformerConfig, head: Eagle3HeadConfig) -> None
     """Refuses an EAGLE-3 head that was made for another target.
 
     Raises:
-        InputError: If features or vocabulary differ, or the target has too few layers.
+        InputError: If the features or the vocabularies differ, or the target has too
+            few layers.
     """
     width = eagle3_target(target).feature_size
     if head.feature_size != width:
@@ -257,7 +259,7 @@ def eagle3_target(target: TransformerConfig) -> TransformerConfig:
     """Returns a target that gives the features which EAGLE-3 heads read.
 
     Raises:
-        InputError: If it has too few layers for three different features.
+        InputError: If the target has too few layers for three different features.
     """
     if target.num_layers < _FEWEST_LAYERS:
         raise InputError(
@@ -269,9 +271,9 @@ def eagle3_target(target: TransformerConfig) -> TransformerConfig:
 
 
 def _read_offsets(files: Weights, config: Eagle3HeadConfig) -> jax.Array | None:
-    """Returns `d2t` once nothing in the folder contradicts it; `None` for the same.
+    """Returns `d2t`, `[W]` int32, or `None` where both vocabularies are the same.
 
-    Neither tensor is left in `files`.
+    It is checked against `t2d` and the sizes; neither tensor is left in `files`.
     """
     num_known, vocab_size = config.draft_vocab_size, config.vocab_size
     found = {name: files.read(name) for name in names.MAPS if name in files.names()}
@@ -309,16 +311,16 @@ def _read_offsets(files: Weights, config: Eagle3HeadConfig) -> jax.Array | None:
 def load_calibration(
     path: Path, *, vocab_size: int, depth: int, kind: Kind
 ) -> Calibration:
-    """Reads what scripts/calibrate.py or scripts/train.py wrote.
+    """Reads the calibration that `eagle-jax calibrate` or `eagle-jax train` wrote.
 
     Args:
-        path: The file.
-        vocab_size: `V` of the target.
-        depth: `D`, the levels that will be drafted.
-        kind: The part that must be there.
+        path: The calibration's file.
+        vocab_size: The number of tokens the target knows, `V`.
+        depth: The number of levels that will be drafted, `D`.
+        kind: The kind of text whose part must be there.
 
     Returns:
-        A part that is missing leaves confidences of that kind as they are.
+        The calibration; a missing part leaves confidences of its kind as they are.
 
     Raises:
         InputError: If the file cannot be read, holds no calibration, or one for another
@@ -357,7 +359,7 @@ def load_calibration(
 
 
 def calibration_part(confidence: Confidence) -> dict[str, Any]:
-    """Returns a part of the file as JSON holds it."""
+    """Returns one part of a calibration, greedy or sampled, as its file holds it."""
     rows = [[round(entry, _DIGITS) for entry in row] for row in confidence.exponents]
     factors = {"kappa": confidence.kappa, "sharpness": confidence.sharpness}
     return factors | {"exponents": rows}

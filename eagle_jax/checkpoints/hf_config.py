@@ -1,4 +1,4 @@
-"""From `config.json` to the sizes of our models; what we cannot run is refused."""
+"""Reads `config.json` into our models' sizes, and refuses what we cannot run."""
 
 import dataclasses
 from pathlib import Path
@@ -20,21 +20,21 @@ from eagle_jax.models.transformer import TransformerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """One `model_type`.
+    """A family of targets, which share a `model_type`.
 
     Attributes:
-        architecture: Its entry in `architectures`.
+        architecture: The family's name in the field `architectures`.
         qkv_bias: Whether q, k and v have biases.
         qk_norm: Whether queries and keys are normalised.
         is_mixture: Whether each layer is a sparse mixture of experts.
-        has_window: Whether `sliding_window` means something.
-        window: What it is where the field is left out; `None` for no window.
-        has_switch: Whether it counts only with `use_sliding_window`, and from layer
-            `max_window_layers` on.
-        head_dim: What `head_dim` is where it is left out; `None` for the width over
-            the number of heads.
-        rope_theta: What `rope_theta` is where it is left out.
-        rms_norm_eps: What `rms_norm_eps` is where it is left out.
+        has_window: Whether the family reads `sliding_window`.
+        window: The window in tokens if `sliding_window` is missing; `None` for none.
+        has_switch: Whether windows count only with `use_sliding_window`, and from
+            layer `max_window_layers` on.
+        head_dim: The width of a head where `head_dim` is left out; `None` for the
+            model's width over the number of heads.
+        rope_theta: The rotary base where `rope_theta` is left out.
+        rms_norm_eps: The epsilon of the norms where `rms_norm_eps` is left out.
     """
 
     architecture: str
@@ -50,7 +50,7 @@ class Family:
 
     @property
     def fields(self) -> set[str]:
-        """What `config.json` may name in this family only."""
+        """The keys that `config.json` may have in this family only."""
         switch = {"use_sliding_window", "max_window_layers"}
         mixture = {"num_local_experts", "num_experts_per_tok"}
         # These two change training only.
@@ -86,7 +86,7 @@ FAMILIES = {
         head_dim=128,
     ),
 }
-"""Target families by `model_type`."""
+"""The families of targets by `model_type`."""
 
 
 def family_of(config: TransformerConfig) -> str:
@@ -102,14 +102,14 @@ def family_of(config: TransformerConfig) -> str:
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""What weights may be stored in."""
+"""The dtypes that weights may be stored in."""
 
 _MOST_LAYERS = 10_000
 _QWEN_FULL_LAYERS = 28
 # Heads that name no positions were trained for so many.
 _HEAD_POSITIONS = 2048
 _EAGLE3_FIELDS = ("draft_vocab_size", "target_hidden_size", "eagle_config")
-# All that we do anyway.
+# The one `eagle_config` that asks for nothing but what we do anyway.
 _USUAL_FEATURES = {"use_aux_hidden_state": True}
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = ("full_attention", _SLIDING)
@@ -119,10 +119,10 @@ def target_config(folder: Path) -> TransformerConfig:
     """Reads the sizes of a target.
 
     Args:
-        folder: Holds `config.json`, in the spelling of transformers 4 or 5.
+        folder: The target's folder, whose `config.json` is transformers 4's or 5's.
 
     Returns:
-        Its sizes.
+        The target's sizes.
 
     Raises:
         InputError: If the family is unknown, or a field is missing or asks for
@@ -176,13 +176,14 @@ def head_config(folder: Path) -> EagleHeadConfig:
     """Reads the sizes of an EAGLE-1/2 head; nothing is derived from a target.
 
     Args:
-        folder: Holds `config.json`.
+        folder: The head's folder, which holds `config.json`.
 
     Returns:
-        Its sizes.
+        The head's sizes.
 
     Raises:
-        InputError: As for `target_config`.
+        InputError: If a field is missing or asks for something that is not
+            implemented.
     """
     fields = Fields.read(folder)
     if is_eagle3(folder):
@@ -205,11 +206,11 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
     """Reads the sizes of an EAGLE-3 head; nothing is derived from a target.
 
     Args:
-        folder: Holds `config.json`. Its `num_hidden_layers` is not read: published
-            ones name the target's.
+        folder: The head's folder, which holds `config.json`. Its `num_hidden_layers`
+            is not read: published ones name the target's.
 
     Returns:
-        Its sizes.
+        The head's sizes.
 
     Raises:
         InputError: If a field is missing or asks for something that is not
@@ -246,7 +247,7 @@ def is_eagle3(folder: Path) -> bool:
 
 
 def _head_sizes(fields: Fields) -> dict[str, Any]:
-    """Returns what both kinds of heads have."""
+    """Returns the sizes that EAGLE-1/2 and EAGLE-3 heads have in common."""
     return {
         "layer": _layer_config(
             fields,
@@ -295,12 +296,12 @@ def _layer_config(
     """Reads the sizes of a layer.
 
     Args:
-        fields: Those of a model.
-        qkv_bias: As in the result.
-        rope: As in the result.
-        head_dim: What `head_dim` is where it is left out; `None` for the width over
-            the number of heads.
-        rms_norm_eps: What `rms_norm_eps` is where it is left out.
+        fields: The fields of a model.
+        qkv_bias: Whether q, k and v have biases.
+        rope: The rotary embedding.
+        head_dim: The width of a head where `head_dim` is left out; `None` for the
+            model's width over the number of heads.
+        rms_norm_eps: The epsilon of the norms where `rms_norm_eps` is left out.
 
     Raises:
         InputError: If a size is missing, or does not fit the others.
@@ -347,13 +348,13 @@ def _read_windows(
     """Returns the sliding window and the layers that have it.
 
     Args:
-        fields: Those of the target.
-        family: Its family.
-        num_layers: `L`.
+        fields: The fields of the target.
+        family: The target's family.
+        num_layers: The number of layers, `L`.
 
     Returns:
-        Tokens that a layer looks back, `None` where no layer has a window, and the
-        numbers of the layers that do.
+        The tokens that a layer looks back, `None` where no layer has a window, and the
+        numbers of the layers that have one.
 
     Raises:
         InputError: If fields contradict each other or are of another kind.

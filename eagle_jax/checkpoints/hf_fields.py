@@ -1,4 +1,4 @@
-"""Keys of a `config.json`: which there may be, and values that are checked.
+"""The keys that a `config.json` may have, and how their values are checked.
 
 A key that changes what a model computes is refused by name unless we implement it. Any
 other that we do not know is warned about, as every release of transformers adds some.
@@ -15,10 +15,10 @@ from eagle_jax.models.rope import RopeConfig
 from eagle_jax.parsing import read_json
 
 MOST = 2**24
-"""Of anything that sizes a tensor: what is larger no checkpoint holds."""
+"""The largest number that may size a tensor; no checkpoint holds a larger one."""
 
 MOST_POSITIONS = 2**31 - 1
-"""Of positions, which are int32."""
+"""The largest number of positions, which are int32."""
 
 # Outside of these float32 is zero or infinite.
 _LEAST_NUMBER, _MOST_NUMBER = 1e-37, 1e38
@@ -30,12 +30,12 @@ _ROPE_FIELDS = {
 
 
 def _each(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
-    """Returns what each of these keys may be; without values, what is off: 0, false."""
+    """Returns the values that each of these keys may have, by default 0 or false."""
     return dict.fromkeys(names.split(), neutral or (0,))
 
 
 _KNOWN = {
-    # Read here or elsewhere.
+    # These are read, here or elsewhere.
     *_each(
         """vocab_size hidden_size intermediate_size num_hidden_layers
         num_attention_heads num_key_value_heads head_dim rms_norm_eps
@@ -122,9 +122,9 @@ _MATHEMATICS = {
         norm_before_fc fc_norm norm_output eagle_aux_hidden_state_layer_ids"""
     ),
 }
-"""What changes the result and is not implemented, with values that change nothing.
+"""The keys that change the result unless they have one of these values.
 
-Null is one of them everywhere, and so is an empty list.
+They are not implemented. Null and an empty list change nothing for any key.
 """
 
 
@@ -133,8 +133,8 @@ class Fields:
     """The fields of a `config.json`, or of an object in it; null is as good as none.
 
     Attributes:
-        values: All of them.
-        path: Of the file.
+        values: The fields by name.
+        path: The file that holds them.
     """
 
     values: dict[str, Any]
@@ -145,13 +145,13 @@ class Fields:
         """Reads the `config.json` in a folder.
 
         Raises:
-            InputError: If there is none.
+            InputError: If there is none, or it is no JSON object.
         """
         path = folder / "config.json"
         return cls(read_json(path), path)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns a field, unchecked."""
+        """Returns a field unchecked, or `default` where it is missing."""
         value = self.values.get(name)
         return default if value is None else value
 
@@ -166,7 +166,7 @@ class Fields:
         """Returns a field that must be an integer from `least` to `most`.
 
         Raises:
-            InputError: If it is something else, or missing and there is no default.
+            InputError: If the field is something else, or missing without a default.
         """
         value = self.get(name, default)
         if type(value) is not int or not least <= value <= most:
@@ -179,7 +179,7 @@ class Fields:
         """Returns a field that must be a positive number that float32 can hold.
 
         Raises:
-            InputError: If it is something else, or missing and there is no default.
+            InputError: If the field is something else, or missing without a default.
         """
         value = self.get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -193,7 +193,7 @@ class Fields:
         """Returns a field that must be true or false.
 
         Raises:
-            InputError: If it is something else.
+            InputError: If the field is something else.
         """
         value = self.get(name, default)
         if not isinstance(value, bool):
@@ -201,7 +201,7 @@ class Fields:
         return value
 
     def refusal(self, text: str) -> InputError:
-        """Returns what is raised where a field cannot be used."""
+        """Returns the error to raise where a field cannot be used."""
         return InputError(f"{self.path}: {text}")
 
 
@@ -211,8 +211,8 @@ def check_keys(fields: Fields, more: set[str]) -> None:
     One warning names all other keys that are not known.
 
     Args:
-        fields: Those of a model.
-        more: Keys that are known in this kind of model only.
+        fields: The fields of a model.
+        more: The keys that are known in this kind of model only.
 
     Raises:
         InputError: If there is such a key, at a value that changes the result.
@@ -240,11 +240,11 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     """Returns the ids that end a text, ascending.
 
     Args:
-        folder: `generation_config.json` decides where it names any, otherwise
-            `config.json`; an empty list names none.
+        folder: The target's folder. Its `generation_config.json` decides where it
+            names any, otherwise `config.json`; an empty list names none.
 
     Raises:
-        InputError: If they are no ids.
+        InputError: If what a file names are no ids.
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
@@ -273,9 +273,9 @@ def read_rope(
     """Reads `rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`.
 
     Args:
-        fields: Those of a model.
-        default_theta: What a file without `rope_theta` means.
-        is_head: Whether it describes a head.
+        fields: The fields of a model.
+        default_theta: The rotary base that a file without `rope_theta` means.
+        is_head: Whether the file describes a head.
 
     Raises:
         InputError: If a field is missing, contradicts another or is not implemented.
@@ -316,7 +316,7 @@ def _rope_theta(
     *,
     is_head: bool,
 ) -> float:
-    """Returns the base, which may stand in either place."""
+    """Returns the rotary base, a field of the model or of its scaling."""
     outer, inner = fields.get("rope_theta"), scaling.get("rope_theta")
     if None not in (outer, inner) and outer != inner:
         raise fields.refusal(f"rope_theta is both {outer} and {inner}")
@@ -334,7 +334,7 @@ def _rope_theta(
 
 
 def _rope_scaling(fields: Fields) -> dict[str, Any]:
-    """Returns what either spelling says beside the base; `{}` where neither does."""
+    """Returns `rope_parameters` or `rope_scaling`; `{}` where there is neither."""
     given = {
         name: fields.values[name]
         for name in ("rope_parameters", "rope_scaling")

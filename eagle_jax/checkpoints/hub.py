@@ -10,13 +10,13 @@ from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
 
 CALIBRATION_FILE = "calibration.json"
-"""In the folder of a head; see `heads`."""
+"""The name of the calibration in a head's folder; `heads` describes it."""
 
 STORE_LIST = "store.json"
-"""In one half of a converted pair; see `orbax_store`."""
+"""The name of the list in half of a converted pair; `orbax_store` describes it."""
 
 TEXT_FILES = ("*.json", "*.model", "*.jinja")
-"""Settings, the tokenizer's files and the chat template."""
+"""The patterns of settings, the tokenizer's files and the chat template."""
 
 _WEIGHTS = (".safetensors", ".bin")
 _TEXTS = (".json", ".model", ".jinja", ".txt")
@@ -78,12 +78,12 @@ def file_inside(folder: Path, name: str, list_name: str) -> Path:
     cache lead from `snapshots/REVISION` to `blobs`, the only place outside.
 
     Args:
-        folder: Of the checkpoint.
-        name: What the list says, a path relative to the folder.
-        list_name: Of the file that holds the list.
+        folder: The checkpoint's folder.
+        name: The file as the list names it, by a path relative to the folder.
+        list_name: The name of the file that holds the list.
 
     Raises:
-        InputError: If it lies elsewhere or is missing.
+        InputError: If the file lies elsewhere or is missing.
     """
     path = folder / name
     try:
@@ -108,14 +108,14 @@ def file_inside(folder: Path, name: str, list_name: str) -> Path:
 def fingerprint_folder(folder: Path) -> str:
     """Returns what tells one checkpoint from another, without reading all of it.
 
-    Covers the settings and the tokenizer's files whole; of a converted pair the
+    It covers the settings and the tokenizer's files whole; of a converted pair the
     checksums of all tensors; of every other file of weights its size and all of its
     bytes or, beyond 64 MiB, a MiB at both ends and 1,024 blocks at even distances,
     16 MiB together. A calibration is left out: it changes no weight.
 
     Args:
-        folder: Of a Hugging Face checkpoint or one half of a converted pair, from
-            `resolve`.
+        folder: The folder of a Hugging Face checkpoint or one half of a converted
+            pair, from `resolve`.
 
     Returns:
         32 hexadecimal digits, the same wherever the folder lies.
@@ -143,7 +143,7 @@ def fingerprint_folder(folder: Path) -> str:
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the length of what is read of a file, in bytes."""
+    """Yields the start and the length of each piece of a file to read, in bytes."""
     if size <= _WHOLE_BYTES:
         yield 0, size
         return

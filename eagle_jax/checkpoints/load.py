@@ -1,4 +1,4 @@
-"""Loading a target, tensor by tensor: each process the parts of its own devices."""
+"""Loads targets tensor by tensor; each process reads the parts of its own devices."""
 
 import os
 import re
@@ -50,10 +50,11 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     """Reads the sizes of a target and lists its tensors.
 
     Args:
-        folder: From `resolve`; a Hugging Face folder, or half of a converted pair.
+        folder: The target's folder, from `resolve`: a Hugging Face folder, or half of
+            a converted pair.
 
     Returns:
-        Sizes and files; no tensor is read.
+        The target's sizes and its files; no tensor is read.
 
     Raises:
         InputError: If settings or files cannot be used, or the files have fewer layers
@@ -86,18 +87,19 @@ def load_target(
     """Loads a target.
 
     Args:
-        folder: From `resolve`; a Hugging Face folder, or half of a converted pair.
-        dtype: Of the weights; `None` for the type they are stored in.
+        folder: The target's folder, from `resolve`: a Hugging Face folder, or half of
+            a converted pair.
+        dtype: The dtype of the weights; `None` for the one they are stored in.
         shardings: A `jax.sharding.Sharding` for all weights, or one for each in a
             `TransformerParams`; `None` for the default device.
         bits: 8 or 4 to quantize the matrices of its layers as they are read; `None`
             to take them as they are stored, which may be quantized too.
 
     Returns:
-        Sizes and weights.
+        The target's sizes and weights.
 
     Raises:
-        InputError: If it cannot be used, naming the field or tensor.
+        InputError: If the target cannot be used, naming the field or tensor.
     """
     config, files = open_target(folder)
     bits = target_bits(files, config, bits)
@@ -124,8 +126,8 @@ def target_bits(
 
     Args:
         files: The checkpoint; `None` where there is none.
-        config: Sizes.
-        bits: What is asked for; `None` for what is stored.
+        config: The target's sizes.
+        bits: The bits that are asked for, 8 or 4; `None` for what is stored.
 
     Returns:
         8 or 4, or `None` for matrices that are not quantized.
@@ -160,17 +162,17 @@ def target_bits(
 
 
 def read_embedding(folder: Path, dtype: str) -> jax.Array:
-    """Loads nothing of a target but its embedding table.
+    """Loads a target's embedding table and nothing else.
 
     Args:
-        folder: From `resolve`.
-        dtype: Of the table.
+        folder: The target's folder, from `resolve`.
+        dtype: The dtype of the table.
 
     Returns:
-        `[V, E]`.
+        The embedding table, `[V, E]`.
 
     Raises:
-        InputError: If there is none, or not of the size that `config.json` names.
+        InputError: If there is no table of the size that `config.json` names.
     """
     config, files = open_target(folder)
     name = TRANSFORMER["embedding"]
@@ -210,7 +212,7 @@ def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
     """Returns the dtype asked for, or else the stored one if JAX can keep it.
 
     Raises:
-        InputError: If it cannot.
+        InputError: If JAX cannot keep the stored dtype.
     """
     if dtype is not None:
         return jnp.dtype(dtype)
@@ -244,15 +246,15 @@ def load_params(
 
     Args:
         files: The checkpoint.
-        names: Pytree of tensor names.
-        shapes: Pytree of `jax.ShapeDtypeStruct`, of the same structure; a
+        names: A pytree of tensor names.
+        shapes: A pytree of `jax.ShapeDtypeStruct`, of the same structure; a
             `QuantizedMatrix` of them for a matrix that is to be quantized.
-        dtype: Of the result, except for the parts of quantized matrices.
+        dtype: The dtype of the result, except for the parts of quantized matrices.
         shardings: A `jax.sharding.Sharding` for all, or a pytree of them of the same
             structure; `None` for the default device.
 
     Returns:
-        Pytree of device arrays.
+        A pytree of device arrays.
 
     Raises:
         InputError: If tensors are missing, unexpected, of the wrong shape or too
@@ -284,8 +286,8 @@ def _load_wide(
 ) -> QuantizedMatrix:
     """Loads one matrix and quantizes it.
 
-    From float32, which holds what any checkpoint holds: so the integers do not depend
-    on the dtype of the other weights, and those of a store are the same.
+    It is read in float32, which holds what any checkpoint holds: so the integers do not
+    depend on the dtype of the other weights, and those of a store are the same.
     """
     wide: Any = sharding.values if isinstance(sharding, QuantizedMatrix) else sharding
     matrix = _load(readers, files, name, shape.shape, jnp.dtype("float32"), wide)
@@ -329,17 +331,17 @@ def _load(
 
 
 def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
-    """Returns a tensor in another type.
+    """Returns a tensor in another dtype.
 
     Args:
-        tensor: Of finite numbers, if it was read from a file.
-        dtype: Of the result.
-        what: Names the tensor in a refusal.
+        tensor: The tensor, whose numbers are finite if it was read from a file.
+        dtype: The dtype of the result.
+        what: The tensor's name in a refusal.
 
     Raises:
-        InputError: If a value is not finite, or not any more.
+        InputError: If a value is not finite, or not after the conversion.
     """
-    with np.errstate(over="ignore"):  # Told below.
+    with np.errstate(over="ignore"):  # Refused below.
         converted = tensor.astype(dtype, copy=False)
     if is_finite(converted):
         return converted

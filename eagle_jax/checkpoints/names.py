@@ -33,7 +33,7 @@ TRANSFORMER = {
     "output_head": "lm_head.weight",
     **{f"layers.{{}}.{ours}": f"model.layers.{{}}.{hf}" for ours, hf in _LAYER.items()},
 }
-"""Every family of targets: path in `TransformerParams` -> tensor name."""
+"""The tensor names of targets of every family, by path in `TransformerParams`."""
 
 EAGLE_HEAD = {
     "embedding": "embed_tokens.weight",
@@ -41,7 +41,7 @@ EAGLE_HEAD = {
     "fc_bias": "fc.bias",
     **{f"layer.{ours}": f"layers.0.{hf}" for ours, hf in _LAYER.items()},
 }
-"""EAGLE-1/2 heads: path in `EagleHeadParams` -> tensor name."""
+"""The tensor names of EAGLE-1/2 heads, by path in `EagleHeadParams`."""
 
 
 def _eagle3_head(prefix: str) -> dict[str, str]:
@@ -58,13 +58,13 @@ def _eagle3_head(prefix: str) -> dict[str, str]:
 
 
 EAGLE3_HEAD = _eagle3_head("midlayer")
-"""EAGLE-3 heads as published: path in `Eagle3HeadParams` -> tensor name."""
+"""The tensor names of published EAGLE-3 heads, by path in `Eagle3HeadParams`."""
 
 EAGLE3_HEAD_ELSEWHERE = _eagle3_head("layers.0")
-"""EAGLE-3 heads of other trainers, likewise."""
+"""The tensor names of other trainers' EAGLE-3 heads, by path in `Eagle3HeadParams`."""
 
 MAPS = ("d2t", "t2d")
-"""Of EAGLE-3 heads: from their tokens to the target's and back, no weights."""
+"""The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""
 
 
 _PARTS = (".values", ".scales")
@@ -80,7 +80,7 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
 
     Args:
         params: A pytree of arrays or of their shapes; absent tensors are `None`.
-        table: Paths to names; `{}` stands for the number of a layer or an expert.
+        table: Names by path; `{}` stands for the number of a layer or an expert.
     """
 
     def name(path: tuple[Any, ...], leaf: Any) -> str:
@@ -95,7 +95,7 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
 
 
 def is_quantized(name: str) -> bool:
-    """Returns whether this is a part of a quantized matrix, stored as we hold it."""
+    """Returns whether a tensor is part of a quantized matrix, stored as we hold it."""
     return name.endswith(_PARTS)
 
 
@@ -108,11 +108,11 @@ def is_transposed(name: str) -> bool:
 
 
 def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:
-    """Returns the leaves of a pytree by the names of their tensors, as in files.
+    """Returns the leaves of a pytree by tensor name, each as files hold it.
 
     Args:
-        params: As for `tensor_names`.
-        table: As for `tensor_names`.
+        params: A pytree of arrays or of their shapes; absent tensors are `None`.
+        table: Names by path, see `tensor_names`.
     """
     listed = jax.tree.leaves(tensor_names(params, table))
     named = zip(listed, jax.tree.leaves(params), strict=True)

@@ -3,8 +3,8 @@
     DIR/target/  config.json, the tokenizer's files, params/ (Orbax), store.json
     DIR/head/    config.json, params/, store.json
 
-The Orbax tree is flat: tensors by the names they have in a Hugging Face folder; of a
-quantized matrix its integers, `NAME.values`, and `NAME.scales`, as models hold them.
+The Orbax tree is flat: tensors by the names they have in a Hugging Face folder. A
+quantized matrix is kept as its integers, `NAME.values`, and `NAME.scales`.
 `store.json` is written last and lists what belongs to the store, so whatever was cut
 short is seen before anything is read.
 """
@@ -38,7 +38,7 @@ from eagle_jax.parsing import read_json, read_json_if_any
 _TARGET, _HEAD = "target", "head"
 # Slices of a large tensor can be read alone, and none outgrows a compressor.
 _CHUNK_BYTES = 256 * 2**20
-# About the largest that Orbax makes.
+# About the size of the largest file that Orbax makes.
 _FILE_BYTES = 2**31
 
 
@@ -58,12 +58,13 @@ def convert_pair(
 
     Args:
         output: The folder to write.
-        target: From `resolve`.
-        head: Likewise, or `None` for the target alone.
-        dtype: Of the stored weights; `None` for the type of each checkpoint.
+        target: The target's folder, from `resolve`.
+        head: The head's folder, from `resolve`; `None` for the target alone.
+        dtype: The dtype of the stored weights; `None` for that of each checkpoint.
         bits: 8 or 4 to quantize the target, see `load_target`.
-        overwrite: Replace an earlier conversion.
-        report: Called with a line when the checks are done and the work begins.
+        overwrite: Whether to replace an earlier conversion.
+        report: A function that is called with a line when the checks are done and the
+            work begins.
 
     Raises:
         InputError: If the pair cannot be used, a weight does not fit into `dtype`, or
@@ -109,11 +110,12 @@ def write_store(
     """Writes one half of a converted pair, and reads it back.
 
     Args:
-        folder: Empty.
-        source: The checkpoint whose settings are kept.
-        params: Weights.
-        table: Their names, from `names`.
-        with_text: Copy the tokenizer's and generation settings too.
+        folder: The folder to fill, which is empty.
+        source: The folder of the checkpoint whose settings are kept.
+        params: The weights.
+        table: The tensors' names, from `names`.
+        with_text: Whether to copy the tokenizer's files and the generation settings
+            too.
 
     Raises:
         InputError: If what is read back differs.

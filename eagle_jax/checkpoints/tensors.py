@@ -1,4 +1,4 @@
-"""Tensors in safetensors and `.bin` files, and which parts of them a process holds."""
+"""Reads tensors of safetensors and `.bin` files, and the parts that a process holds."""
 
 import contextlib
 import dataclasses
@@ -26,10 +26,10 @@ except ImportError:  # Not on Windows, which has no such limits.
     resource = None
 
 Part = tuple[slice, ...]
-"""Which part of a tensor: a slice with both ends for every axis."""
+"""A part of a tensor: for every axis a slice with both ends."""
 
 Ends = tuple[tuple[int, int], ...]
-"""Which part of a tensor: first index and the one after the last, for every axis."""
+"""A part of a tensor: for every axis its first index and the one after its last."""
 
 # What is read at once: much for a disk, little beside any share of a model.
 _BLOCK_BYTES = 4 * 2**20
@@ -61,10 +61,10 @@ class StoredTensor:
     """A tensor in a file.
 
     Attributes:
-        dtype: Its name; something else than a floating-point type is refused when
-            it is read.
-        shape: As it is stored.
-        read_part: Returns a part of it and reads nothing else.
+        dtype: The name of its dtype; one that weights cannot have is refused when the
+            tensor is read.
+        shape: The shape that is stored.
+        read_part: A function that returns a part and reads nothing else.
     """
 
     dtype: str
@@ -72,7 +72,7 @@ class StoredTensor:
     read_part: Callable[[Part], np.ndarray]
 
     def read(self) -> np.ndarray:
-        """Returns the tensor."""
+        """Returns the whole tensor."""
         return self.read_part(tuple(slice(0, size) for size in self.shape))
 
 
@@ -97,7 +97,7 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
-    """Returns a tensor by its entry in the header."""
+    """Returns the tensor that an entry in the header describes."""
     kind, shape = entry["dtype"], tuple(entry["shape"])
     offset = start + entry["data_offsets"][0]
 
@@ -121,11 +121,11 @@ def _read_part(
     Pages of a mapped file would count as memory of this process until all is read.
 
     Args:
-        path: Of the file.
-        offset: Of the tensor in it, in bytes.
-        shape: Of the tensor.
-        dtype: Likewise.
-        part: What to read.
+        path: The file.
+        offset: Where the tensor begins in the file, in bytes.
+        shape: The shape of the whole tensor.
+        dtype: The dtype of the tensor.
+        part: The part to read.
     """
     wanted = np.empty([one.stop - one.start for one in part], dtype)
     # The first axes are walked; those after the last one that is cut lie together.
@@ -212,9 +212,9 @@ def check_space(folder: Path, num_bytes: int, largest: int) -> None:
     """Refuses to start writing what the disk cannot take.
 
     Args:
-        folder: To be written to.
-        num_bytes: In all.
-        largest: Of them, in one file.
+        folder: The folder that will be written to.
+        num_bytes: The bytes of all files together.
+        largest: The bytes of the largest file.
 
     Raises:
         OSError: If fewer are free, or this process may not write so large a file.
@@ -258,11 +258,12 @@ def saving(path: Path) -> Iterator[None]:
 
 
 def ends_of(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Ends:
-    """Returns the part of a tensor that an index is.
+    """Returns the part of a tensor that an index selects.
 
     Args:
-        index: Slices whose ends may be missing; `None` for all.
-        shape: Of the tensor.
+        index: A slice for every axis, whose ends may be missing; `None` for the whole
+            tensor.
+        shape: The shape of the tensor.
     """
     slices = index or (slice(None),) * len(shape)
     return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
@@ -272,8 +273,8 @@ def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Ends]
     """Returns the parts that this process's devices hold, each once.
 
     Args:
-        sharding: Of the tensor; `None` for one device that holds it whole.
-        shape: Of the tensor.
+        sharding: The tensor's sharding; `None` for one device that holds it whole.
+        shape: The shape of the tensor.
     """
     if sharding is None:
         return [ends_of(None, shape)]
@@ -282,7 +283,7 @@ def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Ends]
 
 
 def transposed(sharding: Sharding | None, num_axes: int) -> Sharding | None:
-    """Returns where a tensor's transpose lies, so that each device has the same."""
+    """Returns the sharding of a tensor's transpose, with each value where it was."""
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
         return sharding
     axes = (*sharding.spec, *(None,) * num_axes)[:num_axes]
@@ -290,14 +291,14 @@ def transposed(sharding: Sharding | None, num_axes: int) -> Sharding | None:
 
 
 def blocks(parts: Iterable[Ends], itemsize: int) -> Iterator[Ends]:
-    """Cuts what parts cover along the first axis, to be read one after the other.
+    """Yields blocks of rows that cover all parts, to be read one after the other.
 
     Parts with the same rows are read together: side by side in a file, they would
     otherwise take as many reads as there are devices.
 
     Args:
-        parts: As the tensor is stored.
-        itemsize: Bytes of a value.
+        parts: The parts to read, of the tensor as it is stored.
+        itemsize: The bytes of one value.
     """
     by_rows: dict[Ends, list[Ends]] = {}
     for part in parts:
@@ -318,17 +319,17 @@ def copy_common(into: np.ndarray, at: Ends, block: np.ndarray, block_at: Ends) -
     """Copies what two parts of a tensor have in common from one to the other.
 
     Args:
-        into: The part to fill.
-        at: Which it is.
-        block: The part to take from, of the same type.
-        block_at: Which it is.
+        into: The values of the part to fill.
+        at: Which part of the tensor `into` is.
+        block: The values of the part to take from, of the same dtype.
+        block_at: Which part of the tensor `block` is.
     """
     common = [
         (max(a, c), min(b, d)) for (a, b), (c, d) in zip(at, block_at, strict=True)
     ]
     if any(start >= stop for start, stop in common):
         return
-    # As bits: NumPy copies its own types faster than bfloat16.
+    # They are copied as bits: NumPy copies its own types faster than bfloat16.
     bits = np.dtype(f"u{into.itemsize}")
     into = into[_relative(common, at)].view(bits)
     block = block[_relative(common, block_at)].view(bits)
@@ -342,8 +343,8 @@ def local_part(array: jax.Array, part: Ends) -> np.ndarray:
     """Returns a part of an array that this process's devices hold together.
 
     Args:
-        array: At least one axis.
-        part: Which part.
+        array: An array of at least one axis.
+        part: The part to return.
     """
     held = {
         ends_of(shard.index, array.shape): shard.data
@@ -377,9 +378,9 @@ def put(
     """Returns the tensor of which this process has the parts of its devices.
 
     Args:
-        parts: Those of `local_parts`, never to be written again.
-        shape: Of the tensor.
-        sharding: As for `local_parts`.
+        parts: The values of each of the `local_parts`, never to be written again.
+        shape: The shape of the tensor.
+        sharding: The tensor's sharding; `None` for one device that holds it whole.
     """
     if sharding is None:
         (whole,) = parts.values()

@@ -29,10 +29,10 @@ from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
 
 STORE_PARAMS = "params"
-"""The Orbax folder in one half of a converted pair."""
+"""The name of the Orbax folder in one half of a converted pair."""
 
 STORE_FORMAT, STORE_VERSION = "eagle_jax store", 1
-"""What its list says that it is."""
+"""The format and the version that the list of a converted pair names."""
 
 _COMMIT_MARK = "_CHECKPOINT_METADATA"
 
@@ -40,7 +40,7 @@ _COMMIT_MARK = "_CHECKPOINT_METADATA"
 _DERIVED = ("rotary_emb.inv_freq",)
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
-# Of those with two bytes: the bits that only NaN and infinite values have all set.
+# The bits that only NaN and infinite values have all set, by types of two bytes.
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
@@ -48,14 +48,14 @@ class Weights(abc.ABC):
     """The tensors of a checkpoint folder by name, read when asked for.
 
     Attributes:
-        folder: Holds them.
-        bits: Of its quantized matrices, `None` if it has none.
+        folder: The folder of the checkpoint.
+        bits: The bits of its quantized matrices, 8 or 4; `None` if it has none.
     """
 
     def __init__(
         self, folder: Path, dtypes: dict[str, str], bits: int | None = None
     ) -> None:
-        """Takes what is known without reading a tensor: the dtypes of all by name."""
+        """Keeps what is known before any tensor is read: folder, bits and dtypes."""
         self.folder = folder
         self.bits = bits
         self._dtypes = dtypes
@@ -65,7 +65,7 @@ class Weights(abc.ABC):
         return {name for name in self._dtypes if not name.endswith(_DERIVED)}
 
     def forget(self, name: str) -> None:
-        """Leaves out a tensor that repeats another."""
+        """Leaves a tensor out of `names`, if it is there."""
         self._dtypes.pop(name, None)
 
     def dtype(self) -> jnp.dtype:
@@ -76,7 +76,7 @@ class Weights(abc.ABC):
         """Returns one tensor of finite floating-point numbers, or one of `MAPS`.
 
         Raises:
-            InputError: If it cannot be read, or holds something else.
+            InputError: If the tensor cannot be read, or holds something else.
         """
         shape, read = self.parts(name)
         return read(tuple(slice(0, size) for size in shape))
@@ -85,15 +85,16 @@ class Weights(abc.ABC):
     def parts(
         self, name: str, sharding: Sharding | None = None
     ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
-        """Returns the shape of a tensor, and what `read` would give of its parts.
+        """Returns the shape of a tensor, and a function that reads its parts.
 
         Args:
-            name: Of the tensor.
-            sharding: Of the tensor as it is stored: no other parts are asked for than
-                those of this process's devices. `None` if any may be.
+            name: The tensor's name.
+            sharding: The sharding of the tensor as it is stored, of which only the
+                parts of this process's devices are read; `None` if any part may be.
 
         Raises:
-            InputError: As for `read`, at the latest when a part is read.
+            InputError: If the tensor cannot be read, or holds something else, at the
+                latest when a part is read.
         """
         ...
 
@@ -115,7 +116,7 @@ def open_weights(folder: Path) -> Weights:
 
 
 class TensorFiles(Weights):
-    """The tensors of a checkpoint folder by name, read when asked for.
+    """The tensors of a Hugging Face folder by name, read when asked for.
 
     `model.safetensors`, its sharded form with an index, `pytorch_model.bin` and its
     sharded form are looked for in this order. A `.bin` file is a pickle: it is read
@@ -123,13 +124,13 @@ class TensorFiles(Weights):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Lists the tensors.
+        """Lists the tensors of a folder.
 
         Args:
-            folder: Holds the weights.
+            folder: The folder that holds the weights.
 
         Raises:
-            InputError: If there are none, or a file is missing or broken.
+            InputError: If there are no weights, or a file is missing or broken.
         """
         self.folder = folder
         self._stored: dict[str, StoredTensor] = {}
@@ -152,7 +153,7 @@ class TensorFiles(Weights):
     def parts(
         self, name: str, sharding: Sharding | None = None
     ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
-        """See `Weights.parts`."""
+        """Returns a tensor's shape and what reads its parts, see `Weights.parts`."""
         del sharding
         stored = self._stored[name]
 
@@ -197,10 +198,10 @@ class StoreFiles(Weights):
     """The tensors of one half of a converted pair, see `orbax_store`."""
 
     def __init__(self, folder: Path) -> None:
-        """Lists the tensors.
+        """Lists the tensors of a folder.
 
         Args:
-            folder: Holds `store.json` and `params/`.
+            folder: The folder that holds `store.json` and `params/`.
 
         Raises:
             InputError: If the store is not whole.
@@ -211,7 +212,7 @@ class StoreFiles(Weights):
         super().__init__(folder, dtypes, listed.get("bits"))
 
     def read(self, name: str) -> np.ndarray:
-        """See `Weights.read`."""
+        """Returns one whole tensor after checking its checksum, see `Weights.read`."""
         tensor = self._restore(name, None)
         self._check_stored(name, describe(tensor))
         check_tensor(self.folder, name, tensor)
@@ -220,9 +221,9 @@ class StoreFiles(Weights):
     def parts(
         self, name: str, sharding: Sharding | None = None
     ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
-        """See `Weights.parts`; a checksum is that of a whole tensor.
+        """Returns a tensor's shape and what reads its parts, see `Weights.parts`.
 
-        So it is checked by a process that has all parts, and by no other.
+        A checksum is that of a whole tensor: a process without all parts checks none.
         """
         if sharding is None:
             tensor = self.read(name)
@@ -241,7 +242,7 @@ class StoreFiles(Weights):
         return array.shape, read
 
     def _restore(self, name: str, sharding: Sharding | None) -> Any:
-        """Returns a tensor as it is stored, of NumPy where there is no sharding."""
+        """Returns a tensor as it is stored, as a NumPy array without a sharding."""
         # Imported here: it takes a second, and most checkpoints need it not.
         import orbax.checkpoint as ocp
 
@@ -272,7 +273,7 @@ class StoreFiles(Weights):
 
 
 def _read_list(folder: Path) -> dict[str, Any]:
-    """Returns what `store.json` says, once nothing is missing."""
+    """Returns the content of `store.json`, after checking that its files are there."""
     path = folder / STORE_LIST
     advice = "the store is not whole, convert the checkpoint again"
     if not path.is_file():
@@ -311,10 +312,10 @@ def _is_well_formed(tensors: Any, files: Any) -> bool:
 
 
 def describe(tensor: Any) -> dict[str, Any]:
-    """Returns shape, dtype and checksum of an array: equal ones are equal bit for bit.
+    """Returns shape, dtype and CRC-32 of an array, which show whether a bit changed.
 
     Args:
-        tensor: NumPy's or JAX's.
+        tensor: A NumPy or JAX array, of any shape and dtype.
     """
     array = np.ascontiguousarray(np.asarray(tensor))
     return {
@@ -325,7 +326,7 @@ def describe(tensor: Any) -> dict[str, Any]:
 
 
 def _checksum(array: jax.Array) -> int:
-    """Returns the checksum that `describe` gives, without a copy of the whole."""
+    """Returns the checksum that `describe` gives, without copying the whole array."""
     checksum = 0
     for block in blocks([ends_of(None, array.shape)], array.dtype.itemsize):
         piece = local_part(array, block)
@@ -360,8 +361,8 @@ def common_dtype(dtypes: dict[str, str]) -> jnp.dtype:
     """Returns the narrowest type that holds all tensors that are not quantized.
 
     Args:
-        dtypes: Of the tensors by name; those that are no floating-point types have no
-            say.
+        dtypes: The dtypes by tensor name; those that are no floating-point types do
+            not count.
     """
     known = [
         jnp.dtype(dtype)
@@ -372,7 +373,7 @@ def common_dtype(dtypes: dict[str, str]) -> jnp.dtype:
 
 
 def is_finite(tensor: np.ndarray) -> bool:
-    """Returns whether no value is NaN or infinite; for bfloat16 NumPy takes long."""
+    """Returns whether every value is finite, by its bits where NumPy takes long."""
     exponent = _EXPONENTS.get(tensor.dtype.name)
     if exponent is None:
         return bool(np.isfinite(tensor).all())
