@@ -336,24 +336,24 @@ def load_calibration(
         raise InputError(
             f'{path} must hold "vocab_size" and, under "greedy" or "sampled", "kappa", '
             '"sharpness" and "exponents", a list of lists of numbers, as '
-            f"scripts/calibrate.py writes it ({error!r})"
+            f"eagle-jax calibrate writes it ({error!r})"
         ) from error
     if found != vocab_size:
         raise InputError(
             f"{path} was fitted to a vocabulary of {found} tokens, and the target has "
-            f"{vocab_size}; fit one with scripts/calibrate.py"
+            f"{vocab_size}; fit one with eagle-jax calibrate"
         )
     if kind not in parts:
         known = " and ".join(parts) or "nothing"
         raise InputError(
             f"{path} calibrates {known}, not {kind} text; fit records of that kind too "
-            "with scripts/calibrate.py, or leave the calibration out"
+            "with eagle-jax calibrate, or leave the calibration out"
         )
     levels = len(parts[kind].exponents)
     if levels < depth:
         raise InputError(
             f"{path} was fitted to {levels} levels, but depth = {depth}; draft fewer, "
-            "or fit records of a deeper tree with scripts/calibrate.py"
+            "or fit records of a deeper tree with eagle-jax calibrate"
         )
     return dataclasses.replace(UNCALIBRATED, **parts)
 
