@@ -35,7 +35,7 @@ class Eagle3HeadConfig:
         vocab_size: The number of tokens the target knows, `V`.
         draft_vocab_size: The number of these tokens that the head can draft, `W`.
         max_positions: The number of positions that the head was trained for.
-        feature_size: The width of the target's features, `F`, three times the target's.
+        feature_size: The width of the features, `F`, three times the target's width.
     """
 
     layer: LayerConfig
