@@ -242,7 +242,7 @@ def _scores(
     *,
     level: int,
 ) -> jax.Array:
-    """Returns the scores that rank the children of nodes, and whose softmax is `c`.
+    """Returns scores that rank the children of nodes; their softmax is a confidence.
 
     They are `kappa * t * s` at temperature `t`, where `s` is the log probability, up to
     a constant, plus the noise that the target will draw with at the children's

@@ -45,7 +45,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A batch in the middle, on the host.
+    """A batch between two rounds, on the host.
 
     Attributes:
         rows: The text of each request so far.

@@ -96,7 +96,7 @@ class TextStream:
             is_last: Whether no more will come; nothing is held back then.
         """
         text = continuation(self._tokenizer, self._prompt, generated)
-        if not is_last:  # The bytes of a character may be spread over tokens.
+        if not is_last:  # The bytes of a character may be split over tokens.
             text = text.rstrip(_INCOMPLETE)
             worst = continuation(
                 self._tokenizer, self._prompt, generated + self._wrong_byte
