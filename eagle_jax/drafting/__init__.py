@@ -1,4 +1,4 @@
-"""Whatever proposes a tree, each behind the `Drafter` protocol."""
+"""Drafters: all that propose a tree, each behind the `Drafter` protocol."""
 
 from eagle_jax.drafting.calibration import Calibration, Confidence
 from eagle_jax.drafting.eagle import (

@@ -23,14 +23,14 @@ import jax.numpy as jnp
 from eagle_jax.config import require, require_factor
 
 SAMPLED_KAPPA = 1.5
-"""Under shared noise and without a calibration."""
+"""The `kappa` under shared noise where no calibration is given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """How a score becomes a confidence, a static setting.
+    """The function from a score to a confidence, a static setting.
 
-    `c = softmax(kappa * t * s) ** exponent` at temperature `t`, where
+    It is `c = softmax(kappa * t * s) ** exponent` at temperature `t`, where
     `s = sharpness * log q + g`, and at temperature 0
     `softmax(kappa * sharpness * log q) ** exponent`.
 
@@ -39,10 +39,10 @@ class Confidence:
     Array([2., 3., 3.], dtype=float32)
 
     Attributes:
-        kappa: Factor of the scores.
-        sharpness: Factor of the draft's logits before noise is added.
-        exponents: By depth (1 first) and rank among siblings (0, the most likely,
-            first). Deeper nodes and higher ranks take the last entry there is.
+        kappa: The factor of the scores.
+        sharpness: The factor of the draft's logits before noise is added.
+        exponents: The exponents by depth (1 first) and by rank among siblings (0, the
+            most likely, first). Deeper nodes and higher ranks take the last entry.
 
     Raises:
         InputError: If `kappa`, the sharpness or an exponent is not finite and above 0,
@@ -72,12 +72,12 @@ class Confidence:
     def factors(self, count: int, *, level: int) -> jax.Array:
         """Returns the exponents of `count` siblings, `[count]` float32.
 
-        Log probabilities of siblings in rank order are multiplied by them, so that
-        no child is worth more than its parent; siblings may change places.
+        The log probabilities of siblings in rank order are multiplied by them, so that
+        no child is worth more than its parent; siblings may change their order.
 
         Args:
             count: The number of siblings. Static.
-            level: Their depth, at least 1. Static.
+            level: The siblings' depth, at least 1. Static.
         """
         row = self.exponents[min(level, len(self.exponents)) - 1]
         return jnp.array([row[min(rank, len(row) - 1)] for rank in range(count)])
@@ -85,13 +85,13 @@ class Confidence:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What a draft's confidences are worth, with and without shared noise.
+    """A draft's confidences, with and without shared noise.
 
     Attributes:
-        greedy: Where children are the most likely tokens: temperature 0, and drafts
-            that are tested by rejection.
-        sampled: Where children are chosen under the noise that they share with the
-            target, at temperatures above 0.
+        greedy: The confidence where children are the most likely tokens: at temperature
+            0, and for drafts that are tested by rejection.
+        sampled: The confidence where children are chosen under the noise that they
+            share with the target, at temperatures above 0.
     """
 
     greedy: Confidence = Confidence()
@@ -99,4 +99,4 @@ class Calibration:
 
 
 UNCALIBRATED = Calibration()
-"""Confidences as they are; `kappa` is `SAMPLED_KAPPA` under shared noise."""
+"""The confidences as they are; `kappa` is `SAMPLED_KAPPA` under shared noise."""

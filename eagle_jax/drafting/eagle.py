@@ -23,9 +23,10 @@ class EagleDrafterParams:
     """An EAGLE-1/2 head, and the two tables that it may borrow from the target.
 
     Attributes:
-        head: Weights of the head.
-        embedding: `[V, E]`.
-        output_head: `[E, V]`, or `None` where it is the embedding's transpose.
+        head: The weights of the head.
+        embedding: `[V, E]`, the embedding table, the target's or the head's own.
+        output_head: `[E, V]`, the target's output head; `None` where it is the
+            embedding's transpose.
     """
 
     head: EagleHeadParams
@@ -38,8 +39,8 @@ class Eagle3DrafterParams:
     """An EAGLE-3 head, and the table that it may borrow from the target.
 
     Attributes:
-        head: Weights of the head.
-        embedding: `[V, E]`.
+        head: The weights of the head.
+        embedding: `[V, E]`, the embedding table, the target's or the head's own.
     """
 
     head: Eagle3HeadParams
@@ -48,15 +49,15 @@ class Eagle3DrafterParams:
 
 @struct.dataclass(kw_only=True)
 class EagleState:
-    """What a head knows of each row.
+    """The confirmed text of each row as a head has read it.
 
-    The cache holds pairs made of true features only. What the last round accepted
-    waits here for the token after it: a feature is paired with the *next* token.
+    The cache holds pairs made of true features only. The tokens that the last round
+    accepted wait here: a feature is paired with the *next* token.
 
     Attributes:
-        cache: One layer; its length counts pairs.
+        cache: The cache of the head's one layer; its length counts pairs.
         tokens: `[B, P]` int32, confirmed tokens not yet paired, oldest first.
-        features: `[B, P, F]`, the target's at those tokens.
+        features: `[B, P, F]`, the target's features at those tokens.
         count: `[B]` int32, how many of them are real.
     """
 
@@ -68,14 +69,15 @@ class EagleState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureHead(abc.ABC):
-    """What the heads have in common behind the `DraftModel` protocol.
+    """An EAGLE head behind the `DraftModel` protocol, of either kind.
 
-    Their outputs are features that they read again for the next level, `X = E`.
+    Its outputs are features that it reads again for the next level, `X = E`.
 
     Attributes:
-        config: Sizes.
-        dtype: Of its cache and features.
-        forward: Runs the head, see `models.eagle_head.forward`. Static.
+        config: The head's sizes.
+        dtype: The type of its cache and features.
+        forward: The function that runs the head, see `models.eagle_head.forward`.
+            Static.
     """
 
     config: EagleHeadConfig | Eagle3HeadConfig
@@ -90,12 +92,12 @@ class FeatureHead(abc.ABC):
     @property
     @abc.abstractmethod
     def feature_size(self) -> int:
-        """`F`, the width of the target's features."""
+        """The width of the target's features, `F`."""
         ...
 
     @abc.abstractmethod
     def fuse(self, params: Any, features: jax.Array) -> jax.Array:
-        """Brings features `[..., F]` of the target to the head's width, `[..., E]`."""
+        """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
         ...
 
     def run(
@@ -104,10 +106,10 @@ class FeatureHead(abc.ABC):
         """Runs the head over pairs of tokens and features.
 
         Args:
-            params: Of the drafter.
-            tokens: `[B, T]` int32.
-            *inputs: Features `[B, T, E]` and what else `models.eagle_head.forward`
-                takes after them.
+            params: The drafter's weights.
+            tokens: `[B, T]` int32, the pairs' tokens.
+            *inputs: The features `[B, T, E]` and the arguments that
+                `models.eagle_head.forward` takes after them.
         """
         embedded = params.embedding[tokens]
         return self.forward(params.head, self.config, embedded, *inputs)
@@ -166,7 +168,7 @@ class FeatureHead(abc.ABC):
     def read(
         self, params: Any, state: EagleState, root: jax.Array
     ) -> tuple[jax.Array, EagleState]:
-        """See `DraftModel.read`: caches the waiting pairs."""
+        """See `DraftModel.read`; the waiting pairs go into the cache."""
 
         def run(
             following: jax.Array, positions: jax.Array
@@ -191,7 +193,7 @@ class FeatureHead(abc.ABC):
         *,
         level: int,
     ) -> tuple[jax.Array, Any]:
-        """See `DraftModel.step`: a node's feature is its parent's output."""
+        """See `DraftModel.step`; a node's feature is its parent's output."""
         positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
         return self.run(params, tokens, above, positions, visible, state.cache, earlier)
 
@@ -208,7 +210,7 @@ class FeatureHead(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleHead(FeatureHead):
-    """An EAGLE-1/2 head: it predicts the target's last hidden state, `F = E`."""
+    """An EAGLE-1/2 head, which predicts the target's last hidden state, `F = E`."""
 
     config: EagleHeadConfig
     forward = staticmethod(eagle_head.forward)
@@ -229,11 +231,11 @@ class EagleHead(FeatureHead):
 
     @property
     def feature_size(self) -> int:
-        """`F`, which is `E`."""
+        """The width of the target's features, `F`, which is `E`."""
         return self.config.layer.hidden_size
 
     def fuse(self, params: EagleDrafterParams, features: jax.Array) -> jax.Array:
-        """Returns the features as they are: those that it drafts look alike."""
+        """Returns the features as they are: the head drafts features of their kind."""
         del params
         return features
 
@@ -243,17 +245,17 @@ class EagleHead(FeatureHead):
         return unembed(params.embedding.T if table is None else table, outputs)
 
     def tokens(self, params: EagleDrafterParams, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`: the output head is the target's."""
+        """See `DraftModel.tokens`; the output head is the target's, so `W = V`."""
         del params
         return choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3Head(FeatureHead):
-    """An EAGLE-3 head: it reads three features, and knows fewer tokens.
+    """An EAGLE-3 head, which reads three features and may know fewer tokens.
 
-    The target must give the features of `models.eagle3_head.feature_layers`. The
-    head's own outputs take their place without being fused.
+    The target must give the features of `models.eagle3_head.feature_layers`. For
+    drafted tokens the head's own outputs take their place, without being fused.
     """
 
     config: Eagle3HeadConfig
@@ -269,7 +271,7 @@ class Eagle3Head(FeatureHead):
 
     @property
     def feature_size(self) -> int:
-        """`F`, three times the target's width."""
+        """The width of the target's features, `F`, three times the target's width."""
         return self.config.feature_size
 
     def fuse(self, params: Eagle3DrafterParams, features: jax.Array) -> jax.Array:
@@ -277,7 +279,7 @@ class Eagle3Head(FeatureHead):
         return eagle3_head.fuse(params.head, features)
 
     def logits(self, params: Eagle3DrafterParams, outputs: jax.Array) -> jax.Array:
-        """See `DraftModel.logits`: `W` tokens, from an output head of its own."""
+        """See `DraftModel.logits`; the head's own output head gives `W` of them."""
         head = params.head
         normed = rms_norm(outputs, head.norm, self.config.layer.rms_norm_eps)
         return unembed(head.output_head, normed)

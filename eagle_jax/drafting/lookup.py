@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the last words before may follow them again.
+"""Prompt lookup: tokens that followed the last words before may follow them again.
 
-Prompt lookup decoding (Saxena 2023) in fixed shapes: the longest earlier match of the
-text's end is searched in the whole text so far, prompt and output, and what stood
-after it is drafted. Several matches make a tree.
+This is prompt lookup decoding (Saxena 2023) in fixed shapes: the longest earlier match
+of the text's end is searched in the whole text so far, prompt and output, and the
+tokens after it are drafted. Several matches make a tree.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ class LookupState:
     """The text of each row, root excluded.
 
     Attributes:
-        tokens: `[B, S]` int32.
-        length: `[B]` int32.
+        tokens: `[B, S]` int32, the tokens of the text.
+        length: `[B]` int32, how many of them are real.
     """
 
     tokens: jax.Array
@@ -35,11 +35,11 @@ class LookupDrafter:
     """Prompt lookup behind the `Drafter` protocol; it has no parameters.
 
     Attributes:
-        depth: `D`, tokens drafted after a match.
-        num_matches: Matches that are followed, `N = 1 + D * num_matches`; 1 is a
-            chain.
-        max_ngram: Tokens that a match has in common with the text's end, at most; a
-            longer match comes first, then an earlier one.
+        depth: The number of tokens drafted after a match, `D`.
+        num_matches: The number of matches that are followed; 1 makes a chain, and
+            `N = 1 + D * num_matches`.
+        max_ngram: The largest number of tokens that a match has in common with the
+            text's end; a longer match comes first, then an earlier one.
     """
 
     depth: int = 10
@@ -55,7 +55,7 @@ class LookupDrafter:
 
     @property
     def num_nodes(self) -> int:
-        """`N`."""
+        """The number of nodes of the tree, `N`."""
         return 1 + self.depth * self.num_matches
 
     def init_state(self, batch: int, capacity: int) -> LookupState:
@@ -90,7 +90,7 @@ class LookupDrafter:
     def advance(
         self, params: Any, state: LookupState, verified: Verified
     ) -> LookupState:
-        """See `Drafter.advance`: writes the path, of which `count` tokens count."""
+        """See `Drafter.advance`; tokens of the path past `count` are overwritten."""
         del params
 
         def write(text: jax.Array, path: jax.Array, start: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ class LookupDrafter:
         return LookupState(tokens=text, length=state.length + verified.count)
 
     def _draft(self, text: jax.Array, length: jax.Array) -> DraftTree:
-        """Returns the tree of one row; `text` `[S]` ends with the root."""
+        """Returns the tree of one row, whose text `[S]` ends with the root."""
         starts, found = find_matches(
             text, length, max_ngram=self.max_ngram, num_matches=self.num_matches
         )
@@ -114,21 +114,21 @@ class LookupDrafter:
 def find_matches(
     text: jax.Array, length: jax.Array, *, max_ngram: int, num_matches: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds where the end of a text stood before, longest match first.
+    """Returns where the end of a text stood before, the longest match first.
 
     >>> text = jnp.array([5, 6, 7, 5, 6, 8, 5, 6, 0, 0])
     >>> find_matches(text, jnp.array(8), max_ngram=3, num_matches=2)
     (Array([2, 5], dtype=int32), Array([ True,  True], dtype=bool))
 
     Args:
-        text: `[S]` int32.
-        length: `[]` int32, tokens of the text, at least 1.
-        max_ngram: Tokens that are compared. Static.
-        num_matches: Matches wanted. Static.
+        text: `[S]` int32, the tokens of the text.
+        length: `[]` int32, how many of them are real, at least 1.
+        max_ngram: The largest number of tokens that are compared. Static.
+        num_matches: The number of matches wanted. Static.
 
     Returns:
         `[num_matches]` int32, the places after the matches, and `[num_matches]` bool,
-        which of them are matches. Equal lengths: the earlier place first.
+        which of them are matches. Of matches of equal length the earlier comes first.
     """
     capacity = text.shape[0]
     places = jnp.arange(capacity)
@@ -150,7 +150,7 @@ def find_matches(
 
 
 def _join(root: jax.Array, drafts: jax.Array, exists: jax.Array) -> DraftTree:
-    """Joins continuations `[M, D]` to a tree, common beginnings merged.
+    """Returns the tree of continuations `[M, D]`, their common beginnings merged.
 
     A path that repeats an earlier one has no nodes of its own: siblings differ.
     """

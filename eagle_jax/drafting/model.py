@@ -1,4 +1,4 @@
-"""What a tree is grown with: a model that predicts what follows a node."""
+"""Draft models: they predict the tokens after a node, and trees are grown with them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,31 +11,36 @@ from eagle_jax.models import cache as kv
 from eagle_jax.ordering import after
 
 Run = Callable[[jax.Array, jax.Array], tuple[jax.Array, tuple[kv.KeyValues, ...]]]
-"""Runs a model: from the tokens `[B, P]` after those that wait, the root after the last
-of them, and positions `[B, P]` to outputs `[B, P, X]` and what its layers cache."""
+"""A function that runs a model over waiting tokens.
+
+It maps the tokens `[B, P]` after those that wait (after the last of them, the root) and
+positions `[B, P]`, both int32, to the outputs `[B, P, X]` and each layer's entries.
+"""
 
 
 class DraftModel(Protocol):
     """A model that drafts, whatever the shape of the tree.
 
-    Its state knows the confirmed text and holds back what the last round confirmed
-    until the root after it is known. `X` is what it passes from a node to its
-    children: an EAGLE head's predicted feature, a small model's hidden state. It
-    chooses among `W` of the target's `V` tokens, in their order; mostly `W = V`.
+    Its state knows the confirmed text and holds back the tokens that the last round
+    confirmed until the root after them is known. `X` is the width of the output that a
+    node passes to its children: an EAGLE head's predicted feature, a small model's
+    hidden state. The model chooses among `W` of the target's `V` tokens, in their
+    order; mostly `W = V`.
     """
 
     @property
     def vocab_size(self) -> int:
-        """`V`, the target's. Static."""
+        """The number of tokens the target knows, `V`. Static."""
         ...
 
     def init_state(self, batch: int, capacity: int, depth: int) -> Any:
         """Returns an empty state.
 
         Args:
-            batch: `B`. Static.
-            capacity: `S`, slots per row. Static.
-            depth: `D`, so that paths of `P = D + 1` tokens can wait. Static.
+            batch: The number of rows, `B`. Static.
+            capacity: The number of slots per row, `S`. Static.
+            depth: The depth of the tree, `D`, so that paths of `P = D + 1` tokens can
+                wait. Static.
         """
         ...
 
@@ -61,7 +66,16 @@ class DraftModel(Protocol):
         ...
 
     def read(self, params: Any, state: Any, root: jax.Array) -> tuple[jax.Array, Any]:
-        """Reads what waited, and the root; returns the root's output `[B, X]`."""
+        """Reads the tokens that waited, and the root.
+
+        Args:
+            params: The model's weights.
+            state: The state that `prefill` or `advance` returned.
+            root: `[B]` int32, the last emitted tokens.
+
+        Returns:
+            The root's output `[B, X]`, and the state in which nothing waits.
+        """
         ...
 
     def step(
@@ -78,17 +92,18 @@ class DraftModel(Protocol):
         """Runs the model over drafted nodes of one level, beside its cache.
 
         Args:
-            params: Of the model.
-            state: From `read`; not changed, drafts leave nothing behind.
-            tokens: `[B, M]` int32, of the nodes.
-            above: `[B, M, X]`, their parents' outputs.
-            visible: `[B, M, U]` bool over all nodes run so far in this round, oldest
-                first, the `M` of this call at the end.
-            earlier: What the last call of this round returned, `None` at first.
-            level: Depth of the nodes, at least 1. Static.
+            params: The model's weights.
+            state: The state that `read` returned; it stays as it is, since drafts leave
+                nothing in it.
+            tokens: `[B, M]` int32, the tokens of the nodes.
+            above: `[B, M, X]`, the outputs of their parents.
+            visible: `[B, M, U]` bool, true where a node sees one of all nodes run so
+                far in this round, oldest first, the `M` of this call at the end.
+            earlier: The second result of the last call of this round, `None` at first.
+            level: The depth of the nodes, at least 1. Static.
 
         Returns:
-            Their outputs `[B, M, X]`, and `earlier` for the next call.
+            The nodes' outputs `[B, M, X]`, and `earlier` for the next call.
         """
         ...
 
@@ -102,11 +117,11 @@ class DraftModel(Protocol):
         A later place is a higher token: ties go to the lower token either way.
 
         Args:
-            params: Of the model.
-            choices: Integers `[...]` in `0 .. W - 1`.
+            params: The model's weights.
+            choices: `[...]` int32, places in `0 .. W - 1`.
 
         Returns:
-            `[...]`, in `0 .. V - 1`.
+            The tokens `[...]` int32, in `0 .. V - 1`.
         """
         ...
 
@@ -115,13 +130,14 @@ def read_waiting(state: Any, root: jax.Array, run: Run) -> tuple[jax.Array, Any]
     """Reads confirmed tokens that waited until the root after them was known.
 
     Args:
-        state: With a `cache`, `tokens` `[B, P]` that wait, and their `count` `[B]`.
-        root: `[B]` int32.
-        run: Runs a model over those tokens.
+        state: A state with a `cache`, `tokens` `[B, P]` that wait, and their `count`
+            `[B]`, both int32.
+        root: `[B]` int32, the last emitted tokens.
+        run: The function that runs the model over those tokens.
 
     Returns:
-        The output `[B, X]` at the last of them, the first where there are none, and
-        the state with all of them in its cache.
+        The output `[B, X]` at the last of them, or at the first place where there are
+        none, and the state with all of them in its cache.
     """
     rows = jnp.broadcast_to(jnp.arange(state.tokens.shape[1]), state.tokens.shape)
     last = jnp.maximum(state.count - 1, 0)[:, None]

@@ -16,10 +16,10 @@ from eagle_jax.prefill import read_prompts
 
 @struct.dataclass(kw_only=True)
 class SmallModelState:
-    """What the small model has read of each row.
+    """The confirmed text of each row as the small model has read it.
 
     Attributes:
-        cache: Confirmed tokens up to the waiting ones.
+        cache: The cache of the confirmed text up to the first of `tokens`, included.
         tokens: `[B, P]` int32, the last accepted path, root first; its first token is
             in the cache already, and the next root will stand after its last.
         count: `[B]` int32, how many of them are real.
@@ -37,7 +37,7 @@ class SmallModel:
     Its outputs are hidden states, `X = E`; its parameters are `TransformerParams`.
 
     Attributes:
-        decoder: The model.
+        decoder: The small model itself.
     """
 
     decoder: Transformer
@@ -83,7 +83,7 @@ class SmallModel:
     def read(
         self, params: TransformerParams, state: SmallModelState, root: jax.Array
     ) -> tuple[jax.Array, SmallModelState]:
-        """See `DraftModel.read`: what was accepted after the old root, and the new."""
+        """See `DraftModel.read`; it reads the path after the old root, and the new."""
 
         def run(
             following: jax.Array, positions: jax.Array
@@ -106,7 +106,7 @@ class SmallModel:
         *,
         level: int,
     ) -> tuple[jax.Array, Any]:
-        """See `DraftModel.step`; what the parents' outputs were does not matter."""
+        """See `DraftModel.step`; the parents' outputs are not read."""
         del above
         output = transformer.forward(
             params,
@@ -124,6 +124,6 @@ class SmallModel:
         return self.decoder.unembed(params, outputs)
 
     def tokens(self, params: TransformerParams, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`: the vocabulary is the target's."""
+        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
         del params
         return choices

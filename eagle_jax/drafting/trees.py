@@ -25,18 +25,19 @@ class TreeDrafter:
     EAGLE-1, a small model and `chain(4)` make standard speculative decoding.
 
     Attributes:
-        model: What drafts.
-        tree: A `TreeConfig` for a dynamic tree, a `Topology` for a static one.
-        calibration: Makes a dynamic tree's confidences honest before they rank
-            anything; the default takes those of temperature 0 as they are, as the
-            paper does.
-        shares_noise: Where the noise of the target's draws is known ("coupled"
-            acceptance above temperature 0), choose children under it: the tokens with
-            the largest `log q + g`. If false, the most likely ones all the same: the
-            text is the same and fewer drafts are accepted.
-        sampled: Under the acceptance rule "rejection", draw a static tree's children
-            from the model's distribution, as the published EAGLE-1 and speculative
-            sampling do, instead of taking the most likely.
+        model: The draft model.
+        tree: The shape: a `TreeConfig` for a dynamic tree, a `Topology` for a static
+            one.
+        calibration: The calibration of a dynamic tree's confidences, applied before
+            they rank anything; the default takes those of temperature 0 as they are, as
+            the paper does.
+        shares_noise: Whether children are chosen under the noise of the target's draws
+            where it is known ("coupled" acceptance above temperature 0): the tokens
+            with the largest `log q + g`. If false, the most likely ones are drafted all
+            the same: the text is the same and fewer drafts are accepted.
+        sampled: Whether, under the acceptance rule "rejection", a static tree's
+            children are drawn from the model's distribution, as the published EAGLE-1
+            and speculative sampling do, instead of taking the most likely.
 
     Raises:
         InputError: If a dynamic tree is to be sampled: its shape would depend on what
@@ -70,7 +71,7 @@ class TreeDrafter:
 
     @property
     def num_nodes(self) -> int:
-        """`N`."""
+        """The number of nodes of the tree, `N`."""
         return self.tree.num_nodes
 
     def init_state(self, batch: int, capacity: int) -> Any:
@@ -135,7 +136,7 @@ def _grow_dynamic(
         factors = _exponents(calibration, draws, config.width, level=level)
         if factors is None:
             return tokens, log_probs
-        # Ranks may have exponents of their own: the most likely goes first again.
+        # Exponents by rank may change the order, and `expand` takes the best first.
         honest = log_probs * factors[..., None, :]
         log_probs, order = jax.lax.top_k(honest, config.width)
         return jnp.take_along_axis(tokens, order, axis=-1), log_probs
@@ -241,23 +242,24 @@ def _scores(
     *,
     level: int,
 ) -> jax.Array:
-    """Returns what ranks the children of nodes, and whose softmax is a confidence.
+    """Returns scores that rank the children of nodes; their softmax is a confidence.
 
-    `kappa * t * s` at temperature `t`, where `s` is the log probability, up to a
-    constant, plus the noise that the target will draw with at the children's position;
-    see `drafting.calibration`.
+    They are `kappa * t * s` at temperature `t`, where `s` is the log probability, up to
+    a constant, plus the noise that the target will draw with at the children's
+    position; see `drafting.calibration`.
 
     Args:
-        model: Of the draft.
-        params: Its own.
-        outputs: `[B, M, X]`, of the parents.
-        draws: Of the round, with the noise of the tokens that the model knows; without
-            noise, `s` is the log probability.
-        calibration: Says `kappa` and the sharpness.
-        level: Depth of the children. Static.
+        model: The draft model.
+        params: The draft model's weights.
+        outputs: `[B, M, X]`, the outputs of the parents.
+        draws: The draws of the round, with the noise of the tokens that the model
+            knows; without noise, `s` is the log probability.
+        calibration: The calibration, with `kappa` and the sharpness.
+        level: The depth of the children. Static.
 
     Returns:
-        `[B, M, W]` float32; `-inf` for what the row's filters exclude.
+        The scores `[B, M, W]` float32; `-inf` for tokens that the row's filters
+        exclude.
     """
     logits = model.logits(params, outputs)
     greedy = calibration.greedy.kappa * calibration.greedy.sharpness
@@ -305,7 +307,17 @@ def _over_vocabulary(model: DraftModel, params: Any, logits: jax.Array) -> jax.A
 def _draft_and_noise(
     logits: jax.Array, nodes: np.ndarray, draws: Draws
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the logits `[B, M, W]` of what nodes draw from, and Gumbel noise."""
+    """Returns the logits that nodes' children are drawn from, and Gumbel noise.
+
+    Args:
+        logits: `[B, M, W]`, the model's logits at the nodes.
+        nodes: `[M]` int32, the nodes, which their noise is drawn for.
+        draws: The draws of the round.
+
+    Returns:
+        Two arrays `[B, M, W]` float32: processed logits, and noise, which is 0 in rows
+        of temperature 0.
+    """
     logits = process_logits(logits, draws.sampling)
 
     def noise_of(key: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -317,7 +329,7 @@ def _draft_and_noise(
 
 
 def _by_node(levels: list[jax.Array], shape: Topology) -> jax.Array:
-    """Joins the inner nodes' logits `[B, M, V]` per level to `[B, N, V]`."""
+    """Returns the inner nodes' logits, `[B, M, V]` per level, as `[B, N, V]`."""
     joined = jnp.concatenate(levels, axis=1)
     by_node = jnp.zeros(
         (joined.shape[0], shape.num_nodes, joined.shape[2]), jnp.float32

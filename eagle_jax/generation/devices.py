@@ -1,4 +1,4 @@
-"""What the devices at hand are good for."""
+"""The devices at hand: which there are, and what they can compute."""
 
 import glob
 from typing import NoReturn
@@ -12,7 +12,7 @@ from eagle_jax.models.linear import linear
 from eagle_jax.models.quantized import GROUP_SIZE, quantize
 
 _TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
-"""What the drivers of TPU chips make; other devices may have such files, too."""
+"""Files that drivers of TPU chips make; other devices may have such files, too."""
 
 
 def leave_out_tpus() -> None:
@@ -34,19 +34,19 @@ def _find_no_tpu() -> NoReturn:
 
 
 def on_cpu() -> bool:
-    """Returns whether float32 is the quicker choice: bfloat16 is slow on CPUs."""
+    """Returns whether the default device is a CPU, on which bfloat16 is slow."""
     return jax.devices()[0].platform == "cpu"
 
 
 def check_product(bits: int | None, dtype: str) -> None:
-    """Tries a tiny product, before the long work of a whole model.
+    """Tries a tiny quantized product, before the long work of a whole model.
 
     Args:
-        bits: Of quantized matrices, `None` where there are none.
-        dtype: Of what they are multiplied with.
+        bits: The bits of quantized matrices, 8 or 4; `None` where there are none.
+        dtype: The type of what they are multiplied with; not "auto".
 
     Raises:
-        InputError: If this device cannot compute it.
+        InputError: If this device cannot compute the product.
     """
     if bits is None:
         return

@@ -1,4 +1,4 @@
-"""The methods that a command offers, and what drafts in each."""
+"""The methods of generation, and the drafter of each."""
 
 import dataclasses
 import warnings
@@ -14,11 +14,15 @@ from eagle_jax.errors import InputError
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain
 
 HEAD_METHODS = ("eagle2", "eagle1", "chain")
-"""Methods that draft with an EAGLE head."""
+"""The methods that draft with an EAGLE head."""
 
 
 def check_draft(method: Method, draft: str | None) -> None:
-    """Refuses a method that lacks its weights.
+    """Refuses a method whose draft model is not given.
+
+    Args:
+        method: The method that drafts.
+        draft: The draft model's folder or hub name; `None` where none is given.
 
     Raises:
         InputError: If the method drafts with a model and none is given.
@@ -46,14 +50,15 @@ def tree_drafter(
     """Returns the drafter of a method that drafts with a model.
 
     Args:
-        method: Any but "lookup" and "autoregressive".
-        model: An EAGLE head, or the small model.
-        tree: EAGLE-1 ignores it, chains take their length from its depth.
-        rule: How drafts are accepted. Under "rejection" static trees draw their
-            children instead of taking the most likely: EAGLE-1 and standard speculative
-            sampling as published. A dynamic tree's shape would depend on what was
-            drawn, so it never samples.
-        folder: Of the model, which may hold a calibration; `None` for none.
+        method: The method, any but "lookup" and "autoregressive".
+        model: The draft model: an EAGLE head, or the small model.
+        tree: The tree's settings; EAGLE-1 ignores them, and chains take their length
+            from its depth.
+        rule: The acceptance rule. Under "rejection" static trees draw their children
+            instead of taking the most likely: EAGLE-1 and standard speculative sampling
+            as published. A dynamic tree's shape would depend on what was drawn, so it
+            never samples.
+        folder: The model's folder, which may hold a calibration; `None` for none.
 
     Raises:
         InputError: If the tree names a calibration that cannot be used.
@@ -112,8 +117,8 @@ def lookup_drafter(tree: TreeConfig) -> LookupDrafter:
     """Returns prompt lookup with about as many nodes as a tree.
 
     Args:
-        tree: `depth` tokens are drafted after a match; as many matches are followed
-            as `num_nodes` allows, `width` at most.
+        tree: The tree's settings: `depth` tokens are drafted after a match, and as many
+            matches are followed as `num_nodes` allows, `width` at most.
     """
     matches = min(tree.width, (tree.num_nodes - 1) // max(tree.levels, 1))
     return LookupDrafter(depth=tree.levels, num_matches=max(matches, 1))

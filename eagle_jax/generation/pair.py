@@ -1,4 +1,4 @@
-"""Text in, text out: a target with what drafts for it, from names or folders."""
+"""Text in, text out: a target with its drafter, from names or folders."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,14 +37,15 @@ _MOST_ROWS = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What became of one prompt.
+    """The continuation of one prompt.
 
     Attributes:
-        text: What was added to the prompt.
-        token_ids: Its ids, a stop token included.
-        prompt_ids: Of the prompt.
-        stop_reason: Why the text ended.
-        accept_lengths: Drafted tokens accepted in each round, uncut by limits.
+        text: The text that was added to the prompt.
+        token_ids: The token ids of that text, a stop token included.
+        prompt_ids: The token ids of the prompt.
+        stop_reason: The reason why the text ended.
+        accept_lengths: The number of drafted tokens that each round accepted, uncut by
+            limits.
     """
 
     text: str
@@ -55,26 +56,27 @@ class Generation:
 
     @property
     def tokens_per_round(self) -> float | None:
-        """What rounds emitted over their number (tau); `None` without a round."""
+        """The tokens that a round emitted on average (tau); `None` without a round."""
         return tokens_per_round([len(self.token_ids)], len(self.accept_lengths))
 
 
 class Pair:
-    """A target and what drafts for it, loaded.
+    """A target and its drafter, loaded.
 
     Attributes:
-        loaded: Models, parameters, tokenizer, for who drives the loop alone.
+        loaded: The models, parameters and tokenizer, for callers that drive the loop
+            themselves.
     """
 
     def __init__(self, loaded: LoadedPair, config: GenerateConfig) -> None:
-        """Takes what was loaded, and the settings that a call does not give."""
+        """Keeps a loaded pair, and the settings that a call does not give."""
         self.loaded = loaded
         self._config = config
         self._programs = Programs()
 
     @property
     def tokenizer(self) -> Any:
-        """A `transformers` tokenizer."""
+        """The pair's `transformers` tokenizer."""
         return self.loaded.tokenizer
 
     def generate(
@@ -91,15 +93,17 @@ class Pair:
 
         Args:
             prompts: One prompt or many; ids are taken as they are.
-            batch_size: Prompts decoded together; `None` for all, 8 at most.
-            chat: Wrap texts as a user's turn in the tokenizer's chat template.
-            **settings: Fields of `SamplingConfig` (`temperature`, `top_p`, `top_k`,
-                `min_p`, `seed`, `acceptance`) and of `DecodingConfig`
-                (`max_new_tokens`, `max_length`, `ignore_eos`). Prompt `i` draws with
-                `seed + i`.
+            batch_size: The number of prompts decoded together; `None` for all, 8 at
+                most.
+            chat: Whether texts are wrapped as a user's turn in the tokenizer's chat
+                template.
+            **settings: The settings of this call: fields of `SamplingConfig`
+                (`temperature`, `top_p`, `top_k`, `min_p`, `seed`, `acceptance`) and of
+                `DecodingConfig` (`max_new_tokens`, `max_length`, `ignore_eos`). Prompt
+                `i` draws with `seed + i`.
 
         Returns:
-            One per prompt, in order.
+            The continuations, one per prompt, in order.
 
         Raises:
             InputError: If a prompt cannot be encoded or leaves no room for a token,
@@ -122,7 +126,7 @@ class Pair:
     ) -> Iterator[str]:
         """Continues one prompt and yields its text piece by piece, once per round.
 
-        Arguments are those of `generate`; the pieces together are its text.
+        The arguments are those of `generate`, and the pieces together are its text.
         """
         ids = self._encode(prompt, chat=chat)
         runner = self._runner([ids], 1, settings)
@@ -178,19 +182,21 @@ def load_pair(
     tree: TreeConfig | None = None,
     sampled_tree: TreeConfig | None = None,
 ) -> Pair:
-    """Loads a target and what drafts for it.
+    """Loads a target and its drafter.
 
     Args:
-        target: A Hugging Face folder, an Orbax store or a hub name.
-        draft: Likewise, of an EAGLE head or, for the method "small-model", of a
-            smaller model; `None` for "lookup" and "autoregressive".
-        method: What drafts, see `DecodingConfig.method`.
-        dtype: Of weights and caches; "auto" for float32 on CPUs and the target's own
-            elsewhere.
-        mesh: Devices to share the models between; `None` for the default device.
-        quantization: "int8" or "int4" for the matrices of the target's layers.
-        tree: Shape of the tree; `None` for `TreeConfig()`.
-        sampled_tree: Likewise above temperature 0; `None` for the same.
+        target: The target's Hugging Face folder, Orbax store or hub name.
+        draft: The folder, store or hub name of an EAGLE head or, for the method
+            "small-model", of a smaller model; `None` for "lookup" and "autoregressive".
+        method: The method that drafts, see `DecodingConfig.method`.
+        dtype: The type of weights and caches; "auto" for float32 on CPUs and the
+            target's own elsewhere.
+        mesh: The shape of the mesh that the models are sharded over; `None` for the
+            default device.
+        quantization: The type that the matrices of the target's layers are rounded to,
+            "int8" or "int4"; `None` takes them as they are stored.
+        tree: The tree's settings; `None` for `TreeConfig()`.
+        sampled_tree: The tree's settings above temperature 0; `None` for the same.
 
     Raises:
         InputError: If something is missing or does not fit, or a package that reading
@@ -222,7 +228,7 @@ def load_pair(
 
 
 def load_embedded_pair() -> Pair:
-    """Loads the small pair that comes with the package: it writes Python.
+    """Loads the small pair that comes with the package, which writes Python.
 
     >>> pair = load_embedded_pair()  # doctest: +SKIP
     >>> pair.generate("def main():")[0].text  # doctest: +SKIP
@@ -239,12 +245,12 @@ def load_embedded_pair() -> Pair:
 def longest_text(
     target: TransformerConfig, decoding: DecodingConfig, encoded: list[list[int]]
 ) -> int:
-    """Returns the tokens of the longest text, and refuses prompts without room in it.
+    """Returns the length of the longest text, in tokens, prompt and output together.
 
     Args:
-        target: Sizes.
-        decoding: Limits.
-        encoded: Ids of the prompts.
+        target: The target's sizes.
+        decoding: The limits of the texts.
+        encoded: The token ids of the prompts.
 
     Raises:
         InputError: If a prompt leaves no room for a token.
@@ -263,7 +269,7 @@ def longest_text(
 
 
 def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Returns a list of prompts where one may have been given alone."""
+    """Returns the list of prompts, where one may have been given alone."""
     is_one = isinstance(prompts, str) or (
         len(prompts) > 0 and not isinstance(prompts[0], str | Sequence)
     )
@@ -274,7 +280,7 @@ def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _with(config: GenerateConfig, settings: dict[str, Any]) -> GenerateConfig:
-    """Returns the settings of one call."""
+    """Returns the settings of one call, with those that it was given."""
     fields: dict[str, dict[str, Any]] = {"sampling": {}, "decoding": {}}
     for name, value in settings.items():
         table = next((t for t, known in _PER_CALL.items() if name in known), None)

@@ -40,9 +40,10 @@ from eagle_jax.models.transformer import (
 from eagle_jax.parallel import PairSharding
 
 DrafterOf = Callable[[TreeConfig, AcceptanceRule], Drafter | None]
+"""Makes the drafter of a tree and an acceptance rule, `None` for plain decoding."""
 
 LoadDraft = Callable[..., Any]
-"""Reads a draft model's weights: `(target_params, sharding=None)` -> its own."""
+"""Reads a draft model's weights: `(target_params, sharding=None) -> params`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,9 @@ class DraftSource:
     """A draft model that is opened, but whose weights are not read.
 
     Attributes:
-        model: What drafts.
-        load: Reads or makes its weights.
-        folder: Of its files, `None` if it has none.
+        model: The draft model.
+        load: The function that reads or makes its weights.
+        folder: The folder of its files, `None` if it has none.
     """
 
     model: DraftModel
@@ -62,17 +63,17 @@ class DraftSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedPair:
-    """A pair ready to run.
+    """A pair that is ready to run.
 
     Attributes:
-        target: Static.
-        drafter: Static; `None` for plain decoding.
-        params: Of both.
-        tokenizer: A `transformers` tokenizer, `None` where only ids are needed.
-        stop_tokens: Ids that end a text.
-        drafter_of: From a tree and an acceptance rule to another drafter of the same
-            draft model.
-        sharding: Where its weights lie; `None` for the default device.
+        target: The target. Static.
+        drafter: The drafter; `None` for plain decoding. Static.
+        params: The weights of both.
+        tokenizer: The `transformers` tokenizer, `None` where only ids are needed.
+        stop_tokens: The token ids that end a text.
+        drafter_of: The function from a tree and an acceptance rule to another drafter
+            of the same draft model.
+        sharding: The sharding of the pair's arrays; `None` for the default device.
     """
 
     target: Transformer
@@ -88,21 +89,23 @@ class LoadedPair:
 class PairSource:
     """A pair whose settings are read and checked, but not its weights.
 
-    Reading weights takes minutes for a large target; prompts and lengths can be
+    Reading the weights of a large target takes minutes; prompts and lengths can be
     refused before.
 
     Attributes:
-        config: Sizes of the target.
-        dtype: Of weights and caches; what "auto" came to.
-        method: What drafts.
+        config: The target's sizes.
+        dtype: The type of weights and caches, never "auto".
+        method: The method that drafts.
         draft: The model that it drafts with, `None` if there is none.
-        drafter: Static; `None` for plain decoding.
-        read_target: Reads or makes the target's weights, on the devices of the
+        drafter: The drafter; `None` for plain decoding. Static.
+        read_target: The function that reads or makes the target's weights, with the
             shardings that it is given or, given `None`, on the default device.
-        read_tokenizer: Reads the tokenizer, once, and the date of its chat template.
-        stop_tokens: Ids that end a text.
-        bits: Of the matrices of the target's layers, `None` if they are not quantized.
-        folder: Of the target's files, `None` if it has none.
+        read_tokenizer: The function that reads the tokenizer, once, and the date of its
+            chat template.
+        stop_tokens: The token ids that end a text.
+        bits: The bits of the matrices of the target's layers, 8 or 4; `None` if they
+            are not quantized.
+        folder: The folder of the target's files, `None` if it has none.
     """
 
     config: TransformerConfig
@@ -118,18 +121,18 @@ class PairSource:
 
     @property
     def tokenizer(self) -> Any:
-        """A `transformers` tokenizer, `None` where only ids are needed.
+        """The `transformers` tokenizer, `None` where only ids are needed.
 
-        Read when it is first asked for: settings can be refused before.
+        It is read when it is first asked for: settings can be refused before.
 
         Raises:
-            InputError: If there is none.
+            InputError: If the folder holds no usable one.
         """
         return self.read_tokenizer()[0]
 
     @property
     def date(self) -> str | None:
-        """ISO, what the chat template takes for today's; `None` if it asks for none."""
+        """The chat template's date of today, ISO; `None` if it asks for none."""
         return self.read_tokenizer()[1]
 
     def check_room(
@@ -138,12 +141,12 @@ class PairSource:
         """Refuses rounds that cannot be in memory, before any weight is read.
 
         Args:
-            batch_size: `B`.
-            max_length: Prompt plus output.
+            batch_size: The number of rows, `B`.
+            max_length: The largest number of tokens of prompt and output together.
             grows: Whether the caches begin small, see `decoding.growth`.
 
         Raises:
-            InputError: If they cannot fit.
+            InputError: If the rounds cannot fit.
         """
         slots = first_slots(max_length, self.drafter) if grows else max_length
         check_rounds(
@@ -156,13 +159,14 @@ class PairSource:
         )
 
     def load(self, sharding: PairSharding | None = None) -> LoadedPair:
-        """Reads or makes the weights.
+        """Reads or makes the weights and returns the pair, ready to run.
 
         Args:
-            sharding: Where they shall lie; `None` for the default device.
+            sharding: The target's sharding, from `shard_pair`; `None` for the default
+                device.
 
         Raises:
-            InputError: If they or the tokenizer cannot be read.
+            InputError: If the weights or the tokenizer cannot be read.
         """
         shardings = target_shardings(sharding, self.config, self.bits)
         target_params = self.read_target(shardings)
@@ -192,19 +196,20 @@ def open_pair(
     bits: int | None = None,
     date: str | None = None,
 ) -> PairSource:
-    """Opens a target and what drafts for it.
+    """Opens a target and its draft model, without reading their weights.
 
     Args:
-        target_name: Folder or hub name.
-        draft_name: Likewise, of an EAGLE head or, for the method "small-model", of a
-            smaller target; `None` for plain decoding and prompt lookup.
-        tree: Shape of the tree.
-        dtype: Of weights and caches; "auto" for float32 on CPUs and the target's own
-            elsewhere.
-        method: What the draft is, and how it drafts.
-        rule: How drafts are accepted, see `methods.tree_drafter`.
-        bits: Of the target's matrices, see `checkpoints.load_target`.
-        date: For the chat template, see `tokenizer.fix_date`.
+        target_name: The target's folder or hub name.
+        draft_name: The folder or hub name of an EAGLE head or, for the method
+            "small-model", of a smaller target; `None` for plain decoding and prompt
+            lookup.
+        tree: The tree's settings.
+        dtype: The type of weights and caches; "auto" for float32 on CPUs and the
+            target's own elsewhere.
+        method: The method that drafts.
+        rule: The acceptance rule, see `methods.tree_drafter`.
+        bits: The bits of the target's matrices, see `checkpoints.load_target`.
+        date: The chat template's date of today, see `tokenizer.fix_date`.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -248,13 +253,13 @@ def open_pair(
 def make_drafter(
     method: Method, draft: DraftSource | None, tree: TreeConfig, rule: AcceptanceRule
 ) -> Drafter | None:
-    """Returns what drafts in a method, `None` for plain decoding.
+    """Returns the drafter of a method, `None` for plain decoding.
 
     Args:
-        method: What drafts.
+        method: The method that drafts.
         draft: The model that it drafts with, `None` if there is none.
-        tree: Shape of the tree.
-        rule: How drafts are accepted, see `methods.tree_drafter`.
+        tree: The tree's settings.
+        rule: The acceptance rule, see `methods.tree_drafter`.
 
     Raises:
         InputError: If the tree names a calibration that cannot be used.
@@ -272,11 +277,11 @@ def open_draft_model(
     """Opens a model that drafts for a target that is opened already.
 
     Args:
-        name: Folder or hub name of an EAGLE head or, for the method "small-model", of
-            a smaller target.
-        target: Sizes of the target.
-        dtype: Of the weights; not "auto".
-        method: One that drafts with a model.
+        name: The folder or hub name of an EAGLE head or, for the method "small-model",
+            of a smaller target.
+        target: The target's sizes.
+        dtype: The type of the weights; not "auto".
+        method: The method, one that drafts with a model.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -317,10 +322,10 @@ def open_draft_model(
 
 
 def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:
-    """Returns the target, giving the features that a drafter reads.
+    """Returns the target, set to give the features that a drafter reads.
 
     Raises:
-        InputError: If it cannot give them.
+        InputError: If the target cannot give them.
     """
     if not isinstance(drafter, TreeDrafter) or not isinstance(
         drafter.model, Eagle3Head

@@ -8,24 +8,24 @@ from collections.abc import Callable, Hashable
 import jax
 
 MOST_PROGRAMS = 64
-"""How many are kept: on a CPU each holds some 300 memory maps and 15 MB.
+"""The number of programs kept; on a CPU each holds about 300 memory maps and 15 MB.
 
 Linux lets a process have 65,530 maps, and aborts the one that asks for more.
 """
 
 
 class Programs:
-    """Compiles every program once, and keeps those that were used last.
+    """A store that compiles every program once, and keeps those used last.
 
     Attributes:
-        compile_seconds: That compiling took, of all programs so far.
+        compile_seconds: The seconds that compiling took, over all programs so far.
     """
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
         """Starts without a program.
 
         Args:
-            most: Programs kept at once.
+            most: The number of programs kept at once.
         """
         self.compile_seconds = 0.0
         self._most = most
@@ -34,17 +34,17 @@ class Programs:
 
     @property
     def num_kept(self) -> int:
-        """How many programs there are now."""
+        """The number of programs that are kept now."""
         return len(self._kept)
 
     def get(
         self, key: Hashable, compile_it: Callable[[], jax.stages.Compiled]
     ) -> jax.stages.Compiled:
-        """Returns a program.
+        """Returns a program, compiled now if it is not kept.
 
         Args:
-            key: What it is and what it was compiled for.
-            compile_it: Makes it, if it is not kept.
+            key: The program's name and all that it is compiled for.
+            compile_it: The function that compiles it.
         """
         if key not in self._kept:
             self._make_room()

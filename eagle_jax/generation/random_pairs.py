@@ -1,4 +1,4 @@
-"""Pairs with random weights: for timing, and for a first look."""
+"""Pairs with random weights, for timing and for a first look."""
 
 import functools
 import re
@@ -32,7 +32,7 @@ RANDOM_SIZES = {
     "llama3-8b": "hidden=4096,layers=32,heads=32,kv_heads=8,intermediate=14336,"
     "vocabulary=128256",
 }
-"""Named sizes of random pairs."""
+"""The sizes of random pairs by name."""
 
 _REQUIRED_SIZES = ("hidden", "layers", "heads", "vocabulary")
 _NUM_BYTES = 256
@@ -48,16 +48,19 @@ def open_random(
     rule: AcceptanceRule = "greedy",
     bits: int | None = None,
 ) -> PairSource:
-    """Prepares a pair with random weights: for timing, and for a first look.
+    """Opens a pair whose weights will be random.
 
     Args:
-        sizes: A name of `RANDOM_SIZES`, or `hidden=512,layers=8,...`.
-        tree: Shape of the tree.
-        dtype: Of weights and caches; "auto" for float32 on CPUs, bfloat16 elsewhere.
-        with_tokenizer: Add a tokenizer of bytes; needs a vocabulary of at least 258.
-        method: What drafts; there is no random small model.
-        rule: How drafts are accepted, see `methods.tree_drafter`.
-        bits: 8 or 4 to quantize the matrices of the target's layers.
+        sizes: The sizes: a name of `RANDOM_SIZES`, or `hidden=512,layers=8,...`.
+        tree: The tree's settings.
+        dtype: The type of weights and caches; "auto" for float32 on CPUs, bfloat16
+            elsewhere.
+        with_tokenizer: Whether the pair has a tokenizer of bytes, which needs a
+            vocabulary of at least 258.
+        method: The method that drafts; there is no random small model.
+        rule: The acceptance rule, see `methods.tree_drafter`.
+        bits: The bits of the matrices of the target's layers, 8 or 4; `None` if they
+            are not quantized.
 
     Raises:
         InputError: If a size is missing, unknown or impossible.
@@ -106,7 +109,7 @@ def open_random(
 
 
 def _random_draft(target: TransformerConfig, dtype: str) -> DraftSource:
-    """Returns a head with a layer like the target's."""
+    """Returns a head whose layer has the sizes of the target's."""
     head = EagleHeadConfig(
         layer=target.layer,
         vocab_size=target.vocab_size,

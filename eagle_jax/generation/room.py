@@ -1,7 +1,7 @@
-"""Whether a run can be in memory at all, asked before anything large is made.
+"""Checks that a run can be in memory at all, before anything large is made.
 
-What is counted is certain to be there at once, and it is compared with all memory that
-there is: no sizes are refused that would run.
+Only arrays that are certain to be there at once are counted, and they are compared with
+all memory that there is: no sizes are refused that would run.
 """
 
 import dataclasses
@@ -28,8 +28,12 @@ _MEMINFO = Path("/proc/meminfo")
 def check_depth(tree: TreeConfig, target: TransformerConfig) -> None:
     """Refuses levels that no text of a target has room for.
 
-    Of a dynamic tree no more would be drafted than it has nodes; who asks for so many
-    has mistaken one number for another.
+    A dynamic tree drafts no more levels than it has nodes, so a depth like this is a
+    number that was mistaken for another.
+
+    Args:
+        tree: The tree's settings.
+        target: The target's sizes.
 
     Raises:
         InputError: If there are as many levels as positions.
@@ -46,12 +50,12 @@ def check_weights(target: TransformerConfig, dtype: str, bits: int | None) -> No
     """Refuses a target whose weights alone are more than the memory.
 
     Args:
-        target: Sizes.
-        dtype: Of the weights; not "auto".
-        bits: Of quantized matrices, `None` where there are none.
+        target: The target's sizes.
+        dtype: The type of the weights; not "auto".
+        bits: The bits of quantized matrices, `None` where there are none.
 
     Raises:
-        InputError: If it cannot fit.
+        InputError: If the target cannot fit.
     """
     _refuse_more_than_memory(
         _weight_bytes(target, dtype, bits),
@@ -72,19 +76,19 @@ def check_rounds(
 ) -> None:
     """Refuses rounds that cannot be in memory, beside the target's weights.
 
-    Counted are the caches and, as they follow one another, the largest of the
+    The caches are counted and, as they follow one another, the largest of the
     candidates of an expansion and the mask and the logits of a verification.
 
     Args:
-        target: Sizes.
-        dtype: Of weights and caches; not "auto".
-        bits: Of quantized matrices, `None` where there are none.
-        drafter: `None` for plain decoding.
-        batch_size: `B`.
-        num_slots: `S`.
+        target: The target's sizes.
+        dtype: The type of weights and caches; not "auto".
+        bits: The bits of quantized matrices, `None` where there are none.
+        drafter: The drafter; `None` for plain decoding.
+        batch_size: The number of rows, `B`.
+        num_slots: The number of cache slots per row, `S`.
 
     Raises:
-        InputError: If they cannot fit; it names the setting that asks for most.
+        InputError: If the rounds cannot fit; it names the setting that asks for most.
     """
     weights = _weight_bytes(target, dtype, bits)
     num_nodes, tree = getattr(drafter, "num_nodes", 1), getattr(drafter, "tree", None)
@@ -111,13 +115,13 @@ def check_training(
     """Refuses batches whose hidden states cannot be in memory beside the weights.
 
     Args:
-        target: Sizes of the model that runs.
-        dtype: Of its weights; not "auto".
-        batch_size: `B`, rows.
-        row_length: `T`.
+        target: The sizes of the model that runs.
+        dtype: The type of its weights; not "auto".
+        batch_size: The number of rows, `B`.
+        row_length: The number of tokens of a row, `T`.
 
     Raises:
-        InputError: If they cannot fit.
+        InputError: If the batches cannot fit.
     """
     hidden = jnp.dtype(dtype).itemsize * target.layer.hidden_size
     _refuse_more_than_memory(
@@ -128,11 +132,11 @@ def check_training(
 
 
 def first_slots(max_length: int, drafter: Drafter | None) -> int:
-    """Returns `S` of the cache that a text begins with, at least.
+    """Returns the least number of slots, `S`, of the cache that a text begins with.
 
     Args:
-        max_length: Prompt plus output.
-        drafter: `None` for plain decoding.
+        max_length: The largest number of tokens of prompt and output together.
+        drafter: The drafter; `None` for plain decoding.
     """
     depth = 0 if drafter is None else drafter.depth
     return ladder(round_up_slots(max_length, depth), prompt=1, depth=depth)[0]
@@ -154,7 +158,7 @@ def _weight_bytes(target: TransformerConfig, dtype: str, bits: int | None) -> in
 def _cache_bytes(
     target: TransformerConfig, dtype: str, drafter: Drafter | None, num_slots: int
 ) -> int:
-    """Returns what a row's caches take, the drafter's included."""
+    """Returns the bytes of a row's caches, the drafter's included."""
     layer = Transformer(config=_one_layer(target), dtype=dtype)
     cache = jax.eval_shape(lambda: layer.init_cache(1, num_slots))
     size = target.num_layers * num_bytes(cache.layers)
@@ -177,7 +181,7 @@ def _refuse_more_than_memory(size: int, what: str, advice: str = "lower it") -> 
 
 
 def _memory() -> int | None:
-    """Returns the bytes of all devices together, `None` where nobody tells."""
+    """Returns the bytes of all devices together, `None` where they are not known."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * jax.device_count()

@@ -21,18 +21,20 @@ from eagle_jax.generation.programs import Programs
 from eagle_jax.interface import Drafter
 
 Observer = Callable[["Snapshot"], None]
-"""Called after the prefill and after each round of a batch."""
+"""A function that is called after the prefill and after each round of a batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of one request.
+    """The text of one request so far.
 
     Attributes:
-        prompt_ids: Its prompt.
-        generated_ids: With the prefill's token and the stop token.
-        stop_reason: `RUNNING` if it was interrupted.
-        accept_lengths: Drafted tokens accepted in each round, uncut.
+        prompt_ids: The token ids of the prompt.
+        generated_ids: The token ids that were generated, with the prefill's token and
+            the stop token.
+        stop_reason: The reason why the text ended; `RUNNING` if it has not ended.
+        accept_lengths: The number of drafted tokens that each round accepted, uncut by
+            limits.
     """
 
     prompt_ids: list[int]
@@ -43,11 +45,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A batch in the middle, on the host.
+    """A batch between two rounds, on the host.
 
     Attributes:
-        rows: What there is of each request so far.
-        round: The round just done; `None` after the prefill and in plain decoding.
+        rows: The text of each request so far.
+        round: The round that is done; `None` after the prefill and in plain decoding.
     """
 
     rows: list[Row]
@@ -59,12 +61,12 @@ class BatchResult:
     """A decoded batch.
 
     Attributes:
-        rows: One per request.
-        prefill_seconds: Reading the prompts, the first tokens included.
-        decode_seconds: Without the prefill, and without the observer.
-        compile_seconds: Of programs that this batch was the first to need, as for a
-            larger cache; they are no part of the other two.
-        was_interrupted: Whether Ctrl-C ended it.
+        rows: The texts, one per request.
+        prefill_seconds: The seconds of reading the prompts, the first tokens included.
+        decode_seconds: The seconds of decoding, without the prefill and the observer.
+        compile_seconds: The seconds of compiling what this batch was the first to need,
+            as for a larger cache; they are no part of the other two.
+        was_interrupted: Whether Ctrl-C ended the batch.
     """
 
     rows: list[Row]
@@ -76,16 +78,16 @@ class BatchResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Runner:
-    """Decodes batches of one shape with one pair.
+    """A pair with the settings and the shape of the batches that it decodes.
 
     Attributes:
-        pair: What is run.
-        drafter: The pair's drafter, or `None` to decode plainly.
-        config: All settings.
-        max_length: Prompt plus output.
-        prompt_bucket: Padded length of the prompts.
-        batch_size: `B`.
-        programs: What is compiled; runners for other shapes may share it.
+        pair: The models and their weights.
+        drafter: The pair's drafter, or `None` for plain decoding.
+        config: All settings of a run.
+        max_length: The largest number of tokens of prompt and output together.
+        prompt_bucket: The padded length of the prompts, `T`.
+        batch_size: The number of rows, `B`.
+        programs: The compiled programs; runners for other shapes may share them.
     """
 
     pair: LoadedPair
@@ -101,8 +103,11 @@ class Runner:
 
         Larger sizes are compiled when a text reaches them: few do.
 
+        Args:
+            by_round: Whether to compile one round, instead of the loop over all.
+
         Returns:
-            The seconds it took.
+            The seconds that it took.
         """
         new_tokens = min(2, self.config.decoding.max_new_tokens)
         requests = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
@@ -121,13 +126,14 @@ class Runner:
         """Decodes up to `batch_size` prompts.
 
         Args:
-            prompts: Ids; missing ones are made up, so that all batches share one
-                compilation, and left out of the result.
-            seeds: One per prompt.
-            observer: If given, rounds are driven from Python and reported.
+            prompts: The prompts' token ids; missing prompts are made up, so that all
+                batches share one compilation, and left out of the result.
+            seeds: The seeds, one per prompt.
+            observer: Called after the prefill and after each round, which are then
+                driven from Python; `None` to run all rounds as one program.
 
         Returns:
-            The rows, in order.
+            The texts, in order, and the seconds that they took.
         """
         requests = jax.block_until_ready(self._filled(prompts, seeds))
         compiled_before, started = self.programs.compile_seconds, self._clock()
@@ -149,21 +155,21 @@ class Runner:
         )
 
     def rounds(self, prompts: list[list[int]], seeds: list[int]) -> Iterator[Snapshot]:
-        """Decodes up to `batch_size` prompts, and yields what there is of them.
+        """Decodes up to `batch_size` prompts, and yields the batch after each round.
 
         Args:
-            prompts: Ids.
-            seeds: One per prompt.
+            prompts: The prompts' token ids.
+            seeds: The seeds, one per prompt.
 
         Yields:
-            What there is after the prefill, then after every round; of rows that were
-            made up to fill the batch, too.
+            The batch after the prefill, then after every round, with the rows that were
+            made up to fill it.
         """
         yield from self._snapshots(self._prefill(self._filled(prompts, seeds)))
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """What is run."""
+        """The target, the drafter and the acceptance rule that are run."""
         return Decoder(
             target=self.pair.target,
             drafter=self.drafter,
@@ -171,7 +177,7 @@ class Runner:
         )
 
     def _clock(self) -> float:
-        """Seconds on a clock that stands still while something is compiled."""
+        """Returns seconds of a clock that stands still while something is compiled."""
         return time.perf_counter() - self.programs.compile_seconds
 
     def _filled(self, prompts: list[list[int]], seeds: list[int]) -> Requests:
@@ -239,9 +245,10 @@ class Runner:
         """Runs a function of the library on the weights, compiled once per shape.
 
         Args:
-            function: Under `jax.jit`.
-            rows: Requests for a prefill, otherwise a state.
-            num_slots: `S` of the state that it returns, if that is not given.
+            function: The function, which is under `jax.jit`.
+            rows: The requests of a prefill, otherwise a state.
+            num_slots: The cache slots, `S`, of the state that it returns; `None` for
+                those of the given state.
         """
         key = (function, num_slots, self._identity, _shapes(rows))
         arguments = (self.pair.params, rows)
@@ -272,7 +279,7 @@ class Runner:
 
     @functools.cached_property
     def _identity(self) -> Hashable:
-        """All but the rows that a program is compiled for."""
+        """All that a program is compiled for, but its rows."""
         params = self.pair.params
         where = tuple(leaf.sharding for leaf in jax.tree.leaves(params))
         return self.decoder, _shapes(params), where
@@ -289,7 +296,7 @@ class Runner:
         return (jax.device_get if sharding is None else sharding.fetch)(arrays)
 
     def _observe(self, state: DecodeState, observer: Observer) -> BatchResult:
-        """Decodes round by round; Ctrl-C ends it with what there is."""
+        """Decodes round by round; Ctrl-C ends it with the texts so far."""
         rows: list[Row] = []
         watched = 0.0
         was_interrupted = False
@@ -308,7 +315,7 @@ class Runner:
         )
 
     def _snapshots(self, state: DecodeState) -> Iterator[Snapshot]:
-        """Decodes round by round, the state of after the prefill first."""
+        """Decodes round by round, and yields the batch after the prefill first."""
         rows = read_rows(state, self._fetch)
         yield Snapshot(rows=rows, round=None)
         while longest := _longest_running(rows):
@@ -322,19 +329,24 @@ class Runner:
 
 
 def _shapes(arrays: Any) -> Hashable:
-    """Returns all of some arrays that a program is compiled for."""
+    """Returns the structure, shapes and types that a program is compiled for."""
     leaves, structure = jax.tree.flatten(arrays)
     return structure, tuple(jax.typeof(leaf) for leaf in leaves)
 
 
 def _longest_running(rows: list[Row]) -> int:
-    """Returns the tokens of the longest text that is not finished, 0 without any."""
+    """Returns the length of the longest text that is not finished, 0 without any."""
     running = (row for row in rows if row.stop_reason == StopReason.RUNNING)
     return max((len(r.prompt_ids) + len(r.generated_ids) for r in running), default=0)
 
 
 def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
-    """Brings the texts to the host, by what fetches arrays from the devices."""
+    """Returns the texts of a state.
+
+    Args:
+        state: The state, on the devices.
+        fetch: The function that brings arrays to the host.
+    """
     tokens, lengths, reasons, accepted, rounds, starts = fetch(
         (
             state.tokens,

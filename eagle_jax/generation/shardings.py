@@ -18,12 +18,13 @@ from eagle_jax.parallel import PairSharding
 def target_shardings(
     sharding: PairSharding | None, config: TransformerConfig, bits: int | None = None
 ) -> Any:
-    """Returns where each weight of a target lies, `None` without a sharding.
+    """Returns the shardings of a target's weights, `None` for the default device.
 
     Args:
-        sharding: From `shard_pair`.
-        config: Sizes.
-        bits: From `checkpoints.target_bits`.
+        sharding: The sharding that `shard_pair` returned; `None` for the default
+            device.
+        config: The target's sizes.
+        bits: The bits that `checkpoints.target_bits` returned.
 
     Raises:
         InputError: If the scales of quantized matrices cannot be split as they are.
@@ -50,12 +51,13 @@ def target_shardings(
 def draft_shardings(
     sharding: PairSharding | None, init_params: Callable[..., Any], config: Any
 ) -> Any:
-    """Returns where each weight of a draft model lies, `None` without a sharding.
+    """Returns the shardings of a draft model's weights, `None` for the default device.
 
     Args:
-        sharding: From `shard_pair`.
-        init_params: Makes its weights.
-        config: Its sizes, with those of a `layer`.
+        sharding: The sharding that `shard_pair` returned; `None` for the default
+            device.
+        init_params: The function that makes the draft model's weights.
+        config: The draft model's sizes, with those of a `layer`.
     """
     if sharding is None:
         return None
@@ -66,7 +68,13 @@ def draft_shardings(
 def with_drafter(
     sharding: PairSharding | None, drafter: Drafter | None, params: Any
 ) -> PairSharding | None:
-    """Returns the sharding of a target with its drafter."""
+    """Returns the sharding of a target with its drafter, `None` for the default device.
+
+    Args:
+        sharding: The target's sharding; `None` for the default device.
+        drafter: The drafter; `None` for plain decoding.
+        params: The drafter's weights.
+    """
     if sharding is None or not isinstance(drafter, TreeDrafter):
         return sharding
     model = drafter.model

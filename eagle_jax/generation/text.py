@@ -1,4 +1,4 @@
-"""Between text and token ids."""
+"""From text to token ids, and back."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ def encode(
 
     Args:
         tokenizer: A `transformers` tokenizer.
-        prompt: Any text, or the messages of a conversation, each with a `role` and its
+        prompt: A text, or the messages of a conversation, each with a `role` and its
             `content`, up to where the model goes on: these go through the tokenizer's
             chat template, which writes the special tokens itself.
-        chat: Wrap a text as a user's turn of a conversation.
+        chat: Whether a text is wrapped as a user's turn of a conversation.
 
     Raises:
         InputError: If there is no template, or it refuses the prompt, or the prompt is
@@ -56,30 +56,29 @@ def encode(
 
 
 def continuation(tokenizer: Any, prompt: list[int], generated: list[int]) -> str:
-    """Returns what the generated ids add to the prompt's text.
+    """Returns the text that the generated ids add to the prompt's.
+
+    Both are decoded together, since tokenizers drop or add spaces at a text's
+    beginning.
 
     Args:
         tokenizer: A `transformers` tokenizer.
-        prompt: Ids.
-        generated: Ids.
-
-    Returns:
-        Text; decoded together with the prompt, since tokenizers drop or add spaces
-        at a text's beginning.
+        prompt: The prompt's token ids.
+        generated: The token ids after them.
     """
     whole = _decode(tokenizer, prompt + generated)
     return whole[len(_decode(tokenizer, prompt)) :]
 
 
 class TextStream:
-    """Text that grows with its tokens, characters only when complete."""
+    """A text that grows with its tokens, by characters that are complete."""
 
     def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
         """Starts after a prompt.
 
         Args:
             tokenizer: A `transformers` tokenizer.
-            prompt: Ids.
+            prompt: The prompt's token ids.
         """
         self._tokenizer = tokenizer
         self._prompt = prompt
@@ -93,11 +92,11 @@ class TextStream:
         """Returns the text that became certain since the last call.
 
         Args:
-            generated: All ids so far.
+            generated: All token ids generated so far.
             is_last: Whether no more will come; nothing is held back then.
         """
         text = continuation(self._tokenizer, self._prompt, generated)
-        if not is_last:  # The bytes of a character may be spread over tokens.
+        if not is_last:  # The bytes of a character may be split over tokens.
             text = text.rstrip(_INCOMPLETE)
             worst = continuation(
                 self._tokenizer, self._prompt, generated + self._wrong_byte

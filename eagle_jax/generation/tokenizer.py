@@ -16,7 +16,7 @@ from eagle_jax.parsing import read_json
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 _TODAY = "strftime_now"
-"""What chat templates call for today's date, with a format."""
+"""The function that chat templates call for today's date, with a format."""
 
 _VOCABULARIES = (
     "tokenizer.*",
@@ -29,7 +29,7 @@ _VOCABULARIES = (
     "merges.txt",
     "*bpe.codes",
 )
-"""Files that vocabularies come in, of all tokenizers that transformers knows."""
+"""The names of vocabulary files, of all tokenizers that transformers knows."""
 
 # The line break at its end belongs to it: templates begin with a line of their own.
 _MACRO = """\
@@ -47,14 +47,14 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """Loads a tokenizer; code that a checkpoint brings along is never run.
 
     Args:
-        folder: From `checkpoints.resolve`.
-        vocab_size: `V` of the target.
+        folder: The folder that `checkpoints.resolve` returned.
+        vocab_size: The number of tokens the target knows, `V`.
 
     Returns:
-        A `transformers` tokenizer.
+        The `transformers` tokenizer.
 
     Raises:
-        InputError: If there is none, or it knows more ids than the target.
+        InputError: If there is no usable one, or it knows ids beyond the target's.
     """
     # To find out by itself takes transformers seconds and, if it is there, PyTorch.
     if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
@@ -86,7 +86,7 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
 
 
 class RefusedError(InputError):
-    """A chat template has no use for one conversation; it may have for others."""
+    """A chat template refused one conversation; it may take others."""
 
 
 def apply_chat_template(
@@ -96,15 +96,15 @@ def apply_chat_template(
 
     Args:
         tokenizer: A `transformers` tokenizer with a chat template.
-        messages: Each with a `role` and its `content`.
-        arguments: Of `tokenizer.apply_chat_template`.
+        messages: The messages, each with a `role` and its `content`.
+        **arguments: The further arguments of `tokenizer.apply_chat_template`.
 
     Returns:
-        What that returns.
+        The text or the token ids, as the arguments ask for.
 
     Raises:
-        RefusedError: If the template raises something for these messages.
-        InputError: If it is no valid template.
+        RefusedError: If the template raises an error for these messages.
+        InputError: If the template is not valid.
     """
     from jinja2 import TemplateSyntaxError
 
@@ -128,14 +128,14 @@ def fix_date(tokenizer: Any, date: str | None = None) -> str | None:
 
     Args:
         tokenizer: A `transformers` tokenizer.
-        date: ISO, such as "2025-07-26", as an earlier run recorded it; `None` for
-            today's.
+        date: The ISO date, such as "2025-07-26", that an earlier run recorded; `None`
+            for today's.
 
     Returns:
-        The date to record, `None` where no template asks for one.
+        The ISO date to record, `None` where no template asks for one.
 
     Raises:
-        InputError: If that is no date.
+        InputError: If the given date is no date.
     """
     given = tokenizer.chat_template
     templates = given if isinstance(given, dict) else {"": given or ""}
@@ -170,7 +170,7 @@ def _without_vocabulary(folder: Path) -> InputError:
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """Imports no more of transformers than the folder needs: it takes seconds."""
+    """Returns the tokenizer's class; to import all of transformers takes seconds."""
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
     if settings.get("tokenizer_class") == "PreTrainedTokenizerFast":

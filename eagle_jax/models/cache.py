@@ -11,11 +11,11 @@ from eagle_jax.ordering import after
 
 @struct.dataclass(kw_only=True)
 class KeyValues:
-    """Keys and values of one layer: of a cache, or of one call's new tokens.
+    """The keys and values of one layer: of a cache, or of one call's new tokens.
 
     Attributes:
-        keys: `[B, G, S, A]`, rotated.
-        values: `[B, G, S, A]`.
+        keys: `[B, G, S, A]`, the keys, rotated.
+        values: `[B, G, S, A]`, the values.
     """
 
     keys: jax.Array
@@ -24,11 +24,11 @@ class KeyValues:
 
 @struct.dataclass(kw_only=True)
 class KVCache:
-    """One array per layer: a stacked `[L, ...]` array is copied when sliced.
+    """A cache with arrays for each layer: a stacked `[L, ...]` is copied when sliced.
 
     Attributes:
-        layers: `L` pairs of `[B, G, S, A]`.
-        length: `[B]` int32, slots in use; what lies after is never read.
+        layers: The keys and values of `L` layers, pairs of `[B, G, S, A]`.
+        length: `[B]` int32, the slots in use; those after them are never read.
     """
 
     layers: tuple[KeyValues, ...]
@@ -47,15 +47,15 @@ def init_cache(
     """Returns an empty cache.
 
     Args:
-        num_layers: `L`.
-        batch: `B`.
-        num_kv_heads: `G`.
-        capacity: `S`, slots per row.
-        head_dim: `A`.
-        dtype: Of keys and values.
+        num_layers: The number of layers, `L`.
+        batch: The number of rows, `B`.
+        num_kv_heads: The number of key/value heads, `G`.
+        capacity: The number of slots per row, `S`.
+        head_dim: The width of a head, `A`.
+        dtype: The type of keys and values.
 
     Returns:
-        Zeros, with length 0 in every row.
+        A cache of zeros, with length 0 in every row.
     """
     shape = (batch, num_kv_heads, capacity, head_dim)
     return KVCache(
@@ -72,22 +72,22 @@ def commit(
 ) -> KVCache:
     """Writes the accepted rows of a call after each row's length.
 
-    A window of `P` slots is written whatever `count` is; what lies after the new
-    length is garbage that no mask shows and the next commit overwrites. Rows are
+    A window of `P` slots is written whatever `count` is; the slots after the new
+    length hold garbage that no mask shows and the next commit overwrites. Rows are
     written one after the other: a `vmap` of the update lowers to a scatter, which
     copies the whole cache.
 
     Args:
-        cache: With `length + P <= S` in every row: a window that does not fit would
-            silently move onto older slots.
-        entries: `L` pairs of `[B, G, T, A]`.
-        path: `[B, P]` int32, indices into the `T` tokens.
-        count: `[B]` int32, 0 .. `P`.
+        cache: The cache, with `length + P <= S` in every row: a window that does not
+            fit would silently move onto older slots.
+        entries: The keys and values of the call, `L` pairs of `[B, G, T, A]`.
+        path: `[B, P]` int32, the accepted rows, indices into the `T` tokens.
+        count: `[B]` int32, how many of `path` to keep, 0 .. `P`.
 
     Returns:
         The cache with `length + count`.
     """
-    # Where `count` comes from what was read of this cache, so do the slots.
+    # `count` may come from a read of this cache: the writes must wait for that read.
     starts = after(cache.length, count)
 
     def write(slots: jax.Array, new: jax.Array) -> jax.Array:

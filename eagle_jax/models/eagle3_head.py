@@ -27,15 +27,15 @@ from eagle_jax.models.rope import rotary_tables
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3HeadConfig:
-    """Sizes of an EAGLE-3 head; nothing here is derived from the target.
+    """The sizes of an EAGLE-3 head; nothing here is derived from the target.
 
     Attributes:
-        layer: Sizes of its one layer; `E` is the head's width, which need not be the
-            target's.
-        vocab_size: `V`, the target's.
-        draft_vocab_size: `W`, how many of these tokens the head can draft.
-        max_positions: Positions the head was trained for.
-        feature_size: `F`, three times the target's width.
+        layer: The sizes of its one layer; `E` is the head's width, which need not be
+            the target's.
+        vocab_size: The number of tokens the target knows, `V`.
+        draft_vocab_size: The number of these tokens that the head can draft, `W`.
+        max_positions: The number of positions that the head was trained for.
+        feature_size: The width of the features, `F`, three times the target's width.
     """
 
     layer: LayerConfig
@@ -47,20 +47,20 @@ class Eagle3HeadConfig:
 
 @struct.dataclass(kw_only=True)
 class Eagle3HeadParams:
-    """Weights of an EAGLE-3 head.
+    """The weights of an EAGLE-3 head.
 
     Attributes:
-        fc: `[F, E]`.
-        embedding_norm: `[E]`, over the token's embedding.
-        feature_norm: `[E]`, over the feature.
-        layer: One decoder layer without input norm, whose q, k and v read both.
-        norm: `[E]`, before the output head.
-        output_head: `[E, W]`.
+        fc: `[F, E]`, the matrix that fuses the target's features.
+        embedding_norm: `[E]`, the norm of the token's embedding.
+        feature_norm: `[E]`, the norm of the feature.
+        layer: The decoder layer, without input norm, whose q, k and v read both.
+        norm: `[E]`, the norm before the output head.
+        output_head: `[E, W]`, the head's own output head.
         offsets: `[W]` int32, how much higher each token is in the target's
             vocabulary, never less than for the one before it; `None` where both
             vocabularies are the same.
-        embedding: `[V, E]` where the head has a table of its own, `None` where it
-            is the target's.
+        embedding: `[V, E]`, the head's own embedding table; `None` where it is the
+            target's.
     """
 
     fc: jax.Array
@@ -74,19 +74,20 @@ class Eagle3HeadParams:
 
 
 def feature_layers(num_layers: int) -> tuple[int, int, int]:
-    """Returns the layers of a target whose inputs the head reads, as published.
+    """Returns the indices of the layers whose inputs the head reads, as published.
 
     >>> feature_layers(32)
     (2, 16, 29)
 
     Args:
-        num_layers: `L`; they are three different ones from 7 layers on.
+        num_layers: The number of the target's layers, `L`; from 7 on the three indices
+            differ.
     """
     return 2, num_layers // 2, num_layers - 3
 
 
 def fuse(params: Eagle3HeadParams, features: jax.Array) -> jax.Array:
-    """Brings features `[..., F]` of the target to the head's width, `[..., E]`."""
+    """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
     return linear(features.astype(params.fc.dtype), params.fc)
 
 
@@ -103,19 +104,22 @@ def forward(
     """Runs the head over new pairs.
 
     Args:
-        params: Weights.
-        config: Sizes. Static.
-        embeddings: `[B, T, E]`, of each pair's token.
-        features: `[B, T, E]`, the target's from `fuse`, or the head's own output for
-            the parent.
-        positions: `[B, T]` int32, of the features.
-        mask: `[B, T, U]` bool over `earlier` and then the `T` pairs.
-        cache: One layer, of confirmed pairs; read only.
-        earlier: `[B, G, U - T, A]`, pairs drafted earlier in this round.
+        params: The head's weights.
+        config: The head's sizes. Static.
+        embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
+        features: `[B, T, E]`, the target's features from `fuse`, or the head's own
+            output for the parent.
+        positions: `[B, T]` int32, the absolute positions of the features.
+        mask: `[B, T, U]` bool, true where a pair sees one of `earlier` and then the
+            `T` pairs.
+        cache: The cache of confirmed pairs, of one layer; read only.
+        earlier: `[B, G, U - T, A]`, the keys and values of pairs drafted earlier in
+            this round; `None` for none.
 
     Returns:
-        `[B, T, E]`, at once the next step's features and, after `norm`, what the
-        output head reads. And the keys and values of all `U` unconfirmed pairs.
+        The outputs `[B, T, E]`, which are at once the next step's features and, after
+        `norm`, the input of the output head; and the keys and values of all `U`
+        unconfirmed pairs.
     """
     epsilon = config.layer.rms_norm_eps
     features = features.astype(embeddings.dtype)
@@ -143,7 +147,7 @@ def init_params(
 ) -> Eagle3HeadParams:
     """Returns random weights without an embedding table of their own.
 
-    A smaller vocabulary of the head is spread evenly over the target's.
+    The tokens of a smaller vocabulary are taken evenly from the target's.
     """
     fc_key, layer_key, head_key = jax.random.split(key, 3)
     width, kind = config.layer.hidden_size, jnp.dtype(dtype)

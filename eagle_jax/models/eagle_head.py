@@ -24,12 +24,12 @@ from eagle_jax.models.rope import rotary_tables
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleHeadConfig:
-    """Sizes of an EAGLE-1/2 head; nothing here is derived from the target.
+    """The sizes of an EAGLE-1/2 head; nothing here is derived from the target.
 
     Attributes:
-        layer: Sizes of its one layer.
-        vocab_size: `V`, the target's.
-        max_positions: Positions the head was trained for.
+        layer: The sizes of its one layer.
+        vocab_size: The number of tokens the target knows, `V`.
+        max_positions: The number of positions that the head was trained for.
         fc_bias: Whether the fusing layer has a bias.
     """
 
@@ -41,14 +41,14 @@ class EagleHeadConfig:
 
 @struct.dataclass(kw_only=True)
 class EagleHeadParams:
-    """Weights of an EAGLE-1/2 head.
+    """The weights of an EAGLE-1/2 head.
 
     Attributes:
-        fc: `[2 * E, E]` over embedding and feature, in this order.
-        layer: One decoder layer without input norm.
-        fc_bias: `[E]` or `None`.
-        embedding: `[V, E]` where the head has a table of its own, `None` where it
-            is the target's.
+        fc: `[2 * E, E]`, the matrix that fuses embedding and feature, in this order.
+        layer: The decoder layer, without input norm.
+        fc_bias: `[E]`, the bias of the fusing layer; `None` for none.
+        embedding: `[V, E]`, the head's own embedding table; `None` where it is the
+            target's.
     """
 
     fc: jax.Array
@@ -70,20 +70,22 @@ def forward(
     """Runs the head over new pairs.
 
     Args:
-        params: Weights.
-        config: Sizes. Static.
-        embeddings: `[B, T, E]`, of each pair's token.
-        features: `[B, T, E]`, the target's, or the head's own output for the
+        params: The head's weights.
+        config: The head's sizes. Static.
+        embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
+        features: `[B, T, E]`, the target's features, or the head's own output for the
             parent.
-        positions: `[B, T]` int32, of the features.
-        mask: `[B, T, U]` bool over `earlier` and then the `T` pairs.
-        cache: One layer, of confirmed pairs; read only.
-        earlier: `[B, G, U - T, A]`, pairs drafted earlier in this round.
+        positions: `[B, T]` int32, the absolute positions of the features.
+        mask: `[B, T, U]` bool, true where a pair sees one of `earlier` and then the
+            `T` pairs.
+        cache: The cache of confirmed pairs, of one layer; read only.
+        earlier: `[B, G, U - T, A]`, the keys and values of pairs drafted earlier in
+            this round; `None` for none.
 
     Returns:
-        `[B, T, E]` predicted features: there is no final norm, so they are at once
-        the next step's input and the output head's. And the keys and values of all
-        `U` unconfirmed pairs.
+        The predicted features `[B, T, E]`, which are at once the input of the next
+        step and of the output head, since there is no final norm; and the keys and
+        values of all `U` unconfirmed pairs.
     """
     fused = jnp.concatenate([embeddings, features.astype(embeddings.dtype)], axis=-1)
     x = linear(fused, params.fc, params.fc_bias)

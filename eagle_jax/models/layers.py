@@ -21,20 +21,21 @@ from eagle_jax.models.rope import RopeConfig, rotate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """Sizes of one decoder layer.
+    """The sizes of one decoder layer.
 
     Attributes:
-        hidden_size: `E`.
-        intermediate_size: Width of the feed-forward layer.
-        num_heads: `H`.
-        num_kv_heads: `G`, a divisor of `H`.
-        head_dim: `A`; `H * A` need not be `E`.
-        rms_norm_eps: Epsilon of the norms.
-        rope: Rotary embedding.
+        hidden_size: The width of the model, `E`.
+        intermediate_size: The width of the feed-forward layer.
+        num_heads: The number of query heads, `H`.
+        num_kv_heads: The number of key/value heads, `G`, a divisor of `H`.
+        head_dim: The width of a head, `A`; `H * A` need not be `E`.
+        rms_norm_eps: The epsilon of the norms.
+        rope: The rotary embedding.
         qkv_bias: Whether q, k and v have biases (Qwen2).
         qk_norm: Whether each head's query and key are normalised (Qwen3).
-        num_experts: `X`, feed-forward layers of a sparse mixture; 0 for a dense one.
-        experts_per_token: How many of them read each token.
+        num_experts: The number of experts of a sparse mixture, `X`; 0 for a dense
+            feed-forward layer.
+        experts_per_token: The number of experts that read each token.
     """
 
     hidden_size: int
@@ -52,21 +53,22 @@ class LayerConfig:
 
 @struct.dataclass(kw_only=True)
 class LayerParams:
-    """Weights of one decoder layer; every matrix is `[in, out]`.
+    """The weights of one decoder layer; every matrix is `[in, out]`.
 
     Attributes:
-        query: `[E, H * A]`; an EAGLE-3 head's q, k and v are `[2 * E, ...]`.
-        key: `[E, G * A]`.
-        value: `[E, G * A]`.
-        output: `[H * A, E]`.
-        mlp_norm: `[E]`.
+        query: `[E, H * A]`, the matrix of q; an EAGLE-3 head's q, k and v are
+            `[2 * E, ...]`.
+        key: `[E, G * A]`, the matrix of k.
+        value: `[E, G * A]`, the matrix of v.
+        output: `[H * A, E]`, the matrix after attention.
+        mlp_norm: `[E]`, the norm before the feed-forward layer.
         mlp: The feed-forward layer, or the mixture of several.
-        input_norm: `[E]`, or `None` for a layer without it (EAGLE heads).
-        query_bias: `[H * A]` or `None`.
-        key_bias: `[G * A]` or `None`.
-        value_bias: `[G * A]` or `None`.
-        query_norm: `[A]` or `None`.
-        key_norm: `[A]` or `None`.
+        input_norm: `[E]`, the norm before attention; `None` for none (EAGLE heads).
+        query_bias: `[H * A]`, the bias of q; `None` for none.
+        key_bias: `[G * A]`, the bias of k; `None` for none.
+        value_bias: `[G * A]`, the bias of v; `None` for none.
+        query_norm: `[A]`, the norm of each head's q; `None` for none.
+        key_norm: `[A]`, the norm of each head's k; `None` for none.
     """
 
     query: Matrix
@@ -101,15 +103,16 @@ def attend(
     """Attends over two segments, the cache and the new tokens, in one softmax.
 
     Args:
-        query: `[B, T, H, A]`, rotated.
-        cached: `[B, G, S, A]`; `S` may be 0.
-        length: `[B]` int32, visible slots of the cache.
-        new: `[B, G, U, A]`.
-        mask: `[B, T, U]` bool; every row of it sees something.
+        query: `[B, T, H, A]`, the queries, rotated.
+        cached: `[B, G, S, A]`, the keys and values of the cache; `S` may be 0.
+        length: `[B]` int32, the number of visible slots of the cache.
+        new: `[B, G, U, A]`, the keys and values of the new tokens.
+        mask: `[B, T, U]` bool, true where a query sees a new token; each sees one at
+            least.
         first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
 
     Returns:
-        `[B, T, H * A]`.
+        The heads' mixed values side by side, `[B, T, H * A]`.
     """
     batch, num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = new.keys.shape[1]
@@ -146,8 +149,8 @@ def attend(
 def _batched_dot(rows: jax.Array, segment: jax.Array, *, contract: int) -> jax.Array:
     """Multiplies `[B, G, M, X]` with `[B, G, S, A]` over `X` and axis `contract`.
 
-    Spelled out because `jnp.einsum` swaps the operands, for which XLA:CPU transposes
-    the whole segment: twice the time of attention.
+    It is spelled out because `jnp.einsum` swaps the operands, for which XLA:CPU
+    transposes the whole segment: twice the time of attention.
     """
     return jax.lax.dot_general(
         rows,
@@ -173,24 +176,27 @@ def decoder_layer(
 ) -> tuple[jax.Array, KeyValues]:
     """Runs one layer over new tokens beside the cache.
 
-    Jitted so that layers of equal shapes are traced and lowered once, not one by one;
-    the compiler puts them back into the program that calls it.
+    It is jitted so that layers of equal shapes are traced and lowered once, not one by
+    one; the compiler puts them back into the program that calls it.
 
     Args:
-        params: Weights.
-        config: Sizes. Static.
-        x: `[B, T, E]`.
-        rotary: Tables of the `T` positions, from `rotary_tables`.
-        cached: `[B, G, S, A]`, read only.
-        length: `[B]` int32.
-        mask: `[B, T, U]` bool over `earlier` and then the `T` tokens themselves.
-        earlier: `[B, G, U - T, A]`, unconfirmed tokens of earlier calls.
+        params: The layer's weights.
+        config: The layer's sizes. Static.
+        x: `[B, T, E]`, the residual stream.
+        rotary: The tables of the `T` positions, from `rotary_tables`.
+        cached: `[B, G, S, A]`, the keys and values of the cache, read only.
+        length: `[B]` int32, the number of slots in use.
+        mask: `[B, T, U]` bool, true where a token sees one of `earlier` and then the
+            `T` tokens themselves.
+        earlier: `[B, G, U - T, A]`, the keys and values of unconfirmed tokens of
+            earlier calls; `None` for none.
         first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
-        inputs: `[B, T, 2 * E]`, what q, k and v read in an EAGLE-3 head; `None` for
+        inputs: `[B, T, 2 * E]`, the input of q, k and v in an EAGLE-3 head; `None` for
             `x`, normalised.
 
     Returns:
-        `[B, T, E]`, and the keys and values of all `U` unconfirmed tokens.
+        The residual stream `[B, T, E]` after the layer, and the keys and values of all
+        `U` unconfirmed tokens.
     """
     batch, num_tokens, _ = x.shape
     heads = (batch, num_tokens, -1, config.head_dim)
@@ -227,11 +233,11 @@ def init_layer(
     """Returns random weights: normal with deviation 0.02, norms one, biases zero.
 
     Args:
-        key: Of the draws.
-        config: Sizes.
-        dtype: Of the weights.
-        input_norm: Whether the layer has one.
-        input_size: Width of what q, k and v read; `None` for `E`.
+        key: The typed PRNG key of the draws.
+        config: The layer's sizes.
+        dtype: The type of the weights.
+        input_norm: Whether the layer has an input norm.
+        input_size: The width of the input of q, k and v; `None` for `E`.
     """
     width, head = config.hidden_size, config.head_dim
     read = width if input_size is None else input_size

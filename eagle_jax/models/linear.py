@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 from eagle_jax.models.quantized import Matrix, QuantizedMatrix, unpack
 
-# Weights that are widened at once on a CPU, as float32 in its cache; and rows at least.
 _BLOCK, _ROWS = 2**15, 16
+"""The most weights that a CPU widens at once, to fit its cache, and the least rows."""
 
 
 def precision_of(x: jax.Array) -> jax.lax.Precision:
@@ -22,12 +22,12 @@ def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None = None) -> jax.A
     """Returns `x @ weight + bias`.
 
     Args:
-        x: `[..., in]`.
-        weight: `[in, out]`.
-        bias: `[out]` or `None`.
+        x: `[..., in]`, the rows.
+        weight: `[in, out]`, the matrix.
+        bias: `[out]`, the bias; `None` for none.
 
     Returns:
-        `[..., out]`, in the dtype of `x`.
+        The product `[..., out]`, in the dtype of `x`.
     """
     if isinstance(weight, QuantizedMatrix):
         y = _quantized_product(x, weight)
@@ -40,8 +40,8 @@ def _quantized_product(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
     """Returns `x @ weight`, never with the whole matrix in a wider type in memory.
 
     Where the compiler widens operands inside the product, that is left to it. XLA:CPU
-    does not: it widens all weights once, outside of the loop that decodes, and what was
-    saved is lost.
+    does not: it widens all weights once, outside of the loop that decodes, and the
+    memory that quantizing saved is lost.
     """
     y = jax.lax.platform_dependent(x, weight, cpu=by_blocks, default=at_once)
     return y.astype(x.dtype)
@@ -51,8 +51,8 @@ def at_once(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
     """Returns the float32 product `[..., out]` of `x` with a quantized matrix.
 
     Args:
-        x: `[..., in]`.
-        weight: `[in, out]`.
+        x: `[..., in]`, the rows.
+        weight: `[in, out]`, the matrix.
     """
     parts = unpack(weight)
     # [..., groups, parts, rows]: even groups and odd ones, where there are both.
@@ -81,11 +81,11 @@ def _scaled_product(x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.A
 
 
 def by_blocks(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
-    """Returns what `at_once` does, a few rows of the matrix after the other.
+    """Returns the product that `at_once` returns, from one block of rows at a time.
 
     Args:
-        x: `[..., in]`.
-        weight: `[in, out]`.
+        x: `[..., in]`, the rows.
+        weight: `[in, out]`, the matrix.
     """
     block = _block_rows(weight)
     rows, columns = weight.shape
@@ -104,7 +104,7 @@ def by_blocks(x: jax.Array, weight: QuantizedMatrix) -> jax.Array:
 def _block_rows(weight: QuantizedMatrix) -> int:
     """Returns how many rows are widened at once: a divisor, in whole pairs of groups.
 
-    Half of them at most, since a loop that is run once is none.
+    It is half of all rows at most, or the loop over blocks would run only once.
     """
     rows, columns = weight.shape
     unit = 2 * rows // len(weight.scales) if weight.bits == 4 else 1
@@ -114,7 +114,7 @@ def _block_rows(weight: QuantizedMatrix) -> int:
 
 
 def _rows(weight: QuantizedMatrix, start: jax.Array, count: int) -> QuantizedMatrix:
-    """Returns a few rows; of a matrix with several groups, whole ones."""
+    """Returns a few rows of a matrix; where it has several groups, whole groups."""
     per_byte = 8 // weight.bits
     values = jax.lax.dynamic_slice_in_dim(
         weight.values, start // per_byte, count // per_byte
@@ -127,5 +127,5 @@ def _rows(weight: QuantizedMatrix, start: jax.Array, count: int) -> QuantizedMat
 
 
 def init_matrix(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Returns a normal matrix with deviation 0.02."""
+    """Returns a matrix of normal draws with deviation 0.02."""
     return (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(dtype)

@@ -10,12 +10,12 @@ from eagle_jax.models.quantized import Matrix
 
 @struct.dataclass(kw_only=True)
 class MlpParams:
-    """Weights of a gated feed-forward layer; every matrix is `[in, out]`.
+    """The weights of a gated feed-forward layer; every matrix is `[in, out]`.
 
     Attributes:
-        gate: `[E, intermediate]`.
-        up: `[E, intermediate]`.
-        down: `[intermediate, E]`.
+        gate: `[E, intermediate]`, the matrix of the gate.
+        up: `[E, intermediate]`, the matrix of the gated values.
+        down: `[intermediate, E]`, the matrix back to the model's width.
     """
 
     gate: Matrix
@@ -25,11 +25,11 @@ class MlpParams:
 
 @struct.dataclass(kw_only=True)
 class MixtureParams:
-    """Weights of a sparse mixture of experts (Mixtral).
+    """The weights of a sparse mixture of experts (Mixtral).
 
     Attributes:
-        router: `[E, X]`, one score per expert.
-        experts: `X` feed-forward layers.
+        router: `[E, X]`, the matrix that gives one score per expert.
+        experts: The `X` experts, each a feed-forward layer.
     """
 
     router: jax.Array
@@ -39,15 +39,15 @@ class MixtureParams:
 def feed_forward(
     params: MlpParams | MixtureParams, x: jax.Array, *, experts_per_token: int = 0
 ) -> jax.Array:
-    """Runs the layer.
+    """Runs a feed-forward layer, or a mixture of several.
 
     Args:
-        params: Weights.
-        x: `[..., E]`, normalised.
+        params: The layer's weights.
+        x: `[..., E]`, the normalised residual stream.
         experts_per_token: How many experts of a mixture read each token. Static.
 
     Returns:
-        `[..., E]`.
+        The outputs `[..., E]`, to be added to the residual stream.
     """
     if isinstance(params, MlpParams):
         return _gated(params, x)
@@ -61,7 +61,7 @@ def feed_forward(
             expert: MlpParams = expert,
             share: jax.Array = share,
         ) -> jax.Array:
-            # Chosen, not multiplied: an expert may overflow on what is not its own.
+            # Chosen, not multiplied: an expert may overflow on tokens of others.
             return total + jnp.where(share > 0, _gated(expert, x) * share, 0)
 
         # Few tokens read few experts: the weights of the others are not touched. Which
@@ -78,7 +78,7 @@ def _gated(params: MlpParams, x: jax.Array) -> jax.Array:
 def _shares(router: jax.Array, x: jax.Array, experts_per_token: int) -> jax.Array:
     """Returns each expert's weight `[..., X]`: those of the chosen ones add up to 1.
 
-    No expert is ever full: with a capacity, what a token is told would depend on its
+    No expert is ever full: with a capacity, a token's output would depend on its
     neighbours in the tree.
     """
     scores = linear(x, router).astype(jnp.float32)
@@ -98,7 +98,15 @@ def init_mlp(
     *,
     num_experts: int = 0,
 ) -> MlpParams | MixtureParams:
-    """Returns random weights of a layer of width `E`, a mixture if it has experts."""
+    """Returns random weights of a layer, a mixture if it has experts.
+
+    Args:
+        key: The typed PRNG key of the draws.
+        width: The width of the model, `E`.
+        intermediate: The width of the feed-forward layer.
+        dtype: The type of the weights.
+        num_experts: The number of experts, `X`; 0 for a dense layer.
+    """
     if num_experts:
         router_key, *keys = jax.random.split(key, 1 + num_experts)
         return MixtureParams(

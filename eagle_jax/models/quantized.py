@@ -1,6 +1,6 @@
 """Matrices of small integers with a scale for each column, or each group of rows in it.
 
-Weights only: what they are multiplied with stays as it is, and the text is that of the
+Only weights are quantized: activations stay as they are, and the text is that of the
 model whose weights these integers stand for. The largest weight is 127.5 steps, or 7.5,
 not 127 or 7: it is off by half a step, as others may be, and steps are smaller.
 """
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 GROUP_SIZE = 64
-"""Rows that share a scale in matrices of 4 bits; half of all where there are fewer."""
+"""The rows that share a scale in matrices of 4 bits; half of all if they are fewer."""
 
 _MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -27,9 +27,10 @@ class QuantizedMatrix:
     multiplied with their own inputs.
 
     Attributes:
-        values: `[in, out]` int8, or `[in / 2, out]` int8 with two values each.
-        scales: `[groups, out]` float32; a group is `in / groups` rows.
-        bits: 8 or 4. Static.
+        values: `[in, out]` int8, the integers; of 4 bits `[in / 2, out]` int8, two in
+            each.
+        scales: `[groups, out]` float32, the scales; a group is `in / groups` rows.
+        bits: The bits of an integer, 8 or 4. Static.
     """
 
     values: jax.Array
@@ -38,13 +39,13 @@ class QuantizedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(in, out)`."""
+        """The shape of the matrix that it stands for, `(in, out)`."""
         rows, columns = self.values.shape
         return rows * 8 // self.bits, columns
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of the matrix that it stands for."""
+        """The type of the matrix that it stands for, which is that of the scales."""
         return self.scales.dtype
 
 
@@ -56,9 +57,9 @@ def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
     """Rounds a matrix to the nearest multiples of its scales.
 
     Args:
-        weight: `[in, out]`, finite.
-        bits: 8 with a scale per column; 4 with one per column and group of
-            `GROUP_SIZE` rows, for which see `has_groups`. Static.
+        weight: `[in, out]`, the matrix, finite.
+        bits: The bits of an integer: 8 with a scale per column; 4 with one per column
+            and group of `GROUP_SIZE` rows, for which see `has_groups`. Static.
     """
     rows, columns = weight.shape
     groups = 1 if bits == 8 else max(rows // GROUP_SIZE, 2)
@@ -79,7 +80,7 @@ def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
 def unpack(weight: QuantizedMatrix) -> list[tuple[jax.Array, jax.Array]]:
     """Returns the integers, int8 `[groups, rows, out]`, with scales `[groups, out]`.
 
-    Of 4 bits there are two such pairs: the even groups and the odd ones.
+    A matrix of 4 bits has two such pairs: the even groups and the odd ones.
     """
     values, scales = weight.values, weight.scales
     count = 8 // weight.bits
@@ -90,20 +91,21 @@ def unpack(weight: QuantizedMatrix) -> list[tuple[jax.Array, jax.Array]]:
 
 
 def has_groups(rows: int, bits: int) -> bool:
-    """Returns whether so many rows can be cut into groups, an even number of them."""
+    """Returns whether a number of rows can be cut into an even number of groups."""
     return bits == 8 or rows % (2 * min(GROUP_SIZE, rows // 2)) == 0
 
 
 def map_matrices(change: Callable[..., Any], params: Any, *others: Any) -> Any:
     """Returns a model with its decoder layers' matrices changed.
 
-    Embedding, output head, norms, biases and routers stay.
+    Embedding, output head, norms, biases and routers stay as they are.
 
     Args:
-        change: From a matrix, and what the others have in its place, to what takes it.
-        params: A pytree of weights, of their shapes or of what else stands for them;
-            none is quantized.
-        others: Pytrees of the same structure.
+        change: The function from a matrix, and the leaves of the others in its place,
+            to the new leaf.
+        params: A pytree of weights, of their shapes or of anything in their place; none
+            is quantized.
+        *others: Pytrees of the same structure.
     """
 
     def one(path: tuple[Any, ...], leaf: Any, *more: Any) -> Any:
@@ -117,7 +119,7 @@ def quantize_layers(params: Any, bits: int) -> Any:
 
     Args:
         params: A pytree of weights, or of their shapes.
-        bits: 8 or 4.
+        bits: The bits of an integer, 8 or 4.
     """
 
     def change(leaf: Any) -> Any:
@@ -135,7 +137,7 @@ def bits_of(params: Any) -> int | None:
 
 
 def num_bytes(params: Any) -> int:
-    """Returns what the weights of a model, or weights of their shapes, take."""
+    """Returns the bytes of a model's weights, or of weights with the given shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 

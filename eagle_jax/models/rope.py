@@ -10,16 +10,18 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Base and scaling of the rotary frequencies.
+    """The base and the scaling of the rotary frequencies.
 
     Attributes:
-        theta: The base.
-        kind: "default", "linear" or "llama3".
-        factor: Stretch of the context, for "linear" and "llama3".
-        low_freq_factor: Llama 3.1: below this many turns in the original context
-            a frequency is fully stretched.
-        high_freq_factor: Llama 3.1: above this many turns it is left alone.
-        original_max_positions: Llama 3.1: length of the original context.
+        theta: The base of the frequencies.
+        kind: The kind of scaling: "default", "linear" or "llama3".
+        factor: The stretch of the context, for "linear" and "llama3".
+        low_freq_factor: The turns in the original context below which a frequency is
+            fully stretched, for "llama3".
+        high_freq_factor: The turns in the original context above which a frequency is
+            left alone, for "llama3".
+        original_max_positions: The length of the original context, in positions, for
+            "llama3".
     """
 
     theta: float
@@ -34,11 +36,11 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
     """Returns the angle that each pair of dimensions turns per position.
 
     Args:
-        config: Base and scaling.
-        head_dim: `A`, even.
+        config: The base and the scaling.
+        head_dim: The width of a head, `A`, even.
 
     Returns:
-        `[A / 2]` float32, radians per position; computed once, at trace time.
+        The angles `[A / 2]` float32 in radians per position, a constant of the trace.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     frequencies = config.theta**-exponents
@@ -58,12 +60,12 @@ def rotary_tables(
     """Returns cosine and sine of every position's angles, once per model call.
 
     Args:
-        positions: `[B, T]` int32.
-        config: Base and scaling. Static.
-        head_dim: `A`. Static.
+        positions: `[B, T]` int32, absolute positions.
+        config: The base and the scaling. Static.
+        head_dim: The width of a head, `A`. Static.
 
     Returns:
-        Two arrays `[B, T, 1, A / 2]` float32; bfloat16 cannot tell position 256
+        The two tables `[B, T, 1, A / 2]` float32; bfloat16 cannot tell position 256
         from 257.
     """
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
@@ -75,11 +77,11 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Turns queries or keys by their positions.
 
     Args:
-        x: `[B, T, heads, A]`.
-        tables: From `rotary_tables`.
+        x: `[B, T, heads, A]`, queries or keys.
+        tables: The tables that `rotary_tables` returned.
 
     Returns:
-        The same shape and dtype.
+        The rotated queries or keys, in the same shape and dtype.
     """
     cos, sin = tables
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)

@@ -22,19 +22,20 @@ from eagle_jax.models.rope import rotary_tables
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Sizes of a decoder.
+    """The sizes of a decoder.
 
     Attributes:
-        layer: Sizes of each layer.
-        num_layers: `L`.
-        vocab_size: `V`.
+        layer: The sizes of each layer.
+        num_layers: The number of layers, `L`.
+        vocab_size: The number of tokens the model knows, `V`.
         tie_embeddings: Whether the output head is the embedding table.
-        max_positions: Positions the model was made for.
-        sliding_window: Positions that a token sees, its own included, in layers with
-            a window.
-        windowed_layers: Which layers have one, ascending.
-        feature_layers: Layers whose inputs are the features that drafters read, side
-            by side (EAGLE-3); `()` for the last hidden state (EAGLE-1/2).
+        max_positions: The number of positions that the model was made for.
+        sliding_window: The number of positions that a token sees, its own included, in
+            layers with a window; `None` for no window.
+        windowed_layers: The indices of the layers with a window, ascending.
+        feature_layers: The indices of the layers whose inputs are the features that
+            drafters read, side by side (EAGLE-3); `()` for the last hidden state
+            (EAGLE-1/2).
     """
 
     layer: LayerConfig
@@ -48,33 +49,34 @@ class TransformerConfig:
 
     @property
     def feature_size(self) -> int:
-        """`F`."""
+        """The width of the features that drafters read, `F`."""
         return self.layer.hidden_size * max(len(self.feature_layers), 1)
 
 
 class Tables(Protocol):
-    """What a head borrows from its target: any pytree with these two arrays."""
+    """The two arrays that a head borrows from its target, in any pytree."""
 
     @property
     def embedding(self) -> jax.Array:
-        """`[V, E]`."""
+        """The embedding table, `[V, E]`."""
         ...
 
     @property
     def output_head(self) -> jax.Array | None:
-        """`[E, V]`, or `None` where it is the embedding's transpose."""
+        """The output head `[E, V]`; `None` where it is the embedding's transpose."""
         ...
 
 
 @struct.dataclass(kw_only=True)
 class TransformerParams:
-    """Weights of a decoder.
+    """The weights of a decoder.
 
     Attributes:
-        embedding: `[V, E]`.
-        layers: `L` layers.
+        embedding: `[V, E]`, the embedding table.
+        layers: The weights of the `L` layers.
         norm: `[E]`, the final norm.
-        output_head: `[E, V]`, or `None` where it is the embedding's transpose.
+        output_head: `[E, V]`, the output head; `None` where it is the embedding's
+            transpose.
     """
 
     embedding: jax.Array
@@ -92,21 +94,22 @@ def forward(
     cache: kv.KVCache,
     earlier: tuple[kv.KeyValues, ...] | None = None,
 ) -> TargetOutput:
-    """Runs the decoder; prefill, decoding, drafting and verification alike.
+    """Runs the decoder, for prefill, decoding, drafting and verification alike.
 
     Args:
-        params: Weights.
-        config: Sizes. Static.
-        tokens: `[B, T]` int32.
-        positions: `[B, T]` int32.
-        mask: `[B, T, U]` bool over `earlier` and then the `T` tokens; `None` for
-            causal, which needs that nothing is `earlier`.
-        cache: Read, never written.
-        earlier: `L` pairs of `[B, G, U - T, A]`, unconfirmed tokens of earlier calls.
+        params: The decoder's weights.
+        config: The decoder's sizes. Static.
+        tokens: `[B, T]` int32, the new tokens.
+        positions: `[B, T]` int32, their absolute positions.
+        mask: `[B, T, U]` bool, true where a token sees one of `earlier` and then the
+            `T` tokens; `None` for causal, which needs that nothing is `earlier`.
+        cache: The cache of the confirmed text, read and never written.
+        earlier: The keys and values of unconfirmed tokens of earlier calls, `L` pairs
+            of `[B, G, U - T, A]`; `None` for none.
 
     Returns:
-        Hidden states after the final norm, `[B, T, F]` features, and `L` pairs of keys
-        and values `[B, G, U, A]` of all unconfirmed tokens.
+        The hidden states `[B, T, E]` after the final norm, the features `[B, T, F]`,
+        and `L` pairs of keys and values `[B, G, U, A]` of all unconfirmed tokens.
     """
     if mask is None:
         mask = causal_mask(*tokens.shape)
@@ -143,20 +146,20 @@ def forward(
 def nearest(mask: jax.Array, window: int) -> jax.Array:
     """Returns the part of a mask that a sliding window leaves.
 
-    What a token sees among new tokens is its path from the confirmed text to itself,
-    in order and one position apart, wherever in the tree the nodes lie. So a window
-    counts from the end of that path.
+    Among new tokens, a token sees its path from the confirmed text to itself, in order
+    and one position apart, wherever in the tree the nodes lie. So a window counts from
+    the end of that path.
 
     Args:
-        mask: `[B, T, U]` bool.
-        window: Positions that a token sees, its own included. Static.
+        mask: `[B, T, U]` bool, true where a token sees a new one.
+        window: The number of positions that a token sees, its own included. Static.
     """
     distance = jnp.cumsum(mask[..., ::-1], axis=-1, dtype=jnp.int32)[..., ::-1]
     return mask & (distance <= window)
 
 
 def causal_mask(batch: int, num_tokens: int) -> jax.Array:
-    """Returns `[B, T, T]` bool: each token sees itself and what stands before."""
+    """Returns a mask `[B, T, T]` bool: each token sees itself and those before it."""
     mask = jnp.tri(num_tokens, dtype=bool)
     return jnp.broadcast_to(mask, (batch, num_tokens, num_tokens))
 
@@ -165,8 +168,8 @@ def unembed(output_head: jax.Array, hidden: jax.Array) -> jax.Array:
     """Returns float32 logits `[..., V]` of hidden states `[..., E]`.
 
     Args:
-        output_head: `[E, V]`.
-        hidden: `[..., E]`.
+        output_head: `[E, V]`, the output head.
+        hidden: `[..., E]`, hidden states after the final norm.
     """
     return jnp.matmul(
         hidden,
@@ -200,8 +203,8 @@ class Transformer:
     """A decoder behind the `Target` protocol.
 
     Attributes:
-        config: Sizes.
-        dtype: Of the cache; that of the weights.
+        config: The decoder's sizes.
+        dtype: The type of the cache, which is that of the weights.
     """
 
     config: TransformerConfig
