@@ -3,9 +3,13 @@
 import re
 
 _LONGEST = 1000
-_ARGUMENT = re.compile(
-    "`(chat|data|draft|dtype|limit|max_length|quantization|samples|small_model|target)`"
+_ARGUMENTS = (
+    *("cache_features", "categories", "chat", "coordinator", "data", "draft", "dtype"),
+    *("grid", "limit", "max_length", "methods", "num_processes", "output"),
+    *("overwrite", "per_category", "process_id", "quantization", "random", "resume"),
+    *("samples", "small_model", "target", "template"),
 )
+_ARGUMENT = re.compile(f"`({'|'.join(_ARGUMENTS)})`")
 
 
 class InputError(ValueError):

@@ -207,7 +207,7 @@ def check_new_folder(
         raise InputError(f"cannot write {path}: it is no folder; give another name")
     if not overwrite:
         raise InputError(
-            f"{path} exists already; give another name, or --overwrite to replace it"
+            f"{path} exists already; give another name, or `overwrite` to replace it"
         )
     if any(path.iterdir()) and not is_ours(path):
         raise InputError(

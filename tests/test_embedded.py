@@ -71,23 +71,19 @@ def test_prompts_come_from_held_out_modules() -> None:
         assert prompt in held_out and prompt not in trained_on
 
 
-# At temperature 1 the most likely drafts would reach 1.5.
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+# The README's first command does it at temperature 0.
 def test_generate_needs_no_arguments_and_keeps_the_targets_text(
-    main: Main,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    temperature: float,
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    flags = ["--temperature", str(temperature), "--max-new-tokens", "32", "--compare"]
+    flags = ["--temperature", "1", "--max-new-tokens", "32", "--compare"]
     assert main([*flags, "--json", str(out)]) == 0
     assert "calibrated" not in capsys.readouterr().err  # Its own calibration fits.
     result = json.loads(out.read_text())
     assert result["settings"]["target"] == str(assets.TARGET)
-    tree = load_config(CONFIG, GenerateConfig).at(temperature).tree
+    tree = load_config(CONFIG, GenerateConfig).at(1.0).tree
     assert result["settings"]["tree"]["num_nodes"] == tree.num_nodes
     assert result["runs"][0]["prompt"] == "def main():"
     assert result["totals"]["identical"] is True
-    # A head that knows nothing reaches 1.05.
+    # A head that knows nothing reaches 1.05, the most likely drafts 1.5.
     assert result["totals"]["tokens_per_round"] > 2

@@ -204,8 +204,8 @@ class Answerer:
                 raise InputError(
                     f"{self.plan.model_id}: decoded round by round, question "
                     f"{conversation.question.question_id!r} has other tokens, so its "
-                    "nodes say nothing about the text; give --dtype float32, where "
-                    "near ties fall alike, or leave out --nodes"
+                    "nodes say nothing about the text; give `dtype` float32, where "
+                    "near ties fall alike, or record no nodes"
                 )
 
     def _measure(

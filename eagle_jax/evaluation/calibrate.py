@@ -142,7 +142,7 @@ def read_observed(
     for name in (*models, "vocab_size"):
         values = sorted({str(run.settings.get(name)) for run in runs})
         if len(values) > 1:
-            advice = "; choose with --draft" if name == "draft" else ""
+            advice = "; choose with `draft`" if name == "draft" else ""
             raise InputError(
                 f"the records have runs of {name} {' and '.join(values)}, which no one "
                 f"calibration fits{advice}"

@@ -89,7 +89,7 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
     method = methods.get(name)
     if method is None:
         raise InputError(
-            f"--methods {text}: {name!r} is no method; known are {', '.join(_SETTINGS)}"
+            f"`methods` {text}: {name!r} is no method; known are {', '.join(_SETTINGS)}"
         )
     values: dict[str, Any] = {}
     for part in filter(None, given.split(",")):
@@ -97,12 +97,12 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
         known = _SETTINGS[method]
         if not equals or key not in known:
             wanted = f"key=value with {', '.join(known)}" if known else "no settings"
-            raise InputError(f"--methods {text}: {part!r} is not known; give {wanted}")
+            raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
         if key in values:
-            raise InputError(f"--methods {text}: {key} is given twice")
+            raise InputError(f"`methods` {text}: {key} is given twice")
         values[key] = _read_value(value)
     acceptance = values.pop("acceptance", config.sampling.acceptance)
-    where = f"--methods {text}"
+    where = f"`methods` {text}"
     # Only the types are checked here; the sizes must fit with those not given, too.
     typed = from_table(TreeConfig, values, where)
     chosen = {key: getattr(typed, key) for key in values}
@@ -158,7 +158,7 @@ def make_runs(
         same = runs.setdefault(run.model_id, run)
         if _tree(same) != _tree(run):
             raise InputError(
-                f"--methods {same.label} and {run.label} would both be written to "
+                f"`methods` {same.label} and {run.label} would both be written to "
                 f"{run.model_id}.jsonl; evaluate them into two folders"
             )
     return list(runs.values())

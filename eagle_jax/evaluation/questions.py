@@ -189,11 +189,11 @@ def choose(
     for category in categories or ():
         if category not in known:
             raise InputError(
-                f"--categories: {category!r} is unknown; the files have "
+                f"`categories`: {category!r} is unknown; the files have "
                 f"{', '.join(known)}"
             )
     if per_category is not None and per_category < 1:
-        raise InputError(f"--per-category {per_category} must be at least 1")
+        raise InputError(f"`per_category` {per_category} must be at least 1")
     chosen: set[int] = set()
     for category in known if categories is None else categories:
         members = [question for question in questions if question.category == category]

@@ -128,13 +128,13 @@ def _check(
             raise InputError(
                 f"{path}:{number}: question {question_id!r} was another one then, or "
                 "stood in another place; give the same question files to go on with "
-                "it, or another --output"
+                "it, or another `output`"
             )
         if question_id not in asked and identity[:2] in ids:
             raise InputError(
                 f"{path}:{number}: question {question_id!r} is now called "
                 f"{ids[identity[:2]]!r}, as ids change with the number of files; give "
-                "the same question files, or another --output"
+                "the same question files, or another `output`"
             )
         records.append(record)
     return records
@@ -158,7 +158,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
 def _foreign(path: Path, number: int) -> InputError:
     return InputError(
         f"{path}:{number} is no record of an evaluation; remove the file, or give "
-        "another --output"
+        "another `output`"
     )
 
 
@@ -169,5 +169,5 @@ def _check_run(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
             raise InputError(
                 f"{path} was written with {name} = {old.get(name)!r}, but now it is "
                 f"{new.get(name)!r}; use the same settings to go on with it, or give "
-                "another --output"
+                "another `output`"
             )

@@ -35,7 +35,7 @@ def check_template(tokenizer: Any, template: Template) -> None:
     if template == "tokenizer" and not tokenizer.chat_template:
         others = ", ".join(name for name in TEMPLATES if name != "tokenizer")
         raise InputError(
-            "--template tokenizer needs a chat template, but the tokenizer has none; "
+            "`template` tokenizer needs a chat template, but the tokenizer has none; "
             f"give a chat model, or another template: {others}"
         )
 

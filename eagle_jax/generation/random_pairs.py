@@ -67,13 +67,13 @@ def open_random(
     """
     if method == "small-model":
         raise InputError(
-            "--random makes an EAGLE head, no small model; give --target FOLDER and "
-            "--draft FOLDER"
+            "`random` makes an EAGLE head, no small model; give `target` FOLDER and "
+            "`draft` FOLDER"
         )
     config = _random_config(sizes)
     if with_tokenizer and config.vocab_size < _NUM_BYTES + 2:
         raise InputError(
-            f"--random vocabulary={config.vocab_size} must be at least "
+            f"`random` vocabulary={config.vocab_size} must be at least "
             f"{_NUM_BYTES + 2}: the bytes, <s> and </s>"
         )
     if dtype == "auto":
@@ -144,7 +144,7 @@ def _random_config(sizes: str) -> TransformerConfig:
     is_complete = set(_REQUIRED_SIZES) <= set(values) <= set(known)
     if not well_formed or not is_complete or 0 in values.values():
         raise InputError(
-            f"--random {sizes[:100]!r} must be one of {', '.join(RANDOM_SIZES)} or "
+            f"`random` {sizes[:100]!r} must be one of {', '.join(RANDOM_SIZES)} or "
             "sizes of up to nine digits like hidden=512,layers=8,heads=8,"
             f"vocabulary=32000; known are {', '.join(known)}"
         )
@@ -152,7 +152,7 @@ def _random_config(sizes: str) -> TransformerConfig:
     kv_heads = values.get("kv_heads", heads)
     if hidden % (2 * heads) or heads % kv_heads:
         raise InputError(
-            f"--random {sizes!r}: hidden must be an even multiple of heads, and heads "
+            f"`random` {sizes!r}: hidden must be an even multiple of heads, and heads "
             "a multiple of kv_heads"
         )
     layer = LayerConfig(

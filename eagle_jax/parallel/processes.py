@@ -76,8 +76,8 @@ def detect_processes() -> None:
     except ValueError as error:
         raise InputError(
             "no cluster was found that tells of its processes, as Cloud TPU, SLURM and "
-            "Open MPI do; start a process on each machine with --coordinator, "
-            "--num-processes and --process-id"
+            "Open MPI do; start a process on each machine with `coordinator`, "
+            "`num_processes` and `process_id`"
         ) from error
     except (RuntimeError, OSError) as error:
         raise InputError(f"the cluster's processes did not meet: {error}") from error

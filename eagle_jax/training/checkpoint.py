@@ -33,7 +33,7 @@ def writing_run(folder: Path) -> Iterator[None]:
         InputError: If another process writes the run, or the folder cannot be made.
     """
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--output {folder} is no folder; give another name")
+        raise InputError(f"`output` {folder} is no folder; give another name")
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         with contextlib.ExitStack() as stack:
@@ -55,17 +55,17 @@ def check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
             `resume` nor `overwrite` is given, or no run to resume.
     """
     if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other")
+        raise InputError("`resume` and `overwrite` exclude each other")
     names = {path.name for path in output.iterdir()} if output.is_dir() else set()
     # What a kill left half-written has a hidden name.
     names = {name for name in names - {LOCK} if not is_left_behind(name, _OURS)}
     if resume:
         if "run.json" not in names:
-            raise InputError(f"--resume: {output} holds no run; leave out --resume")
+            raise InputError(f"`resume`: {output} holds no run; leave out `resume`")
         return
     if names and not overwrite:
         raise InputError(
-            f"{output} is not empty; give --resume to go on with its run, --overwrite "
+            f"{output} is not empty; give `resume` to go on with its run, `overwrite` "
             "to replace it, or another name"
         )
     if names and ("run.json" not in names or names - _OURS):

@@ -71,7 +71,7 @@ class ResumableLines(JsonLines):
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise InputError(
                 f"the last line of {self.path} is no record of this command; give "
-                "another output, or --overwrite to lose it"
+                "another output, or `overwrite` to lose it"
             ) from error
 
 
@@ -92,12 +92,12 @@ def _check_settings(
     if old is None:
         raise InputError(
             f"{path} exists and has no {path.name}.settings.json beside it, so it was "
-            "made by something else; give another output, or --overwrite to lose it"
+            "made by something else; give another output, or `overwrite` to lose it"
         )
     for name in [*new, *old]:
         if old.get(name) != new.get(name):
             raise InputError(
                 f"{path} was made with {name} = {old.get(name)!r}, but now it is "
                 f"{new.get(name)!r}; use the same settings to go on with it, give "
-                "another output, or --overwrite to start again"
+                "another output, or `overwrite` to start again"
             )

@@ -202,7 +202,7 @@ def _shard(
     )
     sharding = shard_pair(mesh, source.config, batch_size=batch_size)
     if config.data.cache_features and jax.process_count() > 1:
-        raise InputError("--cache-features is for one process; leave it out")
+        raise InputError("`cache_features` is for one process; leave it out")
     head = new_head_config(source.config, config)
     shapes = shapes_of(eagle_head.init_params, head)
     return sharding.with_drafter(head.layer, shapes), head

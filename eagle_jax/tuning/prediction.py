@@ -75,18 +75,18 @@ def parse_grid(text: str) -> list[TreeConfig]:
         sizes = re.fullmatch(r"(\d{1,10})/(\d{1,10})/(\d{1,10})", part)
         if sizes is None:
             raise InputError(
-                f"--grid {part[:99]!r} must be num_nodes/depth/width, such as 8/7/1"
+                f"`grid` {part[:99]!r} must be num_nodes/depth/width, such as 8/7/1"
             )
         nodes, depth, width = map(int, sizes.groups())
         tree = TreeConfig(num_nodes=nodes, depth=depth, width=width)
         if tree.levels < 1:
             raise InputError(
-                f"--grid {part} drafts nothing: give num_nodes >= 2 and depth >= 1"
+                f"`grid` {part} drafts nothing: give num_nodes >= 2 and depth >= 1"
             )
         if tree not in trees:
             trees.append(tree)
     if not trees:
-        raise InputError('--grid is empty; give settings such as "8/7/1 10/9/1"')
+        raise InputError('`grid` is empty; give settings such as "8/7/1 10/9/1"')
     return trees
 
 

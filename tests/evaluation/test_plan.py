@@ -65,7 +65,7 @@ def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
     ],
 )
 def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> None:
-    refused(lambda: parse_method(method, CONFIG), f"--methods {method}", named)
+    refused(lambda: parse_method(method, CONFIG), f"`methods` {method}", named)
 
 
 def test_runs_that_cannot_be_made_are_refused() -> None:

@@ -150,7 +150,7 @@ def test_wrong_choices_are_refused() -> None:
     )
     refused(
         lambda: choose(numbered(2), per_category=0),
-        "--per-category 0 must be at least 1",
+        "`per_category` 0 must be at least 1",
     )
 
 

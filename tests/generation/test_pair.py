@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import eagle_jax
-from eagle_jax import Pair, StopReason, TreeConfig, assets
+from eagle_jax import Pair, StopReason, TreeConfig
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.generation.random_pairs import open_random
 from tests.helpers import refused
@@ -74,14 +74,6 @@ def test_plain_decoding_writes_the_same_text(pair: Pair) -> None:
         (expected,) = plain.generate("import ", **settings)
         assert pair.generate("import ", **settings)[0].text == expected.text
         assert expected.tokens_per_round == 1
-
-
-def test_the_embedded_pair_writes_the_same_as_its_target_alone() -> None:
-    plain = eagle_jax.load_pair(str(assets.TARGET), method="autoregressive")
-    (expected,) = plain.generate("def main():", **SETTINGS)
-    (done,) = eagle_jax.load_embedded_pair().generate("def main():", **SETTINGS)
-    assert done.text == expected.text
-    assert len(done.accept_lengths) < len(expected.accept_lengths)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_method_without_its_weights_is_refused(method: Method) -> None:
 @pytest.mark.parametrize(
     ("sizes", "named"),
     [
-        ("huge", "--random 'huge' must be one of tiny"),
+        ("huge", "`random` 'huge' must be one of tiny"),
         ("hidden=64", "known are hidden"),
         ("hidden=64,layers=2,heads=5,vocabulary=300", "even multiple of heads"),
         ("hidden=64,layers=2,heads=4,vocabulary=100", "at least 258"),

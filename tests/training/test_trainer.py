@@ -107,7 +107,7 @@ def test_an_output_with_a_run_is_kept_unless_told_otherwise(
         wanted = config(**given.pop("changes", {}))
         train_head(str(tiny_pair / "target"), [data], begun, wanted, **given)
 
-    refused(train, str(begun), "--resume", "--overwrite")
+    refused(train, str(begun), "`resume`", "`overwrite`")
     # Nothing is removed before all else is known to be right.
     too_large = {"changes": {"batch_size": 4000}, "overwrite": True}
     refused(lambda: train(**too_large), "batch_size = 4000")
