@@ -14,8 +14,8 @@ from tests.stories import Stories, batches, plain_texts, speculate
 
 pytestmark = pytest.mark.skipif(
     bool(QUICK) and QUICK in os.environ.get("XLA_FLAGS", ""),
-    reason="programs compile quickly here, unlike a user's; .ci/run runs this beside "
-    "the TPU compiler (pip install '.[tpu-compile]'), where they compile as a user's do",
+    reason="programs compile quickly here, unlike a user's; .ci/run runs this with "
+    "'.[tpu-compile]' installed, where they compile as a user's do",
 )
 
 
