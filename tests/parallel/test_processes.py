@@ -129,13 +129,13 @@ def test_a_machine_without_a_cluster_is_told_so(
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    refused(detect_processes, "no cluster was found", "--coordinator")
+    refused(detect_processes, "no cluster was found", "`coordinator`")
 
 
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        (["--coordinator", "localhost:1234"], "belong together"),
+        (["`coordinator`", "localhost:1234"], "belong together"),
         (["--process-id", "0", "--num-processes", "2"], "belong together"),
         (["--all"], "need --mesh"),
         (["--distributed"], "need --mesh"),
