@@ -135,7 +135,7 @@ def test_a_machine_without_a_cluster_is_told_so(
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        (["`coordinator`", "localhost:1234"], "belong together"),
+        (["--coordinator", "localhost:1234"], "belong together"),
         (["--process-id", "0", "--num-processes", "2"], "belong together"),
         (["--all"], "need --mesh"),
         (["--distributed"], "need --mesh"),

@@ -270,7 +270,7 @@ def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
     refused(
         lambda: ResumableLines(path, {"seed": 1}),
         "made by something else;",
-        "--overwrite",
+        "`overwrite`",
     )
     assert path.read_bytes() == before
     with ResumableLines(path, {"seed": 2}, overwrite=True) as lines:
