@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from eagle_jax.decoding.rates import n_alpha
+from eagle_jax.decoding.rates import decoded_tokens, n_alpha, tokens_per_round
+
+
+def test_the_prefills_token_is_in_no_round() -> None:
+    # Texts of 6, 1 and 0 tokens: rounds emitted the last five of the first.
+    assert decoded_tokens([6, 1, 0]) == 5
+    assert tokens_per_round([6, 1, 0], 2) == 2.5
+    # Each step of plain decoding emits one token.
+    assert tokens_per_round([6], 5) == 1
+    assert tokens_per_round([1], 0) is None
 
 
 def test_n_alpha_counts_the_chains_that_got_so_far() -> None:
