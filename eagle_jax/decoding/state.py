@@ -96,9 +96,7 @@ def start(
     is_prompt = jnp.arange(num_tokens) < lengths[:, None]
     tokens = jnp.zeros((batch, num_slots), jnp.int32)
     state = DecodeState(
-        # `jax.jit` returns untouched arguments themselves, and states are donated:
-        # without copies, the first round would delete the caller's requests.
-        rows=jax.tree.map(jnp.copy, requests.settings()),
+        rows=requests.settings(),
         tokens=tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
         lengths=lengths,
         stop_reason=jnp.full(batch, StopReason.RUNNING, jnp.int32),
