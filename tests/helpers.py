@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Draws, Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.sampling import SamplingParams
+from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import DraftTree
 
 
@@ -80,6 +82,32 @@ def decoded_rounds(
         accepted.append(int(done.acceptance.num_accepted[0]))
     (generated,) = texts(requests, state)
     return trees, accepted[:-1], generated
+
+
+def check_recorded_rounds(
+    target: Transformer, drafter: TreeDrafter, params: Params, recorded: dict[str, Any]
+) -> None:
+    """Compares trees, what was accepted and the texts with the official code's."""
+    for run in recorded["runs"]:
+        trees, accepted, generated = decoded_rounds(
+            target,
+            drafter,
+            params,
+            run["prompt_ids"],
+            recorded["config"]["max_new_tokens"],
+        )
+        # The official code overshoots the limit; all rounds before are compared.
+        assert len(trees) >= len(run["trees"]) - 2
+        for tree, official in zip(trees, run["trees"], strict=False):
+            assert_valid_tree(tree)
+            assert tree.is_node.all()
+            assert tree.tokens.tolist() == official["tokens"]
+            assert tree.parents.tolist() == official["parents"]
+            np.testing.assert_allclose(
+                tree.log_values, official["log_values"], atol=1e-4, rtol=0
+            )
+        assert accepted == run["accept_lengths"][: len(accepted)]
+        assert generated == run["generated_ids"][: len(generated)]
 
 
 def as_tree(paths: list[tuple[int, ...]], num_nodes: int) -> DraftTree:

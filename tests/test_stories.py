@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from eagle_jax.decoding import autoregressive, speculative
@@ -12,9 +11,9 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.interface import Params
-from eagle_jax.testing import assert_same_tokens, assert_valid_tree
-from eagle_jax.tree import EAGLE1_TREE, DraftTree
-from tests.helpers import decoded_rounds, texts
+from eagle_jax.testing import assert_same_tokens
+from eagle_jax.tree import EAGLE1_TREE
+from tests.helpers import check_recorded_rounds, decoded_rounds, texts
 from tests.stories import (
     NEW_TOKENS,
     Stories,
@@ -52,13 +51,6 @@ def test_the_text_is_what_an_independent_program_prints(
         assert text.startswith(golden)
 
 
-def rounds_of(
-    stories: Stories, drafter: TreeDrafter, prompt: list[int], max_new_tokens: int
-) -> tuple[list[DraftTree], list[int], list[int]]:
-    params = stories.params(stories.trained)
-    return decoded_rounds(stories.target, drafter, params, prompt, max_new_tokens)
-
-
 @pytest.mark.parametrize(
     "trace",
     [
@@ -76,20 +68,8 @@ def test_every_round_drafts_and_accepts_like_the_official_code(
     drafter = stories.drafter(
         num_nodes=config["num_nodes"], depth=config["levels"], width=config["width"]
     )
-    for run in recorded["runs"]:
-        trees, accepted, generated = rounds_of(
-            stories, drafter, run["prompt_ids"], config["max_new_tokens"]
-        )
-        for tree, official in zip(trees, run["trees"], strict=False):
-            assert_valid_tree(tree)
-            assert tree.is_node.all()
-            assert tree.tokens.tolist() == official["tokens"]
-            assert tree.parents.tolist() == official["parents"]
-            np.testing.assert_allclose(
-                tree.log_values, official["log_values"], atol=1e-4, rtol=0
-            )
-        assert accepted == run["accept_lengths"][: len(accepted)]
-        assert generated == run["generated_ids"][: len(generated)]
+    params = stories.params(stories.trained)
+    check_recorded_rounds(stories.target, drafter, params, recorded)
 
 
 def test_every_static_round_is_the_official_codes(
@@ -100,8 +80,12 @@ def test_every_static_round_is_the_official_codes(
     assert EAGLE1_TREE.depths.tolist() == recorded["config"]["depths"]
     drafter = TreeDrafter(model=EagleHead(config=stories.head), tree=EAGLE1_TREE)
     for run in recorded["runs"]:
-        trees, accepted, _ = rounds_of(
-            stories, drafter, run["prompt_ids"], recorded["config"]["max_new_tokens"]
+        trees, accepted, _ = decoded_rounds(
+            stories.target,
+            drafter,
+            stories.params(stories.trained),
+            run["prompt_ids"],
+            recorded["config"]["max_new_tokens"],
         )
         official = run["tree_tokens"]
         assert [t.tokens.tolist() for t in trees] == official[: len(trees)]

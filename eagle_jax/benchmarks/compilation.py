@@ -147,7 +147,7 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
     devices = topologies.get_topology_desc(
         platform="tpu", topology_name=case.topology, **alone
     ).devices
-    sharding, params = _placed_params(case, devices)
+    sharding, params = _sharded_params(case, devices)
     if set(only) - {"training step"}:
         yield from _decoding(case, sharding, params, only)
     if "training step" in only:
@@ -309,7 +309,7 @@ def _caches(state: Any) -> list[Any]:
     return jax.tree.leaves(list(layers))
 
 
-def _placed_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
+def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
     """Returns the sharding on the topology, and the sharded shapes of all weights."""
     key = jax.random.key(0)
 

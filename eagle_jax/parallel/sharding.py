@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel.mesh import DATA, MeshShape, check_mesh, make_mesh
 from eagle_jax.parallel.rules import (
     WHOLE,
+    AnyMesh,
     Rules,
     draft_rules,
     param_shardings,
@@ -33,12 +34,13 @@ class PairSharding:
     """The shardings of a pair's arrays.
 
     Attributes:
-        mesh: The mesh that `make_mesh` returned.
+        mesh: The mesh that `make_mesh` returned; an abstract one is enough for asking
+            for shardings.
         target: The target's rules.
         drafter: The drafter's rules.
     """
 
-    mesh: Mesh
+    mesh: AnyMesh
     target: Rules
     drafter: Rules = dataclasses.field(default_factory=lambda: WHOLE)
 

@@ -90,7 +90,7 @@ class Run:
         check_rows(data.rows, config.run.batch_size)
         self._config, self._step_config, self._data = config, step_config, data
         self._folder = folder
-        self._placement, self._target_params = sharding, target_params
+        self._sharding, self._target_params = sharding, target_params
         self._checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.run.keep, best="agreement"
         )
@@ -182,7 +182,7 @@ class Run:
         chosen = rows_at(len(data.rows), step, run.batch_size, run.seed)
         rows = data.rows[chosen]
         features = None if data.features is None else data.features.read(chosen)
-        rows_there, features = self._placement.put_rows((rows, features))
+        rows_there, features = self._sharding.put_rows((rows, features))
         state, metrics = self._step(
             self._state,
             self._target_params,

@@ -28,7 +28,7 @@ from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests import tiny
 from tests.conftest import Main, load_main
-from tests.helpers import decoded_rounds, make_draws, texts
+from tests.helpers import check_recorded_rounds, make_draws, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -75,21 +75,7 @@ def test_every_round_drafts_and_accepts_like_the_official_code(
         num_nodes=config["num_nodes"], depth=config["levels"], width=config["width"]
     )
     drafter = TreeDrafter(model=head, tree=tree)
-    for run in recorded["runs"]:
-        trees, accepted, generated = decoded_rounds(
-            target, drafter, params, run["prompt_ids"], config["max_new_tokens"]
-        )
-        assert len(trees) > len(run["trees"])
-        for tree, wanted in zip(trees, run["trees"], strict=False):
-            assert_valid_tree(tree)
-            assert tree.is_node.all()
-            assert tree.tokens.tolist() == wanted["tokens"]
-            assert tree.parents.tolist() == wanted["parents"]
-            np.testing.assert_allclose(
-                tree.log_values, wanted["log_values"], atol=1e-4, rtol=0
-            )
-        assert accepted == run["accept_lengths"][: len(accepted)]
-        assert generated == run["generated_ids"][: len(generated)]
+    check_recorded_rounds(target, drafter, params, recorded)
 
 
 @pytest.fixture(scope="module")

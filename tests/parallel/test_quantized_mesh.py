@@ -12,16 +12,15 @@ from tests.tiny import target_config
 _CONFIG = target_config(num_layers=1)
 
 
-def _placement(tensor: int) -> PairSharding:
+def _sharding(tensor: int) -> PairSharding:
     mesh = AbstractMesh((1, 1, tensor), ("data", "kv", "query"))
-    # An abstract mesh does for a real one: shardings are never asked for devices.
-    return PairSharding(mesh=mesh, target=split_rules(mesh, _CONFIG.layer))  # pyright: ignore[reportArgumentType]
+    return PairSharding(mesh=mesh, target=split_rules(mesh, _CONFIG.layer))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_integers_and_scales_lie_as_their_matrix_does(bits: int) -> None:
     shapes = target_shapes(_CONFIG, bits)
-    shardings = target_shardings(_placement(2), _CONFIG, bits)
+    shardings = target_shardings(_sharding(2), _CONFIG, bits)
     mlp, held = shapes.layers[0].mlp, shardings.layers[0].mlp
 
     def parts(name: str) -> tuple[tuple[int, ...], ...]:
@@ -36,9 +35,9 @@ def test_integers_and_scales_lie_as_their_matrix_does(bits: int) -> None:
 
 
 def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
-    target_shardings(_placement(4), _CONFIG, 8)
+    target_shardings(_sharding(4), _CONFIG, 8)
     refused(
-        lambda: target_shardings(_placement(4), _CONFIG, 4),
+        lambda: target_shardings(_sharding(4), _CONFIG, 4),
         "int4 weights",
         "2 groups",
         "tensor axis",
