@@ -20,8 +20,23 @@ from eagle_jax.parsing import read_toml
 
 Settings = TypeVar("Settings")
 
-Method = Literal["eagle2", "eagle1", "chain", "small-model", "lookup", "autoregressive"]
+Method = Literal[
+    "eagle2",
+    "eagle1",
+    "chain",
+    "eagle2+lookup",
+    "hydra",
+    "medusa",
+    "small-model",
+    "recycling",
+    "lookahead",
+    "lookup",
+    "autoregressive",
+]
 """Names of the methods of generation; every one gives the target's own text."""
+
+Acceptance = Literal["coupled", "rejection", "typical"]
+"""Names of the rules of acceptance above temperature 0; "typical" is not lossless."""
 
 Quantization = Literal["none", "int8", "int4"]
 """Names of the types that the matrices of a target's layers are rounded to."""
@@ -62,7 +77,7 @@ def shortest(value: float) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
-    """The shape of the dynamic draft tree (EAGLE-2, section 4 and appendix A).
+    """The tree that is drafted: EAGLE-2's (section 4 and appendix A) and the others'.
 
     The same tree under other names: `num_nodes` is `total_token` in the EAGLE
     repository and `num_draft_tokens` in SGLang; `depth` is their `depth + 1` and
@@ -86,6 +101,15 @@ class TreeConfig:
             draft's logits before noise is added.
         shared_noise: If false, children are the most likely tokens also where the
             noise of the target's draws is known: the same text in more rounds.
+        choices: The tree of the methods whose tree is static: "eagle1_25",
+            "mc_sim_7b_63" (Medusa's and Hydra's), "recycling_80", or a JSON file with
+            a list of rank paths such as [[0], [1], [0, 0]]; `None` for the method's
+            own.
+        level: Of lookahead: the length of its n-grams, the key token included.
+        window: Of lookahead: the positions ahead that are guessed at together.
+        guesses: Of lookahead: the n-grams that are kept per token, and tried.
+        min_match: Of eagle2+lookup: copy what followed the text's end before if at
+            least so many tokens match.
     """
 
     num_nodes: int = 60
@@ -97,14 +121,23 @@ class TreeConfig:
     kappa: float | None = None
     sharpness: float | None = None
     shared_noise: bool = True
+    choices: str | None = None
+    level: int = 5
+    window: int = 7
+    guesses: int = 7
+    min_match: int = 5
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
         require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
         require(self.depth >= 0, "depth", self.depth, "0 or more")
         require(self.width >= 1, "width", self.width, "at least 1")
-        for name in ("num_nodes", "depth", "width"):
+        for name in ("num_nodes", "depth", "width", "level", "window", "guesses"):
             require_int32(name, getattr(self, name))
+        require(self.level >= 2, "level", self.level, "at least 2")
+        for name in ("window", "guesses", "min_match"):
+            value = getattr(self, name)
+            require(value >= 1, name, value, "at least 1")
         for name in ("kappa", "sharpness"):
             value = getattr(self, name)
             if value is None:
@@ -121,10 +154,9 @@ class TreeConfig:
 
     @property
     def shape(self) -> "TreeConfig":
-        """The same tree without the settings that rank and choose drafts."""
-        return dataclasses.replace(
-            self, calibration=None, kappa=None, sharpness=None, shared_noise=True
-        )
+        """The dynamic tree without the settings that choose drafts."""
+        names = ("num_nodes", "depth", "width", "rank_by", "rerank")
+        return TreeConfig(**{name: getattr(self, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +174,9 @@ class SamplingConfig:
         acceptance: The acceptance rule above temperature 0: "coupled" gives the very
             tokens of plain decoding with the same seed; "rejection" gives the same
             distribution with other tokens, and static trees and chains then draw their
-            nodes from the draft, as published.
+            nodes from the draft, as published; "typical" (Medusa) takes every draft
+            that is likely enough: it is NOT LOSSLESS, the text is no longer the
+            target's.
     """
 
     temperature: float = 0.0
@@ -150,7 +184,7 @@ class SamplingConfig:
     top_k: int = 0
     min_p: float = 0.0
     seed: int = 0
-    acceptance: Literal["coupled", "rejection"] = "coupled"
+    acceptance: Acceptance = "coupled"
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
@@ -164,7 +198,7 @@ class SamplingConfig:
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
 
     @property
-    def rule(self) -> Literal["greedy", "coupled", "rejection"]:
+    def rule(self) -> Literal["greedy"] | Acceptance:
         """The acceptance rule that these settings mean: "greedy" at temperature 0."""
         return "greedy" if self.temperature == 0 else self.acceptance
 
@@ -176,8 +210,12 @@ class DecodingConfig:
     Attributes:
         method: The method that drafts: "eagle2" for dynamic trees and "eagle1" for
             static trees of an EAGLE head, "chain" for its `depth` most likely tokens,
-            "small-model" for the tree of a smaller model (a chain at width 1), "lookup"
-            for earlier text; or "autoregressive" for plain decoding.
+            "eagle2+lookup" for dynamic trees or, where a long enough part of the text
+            comes again, what followed it; "medusa" and "hydra" for static trees of such
+            heads; "small-model" for the tree of a smaller model (a chain at width 1);
+            without weights "lookup" for earlier text, "recycling" for what the target
+            last held likely after each token, and "lookahead" for n-grams that it was
+            led to; or "autoregressive" for plain decoding.
         max_new_tokens: The largest number of tokens to generate per prompt.
         max_length: The largest number of tokens of prompt and output together; `None`
             for the smaller of the model's positions and what the request needs.

@@ -10,7 +10,7 @@ from eagle_jax.decoding.requests import Requests
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target
 
-AcceptanceRule = Literal["greedy", "coupled", "rejection"]
+AcceptanceRule = Literal["greedy", "coupled", "rejection", "typical"]
 """Names of the rules by which drafts are accepted.
 
 `greedy` follows the target's argmax. `coupled` follows the tokens that plain

@@ -8,7 +8,13 @@ from eagle_jax.drafting.eagle import (
     EagleHead,
     EagleState,
 )
+from eagle_jax.drafting.hydra import (
+    HydraDrafterParams,
+    HydraHeads,
+    PrefixHydraHeads,
+)
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
+from eagle_jax.drafting.medusa import MedusaDrafterParams, MedusaHeads
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.small_model import SmallModel, SmallModelState
 from eagle_jax.drafting.trees import TreeDrafter
@@ -22,8 +28,13 @@ __all__ = [
     "EagleDrafterParams",
     "EagleHead",
     "EagleState",
+    "HydraDrafterParams",
+    "HydraHeads",
     "LookupDrafter",
     "LookupState",
+    "MedusaDrafterParams",
+    "MedusaHeads",
+    "PrefixHydraHeads",
     "SmallModel",
     "SmallModelState",
     "TreeDrafter",

@@ -80,7 +80,7 @@ class FeatureHead(abc.ABC):
             Static.
     """
 
-    config: EagleHeadConfig | Eagle3HeadConfig
+    config: Any
     dtype: str = "float32"
     forward: ClassVar[Callable[..., tuple[jax.Array, kv.KeyValues]]]
 
@@ -239,8 +239,11 @@ class EagleHead(FeatureHead):
         del params
         return features
 
-    def logits(self, params: EagleDrafterParams, outputs: jax.Array) -> jax.Array:
+    def logits(
+        self, params: EagleDrafterParams, outputs: jax.Array, *, level: int
+    ) -> jax.Array:
         """See `DraftModel.logits`."""
+        del level
         table = params.output_head
         return unembed(params.embedding.T if table is None else table, outputs)
 
@@ -278,8 +281,11 @@ class Eagle3Head(FeatureHead):
         """See `FeatureHead.fuse`."""
         return eagle3_head.fuse(params.head, features)
 
-    def logits(self, params: Eagle3DrafterParams, outputs: jax.Array) -> jax.Array:
+    def logits(
+        self, params: Eagle3DrafterParams, outputs: jax.Array, *, level: int
+    ) -> jax.Array:
         """See `DraftModel.logits`; the head's own output head gives `W` of them."""
+        del level
         head = params.head
         normed = rms_norm(outputs, head.norm, self.config.layer.rms_norm_eps)
         return unembed(head.output_head, normed)

@@ -24,8 +24,8 @@ class DraftModel(Protocol):
     Its state knows the confirmed text and holds back the tokens that the last round
     confirmed until the root after them is known. `X` is the width of the output that a
     node passes to its children: an EAGLE head's predicted feature, a small model's
-    hidden state. The model chooses among `W` of the target's `V` tokens, in their
-    order; mostly `W = V`.
+    hidden state; it may differ from level to level. The model chooses among `W` of the
+    target's `V` tokens, in their order; mostly `W = V`.
     """
 
     @property
@@ -103,12 +103,19 @@ class DraftModel(Protocol):
             level: The depth of the nodes, at least 1. Static.
 
         Returns:
-            The nodes' outputs `[B, M, X]`, and `earlier` for the next call.
+            The nodes' outputs `[B, M, X]`, or `[B, 1, X]` if all nodes of the level
+            have the same, and `earlier` for the next call.
         """
         ...
 
-    def logits(self, params: Any, outputs: jax.Array) -> jax.Array:
-        """Returns float32 logits `[..., W]` of outputs `[..., X]`."""
+    def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
+        """Returns float32 logits `[..., W]` of the tokens after some nodes.
+
+        Args:
+            params: The model's weights.
+            outputs: `[..., X]`, the outputs of the nodes.
+            level: The depth of the nodes' children, at least 1. Static.
+        """
         ...
 
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:

@@ -119,8 +119,11 @@ class SmallModel:
         )
         return output.hidden, output.entries
 
-    def logits(self, params: TransformerParams, outputs: jax.Array) -> jax.Array:
+    def logits(
+        self, params: TransformerParams, outputs: jax.Array, *, level: int
+    ) -> jax.Array:
         """See `DraftModel.logits`."""
+        del level
         return self.decoder.unembed(params, outputs)
 
     def tokens(self, params: TransformerParams, choices: jax.Array) -> jax.Array:

@@ -41,8 +41,10 @@ class TreeDrafter:
 
     Raises:
         InputError: If a dynamic tree is to be sampled: its shape would depend on what
-            was drawn, and the text would no longer be the target's. Or if a dynamic
-            tree has settings of calibration or noise, which belong to the fields here.
+            was drawn, and the text would no longer be the target's. Or if a static tree
+            without every rank is to be: each draw is tested given those before it. Or
+            if a dynamic tree has settings of calibration or noise, which belong to the
+            fields here.
     """
 
     model: DraftModel
@@ -54,6 +56,8 @@ class TreeDrafter:
     def __post_init__(self) -> None:
         """Refuses a dynamic tree of draws, and settings that nothing here reads."""
         if isinstance(self.tree, Topology):
+            holds = not self.sampled or self.tree.has_every_rank
+            require(holds, "sampled", self.sampled, "false for a tree that lacks ranks")
             return
         require(not self.sampled, "sampled", self.sampled, "false for a dynamic tree")
         wanted = (
@@ -147,7 +151,9 @@ def _grow_dynamic(
     candidates, frontier = jax.vmap(first_level)(tokens[:, 0], log_probs[:, 0])
 
     for level in range(2, config.levels + 1):
-        above = jnp.take_along_axis(outputs, frontier.parents[..., None], axis=1)
+        above = jnp.take_along_axis(
+            _each(outputs, config.width), frontier.parents[..., None], axis=1
+        )
         outputs, earlier = model.step(
             params,
             state,
@@ -157,7 +163,8 @@ def _grow_dynamic(
             earlier,
             level=level - 1,
         )
-        tokens, log_probs = children(outputs, level=level)
+        found = children(outputs, level=level)
+        tokens, log_probs = (_each(x, config.width) for x in found)
         expand = functools.partial(trees.expand, level=level, rank_by=config.rank_by)
         candidates, frontier = jax.vmap(expand)(candidates, frontier, tokens, log_probs)
     rerank = functools.partial(
@@ -191,11 +198,12 @@ def _grow_static(
             scores = _scores(model, params, outputs, draws, calibration, level=depth)
             best, log_probs = trees.top_children(scores, level.width)
         else:
-            logits = model.logits(params, outputs)
-            logits, noise = _draft_and_noise(logits, inner, draws)
+            logits = model.logits(params, outputs, level=depth)
+            logits, noise = _draft_and_noise(_each(logits, len(inner)), inner, draws)
             draft_logits.append(_over_vocabulary(model, params, logits))
             best, log_probs = trees.draw_children(logits, noise, level.width)
-        best = model.tokens(params, best)
+        best = _each(model.tokens(params, best), len(inner))
+        log_probs, outputs = _each(log_probs, len(inner)), _each(outputs, len(inner))
         values = log_values[:, level.parents] + log_probs[:, level.rows, level.ranks]
         log_values = log_values.at[:, level.nodes].set(values)
         tokens = tokens.at[:, level.nodes].set(best[:, level.rows, level.ranks])
@@ -222,11 +230,17 @@ def _grow_static(
     )
 
 
+def _each(x: jax.Array, num_nodes: int) -> jax.Array:
+    """Returns `[B, M, ...]`, one for each node, of `[B, 1, ...]` or of itself."""
+    return jnp.broadcast_to(x, (x.shape[0], num_nodes, *x.shape[2:]))
+
+
 def _noise_of_known_tokens(
     model: DraftModel, params: Any, output: jax.Array, draws: Draws
 ) -> Draws:
     """Returns draws whose noise is `[B, P, W]`: once per round, not once per level."""
-    known = jax.eval_shape(model.logits, params, output).shape[-1]
+    logits = functools.partial(model.logits, level=1)
+    known = jax.eval_shape(logits, params, output).shape[-1]
     if draws.noise is None or draws.noise.shape[-1] == known:
         return draws
     tokens = model.tokens(params, jnp.arange(known))
@@ -261,7 +275,7 @@ def _scores(
         The scores `[B, M, W]` float32; `-inf` for tokens that the row's filters
         exclude.
     """
-    logits = model.logits(params, outputs)
+    logits = model.logits(params, outputs, level=level)
     greedy = calibration.greedy.kappa * calibration.greedy.sharpness
     if draws.noise is None:
         return logits if greedy == 1 else logits * greedy

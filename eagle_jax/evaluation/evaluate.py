@@ -15,7 +15,6 @@ from eagle_jax.evaluation.answers import Answerer
 from eagle_jax.evaluation.plan import (
     RunPlan,
     make_drafter,
-    model_kind,
     open_models,
     run_settings,
 )
@@ -24,7 +23,7 @@ from eagle_jax.evaluation.record_files import RecordFile, check_records, recorde
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import Run
 from eagle_jax.evaluation.templates import Template, check_template
-from eagle_jax.generation.methods import HEAD_METHODS, check_draft
+from eagle_jax.generation.methods import EAGLE_METHODS, check_draft, draft_kind
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.room import check_depth
@@ -66,7 +65,7 @@ class Evaluation:
 
     def draft_of(self, method: Method) -> str | None:
         """Returns the name of the model that a method drafts with, if any."""
-        kind = model_kind(method)
+        kind = draft_kind(method)
         if kind is None:
             return None
         return self.small_model if kind == "small-model" else self.draft
@@ -88,7 +87,7 @@ def check_weights(evaluation: Evaluation, runs: Sequence[RunPlan]) -> None:
                 "method small-model needs `small_model`, a smaller model with the "
                 "target's tokenizer"
             )
-        if run.method in HEAD_METHODS:
+        if run.method in EAGLE_METHODS:
             check_draft(run.method, evaluation.draft)
 
 
@@ -170,7 +169,8 @@ def _open(
         small_model=evaluation.small_model,
         dtype=source.dtype,
     )
-    drafters = [make_drafter(run, models) for run in runs]
+    vocab_size = source.config.vocab_size
+    drafters = [make_drafter(run, models, vocab_size=vocab_size) for run in runs]
     for run, drafter in zip(runs, drafters, strict=True):
         decoding = run.config.decoding
         dataclasses.replace(source, drafter=drafter).check_room(
@@ -206,7 +206,7 @@ def _open(
                 drafter=drafter,
                 params=Params(
                     target=pair.params.target,
-                    drafter=params.get(model_kind(run.method), ()),
+                    drafter=params.get(draft_kind(run.method), ()),
                 ),
             ),
             settings=wanted,
@@ -240,7 +240,7 @@ def _draft_settings(
     evaluation: Evaluation, run: RunPlan, prints: Mapping[Method | None, str]
 ) -> dict[str, Any]:
     """Returns a run's names and fingerprints of weights; `None` keys the target's."""
-    draft, kind = evaluation.draft_of(run.method), model_kind(run.method)
+    draft, kind = evaluation.draft_of(run.method), draft_kind(run.method)
     return {
         "target_fingerprint": prints[None],
         "draft": None if draft is None else _EMBEDDED.get(draft, draft),

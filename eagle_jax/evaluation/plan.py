@@ -10,7 +10,7 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import pairs
-from eagle_jax.generation.methods import HEAD_METHODS
+from eagle_jax.generation.methods import draft_kind
 from eagle_jax.generation.pairs import DraftSource, open_draft_model
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
@@ -20,11 +20,20 @@ Models = dict[Method, DraftSource]
 """The opened draft models: "eagle2" for a head, "small-model" for a smaller model."""
 
 _TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
+_DYNAMIC = (
+    *("num_nodes", "depth", "width", "rank_by", "rerank"),
+    *("calibration", "kappa", "sharpness", "shared_noise"),
+)
 _SETTINGS: dict[Method, tuple[str, ...]] = {
-    "eagle2": (*_TREE_FIELDS, "acceptance"),
-    "eagle1": ("shared_noise", "acceptance"),
+    "eagle2": (*_DYNAMIC, "acceptance"),
+    "eagle1": ("choices", "shared_noise", "acceptance"),
     "chain": ("depth", "shared_noise", "acceptance"),
-    "small-model": (*_TREE_FIELDS, "acceptance"),
+    "eagle2+lookup": (*_DYNAMIC, "min_match", "acceptance"),
+    "medusa": ("choices", "shared_noise", "acceptance"),
+    "hydra": ("choices", "shared_noise", "acceptance"),
+    "small-model": (*_DYNAMIC, "acceptance"),
+    "recycling": ("choices", "acceptance"),
+    "lookahead": ("level", "window", "guesses", "acceptance"),
     "lookup": ("num_nodes", "depth", "width", "acceptance"),
     "autoregressive": (),
 }
@@ -254,33 +263,28 @@ def open_models(
     """
     models: Models = {}
     for run in runs:
-        kind = model_kind(run.method)
+        kind = draft_kind(run.method)
         name = small_model if kind == "small-model" else head
         if kind is not None and name is not None and kind not in models:
             models[kind] = open_draft_model(name, target, dtype=dtype, method=kind)
     return models
 
 
-def model_kind(method: Method) -> Method | None:
-    """Returns the key of a method's model in `Models`; `None` if it has none."""
-    if method in HEAD_METHODS:
-        return "eagle2"
-    return "small-model" if method == "small-model" else None
-
-
-def make_drafter(plan: RunPlan, models: Models) -> Drafter | None:
+def make_drafter(plan: RunPlan, models: Models, *, vocab_size: int) -> Drafter | None:
     """Returns a run's drafter.
 
     Args:
         plan: The run's plan.
         models: The models that `open_models` returned.
+        vocab_size: The number of tokens the target knows, `V`.
 
     Raises:
         InputError: If the tree names a calibration that cannot be read.
     """
-    kind = model_kind(plan.method)
+    kind = draft_kind(plan.method)
     draft = None if kind is None else models[kind]
-    return pairs.make_drafter(plan.method, draft, plan.config.tree, plan.acceptance)
+    tree, rule = plan.config.tree, plan.acceptance
+    return pairs.make_drafter(plan.method, draft, tree, rule, vocab_size=vocab_size)
 
 
 def _read_value(text: str) -> Any:

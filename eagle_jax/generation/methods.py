@@ -2,19 +2,58 @@
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from eagle_jax.checkpoints.heads import load_calibration
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import DraftModel, LookupDrafter, TreeDrafter
+from eagle_jax.drafting import (
+    DraftModel,
+    HydraHeads,
+    LookupDrafter,
+    MedusaHeads,
+    PrefixHydraHeads,
+    TreeDrafter,
+)
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.errors import InputError
-from eagle_jax.tree import EAGLE1_TREE, Topology, chain
+from eagle_jax.interface import Drafter
+from eagle_jax.parsing import parse_json, read_bytes
+from eagle_jax.tree import (
+    EAGLE1_TREE,
+    MEDUSA_TREE,
+    STATIC_TREES,
+    Topology,
+    chain,
+    from_paths,
+)
 
-HEAD_METHODS = ("eagle2", "eagle1", "chain")
+EAGLE_METHODS: tuple[Method, ...] = ("eagle2", "eagle1", "chain", "eagle2+lookup")
 """The methods that draft with an EAGLE head."""
+
+DRAFTS: Mapping[Method, str] = {
+    **dict.fromkeys(EAGLE_METHODS, "the EAGLE head of this target"),
+    "medusa": "the Medusa heads of this target",
+    "hydra": "the Hydra heads of this target",
+    "small-model": "a smaller model with the target's tokenizer",
+}
+"""The weights that methods draft with; the others have none."""
+
+_TREES: Mapping[Method, Topology] = {
+    "eagle1": EAGLE1_TREE,
+    "medusa": MEDUSA_TREE,
+    "hydra": MEDUSA_TREE,
+}
+
+
+def draft_kind(method: Method) -> Method | None:
+    """Returns the method that stands for all with the same weights; `None` for none."""
+    if method in EAGLE_METHODS:
+        return "eagle2"
+    return method if method in DRAFTS else None
 
 
 def check_draft(method: Method, draft: str | None) -> None:
@@ -27,15 +66,10 @@ def check_draft(method: Method, draft: str | None) -> None:
     Raises:
         InputError: If the method drafts with a model and none is given.
     """
-    if draft is None and method in HEAD_METHODS:
+    if draft is None and method in DRAFTS:
         raise InputError(
-            f"method {method} needs `draft`, the EAGLE head of this target; or "
-            "choose lookup or autoregressive, which need none"
-        )
-    if draft is None and method == "small-model":
-        raise InputError(
-            "method small-model needs `draft`, a smaller model with the "
-            "target's tokenizer"
+            f"method {method} needs `draft`, {DRAFTS[method]}; or choose lookup, "
+            "recycling, lookahead or autoregressive, which need none"
         )
 
 
@@ -50,10 +84,10 @@ def tree_drafter(
     """Returns the drafter of a method that drafts with a model.
 
     Args:
-        method: The method, any but "lookup" and "autoregressive".
-        model: The draft model: an EAGLE head, or the small model.
-        tree: The tree's settings; EAGLE-1 ignores them, and chains take their length
-            from its depth.
+        method: The method, one that drafts with a model.
+        model: The draft model: a head or heads, or the small model.
+        tree: The tree's settings; static trees are its `choices`, and chains take their
+            length from its depth.
         rule: The acceptance rule. Under "rejection" static trees draw their children
             instead of taking the most likely: EAGLE-1 and standard speculative sampling
             as published. A dynamic tree's shape would depend on what was drawn, so it
@@ -61,11 +95,13 @@ def tree_drafter(
         folder: The model's folder, which may hold a calibration; `None` for none.
 
     Raises:
-        InputError: If the tree names a calibration that cannot be used.
+        InputError: If the tree names a calibration or choices that cannot be used, or
+            is deeper than there are heads.
     """
     shape: TreeConfig | Topology = tree.shape
-    if method == "eagle1":
-        shape = EAGLE1_TREE
+    if method in _TREES:
+        shape = read_choices(tree.choices, _TREES[method])
+        _check_heads(shape, model)
     elif method == "chain" or (method == "small-model" and tree.width == 1):
         shape = chain(tree.levels if method == "small-model" else tree.depth)
     is_static = isinstance(shape, Topology)
@@ -78,8 +114,54 @@ def tree_drafter(
             else _calibration(tree, model.vocab_size, rule, folder)
         ),
         shares_noise=tree.shared_noise,
-        sampled=rule == "rejection" and is_static,
+        # Each draw is tested given those before it, so none may be missing.
+        sampled=rule == "rejection" and is_static and shape.has_every_rank,
     )
+
+
+def read_choices(choices: str | None, own: Topology) -> Topology:
+    """Returns a static tree.
+
+    Args:
+        choices: A name of `STATIC_TREES`, or a JSON file with a list of rank paths;
+            `None` for the method's own.
+        own: The method's own.
+
+    Raises:
+        InputError: If there is no such file, or what it holds is no tree.
+    """
+    if choices is None:
+        return own
+    if choices in STATIC_TREES:
+        return STATIC_TREES[choices]
+    path = Path(choices)
+    if not path.is_file():
+        raise InputError(
+            f"choices = {choices} is neither a file nor one of "
+            f"{', '.join(STATIC_TREES)}"
+        )
+    paths: Any = parse_json(read_bytes(path), str(path))
+    wanted = "a list of lists of ranks, such as [[0], [1], [0, 0]]"
+    if not isinstance(paths, list) or not all(
+        isinstance(one, list) and one and all(type(rank) is int for rank in one)
+        for one in paths
+    ):
+        raise InputError(f"{path} must hold {wanted}")
+    try:
+        return from_paths(paths)
+    except InputError as error:
+        raise InputError(f"{path} holds no tree: {error}; give {wanted}") from error
+
+
+def _check_heads(tree: Topology, model: DraftModel) -> None:
+    if not isinstance(model, MedusaHeads | HydraHeads | PrefixHydraHeads):
+        return
+    num_heads = model.config.num_heads
+    if tree.depth > num_heads:
+        raise InputError(
+            f"`choices` draft {tree.depth} levels, but there are {num_heads} heads, "
+            "one per level; give `choices` of fewer levels"
+        )
 
 
 def _calibration(
@@ -111,6 +193,23 @@ def _calibration(
             raise
         warnings.warn(f"confidences are not calibrated: {error}", stacklevel=2)
         return UNCALIBRATED
+
+
+def plain_drafter(method: Method, tree: TreeConfig, vocab_size: int) -> Drafter | None:
+    """Returns the drafter of a method without weights; `None` for plain decoding.
+
+    Args:
+        method: The method, one that is not in `DRAFTS`.
+        tree: The tree's settings, of which the method reads its own.
+        vocab_size: The number of tokens the target knows, `V`.
+
+    Raises:
+        InputError: If the tree names choices that cannot be used.
+    """
+    del vocab_size
+    if method == "lookup":
+        return lookup_drafter(tree)
+    return None
 
 
 def lookup_drafter(tree: TreeConfig) -> LookupDrafter:

@@ -17,7 +17,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.generation.devices import check_product, on_cpu
-from eagle_jax.generation.methods import lookup_drafter, tree_drafter
+from eagle_jax.generation.methods import DRAFTS, plain_drafter, tree_drafter
 from eagle_jax.generation.room import (
     check_depth,
     check_rounds,
@@ -178,7 +178,12 @@ class PairSource:
             target=with_features(target, self.drafter),
             drafter=self.drafter,
             params=Params(target=target_params, drafter=drafter_params),
-            drafter_of=functools.partial(make_drafter, self.method, self.draft),
+            drafter_of=functools.partial(
+                make_drafter,
+                self.method,
+                self.draft,
+                vocab_size=self.config.vocab_size,
+            ),
             tokenizer=self.tokenizer,
             stop_tokens=self.stop_tokens,
             sharding=with_drafter(sharding, self.drafter, drafter_params),
@@ -223,9 +228,10 @@ def open_pair(
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     check_weights(config, dtype, bits)
     draft = None
-    if draft_name is not None and method not in ("autoregressive", "lookup"):
+    if draft_name is not None and method in DRAFTS:
         draft = open_draft_model(draft_name, config, dtype=dtype, method=method)
-    drafter = make_drafter(method, draft, tree, rule)
+    vocab_size = config.vocab_size
+    drafter = make_drafter(method, draft, tree, rule, vocab_size=vocab_size)
     check_product(bits, dtype)
 
     def read_target(shardings: Any) -> TransformerParams:
@@ -251,7 +257,12 @@ def open_pair(
 
 
 def make_drafter(
-    method: Method, draft: DraftSource | None, tree: TreeConfig, rule: AcceptanceRule
+    method: Method,
+    draft: DraftSource | None,
+    tree: TreeConfig,
+    rule: AcceptanceRule,
+    *,
+    vocab_size: int,
 ) -> Drafter | None:
     """Returns the drafter of a method, `None` for plain decoding.
 
@@ -260,12 +271,13 @@ def make_drafter(
         draft: The model that it drafts with, `None` if there is none.
         tree: The tree's settings.
         rule: The acceptance rule, see `methods.tree_drafter`.
+        vocab_size: The number of tokens the target knows, `V`.
 
     Raises:
-        InputError: If the tree names a calibration that cannot be used.
+        InputError: If the tree names a calibration or choices that cannot be used.
     """
-    if method == "lookup":
-        return lookup_drafter(tree)
+    if method not in DRAFTS:
+        return plain_drafter(method, tree, vocab_size)
     if draft is None:
         return None
     return tree_drafter(method, draft.model, tree, rule=rule, folder=draft.folder)

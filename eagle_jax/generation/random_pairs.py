@@ -12,7 +12,7 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import EagleHead
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
-from eagle_jax.generation.methods import HEAD_METHODS
+from eagle_jax.generation.methods import DRAFTS
 from eagle_jax.generation.pairs import DraftSource, PairSource, make_drafter
 from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.generation.shardings import draft_shardings
@@ -83,7 +83,7 @@ def open_random(
     bits = checkpoints.target_bits(None, config, bits)
     check_product(bits, dtype)
 
-    draft = _random_draft(config, dtype) if method in HEAD_METHODS else None
+    draft = _random_draft(config, dtype) if method in DRAFTS else None
 
     def make_target(shardings: Any) -> TransformerParams:
         make = jax.jit(
@@ -100,7 +100,7 @@ def open_random(
         dtype=dtype,
         method=method,
         draft=draft,
-        drafter=make_drafter(method, draft, tree, rule),
+        drafter=make_drafter(method, draft, tree, rule, vocab_size=config.vocab_size),
         read_target=make_target,
         read_tokenizer=read_tokenizer,
         stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),

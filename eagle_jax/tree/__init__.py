@@ -34,6 +34,9 @@ from eagle_jax.tree.structure import (
 )
 from eagle_jax.tree.topology import (
     EAGLE1_TREE,
+    MEDUSA_TREE,
+    RECYCLING_TREE,
+    STATIC_TREES,
     Topology,
     chain,
     from_paths,
@@ -51,8 +54,11 @@ from eagle_jax.tree.verify import (
 
 __all__ = [
     "EAGLE1_TREE",
+    "MEDUSA_TREE",
     "NO_PARENT",
+    "RECYCLING_TREE",
     "ROOT",
+    "STATIC_TREES",
     "Acceptance",
     "Candidates",
     "DraftTree",

@@ -8,7 +8,7 @@ most likely on, or in the order in which they were sampled.
 import dataclasses
 import functools
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -53,8 +53,8 @@ class Topology:
 
     Attributes:
         paths: The drafted nodes' rank paths, level by level and, inside a level, in
-            the order of their ranks; every node's siblings of lower rank and all its
-            ancestors are among them. The root's path is empty and left out.
+            the order of their ranks; all ancestors of every node are among them. The
+            root's path is empty and left out.
 
     Raises:
         InputError: If paths are missing, repeated or out of order; `from_paths` takes
@@ -72,9 +72,6 @@ class Topology:
         for path in self.paths:
             require(min(path) >= 0, "path", path, "ranks of 0 and more")
             require(path[:-1] in known, "path", path, f"preceded by {path[:-1]}")
-            older = (*path[:-1], path[-1] - 1)
-            is_next = path[-1] == 0 or older in known
-            require(is_next, "path", path, f"preceded by its sibling {older}")
 
     @property
     def num_nodes(self) -> int:
@@ -102,6 +99,12 @@ class Topology:
     def depths(self) -> np.ndarray:
         """`[N]` int32, each node's depth; 0 for the root."""
         return np.array([0, *map(len, self.paths)], np.int32)
+
+    @property
+    def has_every_rank(self) -> bool:
+        """Whether every node's siblings of lower rank are in the tree."""
+        known = set(self.paths)
+        return all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in known for p in known)
 
     @property
     def inner(self) -> np.ndarray:
@@ -142,10 +145,29 @@ def from_paths(paths: Iterable[Sequence[int]]) -> Topology:
     array([-1,  0,  0,  1], dtype=int32)
 
     Raises:
-        InputError: If an ancestor or a sibling of lower rank is missing, or a path
-            is repeated.
+        InputError: If an ancestor is missing, or a path is repeated.
     """
     return Topology(tuple(sorted((tuple(path) for path in paths), key=_level_order)))
+
+
+def from_counts(counts: Mapping[str, int]) -> Topology:
+    """Returns the topology whose nodes have so many children.
+
+    >>> from_counts({"": 3, "0": 2, "00": 1}).paths
+    ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))
+
+    Args:
+        counts: The number of children by the node's rank path, a digit per rank; the
+            ranks of a node's children are 0, 1, ....
+
+    Raises:
+        InputError: If the children of a node are listed, but not the node.
+    """
+    return from_paths(
+        (*map(int, path), rank)
+        for path, count in counts.items()
+        for rank in range(count)
+    )
 
 
 def chain(length: int) -> Topology:
@@ -189,14 +211,41 @@ def _level_order(path: RankPath) -> tuple[int, RankPath]:
     return len(path), path
 
 
-EAGLE1_TREE = from_paths(
-    tuple(map(int, path))
-    for path in (
-        *["0", "1", "2", "3"],
-        *["00", "01", "02", "10", "11", "20", "21", "30"],
-        *["000", "001", "002", "010", "011", "020", "021", "100"],
-        *["0000", "0001", "0002"],
-        *["00000", "00001"],
-    )
+EAGLE1_TREE = from_counts(
+    {"": 4}
+    | {"0": 3, "1": 2, "2": 2, "3": 1}
+    | {"00": 3, "01": 2, "02": 2, "10": 1}
+    | {"000": 3, "0000": 2}
 )
 """The 25 drafted nodes of EAGLE-1 (Figure 9), five levels deep."""
+
+MEDUSA_TREE = from_counts(
+    {"": 10}
+    | {"0": 10, "1": 7, "2": 3, "3": 2, **dict.fromkeys("456789", 1)}
+    | {"00": 10, "01": 3, "02": 2, "10": 2}
+    | dict.fromkeys(("03", "04", "05", "06", "07", "20"), 1)
+    | {"000": 2}
+)
+"""The 63 drafted nodes of Medusa, four levels deep; Hydra drafts the same."""
+
+RECYCLING_TREE = from_counts(
+    {"": 8}
+    | {"0": 8, "1": 4, "2": 3, "3": 2, **dict.fromkeys("4567", 1)}
+    | {"00": 8, "01": 3, "02": 2, "10": 2}
+    | dict.fromkeys(("03", "04", "05", "06", "07"), 1)
+    | dict.fromkeys(("11", "20", "30", "40", "50"), 1)
+    | {"000": 5, "001": 2}
+    | dict.fromkeys(("002", "003", "004", "010", "020"), 1)
+    | dict.fromkeys(("100", "200", "300"), 1)
+    | {"0000": 3}
+    | dict.fromkeys(("0001", "0002", "0010", "0100", "1000"), 1)
+    | {"00000": 2, "00010": 1}
+)
+"""The 80 drafted nodes of Token Recycling, six levels deep."""
+
+STATIC_TREES: Mapping[str, Topology] = {
+    "eagle1_25": EAGLE1_TREE,
+    "mc_sim_7b_63": MEDUSA_TREE,
+    "recycling_80": RECYCLING_TREE,
+}
+"""Published static trees by name and number of drafted nodes."""

@@ -259,7 +259,9 @@ def expected_paths(
         for path, value in parents.items():
             tokens = jnp.array([4, *path])
             total = path_code(tokens, jnp.arange(len(tokens))).sum(dtype=jnp.uint32)
-            logits = np.asarray(model.logits((), total[None])).astype(np.float64)
+            logits = np.asarray(model.logits((), total[None], level=1)).astype(
+                np.float64
+            )
             scores = logits + noise[level - 1][known]
             if temperature:
                 scaled = confidence.sharpness * logits / temperature

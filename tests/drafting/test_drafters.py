@@ -230,7 +230,7 @@ def test_calibrated_values_are_those_of_their_tokens() -> None:
     state = drafter.init_state(1, 64)
     tree, _ = drafter.propose((), state, root, make_draws(1))
     output, _ = model.read((), state, root)
-    log_probs = np.asarray(jax.nn.log_softmax(model.logits((), output)))[0]
+    log_probs = np.asarray(jax.nn.log_softmax(model.logits((), output, level=1)))[0]
     by_rank = np.argsort(-log_probs)
     expected = {
         int(token): exponents[rank] * log_probs[token]

@@ -200,7 +200,7 @@ def test_the_distribution_of_draws_is_over_the_targets_vocabulary(make: Make) ->
     known = tokens_of_the_head(params)
     tree, state = proposed(drafter, params)
     output, _ = drafter.model.read(params.drafter, state, jnp.arange(4))
-    logits = drafter.model.logits(params.drafter, output)
+    logits = drafter.model.logits(params.drafter, output, level=1)
     assert tree.draft_logits is not None
     probs = np.asarray(tree.draft_logits)[:, 0]
     assert probs.shape == (4, VOCABULARY)
@@ -289,7 +289,7 @@ def test_a_draft_continues_its_own_output_unfused(make: Make) -> None:
     np.testing.assert_allclose(found[0, 0], second, rtol=1e-4, atol=1e-4)
     logits = norm(second, head.norm) @ np.asarray(head.output_head)
     np.testing.assert_allclose(
-        model.logits(weights, found)[0, 0], logits, rtol=1e-4, atol=1e-4
+        model.logits(weights, found, level=1)[0, 0], logits, rtol=1e-4, atol=1e-4
     )
 
 

@@ -78,8 +78,8 @@ class ToyModel:
         positions = state.length[:, None] + jnp.full_like(tokens, level)
         return above + path_code(tokens, positions)[..., None], ()
 
-    def logits(self, params: Any, outputs: jax.Array) -> jax.Array:
-        del params
+    def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
+        del params, level
         return path_logits(
             outputs[..., 0],
             vocab_size=self.vocab_size,
@@ -98,8 +98,9 @@ class NarrowToyModel(ToyModel):
 
     known: tuple[int, ...]
 
-    def logits(self, params: Any, outputs: jax.Array) -> jax.Array:
-        return super().logits(params, outputs)[..., jnp.array(self.known)]
+    def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
+        every = super().logits(params, outputs, level=level)
+        return every[..., jnp.array(self.known)]
 
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
         del params

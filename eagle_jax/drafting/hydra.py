@@ -1,0 +1,134 @@
+"""Hydra's heads as draft models: every level has a head, which reads the path above."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.drafting.eagle import EagleState, FeatureHead
+from eagle_jax.drafting.medusa import LastFeature, LastFeatureModel
+from eagle_jax.models import hydra_heads
+from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.hydra_heads import HydraConfig, HydraParams
+from eagle_jax.models.transformer import Tables
+
+
+@struct.dataclass(kw_only=True)
+class HydraDrafterParams:
+    """Hydra's heads, and the table that they borrow from the target.
+
+    Attributes:
+        heads: The weights of the heads and of the prefix layer.
+        embedding: `[V, E]`, the target's embedding table.
+    """
+
+    heads: HydraParams
+    embedding: jax.Array
+
+
+class _PathReader:
+    """What heads have in common that read a path's embeddings.
+
+    The output of a node is `[p, E(root), E(x_1), ..., E(x_d)]` side by side: `X` is
+    `(d + 2) * E` at depth `d`.
+    """
+
+    config: HydraConfig
+
+    @staticmethod
+    def join(heads: HydraParams, target: Tables) -> HydraDrafterParams:
+        """Joins heads with the embedding table of their target; nothing is copied."""
+        return HydraDrafterParams(heads=heads, embedding=target.embedding)
+
+    @property
+    def vocab_size(self) -> int:
+        """See `DraftModel.vocab_size`."""
+        return self.config.vocab_size
+
+    @property
+    def feature_size(self) -> int:
+        """The width of the target's features, `F`, which is `E`."""
+        return self.config.hidden_size
+
+    def step(
+        self,
+        params: HydraDrafterParams,
+        state: Any,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        """See `DraftModel.step`; a node adds its embedding to its parent's output."""
+        del state, visible, level
+        return _append(params, above, tokens), earlier
+
+    def logits(
+        self, params: HydraDrafterParams, outputs: jax.Array, *, level: int
+    ) -> jax.Array:
+        """See `DraftModel.logits`."""
+        return hydra_heads.logits(params.heads.heads[level - 1], outputs)
+
+    def tokens(self, params: HydraDrafterParams, choices: jax.Array) -> jax.Array:
+        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
+        del params
+        return choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HydraHeads(_PathReader, LastFeatureModel):
+    """Hydra's heads on the target's last hidden state ("mlp").
+
+    Attributes:
+        config: The heads' sizes, without a prefix layer.
+    """
+
+    config: HydraConfig
+
+    def read(
+        self, params: HydraDrafterParams, state: LastFeature, root: jax.Array
+    ) -> tuple[jax.Array, LastFeature]:
+        """See `DraftModel.read`."""
+        return _append(params, state.feature, root), state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefixHydraHeads(_PathReader, FeatureHead):
+    """Hydra's heads behind a layer over all confirmed features ("prefix-mlp").
+
+    Attributes:
+        config: The heads' sizes, with those of the prefix layer.
+    """
+
+    config: HydraConfig
+
+    def fuse(self, params: HydraDrafterParams, features: jax.Array) -> jax.Array:
+        """Returns the features as they are."""
+        del params
+        return features
+
+    def run(
+        self, params: HydraDrafterParams, tokens: jax.Array, *inputs: Any
+    ) -> tuple[jax.Array, KeyValues]:
+        """Runs the prefix layer; it reads features alone."""
+        del tokens
+        return hydra_heads.prefix(params.heads, self.config, *inputs)
+
+    def read(
+        self, params: HydraDrafterParams, state: EagleState, root: jax.Array
+    ) -> tuple[jax.Array, EagleState]:
+        """See `DraftModel.read`."""
+        output, state = super().read(params, state, root)
+        return _append(params, output, root), state
+
+
+def _append(
+    params: HydraDrafterParams, above: jax.Array, tokens: jax.Array
+) -> jax.Array:
+    """Returns outputs `[..., X]` with the embeddings of tokens `[...]` behind them."""
+    embedded = params.embedding[tokens]
+    return jnp.concatenate([above.astype(embedded.dtype), embedded], axis=-1)
