@@ -31,7 +31,11 @@ from eagle_jax.checkpoints.tensors import (
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind, new_folder
 from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.eagle_head import (
+    EAGLE_INPUTS,
+    EagleHeadConfig,
+    EagleHeadParams,
+)
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
@@ -332,6 +336,8 @@ def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "written_by": WRITTEN_BY,
     }
+    if config.inputs != EAGLE_INPUTS:
+        fields["inputs"] = config.inputs
     if config.layer.rope.kind == "linear":
         fields["rope_scaling"] = _rope_scaling(config.layer.rope, kind_field="type")
     elif config.layer.rope.kind != "default":

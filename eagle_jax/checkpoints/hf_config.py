@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from eagle_jax.checkpoints.hf_fields import (
     MOST,
@@ -12,7 +12,7 @@ from eagle_jax.checkpoints.hf_fields import (
     read_rope,
 )
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.eagle_head import EAGLE_INPUTS, EagleHeadConfig, HeadInputs
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
@@ -197,8 +197,14 @@ def head_config(folder: Path) -> EagleHeadConfig:
         raise fields.refusal(
             f"num_hidden_layers = {num_layers}; an EAGLE-1/2 head has 1 layer"
         )
+    inputs: Any = fields.get("inputs") or EAGLE_INPUTS
+    if inputs not in get_args(HeadInputs):
+        known = ", ".join(get_args(HeadInputs))
+        raise fields.refusal(f"inputs = {inputs!r} is not supported; known are {known}")
     return EagleHeadConfig(
-        **_head_sizes(fields), fc_bias=fields.flag("bias", default=True)
+        **_head_sizes(fields),
+        fc_bias=fields.flag("bias", default=True),
+        inputs=inputs,
     )
 
 

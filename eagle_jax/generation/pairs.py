@@ -16,6 +16,7 @@ from eagle_jax.drafting import (
     SmallModel,
     TreeDrafter,
 )
+from eagle_jax.drafting.eagle import eagle_model
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.methods import DRAFTS, plain_drafter, tree_drafter
 from eagle_jax.generation.room import (
@@ -319,7 +320,7 @@ def open_draft_model(
         checkpoints.check_eagle3_pair(target, head.config)
     else:
         init_params, read = eagle_head.init_params, checkpoints.load_head
-        head = EagleHead(config=checkpoints.head_config(folder), dtype=dtype)
+        head = eagle_model(checkpoints.head_config(folder), dtype)
         checkpoints.check_pair(target, head.config)
     checkpoints.open_weights(folder)
 
