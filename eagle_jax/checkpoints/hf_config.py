@@ -11,6 +11,7 @@ from eagle_jax.checkpoints.hf_fields import (
     check_keys,
     read_rope,
 )
+from eagle_jax.checkpoints.hub import refuse_other_heads
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EAGLE_INPUTS, EagleHeadConfig, HeadInputs
 from eagle_jax.models.layers import LayerConfig
@@ -186,6 +187,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
             implemented.
     """
     fields = Fields.read(folder)
+    refuse_other_heads(folder)
     if is_eagle3(folder):
         raise fields.refusal(
             "this is an EAGLE-3 head, which can be run and nothing else so far; give "
@@ -223,6 +225,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
             implemented.
     """
     fields = Fields.read(folder)
+    refuse_other_heads(folder)
     _check_head_keys(fields, *_EAGLE3_FIELDS)
     features = fields.get("eagle_config") or _USUAL_FEATURES
     if features != _USUAL_FEATURES:
