@@ -23,7 +23,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import CONFIGS, GenerateConfig
+from eagle_jax.config import CONFIGS, NOT_LOSSLESS, GenerateConfig
 from eagle_jax.evaluation.evaluate import Evaluation, check_weights, evaluate
 from eagle_jax.evaluation.plan import make_runs, parse_method
 from eagle_jax.evaluation.questions import (
@@ -168,3 +168,6 @@ def _print_table(runs: dict[str, Run]) -> None:
         )
     # In a file or a pipe no terminal's width may cut a column.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+    for name, run in runs.items():
+        if not run.is_lossless:
+            print(f"{name}: {NOT_LOSSLESS}")

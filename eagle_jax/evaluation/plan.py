@@ -77,7 +77,8 @@ class RunPlan:
                 parts += [] if value is None else [f"{name}{shortest(value)}"]
         if "shared_noise" in _SETTINGS[self.method] and not tree.shared_noise:
             parts += ["likeliest"]
-        parts += ["rejection"] if self.acceptance == "rejection" else []
+        if self.acceptance in ("rejection", "typical"):
+            parts += [self.acceptance]
         parts += [f"t{shortest(self.config.sampling.temperature)}"]
         return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
 

@@ -29,7 +29,11 @@ TREE = (
 )
 """The settings of one method."""
 
-_METHODS = ("autoregressive", "lookup", "small-model", "chain", "eagle1", "eagle2")
+_METHODS = (
+    *("autoregressive", "small-model", "lookup", "medusa", "lookahead", "hydra"),
+    *("chain", "eagle1", "eagle2", "recycling", "eagle2+lookup"),
+)
+"""The order of EAGLE-2's Table 1; what it does not have stands last."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,11 @@ class Run:
     def is_baseline(self) -> bool:
         """Whether this is plain decoding."""
         return self.method == "autoregressive"
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether texts have the target's distribution: not under "typical"."""
+        return self.settings.get("acceptance") != "typical"
 
     @property
     def is_ablated(self) -> bool:
@@ -256,12 +265,12 @@ def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
 
     Returns:
         Both numbers; `None` where nothing can be compared: without questions of both,
-        for plain decoding itself, and for rejection, which gives other draws of one
-        distribution.
+        for plain decoding itself, and for rejection and typical acceptance, which give
+        other draws or other texts.
     """
     both = shared(run, baseline, None)
-    is_other_draw = run.settings.get("acceptance") == "rejection"
-    if not both or run.is_baseline or is_other_draw:
+    is_other = run.settings.get("acceptance") in ("rejection", "typical")
+    if not both or run.is_baseline or is_other:
         return None
     same = sum(ours.token_ids == theirs.token_ids for ours, theirs in both.values())
     return same, len(both)

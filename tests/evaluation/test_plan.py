@@ -54,14 +54,14 @@ def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
         ("eagle3", "'eagle3' is no method; known are eagle2"),
         ("eagle2:nodes=3", "'nodes=3' is not known; give key=value"),
         ("eagle2:depth", "'depth' is not known; give key=value"),
-        ("eagle1:depth=3", "give key=value with shared_noise"),
+        ("eagle1:depth=3", "give key=value with choices, shared_noise"),
         ("autoregressive:depth=3", "give no settings"),
         ("chain:depth=3,depth=4", "depth is given twice"),
         ("chain:depth=x", "depth = 'x' must be int"),
         ("chain:depth=1.5", "depth = 1.5 must be int"),
         ("chain:depth=-1", "depth = -1 must be 0 or more"),
         ("eagle2:rerank=1", "rerank = 1 must be bool"),
-        ("chain:acceptance=typical", "must be one of 'coupled'"),
+        ("chain:acceptance=typicle", "must be one of 'coupled'"),
     ],
 )
 def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> None:
