@@ -66,6 +66,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "pair, with the settings of configs/embedded.toml",
     )
     add("--draft", help="EAGLE head of the target")
+    add("--medusa", metavar="FOLDER", help="Medusa heads of the target")
+    add("--hydra", metavar="FOLDER", help="Hydra heads of the target")
     add("--small-model", help="smaller model with the target's tokenizer")
     add(
         "--questions",
@@ -122,6 +124,8 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     evaluation = Evaluation(
         target=arguments.target,
         draft=arguments.draft,
+        medusa=arguments.medusa,
+        hydra=arguments.hydra,
         small_model=arguments.small_model,
         output=arguments.output,
         template=arguments.template,

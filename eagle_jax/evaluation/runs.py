@@ -26,6 +26,7 @@ TREE = (
     *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
     *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
+    *("choices", "level", "window", "guesses", "min_match"),
 )
 """The settings of one method."""
 
@@ -98,6 +99,11 @@ class Run:
     def is_baseline(self) -> bool:
         """Whether this is plain decoding."""
         return self.method == "autoregressive"
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether its drafts have probabilities: of a model, not of earlier text."""
+        return self.method not in ("lookup", "lookahead", "recycling")
 
     @property
     def is_lossless(self) -> bool:

@@ -14,6 +14,23 @@ def names(*methods: str, temperatures: tuple[float, ...] = (0.0, 1.0)) -> list[s
     return [run.model_id for run in make_runs(parsed, temperatures, [1])]
 
 
+def test_a_runs_name_has_the_settings_of_its_method() -> None:
+    methods = {
+        "medusa": "medusa",
+        "hydra:choices=runs/mine.json": "hydra-mine",
+        "eagle1:choices=mc_sim_7b_63,shared_noise=false": "eagle1-mc_sim_7b_63",
+        "recycling": "recycling",
+        "lookahead": "lookahead-5-7-7",
+        "lookahead:level=3,window=2,guesses=1": "lookahead-3-2-1",
+        "eagle2+lookup": "eagle2+lookup-60-6-10-match5",
+        "eagle2+lookup:min_match=9": "eagle2+lookup-60-6-10-match9",
+    }
+    wanted = [f"{name}-t0-b1" for name in methods.values()]
+    assert names(*methods, temperatures=(0.0,)) == wanted
+    typical = names("medusa:acceptance=typical")
+    assert typical == ["medusa-t0-b1", "medusa-typical-t1-b1"]
+
+
 def test_settings_of_noise_are_one_run_where_no_noise_is_shared() -> None:
     kappas = names("eagle2:kappa=1", "eagle2:kappa=2,sharpness=1.5")
     assert kappas == [
