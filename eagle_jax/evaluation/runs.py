@@ -30,11 +30,11 @@ TREE = (
 )
 """The settings of one method."""
 
-_METHODS = (
+METHODS = (
     *("autoregressive", "small-model", "lookup", "medusa", "lookahead", "hydra"),
     *("chain", "eagle1", "eagle2", "recycling", "eagle2+lookup"),
 )
-"""The order of EAGLE-2's Table 1; what it does not have stands last."""
+"""The methods in the order of EAGLE-2's Table 1; what it does not have stands last."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,8 +221,8 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     """Returns runs in the order of the papers' tables, plain decoding first."""
 
     def place(run: Run) -> tuple[int, float, int, str]:
-        known = run.method in _METHODS
-        method = _METHODS.index(run.method) if known else len(_METHODS)
+        known = run.method in METHODS
+        method = METHODS.index(run.method) if known else len(METHODS)
         return method, run.temperature, run.batch_size, run.settings["label"]
 
     return sorted(runs, key=place)
