@@ -42,6 +42,7 @@ from eagle_jax.tree.topology import (
     from_paths,
     optimal_topology,
 )
+from eagle_jax.tree.typical import accept_typical
 from eagle_jax.tree.verify import (
     Acceptance,
     Step,
@@ -66,6 +67,7 @@ __all__ = [
     "Frontier",
     "Step",
     "Topology",
+    "accept_typical",
     "ancestor_mask",
     "chain",
     "draw_children",
