@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import LookupDrafter, TreeDrafter
+from eagle_jax.drafting import LookupDrafter, RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import pairs
 from eagle_jax.generation.methods import draft_kind
@@ -209,6 +209,9 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     elif isinstance(drafter, LookupDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape |= {"width": drafter.num_matches}
+    elif isinstance(drafter, RecyclingDrafter):
+        shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
+        shape |= {"choices": config.tree.choices}
     if isinstance(drafter, TreeDrafter):
         shape |= _confidence(plan, drafter)
     return {
