@@ -25,6 +25,7 @@ from eagle_jax.drafting import (
     Eagle3Head,
     EagleHead,
     LookupDrafter,
+    RecyclingDrafter,
     SmallModel,
     TreeDrafter,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "MeshShape",
     "Pair",
     "Params",
+    "RecyclingDrafter",
     "Requests",
     "RopeConfig",
     "SamplingConfig",

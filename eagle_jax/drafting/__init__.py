@@ -16,6 +16,7 @@ from eagle_jax.drafting.hydra import (
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.medusa import MedusaDrafterParams, MedusaHeads
 from eagle_jax.drafting.model import DraftModel
+from eagle_jax.drafting.recycling import RecyclingDrafter, RecyclingState
 from eagle_jax.drafting.small_model import SmallModel, SmallModelState
 from eagle_jax.drafting.trees import TreeDrafter
 
@@ -35,6 +36,8 @@ __all__ = [
     "MedusaDrafterParams",
     "MedusaHeads",
     "PrefixHydraHeads",
+    "RecyclingDrafter",
+    "RecyclingState",
     "SmallModel",
     "SmallModelState",
     "TreeDrafter",

@@ -16,6 +16,7 @@ from eagle_jax.drafting import (
     LookupDrafter,
     MedusaHeads,
     PrefixHydraHeads,
+    RecyclingDrafter,
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
@@ -25,6 +26,7 @@ from eagle_jax.parsing import parse_json, read_bytes
 from eagle_jax.tree import (
     EAGLE1_TREE,
     MEDUSA_TREE,
+    RECYCLING_TREE,
     STATIC_TREES,
     Topology,
     chain,
@@ -206,9 +208,11 @@ def plain_drafter(method: Method, tree: TreeConfig, vocab_size: int) -> Drafter 
     Raises:
         InputError: If the tree names choices that cannot be used.
     """
-    del vocab_size
     if method == "lookup":
         return lookup_drafter(tree)
+    if method == "recycling":
+        shape = read_choices(tree.choices, RECYCLING_TREE)
+        return RecyclingDrafter(vocab_size=vocab_size, tree=shape)
     return None
 
 
