@@ -24,7 +24,6 @@ from eagle_jax.checkpoints.hydra import (
     export_hydra,
     hydra_config,
     load_hydra,
-    prefix_layer,
 )
 from eagle_jax.checkpoints.load import (
     check_max_length,
@@ -72,7 +71,6 @@ __all__ = [
     "medusa_config",
     "open_target",
     "open_weights",
-    "prefix_layer",
     "read_embedding",
     "read_head",
     "resolve",

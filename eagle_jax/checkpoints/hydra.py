@@ -11,7 +11,6 @@ On the left "mlp", on the right "prefix-mlp", whose prefix layer is one layer an
 norm of a Llama with the sizes of the target's layers, which no file names.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -159,17 +158,6 @@ def export_hydra(
     )
 
 
-def prefix_layer(layer: LayerConfig) -> LayerConfig:
-    """Returns the sizes of the prefix layer for a target with such layers: a Llama's.
-
-    Args:
-        layer: The sizes of the target's layers.
-    """
-    return dataclasses.replace(
-        layer, qkv_bias=False, qk_norm=False, num_experts=0, experts_per_token=0
-    )
-
-
 def _open(
     folder: Path, layer: LayerConfig | None
 ) -> tuple[HydraConfig, Weights, Any, HydraParams]:
@@ -208,7 +196,7 @@ def _open(
         num_layers=num_layers,
         hidden_size=width,
         vocab_size=vocab_size,
-        layer=prefix_layer(layer) if has_prefix and layer is not None else None,
+        layer=layer.plain if has_prefix and layer is not None else None,
     )
     shapes = shapes_of(hydra_heads.init_params, config)
     wanted = names.tensor_names(shapes, _table(config))

@@ -311,13 +311,6 @@ class UnshiftedEagleHead(EagleHead):
         return super().logits(params, features, level=level)
 
 
-def eagle_model(config: EagleHeadConfig, dtype: str) -> EagleHead:
-    """Returns an EAGLE-1/2 head as the draft model that its inputs ask for."""
-    is_unshifted = config.inputs == "feature+token"
-    kind = UnshiftedEagleHead if is_unshifted else EagleHead
-    return kind(config=config, dtype=dtype)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3Head(FeatureHead):
     """An EAGLE-3 head, which reads three features and may know fewer tokens.

@@ -6,16 +6,9 @@ from typing import Any
 
 from eagle_jax import checkpoints
 from eagle_jax.config import Method
-from eagle_jax.drafting import (
-    Eagle3Head,
-    HydraHeads,
-    MedusaHeads,
-    PrefixHydraHeads,
-)
-from eagle_jax.drafting.eagle import eagle_model
+from eagle_jax.drafting.heads import HeadModel, head_model
 from eagle_jax.errors import InputError
 from eagle_jax.generation.methods import DRAFTS, draft_kind
-from eagle_jax.models import eagle3_head, eagle_head, hydra_heads, medusa_heads
 from eagle_jax.models.transformer import TransformerConfig
 
 
@@ -44,7 +37,7 @@ def check_kind(folder: Path, method: Method) -> None:
 
 def open_heads(
     folder: Path, target: TransformerConfig, dtype: str, method: Method
-) -> tuple[Any, Callable[..., Any], Callable[..., tuple[Any, Any]]]:
+) -> tuple[HeadModel, Callable[..., tuple[Any, Any]]]:
     """Opens the heads that a method drafts with, without reading their weights.
 
     Args:
@@ -54,8 +47,7 @@ def open_heads(
         method: The method, one that drafts with heads.
 
     Returns:
-        The heads as a draft model that can be joined with its target, the function that
-        makes their weights, and the one that reads them.
+        The heads as a draft model, and the function that reads their weights.
 
     Raises:
         InputError: If the heads cannot be used, or do not fit the target.
@@ -63,24 +55,16 @@ def open_heads(
     config: Any
     if method == "medusa":
         config = checkpoints.medusa_config(folder, target.vocab_size)
-        checkpoints.check_medusa_pair(target, config)
-        model = MedusaHeads(config=config, dtype=dtype)
-        return model, medusa_heads.init_params, checkpoints.load_medusa
-    if method == "hydra":
+        check, load = checkpoints.check_medusa_pair, checkpoints.load_medusa
+    elif method == "hydra":
         config = checkpoints.hydra_config(folder, target.layer)
-        checkpoints.check_hydra_pair(target, config)
-        kind = HydraHeads if config.layer is None else PrefixHydraHeads
-        model = kind(config=config, dtype=dtype)
-        return model, hydra_heads.init_params, checkpoints.load_hydra
-    if checkpoints.is_eagle3(folder):
+        check, load = checkpoints.check_hydra_pair, checkpoints.load_hydra
+    elif checkpoints.is_eagle3(folder):
         config = checkpoints.eagle3_config(folder)
-        checkpoints.check_eagle3_pair(target, config)
-        model = Eagle3Head(config=config, dtype=dtype)
-        opened = model, eagle3_head.init_params, checkpoints.load_eagle3_head
+        check, load = checkpoints.check_eagle3_pair, checkpoints.load_eagle3_head
     else:
         config = checkpoints.head_config(folder)
-        checkpoints.check_pair(target, config)
-        model = eagle_model(config, dtype)
-        opened = model, eagle_head.init_params, checkpoints.load_head
+        check, load = checkpoints.check_pair, checkpoints.load_head
+    check(target, config)
     checkpoints.open_weights(folder)
-    return opened
+    return head_model(config, dtype), load

@@ -15,6 +15,7 @@ from eagle_jax.drafting import (
     SmallModel,
     TreeDrafter,
 )
+from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.heads import check_kind, open_heads
 from eagle_jax.generation.methods import DRAFTS, plain_drafter, tree_drafter
@@ -311,14 +312,15 @@ def open_draft_model(
         decoder = Transformer(config=small, dtype=dtype)
         model = SmallModel(decoder=decoder)
         return DraftSource(model=model, load=load_small, folder=folder)
-    head, init_params, read = open_heads(folder, target, dtype, method)
+    head, read = open_heads(folder, target, dtype, method)
+    join: Any = head.join
 
     def load(
         target_params: TransformerParams, sharding: PairSharding | None = None
     ) -> Any:
-        shardings = draft_shardings(sharding, init_params, head.config)
+        shardings = draft_shardings(sharding, init_heads, head.config)
         params: Any = read(folder, target, target_params, dtype, shardings)[1]
-        return head.join(params, target_params)
+        return join(params, target_params)
 
     return DraftSource(model=head, load=load, folder=folder)
 

@@ -2,7 +2,6 @@
 
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,14 +9,14 @@ import jax
 from eagle_jax import checkpoints
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import EagleHead, MedusaHeads, PrefixHydraHeads
+from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.methods import DRAFTS
 from eagle_jax.generation.pairs import DraftSource, PairSource, make_drafter
 from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.generation.shardings import draft_shardings
-from eagle_jax.models import eagle_head, hydra_heads, medusa_heads, transformer
+from eagle_jax.models import transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.layers import LayerConfig
@@ -119,37 +118,32 @@ def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> Draf
         dtype: The type of the weights; not "auto".
         method: The method, one that drafts with heads.
     """
-    model, init_params = _random_heads(target, dtype, method)
+    model = head_model(_random_heads(target, method), dtype)
+    join: Any = model.join
 
     def load(
         target_params: TransformerParams, sharding: PairSharding | None = None
     ) -> Any:
-        shardings = draft_shardings(sharding, init_params, model.config)
-        make = jax.jit(init_params, static_argnums=(1, 2), out_shardings=shardings)
+        shardings = draft_shardings(sharding, init_heads, model.config)
+        make = jax.jit(init_heads, static_argnums=(1, 2), out_shardings=shardings)
         made = make(jax.random.key(1), model.config, dtype)
-        return model.join(made, target_params)
+        return join(made, target_params)
 
     return DraftSource(model=model, load=load)
 
 
-def _random_heads(
-    target: TransformerConfig, dtype: str, method: Method
-) -> tuple[Any, Callable[..., Any]]:
-    """Returns a method's heads, and the function that makes their weights."""
+def _random_heads(target: TransformerConfig, method: Method) -> HeadSizes:
     sizes = {"hidden_size": target.layer.hidden_size, "vocab_size": target.vocab_size}
     if method == "medusa":
-        medusa = MedusaConfig(num_heads=5, **sizes)
-        return MedusaHeads(config=medusa, dtype=dtype), medusa_heads.init_params
+        return MedusaConfig(num_heads=5, **sizes)
     if method == "hydra":
-        layer = checkpoints.prefix_layer(target.layer)
-        hydra = HydraConfig(num_heads=4, layer=layer, **sizes)
-        return PrefixHydraHeads(config=hydra, dtype=dtype), hydra_heads.init_params
-    head = EagleHeadConfig(
+        layer = target.layer.plain
+        return HydraConfig(num_heads=4, layer=layer, **sizes)
+    return EagleHeadConfig(
         layer=target.layer,
         vocab_size=target.vocab_size,
         max_positions=target.max_positions,
     )
-    return EagleHead(config=head, dtype=dtype), eagle_head.init_params
 
 
 def _random_target(

@@ -50,6 +50,13 @@ class LayerConfig:
     num_experts: int = 0
     experts_per_token: int = 0
 
+    @property
+    def plain(self) -> "LayerConfig":
+        """A layer of the same sizes as Llama's: one feed-forward layer, no biases."""
+        return dataclasses.replace(
+            self, qkv_bias=False, qk_norm=False, num_experts=0, experts_per_token=0
+        )
+
 
 @struct.dataclass(kw_only=True)
 class LayerParams:

@@ -15,11 +15,12 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.rates import n_alpha, tokens_per_round
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.drafting.heads import head_model
 from eagle_jax.interface import Params
 from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
-from eagle_jax.training.heads import draft_model, most_levels
+from eagle_jax.training.heads import most_levels
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, eval_step
@@ -147,7 +148,7 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
 def _cast(params: Any, target_params: Any, config: StepConfig) -> Params:
     """Returns the parameters to decode with: the head in the type of the arithmetic."""
     cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    head = draft_model(config.head, config.dtype)
+    head = head_model(config.head, config.dtype)
     return Params(
         target=target_params, drafter=head.join(cast, config.tables(target_params))
     )
@@ -157,7 +158,7 @@ def _decoder(
     config: StepConfig, sharding: PairSharding, requests: Requests, tree: TreeConfig
 ) -> Callable[[Params], _Decoded]:
     """Returns a function that decodes the requests greedily."""
-    head = draft_model(config.head, config.dtype)
+    head = head_model(config.head, config.dtype)
     depth = min(tree.depth, most_levels(config.head) or tree.depth)
     shape = dataclasses.replace(tree.shape, depth=depth)
     drafter = TreeDrafter(model=head, tree=shape)

@@ -1,4 +1,4 @@
-"""The kinds of heads that are trained: their weights, loss and draft model."""
+"""The kinds of heads that are trained: their sizes, first weights and loss."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.config import require
-from eagle_jax.drafting import HydraHeads, MedusaHeads, PrefixHydraHeads
-from eagle_jax.drafting.eagle import eagle_model
 from eagle_jax.errors import InputError
-from eagle_jax.models import eagle_head, hydra_heads, medusa_heads
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.medusa_heads import MedusaConfig
@@ -20,7 +17,7 @@ from eagle_jax.training.config import HeadConfig, TrainConfig
 from eagle_jax.training.loss import Metrics, head_loss
 from eagle_jax.training.position_loss import hydra_loss, medusa_loss
 
-HeadSizes = EagleHeadConfig | MedusaConfig | HydraConfig
+TrainedHead = EagleHeadConfig | MedusaConfig | HydraConfig
 """The sizes of heads of any kind that is trained."""
 
 Loss = Callable[..., tuple[jax.Array, Metrics]]
@@ -29,7 +26,7 @@ Loss = Callable[..., tuple[jax.Array, Metrics]]
 _MEDUSA_HEADS, _HYDRA_HEADS, _MEDUSA_LAYERS, _HYDRA_LAYERS = 5, 4, 1, 4
 
 
-def new_head(target: TransformerConfig, config: TrainConfig) -> HeadSizes:
+def new_head(target: TransformerConfig, config: TrainConfig) -> TrainedHead:
     """Returns the sizes of new heads: those that are set, else published ones.
 
     Raises:
@@ -54,18 +51,7 @@ def new_head(target: TransformerConfig, config: TrainConfig) -> HeadSizes:
         hidden_size=width,
         vocab_size=vocab_size,
         # The published layout has no sizes of the layer: they are the target's.
-        layer=plain_layer(target) if sizes.kind == "hydra" else None,
-    )
-
-
-def plain_layer(target: TransformerConfig) -> Any:
-    """Returns the sizes of a Llama layer that is as large as the target's."""
-    return dataclasses.replace(
-        target.layer,
-        qkv_bias=False,
-        qk_norm=False,
-        num_experts=0,
-        experts_per_token=0,
+        layer=target.layer.plain if sizes.kind == "hydra" else None,
     )
 
 
@@ -85,7 +71,7 @@ def new_eagle_head(target: TransformerConfig, config: TrainConfig) -> EagleHeadC
         )
     return EagleHeadConfig(
         layer=dataclasses.replace(
-            plain_layer(target),
+            layer.plain,
             intermediate_size=sizes.intermediate_size or layer.intermediate_size,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -112,16 +98,7 @@ def check_kind(sizes: HeadConfig) -> None:
         require(value == usual, name, value, wanted)
 
 
-def init_params(key: jax.Array, head: HeadSizes, dtype: str = "float32") -> Any:
-    """Returns random weights of heads of any kind."""
-    if isinstance(head, MedusaConfig):
-        return medusa_heads.init_params(key, head, dtype)
-    if isinstance(head, HydraConfig):
-        return hydra_heads.init_params(key, head, dtype)
-    return eagle_head.init_params(key, head, dtype)
-
-
-def begin_with(params: Any, head: HeadSizes, tables: Tables) -> Any:
+def begin_with(params: Any, head: TrainedHead, tables: Tables) -> Any:
     """Returns weights to begin with: output heads are copies of the target's."""
     if isinstance(head, EagleHeadConfig):
         return params
@@ -138,23 +115,13 @@ def begin_with(params: Any, head: HeadSizes, tables: Tables) -> Any:
     return dataclasses.replace(params, heads=tuple(begin(one) for one in params.heads))
 
 
-def loss_of(head: HeadSizes) -> Loss:
+def loss_of(head: TrainedHead) -> Loss:
     """Returns the loss that heads of a kind are trained with."""
     if isinstance(head, MedusaConfig):
         return medusa_loss
     return hydra_loss if isinstance(head, HydraConfig) else head_loss
 
 
-def draft_model(head: HeadSizes, dtype: str) -> Any:
-    """Returns heads as a `DraftModel`, whose `join` adds the target's tables."""
-    if isinstance(head, MedusaConfig):
-        return MedusaHeads(config=head, dtype=dtype)
-    if isinstance(head, HydraConfig):
-        kind = HydraHeads if head.layer is None else PrefixHydraHeads
-        return kind(config=head, dtype=dtype)
-    return eagle_model(head, dtype)
-
-
-def most_levels(head: HeadSizes) -> int | None:
+def most_levels(head: TrainedHead) -> int | None:
     """Returns the most levels that heads can draft; `None` for any."""
     return None if isinstance(head, EagleHeadConfig) else head.num_heads

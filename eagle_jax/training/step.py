@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from eagle_jax.drafting.heads import init_heads
 from eagle_jax.models.transformer import Tables, unembed
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.heads import HeadSizes, begin_with, init_params, loss_of
+from eagle_jax.training.heads import TrainedHead, begin_with, loss_of
 from eagle_jax.training.loss import Metrics, Unembed, target_features
 from eagle_jax.training.packing import PackedRows
 
@@ -38,7 +39,7 @@ class StepConfig:
     """
 
     target: Any
-    head: HeadSizes
+    head: TrainedHead
     loss: LossConfig
     optimizer: OptimizerConfig
     steps: int
@@ -102,7 +103,7 @@ def init_state(config: StepConfig, seed: int, target_params: Any = None) -> Trai
             have one of their own; `None` for random ones.
     """
     key = jax.random.key(seed)
-    params = init_params(jax.random.fold_in(key, 0), config.head)
+    params = init_heads(jax.random.fold_in(key, 0), config.head)
     if target_params is not None:
         params = begin_with(params, config.head, config.tables(target_params))
     optimizer: Any = make_optimizer(config.optimizer, config.steps)

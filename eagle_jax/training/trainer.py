@@ -11,6 +11,7 @@ import jax
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.files import fingerprint_file, write_json
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
@@ -24,7 +25,7 @@ from eagle_jax.training.checkpoint import check_output, check_settings, remove_r
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData, read_data
 from eagle_jax.training.features import FeatureDtype, FeatureStore, write_features
-from eagle_jax.training.heads import HeadSizes, check_kind, init_params, new_head
+from eagle_jax.training.heads import TrainedHead, check_kind, new_head
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, check_rows
 from eagle_jax.training.loss import target_features
@@ -154,7 +155,7 @@ def _dtype(config: TrainConfig) -> str:
 
 def _shard(
     source: PairSource, config: TrainConfig, mesh: MeshShape
-) -> tuple[PairSharding, HeadSizes]:
+) -> tuple[PairSharding, TrainedHead]:
     """Returns all shardings and the new head, or refuses what memory cannot hold."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
     if row_length > source.config.max_positions:
@@ -170,7 +171,7 @@ def _shard(
         raise InputError("`cache_features` is for one process; leave it out")
     head = new_head(source.config, config)
     layer = getattr(head, "layer", None) or source.config.layer
-    return sharding.with_drafter(layer, shapes_of(init_params, head)), head
+    return sharding.with_drafter(layer, shapes_of(init_heads, head)), head
 
 
 def _identity(

@@ -11,7 +11,7 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.drafting.eagle import eagle_model
+from eagle_jax.drafting.heads import head_model
 from eagle_jax.interface import Params
 from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle_head
@@ -70,7 +70,7 @@ def params_of(inputs: HeadInputs) -> Params:
 def test_a_chain_is_that_of_one_call_over_all_pairs(inputs: HeadInputs) -> None:
     params = params_of(inputs)
     features = jax.random.normal(jax.random.key(5), (1, len(PROMPT), 32))
-    model = eagle_model(tiny.head_config(inputs=inputs), "float32")
+    model = head_model(tiny.head_config(inputs=inputs), "float32")
     drafter = TreeDrafter(model=model, tree=chain(DEPTH))
     state = drafter.init_state(1, 16)
     prompt, lengths = jnp.array([PROMPT]), jnp.array([len(PROMPT)])
@@ -84,7 +84,7 @@ def test_a_chain_is_that_of_one_call_over_all_pairs(inputs: HeadInputs) -> None:
 def test_the_text_is_plain_decodings(inputs: HeadInputs, temperature: float) -> None:
     params, rule = params_of(inputs), "coupled" if temperature else "greedy"
     drafter = TreeDrafter(
-        model=eagle_model(tiny.head_config(inputs=inputs), "float32"),
+        model=head_model(tiny.head_config(inputs=inputs), "float32"),
         tree=from_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)]),
     )
     decoder = Decoder(target=TARGET, drafter=drafter, acceptance=rule)
@@ -102,7 +102,7 @@ def test_siblings_differ_in_what_they_pass_on_only_where_their_tokens_are_read()
     features = jax.random.normal(jax.random.key(5), (1, 1, 32))
     children = {}
     for inputs in INPUTS:
-        model = eagle_model(tiny.head_config(inputs=inputs), "float32")
+        model = head_model(tiny.head_config(inputs=inputs), "float32")
         params = params_of(inputs)
         tree = from_paths([(0,), (1,), (0, 0), (1, 0)])
         drafter = TreeDrafter(model=model, tree=tree)

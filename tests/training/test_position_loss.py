@@ -9,19 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eagle_jax.drafting.heads import init_heads
 from eagle_jax.models import transformer
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Transformer, output_head, unembed
 from eagle_jax.training.config import HeadConfig, LossConfig, TrainConfig
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.heads import (
-    HeadSizes,
-    begin_with,
-    init_params,
-    loss_of,
-    new_head,
-)
+from eagle_jax.training.heads import TrainedHead, begin_with, loss_of, new_head
 from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import pack
 from tests import tiny
@@ -30,7 +25,7 @@ from tests.helpers import refused
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TARGET = Transformer(config=tiny.target_config(vocab_size=19))
-SIZES = {"hidden_size": 32, "vocab_size": 19}
+SIZES: dict[str, Any] = {"hidden_size": 32, "vocab_size": 19}
 MEDUSA = MedusaConfig(num_heads=3, num_layers=2, **SIZES)
 HYDRA = HydraConfig(num_heads=3, num_layers=2, **SIZES)
 LENGTHS = ((7, 3), (5, 5), (2, 9))  # Of the segments of each row of 12 tokens.
@@ -54,13 +49,11 @@ def setting() -> SimpleNamespace:
     return SimpleNamespace(params=params, rows=rows, features=features)
 
 
-def weights(head: HeadSizes) -> Any:
-    return tiny.random_like(
-        jax.eval_shape(lambda: init_params(jax.random.key(0), head))
-    )
+def weights(head: TrainedHead) -> Any:
+    return tiny.random_like(jax.eval_shape(lambda: init_heads(jax.random.key(0), head)))
 
 
-def logits_at(head: HeadSizes, params: Any, given: SimpleNamespace, *at: int) -> Any:
+def logits_at(head: TrainedHead, params: Any, given: SimpleNamespace, *at: int) -> Any:
     """The logits `[V]` of one head at one place, in NumPy."""
     number, row, place = at
     x = np.asarray(given.features[row, place], np.float64)
@@ -85,7 +78,9 @@ def logits_at(head: HeadSizes, params: Any, given: SimpleNamespace, *at: int) ->
     return x @ np.asarray(one.output_head, np.float64) + bias
 
 
-def expected(head: HeadSizes, params: Any, given: SimpleNamespace, learns: str) -> Any:
+def expected(
+    head: TrainedHead, params: Any, given: SimpleNamespace, learns: str
+) -> Any:
     """The loss, number by number."""
     rows, table = given.rows, np.asarray(output_head(given.params), np.float64)
     losses = []
@@ -109,7 +104,7 @@ def expected(head: HeadSizes, params: Any, given: SimpleNamespace, learns: str) 
             entropies.append(-(wanted * log_probs).sum())
         losses.append(np.mean(entropies))
     decay = 0.5 ** np.arange(head.num_heads)
-    return (decay * losses).sum() / decay.sum(), losses[0]
+    return float((decay * losses).sum() / decay.sum()), float(losses[0])
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -159,7 +154,7 @@ def test_new_heads_begin_with_the_targets_output_head(
     setting: SimpleNamespace, kind: str
 ) -> None:
     head = HEADS[kind]
-    params = init_params(jax.random.key(0), head)
+    params = init_heads(jax.random.key(0), head)
     begun = begin_with(params, head, setting.params)
     heads = begun if kind == "medusa" else begun.heads
     for one in heads:
@@ -167,7 +162,7 @@ def test_new_heads_begin_with_the_targets_output_head(
 
 
 def test_new_medusa_heads_repeat_the_target(setting: SimpleNamespace) -> None:
-    params = begin_with(init_params(jax.random.key(0), MEDUSA), MEDUSA, setting.params)
+    params = begin_with(init_heads(jax.random.key(0), MEDUSA), MEDUSA, setting.params)
     given = SimpleNamespace(features=setting.features)
     found = logits_at(MEDUSA, params, given, 2, 0, 3)
     table = output_head(setting.params)
