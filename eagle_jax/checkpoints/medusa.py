@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.export_files import (
     WRITTEN_BY,
@@ -154,7 +152,7 @@ def export_medusa(
 
 def _open(
     folder: Path, vocab_size: int | None
-) -> tuple[MedusaConfig, Weights, Any, tuple[jax.ShapeDtypeStruct, ...]]:
+) -> tuple[MedusaConfig, Weights, Any, tuple[MedusaHeadParams, ...]]:
     """Returns sizes, files, and the names and shapes of the tensors, all checked."""
     fields, files = Fields.read(folder), open_weights(folder)
     stored = files.names()

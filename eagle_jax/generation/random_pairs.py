@@ -136,7 +136,10 @@ def _random_heads(
     target: TransformerConfig, dtype: str, method: Method
 ) -> tuple[Any, Callable[..., Any]]:
     """Returns a method's heads, and the function that makes their weights."""
-    sizes = {"hidden_size": target.layer.hidden_size, "vocab_size": target.vocab_size}
+    sizes: dict[str, Any] = {
+        "hidden_size": target.layer.hidden_size,
+        "vocab_size": target.vocab_size,
+    }
     if method == "medusa":
         medusa = MedusaConfig(num_heads=5, **sizes)
         return MedusaHeads(config=medusa, dtype=dtype), medusa_heads.init_params

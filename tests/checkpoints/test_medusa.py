@@ -30,7 +30,7 @@ torch = pytest.importorskip("torch")
 
 from tests.checkpoints import judged_heads, judged_rounds  # noqa: E402
 from tests.checkpoints.judged_heads import (  # noqa: E402
-    State,
+    damaged,
     medusa_state,
     sizes_of,
     write_medusa,
@@ -55,7 +55,7 @@ def tiny(tiny_pair: Path) -> Path:
     return tiny_pair / "target"
 
 
-def output_head(target: Path) -> torch.Tensor:
+def output_head(target: Path) -> Any:
     stored = load_file(target / "model.safetensors")
     table = stored.get("lm_head.weight", stored["model.embed_tokens.weight"])
     return torch.from_numpy(table)
@@ -189,11 +189,6 @@ def test_one_kind_of_weights_is_downloaded(
     assert resolve("some/heads") == folder
     wanted = [any(Path(f"{FILE}.{suffix}").match(p) for p in call) for call in asked]
     assert wanted == ([True] if suffix == "safetensors" else [False, True])
-
-
-def damaged(state: State, change: dict[str, torch.Tensor | None]) -> State:
-    changed = {**state, **change}
-    return {name: x for name, x in changed.items() if x is not None}
 
 
 @pytest.mark.parametrize(

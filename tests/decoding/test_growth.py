@@ -21,7 +21,7 @@ from eagle_jax.interface import Drafter, Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.prefill import PREFILL_CHUNK, Reading, read_prompts
 from eagle_jax.testing import assert_same_tokens
-from eagle_jax.tree import chain
+from eagle_jax.tree import chain, from_paths
 from tests import tiny
 from tests.conftest import Main
 from tests.helpers import texts
@@ -34,9 +34,16 @@ TARGET = Transformer(config=CONFIG)
 SMALLER = Transformer(config=dataclasses.replace(CONFIG, num_layers=1))
 HEAD = EagleHead(config=tiny.head_config(**SIZES))
 TREE = TreeConfig(num_nodes=5, depth=2, width=2)
+HEADS = {
+    "medusa": tiny.medusa(SIZES["vocab_size"]),
+    "hydra": tiny.hydra(SIZES["vocab_size"], has_prefix=False),
+    "hydra, prefix": tiny.hydra(SIZES["vocab_size"], has_prefix=True),
+}
+BUSH = from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
     "lookup": LookupDrafter(depth=2),
+    **{name: TreeDrafter(model=heads, tree=BUSH) for name, heads in HEADS.items()},
 }
 
 
@@ -53,6 +60,13 @@ def params(target_params: Any) -> dict[str, Params]:
             drafter=tiny.head_params(HEAD.config, target_params),
         ),
         "lookup": Params(target=target_params),
+        **{
+            name: Params(
+                target=target_params,
+                drafter=tiny.heads_params(heads, target_params),
+            )
+            for name, heads in HEADS.items()
+        },
     }
 
 
@@ -74,7 +88,7 @@ def requests(*lengths: int, new_tokens: int | list[int]) -> Requests:
 BATCH = requests(3, 20, new_tokens=[130, 60])
 
 
-@pytest.mark.parametrize("name", ["head", "lookup"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_a_cache_that_grows_holds_the_same_text(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
 ) -> None:

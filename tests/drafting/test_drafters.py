@@ -53,6 +53,12 @@ MODEL_TREES = {
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
 }
+HEADS = {
+    "medusa": tiny.medusa(VOCABULARY),
+    "medusa, borrowing": tiny.medusa(VOCABULARY, has_output_heads=False),
+    "hydra": tiny.hydra(VOCABULARY, has_prefix=False),
+    "hydra, prefix": tiny.hydra(VOCABULARY, has_prefix=True),
+}
 SAMPLED = {"bush, drawn": HEAD_TREES["bush"]}
 LOOKUPS = {
     "lookup": LookupDrafter(depth=4),
@@ -63,7 +69,7 @@ LOOKUPS = {
 # The order of ranks turns round: the third child's value falls least.
 TURNED = Confidence(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
 CALIBRATED = Calibration(greedy=TURNED, sampled=dataclasses.replace(TURNED, kappa=2.0))
-METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *LOOKUPS]
+METHODS = [*HEAD_TREES, *SAMPLED, *HEADS, *MODEL_TREES, *LOOKUPS]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +80,10 @@ def target_params() -> Any:
 def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
     if name in LOOKUPS:
         return LOOKUPS[name], Params(target=target_params)
+    if name in HEADS:
+        drafter = TreeDrafter(model=HEADS[name], tree=HEAD_TREES["bush"])
+        params = tiny.heads_params(HEADS[name], target_params)
+        return drafter, Params(target=target_params, drafter=params)
     if name in MODEL_TREES:
         drafter = TreeDrafter(
             model=SmallModel(decoder=Transformer(config=SMALLER)),
