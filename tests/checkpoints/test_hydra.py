@@ -37,6 +37,8 @@ from tests.checkpoints.judged_heads import (  # noqa: E402
     write_hydra,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 FILE = "hydra_lm_head"
 ARCHS = ("mlp", "prefix-mlp")
 

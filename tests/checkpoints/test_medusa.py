@@ -36,6 +36,8 @@ from tests.checkpoints.judged_heads import (  # noqa: E402
     write_medusa,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 FILE = "medusa_lm_head"
 LAYOUTS = {
     "published": {"heads": 5, "layers": 1},
