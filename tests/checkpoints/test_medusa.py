@@ -202,6 +202,8 @@ def test_one_kind_of_weights_is_downloaded(
         ({"0.1.weight": None}, ["unexpected", "4.1.weight"]),
         ({"9.0.linear.weight": torch.zeros(32, 32)}, ["lacks", "5.0.linear.weight"]),
         ({"2.0.linear.weight": torch.zeros(31, 32)}, ["2.0.linear.weight", "(31, 32)"]),
+        ({"0.0.linear.weight": torch.zeros(())}, ["0.0.linear.weight", "shape ()"]),
+        ({"0.1.weight": torch.zeros(())}, ["0.1.weight", "shape ()"]),
         ({"lm_head.weight": torch.zeros(1, 1)}, ["unexpected", "lm_head.weight"]),
     ],
 )
