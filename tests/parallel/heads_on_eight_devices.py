@@ -45,6 +45,8 @@ def check(kind: str, pair: Path, home: Path) -> None:
     method = write(folder, kind, target)
     choices = home / "choices.json"
     choices.write_text(json.dumps(PATHS))
+    settings = home / "settings.toml"
+    settings.write_text(f'[tree]\nchoices = "{choices}"\n')
     names = (str(pair / "target"), str(folder))
     tree = TreeConfig(choices=str(choices))
     source = open_pair(*names, tree=tree, dtype="float32", method=method)
@@ -55,7 +57,7 @@ def check(kind: str, pair: Path, home: Path) -> None:
     assert held(one.blocks[0].linear) == (target.layer.hidden_size,) * 2
 
     flags = ["--target", names[0], "--draft", names[1], "--method", method]
-    flags += ["--choices", str(choices), "--batch-size", "2", "--temperature", "0.8"]
+    flags += ["--config", str(settings), "--batch-size", "2", "--temperature", "0.8"]
     flags += ["--prompt", "the", "--prompt", "ten", "--max-new-tokens", "12"]
     runs = []
     for extra in ([], ["--mesh", "data=2,tensor=4"]):
