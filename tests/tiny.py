@@ -7,11 +7,19 @@ import jax
 import numpy as np
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import (
+    EagleHead,
+    HydraHeads,
+    MedusaHeads,
+    PrefixHydraHeads,
+    TreeDrafter,
+)
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models import eagle_head, hydra_heads, medusa_heads, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.tree import Topology
@@ -74,6 +82,41 @@ def head_params(config: EagleHeadConfig, target: Any, dtype: str = "float32") ->
     return EagleHead.join(
         eagle_head.init_params(jax.random.key(1), config, dtype), target
     )
+
+
+def medusa(vocab_size: int, *, has_output_heads: bool = True) -> MedusaHeads:
+    """Three Medusa heads for a target of `LAYER`."""
+    return MedusaHeads(
+        config=MedusaConfig(
+            num_heads=3,
+            num_layers=2,
+            hidden_size=LAYER.hidden_size,
+            vocab_size=vocab_size,
+            has_output_heads=has_output_heads,
+        )
+    )
+
+
+def hydra(vocab_size: int, *, has_prefix: bool) -> HydraHeads | PrefixHydraHeads:
+    """Three Hydra heads for a target of `LAYER`, maybe behind such a layer."""
+    config = HydraConfig(
+        num_heads=3,
+        num_layers=2,
+        hidden_size=LAYER.hidden_size,
+        vocab_size=vocab_size,
+        layer=LAYER if has_prefix else None,
+    )
+    return PrefixHydraHeads(config=config) if has_prefix else HydraHeads(config=config)
+
+
+def heads_params(
+    heads: MedusaHeads | HydraHeads | PrefixHydraHeads, target: Any
+) -> Any:
+    """Weights of heads that borrow their target's tables, none of them zero or one."""
+    library = medusa_heads if isinstance(heads, MedusaHeads) else hydra_heads
+    init: Any = library.init_params
+    shapes = jax.eval_shape(lambda key: init(key, heads.config), jax.random.key(0))
+    return heads.join(random_like(shapes), target)
 
 
 def pair(

@@ -265,6 +265,17 @@ def check_size(name: str, given: int, wanted: int) -> None:
         )
 
 
+def num_rows(files: Weights, name: str) -> int:
+    """Returns the first size of a tensor as files hold it; 0 where it has no axis.
+
+    Args:
+        files: The checkpoint.
+        name: The tensor's name, one that is there.
+    """
+    shape, _ = files.parts(name)
+    return sum(shape[:1])
+
+
 def eagle3_target(target: TransformerConfig) -> TransformerConfig:
     """Returns a target that gives the features which EAGLE-3 heads read.
 

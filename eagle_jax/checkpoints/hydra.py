@@ -22,7 +22,7 @@ from eagle_jax.checkpoints.export_files import (
     host_tensors,
     write_export,
 )
-from eagle_jax.checkpoints.heads import check_size
+from eagle_jax.checkpoints.heads import check_size, num_rows
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.load import (
     check_shapes,
@@ -183,7 +183,7 @@ def _open(
             f"hydra_num_layers = {fields.get('hydra_num_layers')}, but the file has "
             f"{num_layers} for each head"
         )
-    width, vocab_size = files.parts(first)[0][0], files.parts(last)[0][0]
+    width, vocab_size = num_rows(files, first), num_rows(files, last)
     if has_prefix:
         if layer is None:
             raise fields.refusal(

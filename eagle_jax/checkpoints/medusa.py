@@ -13,15 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.export_files import (
     WRITTEN_BY,
     host_tensors,
     write_export,
 )
-from eagle_jax.checkpoints.heads import check_size
+from eagle_jax.checkpoints.heads import check_size, num_rows
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.load import (
     check_shapes,
@@ -154,7 +152,7 @@ def export_medusa(
 
 def _open(
     folder: Path, vocab_size: int | None
-) -> tuple[MedusaConfig, Weights, Any, tuple[jax.ShapeDtypeStruct, ...]]:
+) -> tuple[MedusaConfig, Weights, Any, tuple[MedusaHeadParams, ...]]:
     """Returns sizes, files, and the names and shapes of the tensors, all checked."""
     fields, files = Fields.read(folder), open_weights(folder)
     stored = files.names()
@@ -175,7 +173,7 @@ def _open(
         )
     output_head = f"{prefix}0.{num_layers}.weight"
     if output_head in stored:
-        vocab_size = files.parts(output_head)[0][0]
+        vocab_size = num_rows(files, output_head)
     if vocab_size is None:
         raise InputError(
             f"{folder} lacks {output_head}: these heads borrow the output head of "
@@ -184,7 +182,7 @@ def _open(
     config = MedusaConfig(
         num_heads=len({head for head, _ in found}),
         num_layers=num_layers,
-        hidden_size=files.parts(first)[0][0],
+        hidden_size=num_rows(files, first),
         vocab_size=vocab_size,
         has_output_heads=output_head in stored,
     )

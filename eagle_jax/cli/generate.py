@@ -70,7 +70,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="target: a Hugging Face folder or hub name; without one the embedded "
         "pair, with the settings of configs/embedded.toml",
     )
-    add("--draft", help="EAGLE head, or a smaller model: a folder or hub name")
+    add(
+        "--draft",
+        help="EAGLE, Medusa or Hydra heads, or a smaller model: a folder or hub name",
+    )
     add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
     add(
         "--prompt",

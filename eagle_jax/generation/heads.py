@@ -27,7 +27,7 @@ def check_kind(folder: Path, method: Method) -> None:
     if kind == wanted or (kind is None and wanted not in ("medusa", "hydra")):
         return
     if kind is not None:
-        found = f"{DRAFTS[kind]}, for method {kind}"
+        found = f"{kind.capitalize()} heads, for method {kind}"
     elif "fc.weight" in checkpoints.open_weights(folder).names():
         found = "an EAGLE head, for methods eagle2, eagle1 and chain"
     else:

@@ -186,8 +186,9 @@ def load_pair(
 
     Args:
         target: The target's Hugging Face folder, Orbax store or hub name.
-        draft: The folder, store or hub name of an EAGLE head or, for the method
-            "small-model", of a smaller model; `None` for "lookup" and "autoregressive".
+        draft: The folder, store or hub name of an EAGLE head or, for the methods
+            "medusa", "hydra" and "small-model", of such heads or a smaller model;
+            `None` for a method without weights.
         method: The method that drafts, see `DecodingConfig.method`.
         dtype: The type of weights and caches; "auto" for float32 on CPUs and the
             target's own elsewhere.

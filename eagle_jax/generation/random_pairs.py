@@ -133,7 +133,10 @@ def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> Draf
 
 
 def _random_heads(target: TransformerConfig, method: Method) -> HeadSizes:
-    sizes = {"hidden_size": target.layer.hidden_size, "vocab_size": target.vocab_size}
+    sizes: dict[str, Any] = {
+        "hidden_size": target.layer.hidden_size,
+        "vocab_size": target.vocab_size,
+    }
     if method == "medusa":
         return MedusaConfig(num_heads=5, **sizes)
     if method == "hydra":

@@ -30,11 +30,13 @@ torch = pytest.importorskip("torch")
 
 from tests.checkpoints import judged_heads, judged_rounds  # noqa: E402
 from tests.checkpoints.judged_heads import (  # noqa: E402
-    State,
+    damaged,
     medusa_state,
     sizes_of,
     write_medusa,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 FILE = "medusa_lm_head"
 LAYOUTS = {
@@ -55,7 +57,7 @@ def tiny(tiny_pair: Path) -> Path:
     return tiny_pair / "target"
 
 
-def output_head(target: Path) -> torch.Tensor:
+def output_head(target: Path) -> Any:
     stored = load_file(target / "model.safetensors")
     table = stored.get("lm_head.weight", stored["model.embed_tokens.weight"])
     return torch.from_numpy(table)
@@ -191,11 +193,6 @@ def test_one_kind_of_weights_is_downloaded(
     assert wanted == ([True] if suffix == "safetensors" else [False, True])
 
 
-def damaged(state: State, change: dict[str, torch.Tensor | None]) -> State:
-    changed = {**state, **change}
-    return {name: x for name, x in changed.items() if x is not None}
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -205,6 +202,8 @@ def damaged(state: State, change: dict[str, torch.Tensor | None]) -> State:
         ({"0.1.weight": None}, ["unexpected", "4.1.weight"]),
         ({"9.0.linear.weight": torch.zeros(32, 32)}, ["lacks", "5.0.linear.weight"]),
         ({"2.0.linear.weight": torch.zeros(31, 32)}, ["2.0.linear.weight", "(31, 32)"]),
+        ({"0.0.linear.weight": torch.zeros(())}, ["0.0.linear.weight", "shape ()"]),
+        ({"0.1.weight": torch.zeros(())}, ["0.1.weight", "shape ()"]),
         ({"lm_head.weight": torch.zeros(1, 1)}, ["unexpected", "lm_head.weight"]),
     ],
 )

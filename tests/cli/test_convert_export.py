@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from eagle_jax.checkpoints import export_medusa, target_config
+from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.models import medusa_heads
+from tests import tiny
 from tests.conftest import Main, load_main
 
 _TABLE = "embed_tokens.weight"
@@ -211,3 +215,58 @@ def test_export_warns_where_torch_is_missing(
     assert "warning: torch is not installed" in err
     assert "pytorch_model.bin" not in out
     assert sorted(path.name for path in output.iterdir()) == _EXPORTED[:2]
+
+
+@pytest.fixture
+def medusa(pair: Path, tmp_path: Path) -> Path:
+    """Medusa heads in float32 for the tiny target."""
+    heads = tiny.medusa(target_config(pair / "target").vocab_size)
+    weights = tiny.random_like(shapes_of(medusa_heads.init_params, heads.config))
+    folder = tmp_path / "medusa"
+    export_medusa(folder, heads.config, weights, base_model="some/model")
+    return folder
+
+
+def test_export_converts_heads_of_medusa(
+    export: Main,
+    pair: Path,
+    medusa: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    output, target = tmp_path / "exported", ["--target", str(pair / "target")]
+    argv = ["--head", str(medusa), "--output", str(output), *target]
+    assert export([*argv, "--dtype", "bfloat16"]) == 0
+    out, _ = capsys.readouterr()
+    files = "config.json, medusa_lm_head.pt, medusa_lm_head.safetensors"
+    assert out == (
+        f"wrote {output}: {files}; 3 heads in bfloat16, every weight read back bit for "
+        "bit\n"
+    )
+    fields = json.loads((output / "config.json").read_text())
+    assert fields["base_model_name_or_path"] == "some/model"
+    before, after = (
+        load_file(folder / "medusa_lm_head.safetensors") for folder in (medusa, output)
+    )
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(after[name], tensor.astype("bfloat16"))
+
+
+def test_heads_of_medusa_are_refused_where_an_eagle_head_is_wanted(
+    convert: Main,
+    export: Main,
+    pair: Path,
+    medusa: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output, target = str(tmp_path / "new"), ["--target", str(pair / "target")]
+    argv = ["--head", str(medusa), "--output", output]
+    assert export(argv) == 2
+    _check_refusal(capsys, str(medusa), "Medusa heads", "--target FOLDER")
+    assert export([*argv, *target, "--embedding", "include"]) == 2
+    _check_refusal(capsys, "--embedding", str(medusa), "no embedding table")
+    assert convert([*target, "--draft", str(medusa), "--output", output]) == 2
+    _check_refusal(capsys, str(medusa), "Medusa heads", "method medusa")
+    assert not Path(output).exists()

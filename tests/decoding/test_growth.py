@@ -27,7 +27,7 @@ from eagle_jax.interface import Drafter, Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.prefill import PREFILL_CHUNK, Reading, read_prompts
 from eagle_jax.testing import assert_same_tokens
-from eagle_jax.tree import chain
+from eagle_jax.tree import chain, from_paths
 from tests import tiny
 from tests.conftest import Main
 from tests.helpers import texts
@@ -40,10 +40,17 @@ TARGET = Transformer(config=CONFIG)
 SMALLER = Transformer(config=dataclasses.replace(CONFIG, num_layers=1))
 HEAD = EagleHead(config=tiny.head_config(**SIZES))
 TREE = TreeConfig(num_nodes=5, depth=2, width=2)
+HEADS = {
+    "medusa": tiny.medusa(SIZES["vocab_size"]),
+    "hydra": tiny.hydra(SIZES["vocab_size"], has_prefix=False),
+    "hydra, prefix": tiny.hydra(SIZES["vocab_size"], has_prefix=True),
+}
+BUSH = from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
     "lookup": LookupDrafter(depth=2),
     "recycling": RecyclingDrafter(vocab_size=24, tree=chain(2)),
+    **{name: TreeDrafter(model=heads, tree=BUSH) for name, heads in HEADS.items()},
 }
 
 
@@ -61,6 +68,13 @@ def params(target_params: Any) -> dict[str, Params]:
         ),
         "lookup": Params(target=target_params),
         "recycling": Params(target=target_params),
+        **{
+            name: Params(
+                target=target_params,
+                drafter=tiny.heads_params(heads, target_params),
+            )
+            for name, heads in HEADS.items()
+        },
     }
 
 

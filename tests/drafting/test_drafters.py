@@ -54,6 +54,12 @@ MODEL_TREES = {
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
 }
+HEADS = {
+    "medusa": tiny.medusa(VOCABULARY),
+    "medusa, borrowing": tiny.medusa(VOCABULARY, has_output_heads=False),
+    "hydra": tiny.hydra(VOCABULARY, has_prefix=False),
+    "hydra, prefix": tiny.hydra(VOCABULARY, has_prefix=True),
+}
 SAMPLED = {"bush, drawn": HEAD_TREES["bush"]}
 WITHOUT_WEIGHTS = {
     "lookup": LookupDrafter(depth=4),
@@ -66,7 +72,7 @@ WITHOUT_WEIGHTS = {
 # The order of ranks turns round: the third child's value falls least.
 TURNED = Confidence(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
 CALIBRATED = Calibration(greedy=TURNED, sampled=dataclasses.replace(TURNED, kappa=2.0))
-METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *WITHOUT_WEIGHTS]
+METHODS = [*HEAD_TREES, *SAMPLED, *HEADS, *MODEL_TREES, *WITHOUT_WEIGHTS]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,10 @@ def target_params() -> Any:
 def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
     if name in WITHOUT_WEIGHTS:
         return WITHOUT_WEIGHTS[name], Params(target=target_params)
+    if name in HEADS:
+        drafter = TreeDrafter(model=HEADS[name], tree=HEAD_TREES["bush"])
+        params = tiny.heads_params(HEADS[name], target_params)
+        return drafter, Params(target=target_params, drafter=params)
     if name in MODEL_TREES:
         drafter = TreeDrafter(
             model=SmallModel(decoder=Transformer(config=SMALLER)),

@@ -85,3 +85,16 @@ def test_random_sizes_that_make_no_model_are_refused(sizes: str, named: str) -> 
         lambda: open_random(sizes, tree=TREE, dtype="float32", with_tokenizer=True),
         named,
     )
+
+
+@pytest.mark.parametrize(("method", "heads"), [("medusa", 5), ("hydra", 4)])
+def test_random_heads_are_as_many_as_published_ones(method: Method, heads: int) -> None:
+    sizes = "hidden=32,layers=1,heads=4,kv_heads=2,vocabulary=64"
+    settings: Any = {"dtype": "float32", "with_tokenizer": False, "method": method}
+    source = open_random(sizes, tree=TREE, **settings)
+    drafter: Any = source.drafter
+    assert drafter.num_nodes == 64
+    config = drafter.model.config
+    assert config.num_heads == heads
+    assert method == "medusa" or config.layer == source.config.layer
+    assert source.load().params.drafter.heads is not None

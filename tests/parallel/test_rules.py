@@ -11,9 +11,10 @@ from jax.sharding import AbstractMesh, NamedSharding
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, TreeDrafter
-from eagle_jax.models import eagle3_head, eagle_head, transformer
+from eagle_jax.models import eagle3_head, eagle_head, hydra_heads, transformer
 from eagle_jax.models.cache import init_cache
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import (
@@ -118,6 +119,18 @@ def test_every_weight_of_an_eagle3_head_has_its_place() -> None:
     both = dict.fromkeys(("query", "key", "value"), (64, 16))
     check(found, params, EXPECTED | both | {"output_head": (32, 8)})
     assert {"fc", "offsets"} <= found.keys()
+
+
+@pytest.mark.parametrize("layer", [None, LAYER])
+def test_every_weight_of_hydra_heads_has_its_place(layer: LayerConfig | None) -> None:
+    config = HydraConfig(num_heads=2, hidden_size=32, vocab_size=64, layer=layer)
+    params = shapes(hydra_heads.init_params, config)
+    rules = draft_rules(MESH, layer, params)
+    found = held(param_shardings(MESH, rules, params), params)
+    check(found, params, EXPECTED | {"output_bias": (16,)})
+    assert {"linear", "linear_bias", "residual", "residual_bias"} <= found.keys()
+    odd = shapes(hydra_heads.init_params, dataclasses.replace(config, vocab_size=63))
+    assert draft_rules(MESH, layer, odd) == WHOLE
 
 
 def test_few_key_value_heads_are_where_their_queries_are() -> None:
