@@ -148,12 +148,16 @@ def finalists(predictions: Sequence[Prediction], count: int) -> list[Prediction]
     """
     chosen, rest = [], []
     for prediction in predictions:
-        width = prediction.tree.width
-        of_width = sum(other.tree.width == width for other in chosen)
+        width = _width(prediction)
+        of_width = sum(_width(other) == width for other in chosen)
         full = len(chosen) == count or of_width == _MOST_OF_A_WIDTH
         (rest if full else chosen).append(prediction)
     chosen += rest[: count - len(chosen)]
     return sorted(chosen, key=lambda prediction: -prediction.speedup)
+
+
+def _width(prediction: Prediction) -> int | None:
+    return getattr(prediction.tree, "width", None)
 
 
 def _batch_steps(steps: Sequence[int], batch_size: int) -> int:

@@ -12,7 +12,14 @@ import pytest
 from eagle_jax.config import GenerateConfig, load_config
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.generation.methods import read_choices
-from eagle_jax.tree import EAGLE1_TREE, Acceptance, chain, from_paths, root_only
+from eagle_jax.tree import (
+    EAGLE1_TREE,
+    Acceptance,
+    Topology,
+    chain,
+    from_paths,
+    root_only,
+)
 from eagle_jax.tuning import static
 from eagle_jax.tuning.contest import Entry, settings_file
 
@@ -41,7 +48,9 @@ def test_nodes_are_tried_where_their_parent_was_accepted():
     done = Round(
         tree=root_only(jnp.int32(0), tree.num_nodes),
         acceptance=Acceptance(
-            path=jnp.array(paths), num_accepted=jnp.array([2, 0, 2]), next_token=None
+            path=jnp.array(paths),
+            num_accepted=jnp.array([2, 0, 2]),
+            next_token=jnp.zeros(3, jnp.int32),
         ),
         tokens=jnp.zeros((3, 4), jnp.int32),
         count=jnp.array([3, 1, 0]),  # The last row had ended.
@@ -84,6 +93,7 @@ def test_a_static_tree_can_be_generated_with(tmp_path: Path):
         comments=(),
     )
     (tmp_path / "tuned.toml").write_text(text)
+    assert isinstance(prediction.tree, Topology)
     choices.write_text(json.dumps(prediction.tree.paths))
     config = load_config(tmp_path / "tuned.toml", GenerateConfig)
     assert config.decoding.method == "medusa"
