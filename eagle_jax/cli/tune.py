@@ -3,16 +3,20 @@
     eagle-jax tune
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
     eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
+    eagle-jax tune --method medusa --target FOLDER --draft FOLDER --prompts FILE
 
 It times the parts of a round, records once what the draft proposes and the target
 writes, ranks a grid of trees by both, and runs the best few for real beside plain
-decoding. Without a target it tunes the embedded pair. The file that it writes is for
-`eagle-jax generate --config`.
+decoding. For methods whose tree is static it measures how often drafts of each depth
+and rank are right, and runs the best trees of a few sizes. Without a target it tunes
+the embedded pair. The file that it writes is for `eagle-jax generate --config`.
 """
 
 import argparse
 import dataclasses
 import importlib.metadata
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,13 +35,25 @@ from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_whole
 from eagle_jax.generation import text
-from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.methods import check_draft
+from eagle_jax.generation.pairs import (
+    LoadedPair,
+    PairSource,
+    open_draft_model,
+    open_pair,
+)
 from eagle_jax.generation.runner import Runner
-from eagle_jax.tuning import contest
+from eagle_jax.markdown import decimals
+from eagle_jax.tree import Topology, chain
+from eagle_jax.tuning import contest, static
 from eagle_jax.tuning.costs import StepCosts
 from eagle_jax.tuning.prediction import finalists, grid, parse_grid, predict, show
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
+_STATIC = ("eagle1", "medusa", "hydra")
+
+_Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
+"""A pair, its prompts, and the trees that were run, the quickest first."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,8 +67,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="Find the tree that pays.")
     add = parser.add_argument
     add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
-    add("--draft", help="its EAGLE head, or a smaller model")
-    add("--method", choices=("eagle2", "small-model"), default="eagle2")
+    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
+    add(
+        "--method",
+        choices=("eagle2", "small-model", *_STATIC),
+        default="eagle2",
+        help="the tree of eagle1, medusa and hydra is static: its paths go into a JSON "
+        "file beside the settings",
+    )
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
     add(
@@ -73,7 +95,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--repeats", type=int, default=5, help="measurements of each")
     add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
     arguments = parser.parse_args(argv)
-    if arguments.target is None and arguments.draft is None:
+    has_embedded = arguments.method not in ("medusa", "hydra")
+    if has_embedded and arguments.target is None and arguments.draft is None:
         arguments.target = str(assets.TARGET)
         is_small = arguments.method == "small-model"
         arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
@@ -82,9 +105,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _tune(arguments: argparse.Namespace) -> int:
+    given = _check(arguments)
+    tune = _tune_static if arguments.method in _STATIC else _tune_dynamic
+    pair, prompts, entries = tune(arguments, given)
+    _write(arguments, pair, len(prompts), entries[0])
+    return 0
+
+
+def _tune_dynamic(arguments: argparse.Namespace, given: list[TreeConfig]) -> _Tuned:
     trees = [
-        dataclasses.replace(tree, calibration=arguments.calibration)
-        for tree in _check(arguments)
+        dataclasses.replace(tree, calibration=arguments.calibration) for tree in given
     ]
     source = open_pair(
         arguments.target,
@@ -107,16 +137,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         ).check_room(
             batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
         )
-    prompts = _choose_prompts(arguments, source)
-    say(f"loading {arguments.target}")
-    pair = source.load()
-    measured = contest.Contest(
-        plain=_plain_runner(arguments, pair, prompts),
-        drafter=source.drafter,
-        prompts=prompts,
-        repeats=arguments.repeats,
-        progress=progress,
-    )
+    pair, measured = _load(arguments, source)
     costs = contest.time_parts(measured, trees)
     recorded = contest.record_texts(measured, trees)
     ranking = predict(trees, recorded, costs, batch_size=arguments.batch_size)
@@ -131,8 +152,55 @@ def _tune(arguments: argparse.Namespace) -> int:
         swept = measured.run(ranking, "sweep")
         console.print(_result_table(f"sweep, {where}", swept))
         print(contest.distance(entries[0], swept))
-    _write(arguments, pair, len(prompts), entries[0])
-    return 0
+    return pair, measured.prompts, entries
+
+
+def _tune_static(arguments: argparse.Namespace, _: list[TreeConfig]) -> _Tuned:
+    # The method's own tree may have more levels than there are heads.
+    source = open_pair(
+        arguments.target,
+        None,
+        tree=TreeConfig(),
+        dtype=arguments.dtype,
+        method="autoregressive",
+    )
+    draft = open_draft_model(
+        arguments.draft, source.config, dtype=source.dtype, method=arguments.method
+    )
+    drafter = TreeDrafter(model=draft.model, tree=chain(1))
+    wide = static.widest_tree(static.deepest(drafter, arguments.max_depth))
+    drafter = dataclasses.replace(drafter, tree=wide)
+    source = dataclasses.replace(
+        source, method=arguments.method, draft=draft, drafter=drafter
+    )
+    source.check_room(
+        batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
+    )
+    pair, measured = _load(arguments, source)
+    rates = static.measure_rates(measured, wide)
+    trees = static.static_trees(
+        rates, max_nodes=arguments.max_nodes, count=arguments.finalists
+    )
+    entries = measured.run(trees, "finalists")
+    where = f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
+    Console().print(_result_table(f"static trees, {where}", entries))
+    return pair, measured.prompts, entries
+
+
+def _load(
+    arguments: argparse.Namespace, source: PairSource
+) -> tuple[LoadedPair, contest.Contest]:
+    assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
+    prompts = _choose_prompts(arguments, source)
+    say(f"loading {arguments.target}")
+    pair = source.load()
+    return pair, contest.Contest(
+        plain=_plain_runner(arguments, pair, prompts),
+        drafter=source.drafter,
+        prompts=prompts,
+        repeats=arguments.repeats,
+        progress=progress,
+    )
 
 
 def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
@@ -146,12 +214,24 @@ def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
         require(value >= 2, "--" + name.replace("_", "-"), value, "at least 2")
     # Settings that lie outside their range are refused here.
     join_settings(GenerateConfig, None, arguments)
+    check_draft(arguments.method, arguments.draft)
     if arguments.target is None or arguments.draft is None:
         raise InputError(
             "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
         )
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is tuned for depends on the text")
+    is_static = arguments.method in _STATIC
+    if is_static:
+        depth = arguments.max_depth
+        wanted = f"at most {static.MAX_DEPTH} for a static tree"
+        require(depth <= static.MAX_DEPTH, "--max-depth", depth, wanted)
+    for name in ("grid", "calibration"):
+        if is_static and getattr(arguments, name) is not None:
+            raise InputError(
+                f"--{name} is for dynamic trees, and that of method {arguments.method} "
+                "is static; leave it out"
+            )
     if arguments.grid is not None:
         return parse_grid(arguments.grid)
     if arguments.sweep:
@@ -214,9 +294,9 @@ def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
         prediction = entry.prediction
         table.add_row(
             show(prediction.tree),
-            f"{prediction.certainty:.1%}",
+            "-" if math.isnan(prediction.certainty) else f"{prediction.certainty:.1%}",
             f"{prediction.tokens_per_round:.3f}",
-            f"{prediction.speedup:.2f}",
+            decimals(prediction.speedup),
             f"{entry.tokens_per_round:.3f}",
             f"{entry.speedup:.2f}",
         )
@@ -255,16 +335,21 @@ def _write(
         f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
         f"tokens each, temperature {arguments.temperature:g}",
     )
+    tree = best.prediction.tree
+    choices = arguments.output.with_suffix(".choices.json")
+    if isinstance(tree, Topology) and best.speedup > 1:
+        write_whole(choices, json.dumps(tree.paths) + "\n")
     settings = contest.settings_file(
         best,
         method=arguments.method,
         temperature=arguments.temperature,
         batch_size=arguments.batch_size,
         dtype=arguments.dtype,
+        choices=str(choices),
         comments=comments,
     )
     write_whole(arguments.output, settings)
-    found = show(best.prediction.tree)
+    found = show(tree)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
     else:

@@ -162,10 +162,9 @@ def chain_tables(group: Group) -> dict[str, str]:
                 continue
             rows = []
             for task in tree.tasks:
-                both = chain.tau(task), tree.tau(task)
-                gain = None if None in both else both[1] - both[0]
-                shown = NOTHING if gain is None else f"{gain:+.2f}"
-                rows.append([task, "ours", *map(decimals, both), shown])
+                less, more = chain.tau(task), tree.tau(task)
+                gain = NOTHING if not less or not more else f"{more - less:+.2f}"
+                rows.append([task, "ours", decimals(less), decimals(more), gain])
                 if task == "mt_bench" and group.runs[0].temperature == 0:
                     rows += [
                         [task, f"paper, {model}", *cells]

@@ -14,6 +14,7 @@ from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.runner import Runner
 from eagle_jax.progress import Progress
+from eagle_jax.tree import Topology
 from eagle_jax.tuning.costs import StepCosts, num_programs, time_steps
 from eagle_jax.tuning.prediction import NODES, Prediction, show
 from eagle_jax.tuning.recording import Recording, all_candidates, record
@@ -21,6 +22,7 @@ from eagle_jax.tuning.recording import Recording, all_candidates, record
 MOST_TREES = 12
 """The most trees measured in turns: their programs must all be kept meanwhile."""
 
+_SIZES = ("num_nodes", "depth", "width")
 _TIMED_STEPS = 12
 _TIMED_DEPTH = 4  # Deeper programs take long to compile.
 _RECORDED_TOGETHER = 8  # Rows of a batch; recording is not timed.
@@ -96,7 +98,7 @@ class Contest:
     repeats: int
     progress: Progress
 
-    def drafter_of(self, tree: TreeConfig) -> TreeDrafter:
+    def drafter_of(self, tree: TreeConfig | Topology) -> TreeDrafter:
         """Returns the drafter that grows a tree."""
         return dataclasses.replace(self.drafter, tree=tree)
 
@@ -124,7 +126,9 @@ class Contest:
         return sorted(found, key=lambda entry: -entry.speedup)
 
     def _measure(
-        self, trees: Sequence[TreeConfig], report: Callable[[int], None]
+        self,
+        trees: Sequence[TreeConfig | Topology],
+        report: Callable[[int], None],
     ) -> tuple[Timing, list[Timing]]:
         """Times plain decoding and every tree, batch by batch in turn."""
         drafters = map(self.drafter_of, trees)
@@ -253,6 +257,7 @@ def settings_file(
     temperature: float,
     batch_size: int,
     dtype: str,
+    choices: str = "",
     comments: Sequence[str],
 ) -> str:
     """Returns a settings file of `GenerateConfig`.
@@ -264,6 +269,7 @@ def settings_file(
             sampled text.
         batch_size: The number of rows that was tuned for, `B`.
         dtype: The type as it was given; "auto" is left out of the file.
+        choices: The file that holds the paths of a static tree.
         comments: Lines that say where the figures come from.
     """
     tree, pays = best.prediction.tree, best.speedup > 1
@@ -276,10 +282,13 @@ def settings_file(
     lines = [f"# {line}".rstrip() for line in (*comments, figures)]
     if pays:
         table = "sampled_tree" if temperature > 0 else "tree"
-        lines += ["", f"[{table}]", f"num_nodes = {tree.num_nodes}"]
-        lines += [f"depth = {tree.depth}", f"width = {tree.width}"]
-        if tree.calibration is not None:
-            lines.append(f"calibration = {json.dumps(tree.calibration)}")
+        lines += ["", f"[{table}]"]
+        if isinstance(tree, Topology):
+            lines.append(f"choices = {json.dumps(choices)}")
+        else:
+            lines += [f"{name} = {getattr(tree, name)}" for name in _SIZES]
+            if tree.calibration is not None:
+                lines.append(f"calibration = {json.dumps(tree.calibration)}")
     chosen = method if pays else "autoregressive"
     lines += ["", "[decoding]", f'method = "{chosen}"', f"batch_size = {batch_size}"]
     if dtype != "auto":

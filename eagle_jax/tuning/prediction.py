@@ -1,6 +1,7 @@
 """Predictions of which tree pays: expected tokens per round over expected seconds."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
+from eagle_jax.tree import Topology
 from eagle_jax.tuning.costs import StepCosts
 from eagle_jax.tuning.recording import Recording
 
@@ -28,16 +30,17 @@ class Prediction:
     """The expected figures of a tree.
 
     Attributes:
-        tree: The tree's settings.
+        tree: The tree's settings, or a static tree.
         tokens_per_round: The expected number of emitted tokens per round.
-        speedup: The expected speed over plain decoding's.
-        certainty: The share of the text's tokens at which the tree is known exactly.
+        speedup: The expected speed over plain decoding's; NaN where none is predicted.
+        certainty: The share of the text's tokens at which the tree is known exactly;
+            NaN where rates alone are known.
     """
 
-    tree: TreeConfig
+    tree: TreeConfig | Topology
     tokens_per_round: float
-    speedup: float
-    certainty: float = 1.0
+    speedup: float = math.nan
+    certainty: float = math.nan
 
 
 def grid(max_nodes: int, max_depth: int) -> list[TreeConfig]:
@@ -90,8 +93,10 @@ def parse_grid(text: str) -> list[TreeConfig]:
     return trees
 
 
-def show(tree: TreeConfig) -> str:
-    """Returns a tree's settings as `parse_grid` reads them."""
+def show(tree: TreeConfig | Topology) -> str:
+    """Returns a tree's settings as `parse_grid` reads them; no width if static."""
+    if isinstance(tree, Topology):
+        return f"{tree.num_nodes}/{tree.depth}"
     return f"{tree.num_nodes}/{tree.depth}/{tree.width}"
 
 
@@ -143,12 +148,16 @@ def finalists(predictions: Sequence[Prediction], count: int) -> list[Prediction]
     """
     chosen, rest = [], []
     for prediction in predictions:
-        width = prediction.tree.width
-        of_width = sum(other.tree.width == width for other in chosen)
+        width = _width(prediction)
+        of_width = sum(_width(other) == width for other in chosen)
         full = len(chosen) == count or of_width == _MOST_OF_A_WIDTH
         (rest if full else chosen).append(prediction)
     chosen += rest[: count - len(chosen)]
     return sorted(chosen, key=lambda prediction: -prediction.speedup)
+
+
+def _width(prediction: Prediction) -> int | None:
+    return getattr(prediction.tree, "width", None)
 
 
 def _batch_steps(steps: Sequence[int], batch_size: int) -> int:

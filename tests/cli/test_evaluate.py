@@ -341,6 +341,19 @@ def test_rejection_has_runs_of_its_own_above_temperature_zero(
     assert " of " not in line, "other draws of one distribution compare with nothing"
 
 
+def test_typical_acceptance_is_said_not_to_be_lossless(
+    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = ["autoregressive", "chain:depth=2,acceptance=typical"]
+    flags = ["--temperatures", "1", "--per-category", "1"]
+    runs = evaluate(tmp_path, methods, *flags)
+    (record, *_) = runs["chain-2-typical-t1-b1"]
+    assert record["run"]["acceptance"] == "typical"
+    (row, line) = [x for x in capsys.readouterr().out.splitlines() if "typical" in x]
+    assert " of " not in row
+    assert line.startswith("chain-2-typical-t1-b1: NOT LOSSLESS")
+
+
 def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:
     flags = ["--max-new-tokens", "1", "--nodes", "--per-category", "1"]
     (records,) = evaluate(tmp_path, [LOOKUP], *flags).values()

@@ -113,6 +113,10 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--temperature", "1e39"], "temperature = 1e+39"),
         (["--batch-size", "1000000000"], f"batch_size = 1000000000{_MEMORY}"),
         (["--output", "/dev/full"], _FULL),
+        (["--method", "medusa"], "method medusa needs --draft, the Medusa heads"),
+        (["--method", "eagle1", *_GRID], "--grid is for dynamic trees"),
+        (["--method", "eagle1", "--max-depth", "9"], "--max-depth = 9 must be at most"),
+        (["--acceptance", "typical"], "unrecognized arguments: --acceptance"),
     ],
     "benchmark": [
         (["--random", _HUGE], f"layers = 1000000{_MEMORY}"),

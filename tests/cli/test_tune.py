@@ -51,6 +51,23 @@ def test_what_is_written_can_be_generated_with(output: str, flags: list[str]) ->
     assert names == ["prompts.json", "tuned.toml"]
 
 
+def test_a_static_tree_is_found_for_a_method_that_has_one(
+    tune: Main, tiny_pair: Path, flags: list[str], tmp_path: Path
+) -> None:
+    prompts = flags[flags.index("--prompts") + 1]
+    given = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    given += ["--method", "eagle1", "--prompts", prompts, "--max-depth", "2"]
+    given += ["--max-new-tokens", "8", "--repeats", "1", "--max-nodes", "3"]
+    assert tune([*given, "--output", f"{tmp_path}/tuned.toml"]) == 0
+    config = load_config(tmp_path / "tuned.toml", GenerateConfig)
+    pays = config.decoding.method == "eagle1"
+    assert pays or config.decoding.method == "autoregressive"
+    choices = tmp_path / "tuned.choices.json"
+    assert choices.is_file() == pays
+    assert config.tree.choices == (str(choices) if pays else None)
+    assert not pays or len(json.loads(choices.read_text())) == 2
+
+
 def test_predicted_and_measured_tokens_per_round_agree(output: str) -> None:
     assert "sweep of 2 trees" in output
     rows = [line.split("│") for line in output.splitlines()]

@@ -15,6 +15,8 @@ from tests.helpers import as_tree
 
 accept_typical = jax.jit(trees.accept_typical, static_argnames="depth")
 
+Table = dict[reference.Path, list[float]]
+
 NUM_NODES, DEPTH, VOCAB_SIZE = 12, 4, 5
 
 
@@ -125,19 +127,19 @@ PAIRS: list[reference.Path] = [(), (0,), (1,), (0, 0), (1, 1)]
     ],
 )
 def test_of_equal_lengths_the_more_probable_path_wins(after_root, after_one, wanted):
-    table = {(): after_root, (1,): after_one}
+    table: Table = {(): after_root, (1,): after_one}
     path, _ = accepted(PAIRS, lambda path: table.get(path, [0.5, 0.5]))
     assert path == wanted
 
 
 def test_a_longer_path_wins_over_a_more_probable_one():
-    table = {(): [0.85, 0.15], (0,): [0.05, 0.95], (1,): [0.4, 0.6]}
+    table: Table = {(): [0.85, 0.15], (0,): [0.05, 0.95], (1,): [0.4, 0.6]}
     path, token = accepted(PAIRS, lambda path: table.get(path, [0.2, 0.8]))
     assert (path, token) == ((1, 1), 1)
 
 
 def test_nothing_below_a_refused_draft_is_accepted():
-    table = {(): [1.0, 0.0]}
+    table: Table = {(): [1.0, 0.0]}
     paths: list[reference.Path] = [(), (1,), (1, 1)]
     outcome = accepted(paths, lambda path: table.get(path, [0.0, 1.0]))
     assert outcome == ((), 0)

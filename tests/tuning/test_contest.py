@@ -8,7 +8,7 @@ import pytest
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, load_config
 from eagle_jax.tuning.contest import Entry, Timing, distance, entries, settings_file
-from eagle_jax.tuning.prediction import Prediction, parse_grid
+from eagle_jax.tuning.prediction import Prediction, parse_grid, show
 
 
 def entry(settings: str, speedup: float) -> Entry:
@@ -70,7 +70,7 @@ def test_speeds_compare_neighbours_in_time() -> None:
     assert tree.speedup(plain) == 2.0
     predictions = [entry("3/2/1", 1.0).prediction, entry("4/2/2", 0.5).prediction]
     found = entries(predictions, plain, [plain, tree])
-    assert [e.prediction.tree.width for e in found] == [2, 1]
+    assert [show(e.prediction.tree) for e in found] == ["4/2/2", "3/2/1"]
 
 
 def test_the_distance_is_that_of_the_second_measurement() -> None:
