@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import LookupDrafter, TreeDrafter
+from eagle_jax.drafting import LookaheadDrafter, LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import pairs
 from eagle_jax.generation.methods import draft_kind
@@ -67,6 +67,8 @@ class RunPlan:
             parts += [f"{tree.num_nodes}-{tree.depth}-{tree.width}"]
         elif "depth" in _SETTINGS[self.method]:
             parts += [str(tree.depth)]
+        elif self.method == "lookahead":
+            parts += [f"{tree.level}-{tree.window}-{tree.guesses}"]
         if "rank_by" in _SETTINGS[self.method]:
             parts += ["confidence"] if tree.rank_by == "confidence" else []
             parts += [] if tree.rerank else ["norerank"]
@@ -201,14 +203,17 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
     if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
-        shape |= dataclasses.asdict(drafter.tree)
-        shape |= {"calibration": None, "kappa": None, "sharpness": None}
+        names = ("num_nodes", "depth", "width", "rank_by", "rerank")
+        shape |= {name: getattr(drafter.tree, name) for name in names}
     elif isinstance(drafter, TreeDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None
     elif isinstance(drafter, LookupDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape |= {"width": drafter.num_matches}
+    elif isinstance(drafter, LookaheadDrafter):
+        names = ("num_nodes", "depth", "level", "window", "guesses")
+        shape |= {name: getattr(drafter, name) for name in names}
     if isinstance(drafter, TreeDrafter):
         shape |= _confidence(plan, drafter)
     return {

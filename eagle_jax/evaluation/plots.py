@@ -185,7 +185,7 @@ def _reliability(
     group: Group, bins: Callable[[Nodes], Reliability], *, label: str, title: str
 ) -> Figure | str:
     """Draws predictions against acceptance rates, and how many nodes a bin holds."""
-    found = _with_nodes(group, without="lookup")  # It has no confidence.
+    found = [one for one in _with_nodes(group) if one[1].has_confidence]
     if not found:
         return _NO_NODES
     title = f"{title} against acceptance, {group.title}"
@@ -229,14 +229,12 @@ def _drafting(group: Group) -> Iterator[tuple[str, Run, tuple[str, str]]]:
             yield name, run, next(styles)
 
 
-def _with_nodes(
-    group: Group, *, without: str | None = None
-) -> list[tuple[str, Run, Nodes, tuple[str, str]]]:
-    """Returns the runs that recorded nodes, with all of them, but one method's."""
+def _with_nodes(group: Group) -> list[tuple[str, Run, Nodes, tuple[str, str]]]:
+    """Returns the runs that recorded nodes, with all of them."""
     return [
         (name, run, nodes, style)
         for name, run, style in _drafting(group)
-        if run.method != without and (nodes := run.nodes()) is not None and nodes.rounds
+        if (nodes := run.nodes()) is not None and nodes.rounds
     ]
 
 

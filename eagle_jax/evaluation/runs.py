@@ -26,6 +26,7 @@ TREE = (
     *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
     *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
+    *("level", "window", "guesses"),
 )
 """The settings of one method."""
 
@@ -96,6 +97,11 @@ class Run:
         return self.method == "autoregressive"
 
     @property
+    def has_confidence(self) -> bool:
+        """Whether a draft has a confidence: one that is copied has none."""
+        return self.method not in ("lookup", "lookahead")
+
+    @property
     def is_ablated(self) -> bool:
         """Whether this is EAGLE-2 without one of its two parts (Table 3)."""
         settings = self.settings
@@ -137,7 +143,12 @@ class Run:
 
     def key(self, *without: str) -> str:
         """Returns a text that is equal for runs whose other settings are equal."""
-        left = {k: v for k, v in self.settings.items() if k not in without}
+        # What is null may be missing in the records of an earlier version.
+        left = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in without and value is not None
+        }
         return json.dumps(left, sort_keys=True)
 
     def setup(self) -> dict[str, Any]:

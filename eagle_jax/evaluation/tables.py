@@ -232,7 +232,7 @@ def calibration_table(group: Group) -> str | None:
         bins = nodes.confidence
         errors = (bins.expected_error, nodes.values.expected_error)
         ends = (bins.rates[0], bins.rates[-1])
-        if run.method == "lookup":  # It has no confidence.
+        if not run.has_confidence:
             errors, ends = (None, None), (None, None)
         accepted, wasted = nodes.accepted_per_round, nodes.wasted_per_round
         row = [name, f"{len(nodes.tried):,}", *(decimals(error, 3) for error in errors)]

@@ -13,6 +13,7 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
     DraftModel,
     HydraHeads,
+    LookaheadDrafter,
     LookupDrafter,
     MedusaHeads,
     PrefixHydraHeads,
@@ -206,9 +207,15 @@ def plain_drafter(method: Method, tree: TreeConfig, vocab_size: int) -> Drafter 
     Raises:
         InputError: If the tree names choices that cannot be used.
     """
-    del vocab_size
     if method == "lookup":
         return lookup_drafter(tree)
+    if method == "lookahead":
+        return LookaheadDrafter(
+            vocab_size=vocab_size,
+            level=tree.level,
+            window=tree.window,
+            guesses=tree.guesses,
+        )
     return None
 
 

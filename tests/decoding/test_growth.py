@@ -16,7 +16,13 @@ from eagle_jax.decoding import autoregressive, growth, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.drafting import EagleHead, LookupDrafter, SmallModel, TreeDrafter
+from eagle_jax.drafting import (
+    EagleHead,
+    LookaheadDrafter,
+    LookupDrafter,
+    SmallModel,
+    TreeDrafter,
+)
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.prefill import PREFILL_CHUNK, Reading, read_prompts
@@ -37,6 +43,7 @@ TREE = TreeConfig(num_nodes=5, depth=2, width=2)
 DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
     "lookup": LookupDrafter(depth=2),
+    "lookahead": LookaheadDrafter(vocab_size=24, level=3, window=2),
 }
 
 
@@ -53,6 +60,7 @@ def params(target_params: Any) -> dict[str, Params]:
             drafter=tiny.head_params(HEAD.config, target_params),
         ),
         "lookup": Params(target=target_params),
+        "lookahead": Params(target=target_params),
     }
 
 
@@ -74,7 +82,7 @@ def requests(*lengths: int, new_tokens: int | list[int]) -> Requests:
 BATCH = requests(3, 20, new_tokens=[130, 60])
 
 
-@pytest.mark.parametrize("name", ["head", "lookup"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_a_cache_that_grows_holds_the_same_text(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
 ) -> None:

@@ -17,6 +17,7 @@ from eagle_jax.drafting import (
     Calibration,
     Confidence,
     EagleHead,
+    LookaheadDrafter,
     LookupDrafter,
     SmallModel,
     TreeDrafter,
@@ -54,16 +55,20 @@ MODEL_TREES = {
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
 }
 SAMPLED = {"bush, drawn": HEAD_TREES["bush"]}
-LOOKUPS = {
+WITHOUT_WEIGHTS: dict[str, Drafter] = {
     "lookup": LookupDrafter(depth=4),
     "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),
     "lookup of 1": LookupDrafter(depth=1, max_ngram=1),
     "lookup of nothing": LookupDrafter(depth=0),
+    "lookahead": LookaheadDrafter(vocab_size=VOCABULARY),
+    "lookahead of 1": LookaheadDrafter(
+        vocab_size=VOCABULARY, level=2, window=1, guesses=1
+    ),
 }
 # The order of ranks turns round: the third child's value falls least.
 TURNED = Confidence(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
 CALIBRATED = Calibration(greedy=TURNED, sampled=dataclasses.replace(TURNED, kappa=2.0))
-METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *LOOKUPS]
+METHODS = [*HEAD_TREES, *SAMPLED, *MODEL_TREES, *WITHOUT_WEIGHTS]
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +77,8 @@ def target_params() -> Any:
 
 
 def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
-    if name in LOOKUPS:
-        return LOOKUPS[name], Params(target=target_params)
+    if name in WITHOUT_WEIGHTS:
+        return WITHOUT_WEIGHTS[name], Params(target=target_params)
     if name in MODEL_TREES:
         drafter = TreeDrafter(
             model=SmallModel(decoder=Transformer(config=SMALLER)),

@@ -83,6 +83,24 @@ def test_a_batch_that_cannot_be_in_memory_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(
+    ("sizes", "rows", "named"),
+    [
+        ({"guesses": 4_000_000}, 1, "make a pool of n-grams of 17.9 GiB at batch_size"),
+        ({"guesses": 2**31 - 1, "level": 64}, 1, "level = 64 make a pool of n-grams"),
+        ({}, 1_000_000, "of 31.3 GiB at batch_size = 1000000: a run"),
+        ({"level": 2**31 - 1}, 1, "level = 2147483647 and window = 7 draft further"),
+        ({"window": 2**31 - 1}, 1, "level = 5 and window = 2147483647 draft further"),
+    ],
+)
+def test_a_pool_or_a_window_that_cannot_be_is_refused(
+    sizes: dict[str, int], rows: int, named: str
+) -> None:
+    source = _open(TreeConfig(**sizes), method="lookahead")
+    refused(lambda: source.check_room(batch_size=rows, max_length=128), named, "lower")
+
+
+@pytest.mark.usefixtures("memory")
 def test_slots_that_cannot_be_in_memory_are_refused() -> None:
     refused(
         lambda: _open().check_room(batch_size=1, max_length=10**12, grows=False),
