@@ -84,7 +84,7 @@ def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
         sizes = [found[name] for name in ("level", "window", "guesses")]
         assert sizes == ([4, 3, 2] if method == "lookahead" else [None] * 3)
         assert (found["num_nodes"], found["depth"]) == {
-            "lookahead": (15, 5),
+            "lookahead": (15, 4),
             "eagle2": (6, 6),
             "lookup": (11, 10),
         }[method]
