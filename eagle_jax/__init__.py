@@ -26,6 +26,7 @@ from eagle_jax.drafting import (
     EagleHead,
     LookaheadDrafter,
     LookupDrafter,
+    RecyclingDrafter,
     SmallModel,
     TreeDrafter,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "MeshShape",
     "Pair",
     "Params",
+    "RecyclingDrafter",
     "Requests",
     "RopeConfig",
     "SamplingConfig",

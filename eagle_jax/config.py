@@ -38,6 +38,9 @@ Method = Literal[
 Acceptance = Literal["coupled", "rejection", "typical"]
 """Names of the rules of acceptance above temperature 0; "typical" is not lossless."""
 
+NOT_LOSSLESS = "NOT LOSSLESS: typical acceptance changes the text"
+"""The words beside every result of the rule "typical"."""
+
 Quantization = Literal["none", "int8", "int4"]
 """Names of the types that the matrices of a target's layers are rounded to."""
 

@@ -1,9 +1,8 @@
-"""Your own way to draft behind the `Drafter` protocol: Token Recycling.
+"""Your own way to draft behind the `Drafter` protocol: what followed last.
 
-A target's logits say more than its next token: they say what else it might have said,
-also after the drafts that it rejected. Token Recycling (Luo et al. 2024, arXiv
-2408.08696) keeps, for every token, the tokens that the target last held most likely
-after it, and drafts a tree from this table. It has no weights and needs no training.
+It keeps, for every token of the text, the token that followed it the last time, and
+drafts a chain: the root's follower, that one's follower, and so on. It has no weights
+and needs no training.
 
 Run it with `python examples/own_drafter.py`; docs/your-own-drafter.md explains it. The
 target is the embedded one, which writes Python.
@@ -11,7 +10,7 @@ target is the embedded one, which writes Python.
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,91 +19,100 @@ import eagle_jax
 from eagle_jax import assets, speculative
 from eagle_jax.interface import Draws, Verified
 from eagle_jax.testing import assert_batch_first, assert_same_tokens, assert_valid_tree
-from eagle_jax.tree import EAGLE1_TREE, NO_PARENT, DraftTree, Topology
+from eagle_jax.tree import NO_PARENT, DraftTree
 
 UNKNOWN = -1
 PROMPTS = assets.TARGET.parent / "prompts.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Recycler:
-    """Drafts what the target held most likely after each token, the last time.
-
-    The state is a table `[B, V, W]` int32: for each row and token, the most likely
-    tokens after it, or `UNKNOWN`.
+class Followers(NamedTuple):
+    """What the drafter remembers of each row.
 
     Attributes:
-        vocab_size: `V`.
-        shape: The tree; `W` is the most children that a node of it has.
+        table: `[B, V]` int32, the token that last followed each token, or `UNKNOWN`.
+        last: `[B]` int32, the text's last token before the root.
+    """
+
+    table: jax.Array
+    last: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowerDrafter:
+    """Drafts what followed each token, the last time.
+
+    Attributes:
+        vocab_size: The number of tokens the target knows, `V`.
+        depth: The length of the chain, `D`.
     """
 
     vocab_size: int
-    shape: Topology = EAGLE1_TREE
+    depth: int = 4
 
-    @property
-    def depth(self) -> int:
-        """The deepest node's level."""
-        return self.shape.depth
-
-    def init_state(self, batch: int, capacity: int) -> jax.Array:
+    def init_state(self, batch: int, capacity: int) -> Followers:
         """Returns tables that know nothing."""
-        width = int(self.shape.ranks.max()) + 1
-        return jnp.full((batch, self.vocab_size, width), UNKNOWN, jnp.int32)
+        table = jnp.full((batch, self.vocab_size), UNKNOWN, jnp.int32)
+        return Followers(table=table, last=jnp.zeros(batch, jnp.int32))
 
     def prefill(
         self,
         params: Any,
-        state: jax.Array,
+        state: Followers,
         tokens: jax.Array,
         features: jax.Array,
         lengths: jax.Array,
-    ) -> jax.Array:
+    ) -> Followers:
         """Learns what follows each token of the prompt."""
-        is_inside = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
-        seen = jnp.where(is_inside, tokens[:, :-1], self.vocab_size)
-        learn = jax.vmap(lambda table, at, then: table.at[at, 0].set(then, mode="drop"))
-        return learn(state, seen, tokens[:, 1:])
+        return self._read(state, tokens, lengths)
 
     def propose(
-        self, params: Any, state: jax.Array, root: jax.Array, draws: Draws
-    ) -> tuple[DraftTree, jax.Array]:
-        """Fills the tree: the child of rank `r` is the `r`-th of its parent's list."""
+        self, params: Any, state: Followers, root: jax.Array, draws: Draws
+    ) -> tuple[DraftTree, Followers]:
+        """Learns that the root came last, and drafts a chain from the table."""
+        rows = jnp.arange(root.shape[0])
+        table = state.table.at[rows, state.last].set(root)
+        tokens, exists = [root], [jnp.full(root.shape, True)]
+        for _ in range(self.depth):
+            follower = table[rows, tokens[-1]]
+            exists.append(exists[-1] & (follower != UNKNOWN))
+            tokens.append(jnp.where(exists[-1], follower, 0))
+        is_node = jnp.stack(exists, axis=1)
+        tree = DraftTree(
+            tokens=jnp.stack(tokens, axis=1),
+            parents=jnp.where(is_node, jnp.arange(-1, self.depth), NO_PARENT),
+            log_values=jnp.where(is_node, 0.0, -jnp.inf),
+            is_node=is_node,
+        )
+        return tree, state._replace(table=table)
 
-        def fill(table: jax.Array, root: jax.Array) -> DraftTree:
-            tokens = jnp.full(self.shape.num_nodes, root)
-            is_node = jnp.full(self.shape.num_nodes, True)
-            for level in self.shape.levels:
-                drafts = table[tokens[level.parents], level.ranks]
-                is_known = is_node[level.parents] & (drafts != UNKNOWN)
-                drafts = jnp.where(is_known, drafts, 0)
-                tokens = tokens.at[level.nodes].set(drafts)
-                is_node = is_node.at[level.nodes].set(is_known)
-            return DraftTree(
-                tokens=tokens,
-                parents=jnp.where(is_node, self.shape.parents, NO_PARENT),
-                log_values=jnp.where(is_node, 0.0, -jnp.inf),
-                is_node=is_node,
-            )
+    def advance(self, params: Any, state: Followers, verified: Verified) -> Followers:
+        """Learns the accepted path: the root and the drafts that the text follows."""
+        return self._read(state, verified.path_tokens, verified.count)
 
-        return jax.vmap(fill)(state, root), state
+    def _read(self, state: Followers, tokens: jax.Array, count: jax.Array) -> Followers:
+        """Learns from the first `count` (`[B]`) of some tokens (`[B, T]` int32)."""
+        rows = jnp.arange(tokens.shape[0])
 
-    def advance(self, params: Any, state: jax.Array, verified: Verified) -> jax.Array:
-        """Learns what the target said after every node, accepted or not."""
-        _, likely = jax.lax.top_k(verified.logits, state.shape[-1])
-        at = jnp.where(verified.tree.is_node, verified.tree.tokens, self.vocab_size)
-        learn = jax.vmap(lambda table, at, then: table.at[at].set(then, mode="drop"))
-        return learn(state, at, likely)
+        def learn(place: jax.Array, table: jax.Array) -> jax.Array:
+            is_pair = place + 1 < count
+            seen = jnp.where(is_pair, tokens[:, place], self.vocab_size)
+            return table.at[rows, seen].set(tokens[:, place + 1], mode="drop")
+
+        # One after the other: a scatter promises no order where a token comes twice.
+        table = jax.lax.fori_loop(0, tokens.shape[1] - 1, learn, state.table)
+        newest = tokens[rows, jnp.maximum(count - 1, 0)]
+        return Followers(table, jnp.where(count > 0, newest, state.last))
 
 
 def main(max_new_tokens: int = 96) -> None:
     """Decodes round by round, shows what each pass wrote, and compares."""
     pair = eagle_jax.load_embedded_pair()
     tokenizer, target = pair.tokenizer, pair.loaded.target
-    drafter = Recycler(vocab_size=target.config.vocab_size)
+    drafter = FollowerDrafter(vocab_size=target.config.vocab_size)
     assert_batch_first(drafter.init_state(batch=3, capacity=8), batch=3)
     decoder = eagle_jax.Decoder(target=target, drafter=drafter, acceptance="greedy")
     params = eagle_jax.Params(target=pair.loaded.params.target)
-    prompt = json.loads(PROMPTS.read_text())[3]
+    prompt = json.loads(PROMPTS.read_text())[5]
     requests = eagle_jax.make_requests(
         [tokenizer.encode(prompt)], max_new_tokens=max_new_tokens
     )

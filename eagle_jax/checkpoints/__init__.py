@@ -1,11 +1,7 @@
 """Hugging Face folders in and out, and pairs converted for quick loading."""
 
-from eagle_jax.checkpoints.export import (
-    export_head,
-    export_target,
-    has_torch,
-    is_export,
-)
+from eagle_jax.checkpoints.export import export_head, export_target
+from eagle_jax.checkpoints.export_files import has_torch, is_export
 from eagle_jax.checkpoints.heads import (
     check_eagle3_pair,
     check_pair,
@@ -22,7 +18,14 @@ from eagle_jax.checkpoints.hf_config import (
     target_config,
 )
 from eagle_jax.checkpoints.hf_fields import stop_tokens
-from eagle_jax.checkpoints.hub import fingerprint_folder, resolve
+from eagle_jax.checkpoints.hub import fingerprint_folder, heads_of, resolve
+from eagle_jax.checkpoints.hydra import (
+    check_hydra_pair,
+    export_hydra,
+    hydra_config,
+    load_hydra,
+    prefix_layer,
+)
 from eagle_jax.checkpoints.load import (
     check_max_length,
     check_small_model,
@@ -31,29 +34,45 @@ from eagle_jax.checkpoints.load import (
     read_embedding,
     target_bits,
 )
+from eagle_jax.checkpoints.medusa import (
+    check_medusa_pair,
+    export_medusa,
+    load_medusa,
+    medusa_config,
+)
 from eagle_jax.checkpoints.orbax_store import convert_pair
 from eagle_jax.checkpoints.weights import open_weights
 
 __all__ = [
     "check_eagle3_pair",
+    "check_hydra_pair",
     "check_max_length",
+    "check_medusa_pair",
     "check_pair",
     "check_small_model",
     "convert_pair",
     "eagle3_config",
     "eagle3_target",
     "export_head",
+    "export_hydra",
+    "export_medusa",
     "export_target",
     "fingerprint_folder",
     "has_torch",
     "head_config",
+    "heads_of",
+    "hydra_config",
     "is_eagle3",
     "is_export",
     "load_eagle3_head",
     "load_head",
+    "load_hydra",
+    "load_medusa",
     "load_target",
+    "medusa_config",
     "open_target",
     "open_weights",
+    "prefix_layer",
     "read_embedding",
     "read_head",
     "resolve",

@@ -1,56 +1,36 @@
 """Exports heads in the official layout, and targets as Hugging Face folders."""
 
-import collections
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.export_files import (
+    WRITTEN_BY,
+    host_tensors,
+    write_export,
+)
 from eagle_jax.checkpoints.heads import with_table
 from eagle_jax.checkpoints.hf_config import (
-    DTYPES,
     FAMILIES,
     family_of,
     head_config,
     target_config,
 )
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE
-from eagle_jax.checkpoints.load import convert, shapes_of
-from eagle_jax.checkpoints.tensors import (
-    check_space,
-    open_bin,
-    open_safetensors,
-    saving,
-)
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.errors import InputError
-from eagle_jax.files import is_left_behind, new_folder
 from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.eagle_head import (
+    EAGLE_INPUTS,
+    EagleHeadConfig,
+    EagleHeadParams,
+)
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
-from eagle_jax.parsing import read_json_if_any
-
-WRITTEN_BY = "eagle_jax"
-"""The value of `written_by` in an export, which may be replaced on request."""
-
-Tensors = dict[str, np.ndarray]
-
-_CONFIG, _SAFETENSORS, _BIN = "config.json", "model.safetensors", "pytorch_model.bin"
-# transformers asks for this entry. A second one would come in any order.
-_METADATA = {"format": "pt"}
-# What an exported folder may hold; tokenizer and calibration are the caller's.
-_NAMES = {
-    *(_CONFIG, _SAFETENSORS, _BIN, "generation_config.json", "tokenizer.json"),
-    *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
-}
 
 
 def export_head(
@@ -99,14 +79,18 @@ def export_head(
     shapes = shapes_of(eagle_head.init_params, config)
     if params.embedding is not None:
         shapes = with_table(shapes, config)
-    tensors = _host_tensors(params, shapes, names.EAGLE_HEAD, dtype)
-    if with_bin is None:
-        with_bin = has_torch()
-    with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        _write(unfinished, head_fields(config, dtype), tensors, with_bin=with_bin)
-        _check(unfinished, head_config, config, tensors)
-        if also is not None:
-            also(unfinished)
+    given, wanted = (names.by_name(x, names.EAGLE_HEAD) for x in (params, shapes))
+    tensors = host_tensors(given, wanted, dtype)
+    write_export(
+        folder,
+        head_fields(config, dtype),
+        tensors,
+        config,
+        head_config,
+        with_pickle=with_bin,
+        also=also,
+        overwrite=overwrite,
+    )
 
 
 def export_target(
@@ -138,126 +122,19 @@ def export_target(
             into `dtype`, or the folder cannot be written.
     """
     shapes = shapes_of(transformer.init_params, config)
-    tensors = _host_tensors(params, shapes, names.TRANSFORMER, dtype)
+    given, wanted = (names.by_name(x, names.TRANSFORMER) for x in (params, shapes))
+    tensors = host_tensors(given, wanted, dtype)
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
-    with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        _write(unfinished, fields, tensors)
-        _check(unfinished, target_config, config, tensors)
-        if also is not None:
-            also(unfinished)
-
-
-def is_export(folder: Path) -> bool:
-    """Returns whether a folder holds what this module exports and nothing else."""
-    for path in folder.iterdir():
-        is_known = path.name in _NAMES and not path.is_dir()
-        if not is_known and not is_left_behind(path.name, [CALIBRATION_FILE]):
-            return False
-    fields = read_json_if_any(folder / _CONFIG) or {}
-    return fields.get("written_by") == WRITTEN_BY
-
-
-def has_torch() -> bool:
-    """Returns whether torch can be imported, which `.bin` files need."""
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch is not None
-
-
-def _host_tensors(
-    params: Any, shapes: Any, table: dict[str, str], dtype: str
-) -> Tensors:
-    """Returns copies of the weights in `dtype` by name, checked against the sizes."""
-    if dtype not in DTYPES:
-        raise InputError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
-    given, wanted = names.by_name(params, table), names.by_name(shapes, table)
-    odd = sorted(set(given) ^ set(wanted))
-    if odd:
-        verb = "lack" if odd[0] in wanted else "hold unexpected"
-        raise InputError(f"the weights {verb} {odd[0]}; they do not fit their sizes")
-    tensors = {}
-    for name, shape in wanted.items():
-        if given[name].shape != shape.shape:
-            raise InputError(
-                f"{name} has shape {given[name].shape}, but its sizes ask for "
-                f"{shape.shape}"
-            )
-        # A copy in C order: torch wants memory that it may write to.
-        tensor = np.array(given[name], order="C")
-        tensors[name] = convert(tensor, jnp.dtype(dtype), f"tensor {name}")
-    return tensors
-
-
-def _write(
-    folder: Path, fields: dict[str, Any], tensors: Tensors, *, with_bin: bool = False
-) -> None:
-    from safetensors.numpy import save_file
-
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    check_space(folder, num_bytes * (2 if with_bin else 1), num_bytes)
-    text = json.dumps(fields, indent=1) + "\n"
-    (folder / _CONFIG).write_text(text, encoding="utf-8")
-    path = folder / _SAFETENSORS
-    with saving(path):
-        save_file(tensors, path, metadata=_METADATA)
-    if with_bin:
-        _write_bin(folder / _BIN, tensors)
-
-
-def _write_bin(path: Path, tensors: Tensors) -> None:
-    """Writes a state dict; torch stores the file's name in it, so that never varies."""
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError(
-            f"{path.name} needs torch; install the torch extra (pip install '.[torch]')"
-        ) from error
-    table = collections.OrderedDict()
-    for name, tensor in tensors.items():
-        if tensor.dtype == jnp.bfloat16:  # torch takes no bfloat16 from NumPy.
-            table[name] = torch.from_numpy(tensor.view(np.int16)).view(torch.bfloat16)
-        else:
-            table[name] = torch.from_numpy(tensor)
-    with saving(path):
-        torch.save(table, path)
-
-
-def _check(
-    folder: Path, read_config: Callable[[Path], Any], config: Any, tensors: Tensors
-) -> None:
-    """Reads back what was written.
-
-    Raises:
-        InputError: If sizes or a single bit differ.
-    """
-    read = read_config(folder)
-    if read != config:
-        raise InputError(f"{config} cannot be exported: it would be read as {read}")
-    for path in (folder / _SAFETENSORS, folder / _BIN):
-        if not path.exists():
-            continue
-        is_bin = path.name == _BIN
-        stored = open_bin(path) if is_bin else open_safetensors(path)
-        is_equal = stored.keys() == tensors.keys() and all(
-            _same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
-        )
-        if not is_equal:
-            raise InputError(
-                f"{path.name} reads back differently from what was written; is the "
-                "disk failing?"
-            )
-
-
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Returns whether two arrays agree in dtype, shape and every bit."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    # Not as numbers: negative zero equals zero.
-    kind = f"u{one.dtype.itemsize}"
-    mine, theirs = (np.ascontiguousarray(x).view(kind) for x in (one, other))
-    return np.array_equal(mine, theirs)
+    write_export(
+        folder,
+        fields,
+        tensors,
+        config,
+        target_config,
+        with_pickle=False,
+        also=also,
+        overwrite=overwrite,
+    )
 
 
 def target_fields(
@@ -332,6 +209,8 @@ def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "written_by": WRITTEN_BY,
     }
+    if config.inputs != EAGLE_INPUTS:
+        fields["inputs"] = config.inputs
     if config.layer.rope.kind == "linear":
         fields["rope_scaling"] = _rope_scaling(config.layer.rope, kind_field="type")
     elif config.layer.rope.kind != "default":

@@ -226,8 +226,8 @@ def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
     Raises:
         InputError: If the widths or the vocabularies differ.
     """
-    _check_size("hidden_size", head.layer.hidden_size, target.layer.hidden_size)
-    _check_size("vocab_size", head.vocab_size, target.vocab_size)
+    check_size("hidden_size", head.layer.hidden_size, target.layer.hidden_size)
+    check_size("vocab_size", head.vocab_size, target.vocab_size)
 
 
 def check_eagle3_pair(target: TransformerConfig, head: Eagle3HeadConfig) -> None:
@@ -244,10 +244,20 @@ def check_eagle3_pair(target: TransformerConfig, head: Eagle3HeadConfig) -> None
             f"states of the target have {width}; give the head that was trained for "
             "this target"
         )
-    _check_size("vocab_size", head.vocab_size, target.vocab_size)
+    check_size("vocab_size", head.vocab_size, target.vocab_size)
 
 
-def _check_size(name: str, given: int, wanted: int) -> None:
+def check_size(name: str, given: int, wanted: int) -> None:
+    """Refuses a head whose size is not the target's.
+
+    Args:
+        name: The size as `config.json` names it.
+        given: The head's.
+        wanted: The target's.
+
+    Raises:
+        InputError: If they differ.
+    """
     if given != wanted:
         raise InputError(
             f"the head's {name} is {given}, the target's is {wanted}; give the head "

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from eagle_jax.checkpoints.hf_fields import (
     MOST,
@@ -11,8 +11,9 @@ from eagle_jax.checkpoints.hf_fields import (
     check_keys,
     read_rope,
 )
+from eagle_jax.checkpoints.hub import refuse_other_heads
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.eagle_head import EAGLE_INPUTS, EagleHeadConfig, HeadInputs
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
@@ -186,6 +187,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
             implemented.
     """
     fields = Fields.read(folder)
+    refuse_other_heads(folder)
     if is_eagle3(folder):
         raise fields.refusal(
             "this is an EAGLE-3 head, which can be run and nothing else so far; give "
@@ -197,8 +199,14 @@ def head_config(folder: Path) -> EagleHeadConfig:
         raise fields.refusal(
             f"num_hidden_layers = {num_layers}; an EAGLE-1/2 head has 1 layer"
         )
+    inputs: Any = fields.get("inputs") or EAGLE_INPUTS
+    if inputs not in get_args(HeadInputs):
+        known = ", ".join(get_args(HeadInputs))
+        raise fields.refusal(f"inputs = {inputs!r} is not supported; known are {known}")
     return EagleHeadConfig(
-        **_head_sizes(fields), fc_bias=fields.flag("bias", default=True)
+        **_head_sizes(fields),
+        fc_bias=fields.flag("bias", default=True),
+        inputs=inputs,
     )
 
 
@@ -217,6 +225,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
             implemented.
     """
     fields = Fields.read(folder)
+    refuse_other_heads(folder)
     _check_head_keys(fields, *_EAGLE3_FIELDS)
     features = fields.get("eagle_config") or _USUAL_FEATURES
     if features != _USUAL_FEATURES:

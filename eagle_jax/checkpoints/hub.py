@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
@@ -18,7 +19,22 @@ STORE_LIST = "store.json"
 TEXT_FILES = ("*.json", "*.model", "*.jinja")
 """The patterns of settings, the tokenizer's files and the chat template."""
 
-_WEIGHTS = (".safetensors", ".bin")
+HEADS: tuple[Literal["medusa", "hydra"], ...] = ("medusa", "hydra")
+"""Methods whose heads have a file, and fields of `config.json`, of their own."""
+
+WEIGHT_FILES = (
+    *(("model", "safetensors"), ("pytorch_model", "bin")),
+    *(
+        (f"{kind}_lm_head", suffix)
+        for kind in HEADS
+        for suffix in ("safetensors", "pt")
+    ),
+)
+"""The stems and suffixes of files of weights, the first that is there is read."""
+
+_WEIGHTS = (".safetensors", ".bin", ".pt")
+_SAFETENSORS = ("model*.safetensors", "*_lm_head.safetensors")
+_PICKLES = ("pytorch_model*.bin", "*_lm_head.pt")
 _TEXTS = (".json", ".model", ".jinja", ".txt")
 
 _WHOLE_BYTES = 1 << 26
@@ -30,7 +46,7 @@ def resolve(name: str) -> Path:
     """Returns the folder of a checkpoint, downloading it if it is a hub name.
 
     The hub's cache, `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` are honoured. Of
-    safetensors and `.bin` weights only one kind is downloaded, safetensors first.
+    safetensors and pickled weights only one kind is downloaded, safetensors first.
 
     Args:
         name: A local folder, or `owner/name`.
@@ -58,10 +74,10 @@ def resolve(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        patterns = [*TEXT_FILES, "model*.safetensors"]
+        patterns = [*TEXT_FILES, *_SAFETENSORS]
         path = Path(snapshot_download(name, allow_patterns=patterns))
-        if not any(path.glob("model*.safetensors")):
-            patterns = [*TEXT_FILES, "pytorch_model*.bin"]
+        if not any(any(path.glob(pattern)) for pattern in _SAFETENSORS):
+            patterns = [*TEXT_FILES, *_PICKLES]
             path = Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise InputError(
@@ -69,6 +85,36 @@ def resolve(name: str) -> Path:
             f"({first_line(error)})"
         ) from error
     return resolve(str(path))
+
+
+def heads_of(folder: Path) -> Literal["medusa", "hydra"] | None:
+    """Returns whose heads a folder holds; `None` for an EAGLE head or a whole model.
+
+    Args:
+        folder: A folder that holds `config.json`.
+
+    Raises:
+        InputError: If `config.json` cannot be read.
+    """
+    fields = read_json(folder / "config.json")
+    for kind in HEADS:
+        if f"{kind}_num_heads" in fields or any(folder.glob(f"{kind}_lm_head.*")):
+            return kind
+    return None
+
+
+def refuse_other_heads(folder: Path) -> None:
+    """Refuses the folder of Medusa's or Hydra's heads where an EAGLE head is read.
+
+    Raises:
+        InputError: If it is one.
+    """
+    kind = heads_of(folder)
+    if kind is not None:
+        raise InputError(
+            f"{folder} holds {kind.capitalize()} heads, which method {kind} drafts "
+            "with; give an EAGLE head here"
+        )
 
 
 def file_inside(folder: Path, name: str, list_name: str) -> Path:

@@ -260,9 +260,7 @@ def load_params(
         InputError: If tensors are missing, unexpected, of the wrong shape or too
             large for `dtype`.
     """
-    wanted = jax.tree.leaves(names)
-    _refuse(files.folder, "lacks", set(wanted) - files.names())
-    _refuse(files.folder, "holds unexpected", files.names() - set(wanted))
+    _check_names(files, names)
 
     with ThreadPoolExecutor(_READERS) as readers:
 
@@ -279,6 +277,24 @@ def load_params(
                 lambda name, shape: load(name, shape, shardings), names, shapes
             )
         return jax.tree.map(load, names, shapes, shardings)
+
+
+def check_shapes(files: Weights, names: Any, shapes: Any, wants: str) -> None:
+    """Refuses a checkpoint before any tensor is read.
+
+    Args:
+        files: The checkpoint, not one half of a converted pair.
+        names: A pytree of tensor names.
+        shapes: A pytree of `jax.ShapeDtypeStruct`, of the same structure.
+        wants: What asks for these shapes, as in "config.json asks for".
+
+    Raises:
+        InputError: If tensors are missing, unexpected or of the wrong shape.
+    """
+    _check_names(files, names)
+    listed = zip(jax.tree.leaves(names), jax.tree.leaves(shapes), strict=True)
+    for name, shape in listed:
+        _check_shape(files, name, files.parts(name)[0], shape.shape, wants)
 
 
 def _load_wide(
@@ -353,14 +369,23 @@ def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
 
 
 def _check_shape(
-    files: Weights, name: str, stored: tuple[int, ...], ours: tuple[int, ...]
+    files: Weights,
+    name: str,
+    stored: tuple[int, ...],
+    ours: tuple[int, ...],
+    wants: str = "config.json asks for",
 ) -> None:
     wanted = ours[::-1] if is_transposed(name) else ours
     if stored != wanted:
         raise InputError(
-            f"{files.folder}: tensor {name} has shape {stored}, but config.json asks "
-            f"for {wanted}"
+            f"{files.folder}: tensor {name} has shape {stored}, but {wants} {wanted}"
         )
+
+
+def _check_names(files: Weights, names: Any) -> None:
+    wanted = set(jax.tree.leaves(names))
+    _refuse(files.folder, "lacks", wanted - files.names())
+    _refuse(files.folder, "holds unexpected", files.names() - wanted)
 
 
 def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:

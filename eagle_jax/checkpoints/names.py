@@ -63,6 +63,53 @@ EAGLE3_HEAD = _eagle3_head("midlayer")
 EAGLE3_HEAD_ELSEWHERE = _eagle3_head("layers.0")
 """The tensor names of other trainers' EAGLE-3 heads, by path in `Eagle3HeadParams`."""
 
+
+def medusa_heads(num_layers: int, prefix: str = "") -> dict[str, str]:
+    """Returns the tensor names of Medusa's heads, by path below `heads`.
+
+    Args:
+        num_layers: The number of residual blocks of each head.
+        prefix: What every name begins with.
+    """
+    block = f"{prefix}{{}}.{{}}.linear"
+    return {
+        "heads.{}.blocks.{}.linear": f"{block}.weight",
+        "heads.{}.blocks.{}.linear_bias": f"{block}.bias",
+        "heads.{}.output_head": f"{prefix}{{}}.{num_layers}.weight",
+    }
+
+
+def hydra_heads(num_heads: int, num_layers: int, *, has_prefix: bool) -> dict[str, str]:
+    """Returns the tensor names of Hydra's heads, by path in `HydraParams`.
+
+    With a prefix layer, a dropout stands before each block and each output head and is
+    counted, too.
+
+    Args:
+        num_heads: The number of heads.
+        num_layers: The number of blocks of each head, the first one included.
+        has_prefix: Whether there is a prefix layer.
+    """
+    first, step, last = (1, 2, ".1") if has_prefix else (0, 1, "")
+    table = {
+        "heads.{}.output_head": f"hydra_lm_head.{{}}{last}.weight",
+        "heads.{}.output_bias": f"hydra_lm_head.{{}}{last}.bias",
+        "norm": "prefix_embeding_layer.norm.weight",  # Their spelling.
+    }
+    for ours, hf in _LAYER.items():
+        table[f"layer.{ours}"] = f"prefix_embeding_layer.layers.0.{hf}"
+    for ours, part in (("linear", "linear"), ("residual", "res_connection")):
+        name = f"hydra_mlp.{{}}.{first}.{part}"
+        table[f"heads.{{}}.first.{ours}"] = f"{name}.weight"
+        table[f"heads.{{}}.first.{ours}_bias"] = f"{name}.bias"
+    for head in range(num_heads):
+        for number in range(1, num_layers):
+            path = f"heads.{head}.blocks.{number - 1}.linear"
+            name = f"hydra_mlp.{head}.{first + number * step}.linear"
+            table |= {path: f"{name}.weight", f"{path}_bias": f"{name}.bias"}
+    return table
+
+
 MAPS = ("d2t", "t2d")
 """The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""
 
@@ -72,6 +119,9 @@ _PARTS = (".values", ".scales")
 _MATRICES = (
     *("_proj.weight", "fc.weight", "lm_head.weight"),
     *(".gate.weight", ".w1.weight", ".w2.weight", ".w3.weight"),
+    *(".linear.weight", ".res_connection.weight"),
+    # Output heads of Medusa and Hydra are numbered: 4.1.weight, hydra_lm_head.0.weight.
+    *(f"{digit}.weight" for digit in range(10)),
 )
 
 
@@ -80,7 +130,8 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
 
     Args:
         params: A pytree of arrays or of their shapes; absent tensors are `None`.
-        table: Names by path; `{}` stands for the number of a layer or an expert.
+        table: Names by path; `{}` stands for the number of a layer, an expert or a
+            head, unless the path itself has a name.
     """
 
     def name(path: tuple[Any, ...], leaf: Any) -> str:
@@ -89,7 +140,8 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
         part = text[-len(_PARTS[0]) :] if is_quantized(text) else ""
         text = text.removesuffix(part)
         number = re.compile(r"(?<=\.)\d+(?=\.)")
-        return table[number.sub("{}", text)].format(*number.findall(text)) + part
+        known = text if text in table else number.sub("{}", text)
+        return table[known].format(*number.findall(text)) + part
 
     return jax.tree_util.tree_map_with_path(name, params)
 

@@ -150,7 +150,7 @@ def _read_part(
 
 
 def open_bin(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a `.bin` file by name.
+    """Returns the tensors of a `.bin` or `.pt` file by name.
 
     Raises:
         InputError: If the file is no table of tensors, or torch is not installed.
@@ -160,7 +160,7 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
     except ImportError as error:
         raise InputError(
             f"{path} is a torch pickle; install the torch extra (pip install "
-            "'.[torch]') or give a model.safetensors"
+            "'.[torch]') or give safetensors"
         ) from error
 
     try:

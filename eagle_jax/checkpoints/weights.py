@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from eagle_jax.checkpoints.hub import STORE_LIST, file_inside
+from eagle_jax.checkpoints.hub import STORE_LIST, WEIGHT_FILES, file_inside
 from eagle_jax.checkpoints.names import MAPS, is_quantized
 from eagle_jax.checkpoints.tensors import (
     Part,
@@ -119,8 +119,9 @@ class TensorFiles(Weights):
     """The tensors of a Hugging Face folder by name, read when asked for.
 
     `model.safetensors`, its sharded form with an index, `pytorch_model.bin` and its
-    sharded form are looked for in this order. A `.bin` file is a pickle: it is read
-    only through torch with `weights_only=True`.
+    sharded form are looked for in this order, then the files of Medusa's and Hydra's
+    heads. A `.bin` or `.pt` file is a pickle: it is read only through torch with
+    `weights_only=True`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -134,7 +135,7 @@ class TensorFiles(Weights):
         """
         self.folder = folder
         self._stored: dict[str, StoredTensor] = {}
-        for stem, kind in (("model", "safetensors"), ("pytorch_model", "bin")):
+        for stem, kind in WEIGHT_FILES:
             index = folder / f"{stem}.{kind}.index.json"
             single = folder / f"{stem}.{kind}"
             if single.is_file():
@@ -146,7 +147,8 @@ class TensorFiles(Weights):
         else:
             raise InputError(
                 f"{folder} holds no weights: neither model.safetensors nor "
-                "pytorch_model.bin, nor an index of shards"
+                "pytorch_model.bin, nor an index of shards, nor medusa_lm_head or "
+                "hydra_lm_head as .safetensors or .pt"
             )
         super().__init__(folder, {n: one.dtype for n, one in self._stored.items()})
 

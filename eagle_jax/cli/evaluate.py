@@ -23,7 +23,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import CONFIGS, GenerateConfig
+from eagle_jax.config import CONFIGS, NOT_LOSSLESS, GenerateConfig
 from eagle_jax.evaluation.evaluate import Evaluation, check_weights, evaluate
 from eagle_jax.evaluation.plan import make_runs, parse_method
 from eagle_jax.evaluation.questions import (
@@ -66,6 +66,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "pair, with the settings of configs/embedded.toml",
     )
     add("--draft", help="EAGLE head of the target")
+    add("--medusa", metavar="FOLDER", help="Medusa heads of the target")
+    add("--hydra", metavar="FOLDER", help="Hydra heads of the target")
     add("--small-model", help="smaller model with the target's tokenizer")
     add(
         "--questions",
@@ -122,6 +124,8 @@ def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     evaluation = Evaluation(
         target=arguments.target,
         draft=arguments.draft,
+        medusa=arguments.medusa,
+        hydra=arguments.hydra,
         small_model=arguments.small_model,
         output=arguments.output,
         template=arguments.template,
@@ -168,3 +172,6 @@ def _print_table(runs: dict[str, Run]) -> None:
         )
     # In a file or a pipe no terminal's width may cut a column.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+    for name, run in runs.items():
+        if not run.is_lossless:
+            print(f"{name}: {NOT_LOSSLESS}")

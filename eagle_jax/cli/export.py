@@ -1,24 +1,29 @@
-"""Exports an EAGLE head in the format of the published ones.
+"""Exports an EAGLE head, or heads of Medusa or Hydra, in the published format.
 
     eagle-jax export --head pairs/mine/head --output my-head
     eagle-jax export --head FOLDER --target FOLDER --output my-head
 
-Writes config.json, model.safetensors and, where torch is installed,
-pytorch_model.bin, and reads them back. Folders may be Hugging Face hub names.
+Writes config.json, a safetensors file and, where torch is installed, the pickle that
+the official code reads, and reads them back. Folders may be Hugging Face hub names.
 """
 
 import argparse
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from eagle_jax.checkpoints import (
     check_pair,
     export_head,
+    export_hydra,
+    export_medusa,
     has_torch,
     head_config,
+    heads_of,
     is_export,
     open_weights,
     read_embedding,
@@ -26,11 +31,13 @@ from eagle_jax.checkpoints import (
     resolve,
     target_config,
 )
+from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import expand_home
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
+from eagle_jax.generation.heads import open_heads
 from eagle_jax.models.eagle_head import EagleHeadParams
 
 
@@ -41,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
-        description="Export an EAGLE-1/2 head in the layout of the published ones."
+        description="Export an EAGLE-1/2 head, or heads of Medusa or Hydra, in the "
+        "layout of the published ones."
     )
     add = parser.add_argument
     add(
@@ -50,7 +58,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="the head: a folder or hub name, published or converted",
     )
     add("--output", required=True, type=Path, metavar="DIR", help="the new folder")
-    add("--target", help="its target: a folder or hub name, for the embedding table")
+    add(
+        "--target",
+        help="its target: a folder or hub name, for the embedding table and, "
+        "with heads of Medusa or Hydra, for the sizes that they share",
+    )
     add(
         "--embedding",
         choices=("include", "omit", "keep"),
@@ -71,6 +83,8 @@ def _export(arguments: argparse.Namespace) -> int:
     output = expand_home(arguments.output)
     folder = resolve(arguments.head)
     target = None if arguments.target is None else resolve(arguments.target)
+    if heads_of(folder) is not None:
+        return _export_heads(folder, target, output, arguments)
     config = head_config(folder)
     open_weights(folder)
     check_apart(output, folder)
@@ -82,11 +96,7 @@ def _export(arguments: argparse.Namespace) -> int:
     dtype = None if arguments.dtype == "auto" else arguments.dtype
     _, params = read_head(folder, dtype)
     params = _with_embedding(params, target, arguments.embedding)
-    if not has_torch():
-        say(
-            "warning: torch is not installed: no pytorch_model.bin, which the official "
-            "code looks for first"
-        )
+    _warn_without_torch("pytorch_model.bin, which the official code looks for first")
     say(f"exporting {arguments.head}")
     if config.layer.rope.kind not in ("default", "linear"):
         say(
@@ -103,12 +113,57 @@ def _export(arguments: argparse.Namespace) -> int:
         overwrite=arguments.overwrite,
     )
     table = "without" if params.embedding is None else "with"
-    files = ", ".join(sorted(path.name for path in output.iterdir()))
-    print(
-        f"wrote {output}: {files}; {stored}, {table} the embedding table, every weight "
-        "read back bit for bit"
-    )
+    _say_written(output, f"{stored}, {table} the embedding table")
     return 0
+
+
+def _export_heads(
+    folder: Path, target: Path | None, output: Path, arguments: argparse.Namespace
+) -> int:
+    """Exports heads of Medusa or Hydra; returns the exit code."""
+    kind = heads_of(folder)
+    assert kind is not None
+    if arguments.embedding is not None:
+        raise InputError(
+            f"--embedding is for an EAGLE head: {folder} holds {kind.capitalize()} "
+            "heads, whose files have no embedding table"
+        )
+    if target is None:
+        raise InputError(
+            f"{folder} holds {kind.capitalize()} heads, which need --target FOLDER, "
+            "their target: its sizes say what the files leave open"
+        )
+    sizes = target_config(target)
+    _, _, load = open_heads(folder, sizes, "float32", kind)
+    check_apart(output, folder)
+    check_apart(output, target)
+    check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
+    dtype = None if arguments.dtype == "auto" else arguments.dtype
+    config, params = load(folder, sizes, None, dtype)
+    _warn_without_torch(f"{kind}_lm_head.pt, which the official code reads")
+    say(f"exporting {arguments.head}")
+    stored = str(jax.tree.leaves(params)[0].dtype)
+    export: Any = export_medusa if kind == "medusa" else export_hydra
+    export(
+        output,
+        config,
+        params,
+        base_model=Fields.read(folder).get("base_model_name_or_path", arguments.target),
+        dtype=stored,
+        overwrite=arguments.overwrite,
+    )
+    _say_written(output, f"{config.num_heads} heads in {stored}")
+    return 0
+
+
+def _warn_without_torch(what: str) -> None:
+    if not has_torch():
+        say(f"warning: torch is not installed: no {what}")
+
+
+def _say_written(output: Path, what: str) -> None:
+    files = ", ".join(sorted(path.name for path in output.iterdir()))
+    print(f"wrote {output}: {files}; {what}, every weight read back bit for bit")
 
 
 def _copy_calibration(head: Path, new: Path) -> None:

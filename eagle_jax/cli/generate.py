@@ -28,7 +28,7 @@ from eagle_jax.cli.processes import (
 )
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import CONFIGS, GenerateConfig
+from eagle_jax.config import CONFIGS, NOT_LOSSLESS, GenerateConfig
 from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
@@ -92,7 +92,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         *("method", "max_new_tokens", "max_length", "batch_size", "dtype"),
         *("quantization", "ignore_eos", "temperature", "top_p", "top_k", "min_p"),
         *("seed", "acceptance", "num_nodes", "depth", "width", "calibration", "kappa"),
-        *("sharpness", "level", "window", "guesses"),
+        *("sharpness", "choices", "level", "window", "guesses", "min_match"),
     )
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None
@@ -217,13 +217,16 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         decode_seconds=session.decode_seconds,
         compile_seconds=compile_seconds + session.compile_seconds,
     )
+    rule = main_runner.decoder.acceptance
+    if rule == "typical" and main_runner.drafter is not None:
+        sums |= {"warning": NOT_LOSSLESS}
     if arguments.compare and finished:
         plain_runner.warm_up(by_round=view.by_round)
         silent = View(is_silent=True, force_rounds=view.by_round)
         plain = Session(plain_runner, prompts, encoded, silent)
         finished = plain.decode_all()
         if finished:
-            sums |= _comparison(sums, session, plain, main_runner.decoder.acceptance)
+            sums |= _comparison(sums, session, plain, rule)
 
     if arguments.json is not None:
         decoded = {"runs": session.runs, "totals": sums}
@@ -274,5 +277,5 @@ def _comparison(
     return {
         "autoregressive_tokens_per_second": theirs,
         "speedup": ours / theirs if ours and theirs else None,
-        "identical": None if acceptance == "rejection" else is_identical,
+        "identical": None if acceptance in ("rejection", "typical") else is_identical,
     }

@@ -80,8 +80,9 @@ def summary(totals: dict[str, Any]) -> str:
         parts += [
             f"autoregressive {decimals(plain, 1)} tokens/s",
             f"speedup {decimals(totals['speedup'], 2)}",
-            identical.get(totals["identical"], "tokens not comparable (rejection)"),
+            identical.get(totals["identical"], "tokens not comparable"),
         ]
+    parts += [totals["warning"]] if "warning" in totals else []
     return " | ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Trains an EAGLE-1/2 head for a target.
+"""Trains an EAGLE-1/2 head, or Medusa's or Hydra's heads, for a target.
 
     eagle-jax train --target FOLDER --data chats.jsonl --output RUN
     eagle-jax train ... --mesh data=2,tensor=4
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Train an EAGLE-1/2 head.")
+    parser = Parser(description="Train a head that drafts for a target.")
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
@@ -70,6 +70,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_settings(
         parser,
         TrainConfig,
+        *("kind", "inputs", "draft_heads", "head_layers"),
         *("steps", "batch_size", "row_length", "learning_rate", "warmup_steps"),
         *("noise", "held_out", "too_long", "max_malformed", "cache_features"),
         *("log_every", "eval_every", "keep", "seed", "dtype"),
@@ -91,7 +92,8 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
         overwrite=arguments.overwrite,
         **shown,
     )
-    if config.run.calibrate:
+    # Static trees, which other heads draft, rank nothing by confidence.
+    if config.run.calibrate and config.head.kind == "eagle":
         if jax.process_count() == 1:
             say("calibrating")
             calibrate_head(trained, say)

@@ -63,7 +63,8 @@ def prefill(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> DecodeState:
     """Reads the prompts and emits the first tokens; arguments as for `generate`."""
-    state, _ = start(decoder, params, requests, num_slots=num_slots)
+    greedy = decoder.is_greedy
+    state, _ = start(decoder, params, requests, num_slots=num_slots, greedy=greedy)
     return state
 
 

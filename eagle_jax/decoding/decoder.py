@@ -15,7 +15,8 @@ AcceptanceRule = Literal["greedy", "coupled", "rejection", "typical"]
 
 `greedy` follows the target's argmax. `coupled` follows the tokens that plain
 decoding draws with the same keys. `rejection` has the same distribution and other
-tokens.
+tokens. `typical` takes every draft that is likely enough, and is NOT LOSSLESS: see
+`eagle_jax.tree.accept_typical`.
 """
 
 
@@ -31,7 +32,7 @@ class Decoder:
         drafter: The model, or anything else, that drafts; `None` for plain decoding
             (`eagle_jax.decoding.autoregressive`), which reads no drafter.
         acceptance: The acceptance rule; plain decoding takes the argmax under "greedy"
-            and draws under the other two.
+            and draws under the others.
 
     Raises:
         InputError: If the drafter or the target is a class, or there is no such rule.

@@ -29,6 +29,7 @@ from eagle_jax.tree import (
     Acceptance,
     DraftTree,
     Step,
+    accept_typical,
     flatten,
     match_child,
     reject_drawn_siblings,
@@ -80,7 +81,8 @@ def generate(
     """Decodes every request to its end.
 
     With `greedy` and `coupled` acceptance the tokens are those of
-    `autoregressive.generate`, whatever the drafter proposes.
+    `autoregressive.generate`, whatever the drafter proposes; `typical` acceptance is
+    not lossless.
 
     Args:
         decoder: The decoder. Static.
@@ -116,7 +118,11 @@ def prefill(
     The arguments are those of `generate`, but nothing checks `num_slots` here: it must
     be at least `round_up_slots` of the longest text.
     """
-    state, features = start(decoder, params, requests, num_slots=num_slots)
+    # Typical acceptance draws nothing, the first token included.
+    greedy = decoder.acceptance in ("greedy", "typical")
+    state, features = start(
+        decoder, params, requests, num_slots=num_slots, greedy=greedy
+    )
     drafter = _drafter(decoder)
     drafter_state = drafter.prefill(
         params.drafter,
@@ -285,6 +291,10 @@ def accept(
                 return match_child(tree, node, token)
 
             return verify(tree, follow_draw, depth=depth)
+        if rule == "typical":
+            per_node = jax.vmap(distribution, in_axes=(0, None, None))
+            probs = per_node(logits, row.sampling, any_filter)
+            return accept_typical(tree, probs, depth=depth)
 
         coins, last_noise = rejection_noise(row.keys, root_position, *logits.shape)
 

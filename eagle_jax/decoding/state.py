@@ -71,7 +71,12 @@ class DecodeState:
 
 
 def start(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int,
+    greedy: bool,
 ) -> tuple[DecodeState, jax.Array]:
     """Reads the prompts and emits each row's first token.
 
@@ -80,6 +85,7 @@ def start(
         params: The parameters of target and drafter.
         requests: The requests, `B` rows.
         num_slots: The number of cache slots, `S`, see `cache_slots`. Static.
+        greedy: Whether the first tokens are the most likely ones. Static.
 
     Returns:
         The state, and the features `[B, T, F]` of the prompts.
@@ -91,7 +97,7 @@ def start(
     reading = read_prompts(target, params.target, requests.prompts, lengths, empty)
     logits = interface.unembed(target, params.target, reading.hidden)
     first = choose_tokens(
-        requests.sampling, requests.keys, logits, lengths, greedy=decoder.is_greedy
+        requests.sampling, requests.keys, logits, lengths, greedy=greedy
     )
     is_prompt = jnp.arange(num_tokens) < lengths[:, None]
     tokens = jnp.zeros((batch, num_slots), jnp.int32)

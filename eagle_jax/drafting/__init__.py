@@ -17,6 +17,7 @@ from eagle_jax.drafting.lookahead import LookaheadDrafter, LookaheadState
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.medusa import MedusaDrafterParams, MedusaHeads
 from eagle_jax.drafting.model import DraftModel
+from eagle_jax.drafting.recycling import RecyclingDrafter, RecyclingState
 from eagle_jax.drafting.small_model import SmallModel, SmallModelState
 from eagle_jax.drafting.trees import TreeDrafter
 
@@ -38,6 +39,8 @@ __all__ = [
     "MedusaDrafterParams",
     "MedusaHeads",
     "PrefixHydraHeads",
+    "RecyclingDrafter",
+    "RecyclingState",
     "SmallModel",
     "SmallModelState",
     "TreeDrafter",

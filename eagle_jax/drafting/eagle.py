@@ -100,6 +100,16 @@ class FeatureHead(abc.ABC):
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
         ...
 
+    def paired(self, tokens: jax.Array, following: jax.Array) -> jax.Array:
+        """Returns which tokens are paired with features: the following ones.
+
+        Args:
+            tokens: `[B, T]` int32, the features' own tokens.
+            following: `[B, T]` int32, those after them.
+        """
+        del tokens
+        return following
+
     def run(
         self, params: Any, tokens: jax.Array, *inputs: Any
     ) -> tuple[jax.Array, kv.KeyValues]:
@@ -137,7 +147,7 @@ class FeatureHead(abc.ABC):
         path = jnp.broadcast_to(jnp.arange(num_tokens), tokens.shape)
         _, entries = self.run(
             params,
-            jnp.roll(tokens, -1, axis=1),
+            self.paired(tokens, jnp.roll(tokens, -1, axis=1)),
             self.fuse(params, features),
             path,
             causal_mask(batch, num_tokens),
@@ -175,8 +185,9 @@ class FeatureHead(abc.ABC):
         ) -> tuple[jax.Array, tuple[kv.KeyValues]]:
             features = self.fuse(params, state.features)
             mask = causal_mask(*following.shape)
+            tokens = self.paired(state.tokens, following)
             outputs, entries = self.run(
-                params, following, features, positions, mask, state.cache
+                params, tokens, features, positions, mask, state.cache
             )
             return outputs, (entries,)
 
@@ -251,6 +262,60 @@ class EagleHead(FeatureHead):
         """See `DraftModel.tokens`; the output head is the target's, so `W = V`."""
         del params
         return choices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnshiftedEagleHead(EagleHead):
+    """An EAGLE head that pairs a feature with its own token (EAGLE-1, section 4.3.2).
+
+    A drafted feature's own token is the parent's, so a node's output is the predicted
+    feature and the embedding of its token side by side, `X = 2 * E`.
+    """
+
+    def paired(self, tokens: jax.Array, following: jax.Array) -> jax.Array:
+        """See `FeatureHead.paired`; here they are the features' own."""
+        del following
+        return tokens
+
+    def read(
+        self, params: EagleDrafterParams, state: EagleState, root: jax.Array
+    ) -> tuple[jax.Array, EagleState]:
+        """See `DraftModel.read`."""
+        output, state = super().read(params, state, root)
+        return jnp.concatenate([output, params.embedding[root]], axis=-1), state
+
+    def step(
+        self,
+        params: EagleDrafterParams,
+        state: EagleState,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        """See `DraftModel.step`."""
+        features, embedded = jnp.split(above, 2, axis=-1)
+        positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
+        inputs = features, positions, visible, state.cache, earlier
+        outputs, entries = self.forward(params.head, self.config, embedded, *inputs)
+        own = params.embedding[tokens]
+        return jnp.concatenate([outputs, own], axis=-1), entries
+
+    def logits(
+        self, params: EagleDrafterParams, outputs: jax.Array, *, level: int
+    ) -> jax.Array:
+        """See `DraftModel.logits`."""
+        features, _ = jnp.split(outputs, 2, axis=-1)
+        return super().logits(params, features, level=level)
+
+
+def eagle_model(config: EagleHeadConfig, dtype: str) -> EagleHead:
+    """Returns an EAGLE-1/2 head as the draft model that its inputs ask for."""
+    is_unshifted = config.inputs == "feature+token"
+    kind = UnshiftedEagleHead if is_unshifted else EagleHead
+    return kind(config=config, dtype=dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from eagle_jax.evaluation.record_files import RecordFile, check_records, recorde
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import Run
 from eagle_jax.evaluation.templates import Template, check_template
-from eagle_jax.generation.methods import EAGLE_METHODS, check_draft, draft_kind
+from eagle_jax.generation.methods import DRAFTS, draft_kind
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.room import check_depth
@@ -37,6 +37,14 @@ _EMBEDDED = {
 }
 """The names of the embedded models in records, wherever the package lies."""
 
+_GIVEN: Mapping[Method, str] = {
+    "eagle2": "draft",
+    "medusa": "medusa",
+    "hydra": "hydra",
+    "small-model": "small_model",
+}
+"""The attributes of an evaluation that name draft models, by `draft_kind`."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -46,6 +54,8 @@ class Evaluation:
         target: A Hugging Face folder or hub name.
         draft: The Hugging Face folder or hub name of the target's EAGLE head; `None` if
             no run drafts with one.
+        medusa: The folder or hub name of the target's Medusa heads, likewise.
+        hydra: The folder or hub name of the target's Hydra heads, likewise.
         small_model: The Hugging Face folder or hub name of a smaller model with the
             target's tokenizer; `None` if no run drafts with one.
         output: The folder of the records, a file of JSON lines per run in Spec-Bench's
@@ -57,6 +67,8 @@ class Evaluation:
 
     target: str
     draft: str | None = None
+    medusa: str | None = None
+    hydra: str | None = None
     small_model: str | None = None
     output: Path
     template: Template = "none"
@@ -66,9 +78,7 @@ class Evaluation:
     def draft_of(self, method: Method) -> str | None:
         """Returns the name of the model that a method drafts with, if any."""
         kind = draft_kind(method)
-        if kind is None:
-            return None
-        return self.small_model if kind == "small-model" else self.draft
+        return None if kind is None else getattr(self, _GIVEN[kind])
 
     def path(self, plan: RunPlan) -> Path:
         """Returns the file of a run's records."""
@@ -82,13 +92,11 @@ def check_weights(evaluation: Evaluation, runs: Sequence[RunPlan]) -> None:
         InputError: If a run drafts with a model that was not given.
     """
     for run in runs:
-        if run.method == "small-model" and evaluation.small_model is None:
+        kind = draft_kind(run.method)
+        if kind is not None and evaluation.draft_of(kind) is None:
             raise InputError(
-                "method small-model needs `small_model`, a smaller model with the "
-                "target's tokenizer"
+                f"method {run.method} needs `{_GIVEN[kind]}`, {DRAFTS[kind]}"
             )
-        if run.method in EAGLE_METHODS:
-            check_draft(run.method, evaluation.draft)
 
 
 def evaluate(
@@ -165,8 +173,7 @@ def _open(
     models = open_models(
         runs,
         source.config,
-        head=evaluation.draft,
-        small_model=evaluation.small_model,
+        draft_of=evaluation.draft_of,
         dtype=source.dtype,
     )
     vocab_size = source.config.vocab_size

@@ -13,7 +13,6 @@ from eagle_jax.drafting import (
     Calibration,
     Confidence,
     DraftModel,
-    EagleHead,
     TreeDrafter,
 )
 from eagle_jax.errors import InputError
@@ -30,6 +29,7 @@ from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.files import write_json
 from eagle_jax.interface import Params, Target
 from eagle_jax.progress import Report
+from eagle_jax.training.heads import draft_model
 from eagle_jax.training.trainer import Trained
 
 TRIED: dict[Kind, tuple[Confidence, ...]] = {
@@ -117,7 +117,7 @@ def calibrate_head(trained: Trained, report: Report) -> None:
     _, head = load_head(
         trained.head, target.config, target_params, step_config.dtype, everywhere
     )
-    model = EagleHead(config=step_config.head, dtype=step_config.dtype)
+    model = draft_model(step_config.head, step_config.dtype)
     try:
         fits = calibrate_pair(
             target,

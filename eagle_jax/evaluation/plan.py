@@ -2,28 +2,30 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import LookaheadDrafter, LookupDrafter, TreeDrafter
+from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import pairs
 from eagle_jax.generation.methods import draft_kind
 from eagle_jax.generation.pairs import DraftSource, open_draft_model
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parsing import parse_json
+from eagle_jax.parsing import parse_json, read_bytes
+from eagle_jax.tree import STATIC_TREES
 
 Models = dict[Method, DraftSource]
-"""The opened draft models: "eagle2" for a head, "small-model" for a smaller model."""
+"""The opened draft models by `draft_kind`: "eagle2" for an EAGLE head."""
 
 _TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
-_DYNAMIC = (
-    *("num_nodes", "depth", "width", "rank_by", "rerank"),
-    *("calibration", "kappa", "sharpness", "shared_noise"),
-)
+_SHAPE = ("num_nodes", "depth", "width", "rank_by", "rerank")
+_DYNAMIC = (*_SHAPE, "calibration", "kappa", "sharpness", "shared_noise")
+_LOOKAHEAD = ("level", "window", "guesses")
 _SETTINGS: dict[Method, tuple[str, ...]] = {
     "eagle2": (*_DYNAMIC, "acceptance"),
     "eagle1": ("choices", "shared_noise", "acceptance"),
@@ -33,7 +35,7 @@ _SETTINGS: dict[Method, tuple[str, ...]] = {
     "hydra": ("choices", "shared_noise", "acceptance"),
     "small-model": (*_DYNAMIC, "acceptance"),
     "recycling": ("choices", "acceptance"),
-    "lookahead": ("level", "window", "guesses", "acceptance"),
+    "lookahead": (*_LOOKAHEAD, "acceptance"),
     "lookup": ("num_nodes", "depth", "width", "acceptance"),
     "autoregressive": (),
 }
@@ -63,23 +65,28 @@ class RunPlan:
     def model_id(self) -> str:
         """The name of the run and its file, of all that a folder's runs differ in."""
         tree, parts = self.config.tree, [str(self.method)]
-        if "num_nodes" in _SETTINGS[self.method]:
+        known = _SETTINGS[self.method]
+        if "num_nodes" in known:
             parts += [f"{tree.num_nodes}-{tree.depth}-{tree.width}"]
-        elif "depth" in _SETTINGS[self.method]:
+        elif "depth" in known:
             parts += [str(tree.depth)]
-        elif self.method == "lookahead":
+        elif "level" in known:
             parts += [f"{tree.level}-{tree.window}-{tree.guesses}"]
-        if "rank_by" in _SETTINGS[self.method]:
+        parts += [f"match{tree.min_match}"] if "min_match" in known else []
+        if "choices" in known and tree.choices is not None:
+            parts += [Path(tree.choices).stem]
+        if "rank_by" in known:
             parts += ["confidence"] if tree.rank_by == "confidence" else []
             parts += [] if tree.rerank else ["norerank"]
-            known = {None: [], "none": ["uncalibrated"]}
-            parts += known.get(tree.calibration, ["calibrated"])
+            calibrations = {None: [], "none": ["uncalibrated"]}
+            parts += calibrations.get(tree.calibration, ["calibrated"])
             for name in ("kappa", "sharpness"):
                 value = getattr(tree, name)
                 parts += [] if value is None else [f"{name}{shortest(value)}"]
-        if "shared_noise" in _SETTINGS[self.method] and not tree.shared_noise:
+        if "shared_noise" in known and not tree.shared_noise:
             parts += ["likeliest"]
-        parts += ["rejection"] if self.acceptance == "rejection" else []
+        if self.acceptance in ("rejection", "typical"):
+            parts += [self.acceptance]
         parts += [f"t{shortest(self.config.sampling.temperature)}"]
         return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
 
@@ -201,19 +208,21 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     """
     config = plan.config
     shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
+    for name in (*_LOOKAHEAD, "min_match"):
+        if name in _SETTINGS[plan.method]:
+            shape[name] = getattr(config.tree, name)
+    if "choices" in _SETTINGS[plan.method]:
+        shape["choices"] = _choices(config.tree.choices)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
+    if drafter is not None:
+        shape["num_nodes"] = getattr(drafter, "num_nodes", 1)
+        shape["depth"] = drafter.depth
     if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
-        names = ("num_nodes", "depth", "width", "rank_by", "rerank")
-        shape |= {name: getattr(drafter.tree, name) for name in names}
+        shape |= {name: getattr(drafter.tree, name) for name in _SHAPE}
     elif isinstance(drafter, TreeDrafter):
-        shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None
     elif isinstance(drafter, LookupDrafter):
-        shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
-        shape |= {"width": drafter.num_matches}
-    elif isinstance(drafter, LookaheadDrafter):
-        names = ("num_nodes", "depth", "level", "window", "guesses")
-        shape |= {name: getattr(drafter, name) for name in names}
+        shape["width"] = drafter.num_matches
     if isinstance(drafter, TreeDrafter):
         shape |= _confidence(plan, drafter)
     return {
@@ -230,6 +239,14 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
         "max_new_tokens": config.decoding.max_new_tokens,
         "ignore_eos": config.decoding.ignore_eos,
     }
+
+
+def _choices(choices: str | None) -> str | None:
+    """Returns a record's name of a static tree; that of a file changes with it."""
+    if choices is None or choices in STATIC_TREES:
+        return choices
+    path = Path(choices)
+    return f"{path.name} {zlib.crc32(read_bytes(path)):08x}"
 
 
 def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
@@ -250,8 +267,7 @@ def open_models(
     runs: Sequence[RunPlan],
     target: TransformerConfig,
     *,
-    head: str | None,
-    small_model: str | None,
+    draft_of: Callable[[Method], str | None],
     dtype: str,
 ) -> Models:
     """Opens the draft models that some runs need, each once; reads no weights.
@@ -259,8 +275,8 @@ def open_models(
     Args:
         runs: The plans of the runs.
         target: The target's sizes.
-        head: The folder or hub name of its EAGLE head, or `None`.
-        small_model: The folder or hub name of a smaller model, or `None`.
+        draft_of: The function from a method to the folder or hub name of the model that
+            it drafts with, `None` for none.
         dtype: The type of the weights; not "auto".
 
     Raises:
@@ -269,7 +285,7 @@ def open_models(
     models: Models = {}
     for run in runs:
         kind = draft_kind(run.method)
-        name = small_model if kind == "small-model" else head
+        name = draft_of(run.method)
         if kind is not None and name is not None and kind not in models:
             models[kind] = open_draft_model(name, target, dtype=dtype, method=kind)
     return models

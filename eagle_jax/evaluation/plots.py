@@ -185,7 +185,7 @@ def _reliability(
     group: Group, bins: Callable[[Nodes], Reliability], *, label: str, title: str
 ) -> Figure | str:
     """Draws predictions against acceptance rates, and how many nodes a bin holds."""
-    found = [one for one in _with_nodes(group) if one[1].has_confidence]
+    found = [of for of in _with_nodes(group) if of[1].has_confidence]
     if not found:
         return _NO_NODES
     title = f"{title} against acceptance, {group.title}"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eagle_jax.evaluation import plots, tables
+from eagle_jax.config import NOT_LOSSLESS
+from eagle_jax.evaluation import papers, plots, tables
 from eagle_jax.evaluation.runs import (
     Group,
     Run,
@@ -40,6 +41,15 @@ over tasks.
 lossless counts the questions whose tokens are plain decoding's in every turn, of those
 that both runs hold; rejection draws other tokens of the same distribution.
 "-" stands for what is missing."""
+_WHOLE = """\
+The six tasks of EAGLE-2's Table 1, prefill included, counted as above. Rows marked
+"paper" are that paper's own figures, of its models and devices: not measured here."""
+_TYPICAL = f"""\
+{NOT_LOSSLESS}. Drafts that are likely enough are taken, whatever the target would
+have drawn (Medusa): such runs stand in no other table, and in no figure."""
+_CHAINS = """\
+tau of a chain and of a tree as deep: both take as many passes per round. Rows marked
+"paper" are EAGLE-1's own figures, of its models: not measured here."""
 _SPREAD = """\
 Medians over questions, quartiles in brackets. Without prefill, the first token of a
 turn, which the prefill gives, does not count either."""
@@ -67,22 +77,25 @@ def write_report(runs: Sequence[Run], output: Path, report: Report) -> str:
     Returns:
         A line that names what was written.
     """
-    runs = in_order(runs)
+    everything = in_order(runs)
+    runs = [run for run in everything if run.is_lossless]
     output.mkdir(parents=True, exist_ok=True)
     compared = groups(runs, one_batch_size=True)
     sections, left_out = _table_sections(runs, compared)
+    sections += _typical_section(everything)
     shown, not_drawn = _draw_figures(compared, output, report)
     lines = [
         f"- {line}" for line in [*_larger_batches(compared), *left_out, *not_drawn]
     ]
     sections = [*sections, *shown]
     sections.append("## Left out\n\n" + ("\n".join(lines) or "Nothing."))
-    text = "\n\n".join(["# Evaluation", _runs_section(runs, compared), *sections])
+    first = _runs_section(everything, compared)
+    text = "\n\n".join(["# Evaluation", first, *sections])
     file = output / "report.md"
     # It is written last, so that it never shows figures that are not there.
     write_whole(file, text + "\n")
     figures = _count(text.count("]("), "figure")
-    return f"wrote {file}: {_count(len(runs), 'run')}, {figures}"
+    return f"wrote {file}: {_count(len(everything), 'run')}, {figures}"
 
 
 def _runs_section(runs: list[Run], compared: list[Group]) -> str:
@@ -137,6 +150,12 @@ def _table_sections(
             "no runs but ablations, which are in Table 3",
         ),
         (
+            "Table 1 beside the paper's",
+            _WHOLE,
+            _by_group(papers.whole_table_1, compared),
+            "no run that drafts holds one of its six tasks",
+        ),
+        (
             "Table 1: temperatures side by side",
             "Means over tasks of the table above.",
             {
@@ -160,6 +179,12 @@ def _table_sections(
             "Counted as in Table 1.",
             ablations,
             "no eagle2 run with rank_by=confidence or rerank=false",
+        ),
+        (
+            "Table 5 of EAGLE-1: chain and tree at equal passes",
+            _CHAINS,
+            {t: x for g in compared for t, x in papers.chain_tables(g).items()},
+            "no chain and no eagle1 or eagle2 run of its depth",
         ),
         (
             "Table 7: batch sizes and throughput",
@@ -188,6 +213,18 @@ def _table_sections(
         else:
             left_out.append(f"{title}: {reason}.")
     return sections, left_out
+
+
+def _typical_section(runs: list[Run]) -> list[str]:
+    """Returns the section of runs that are not lossless, if there are any."""
+    typical = [run for run in runs if not run.is_lossless]
+    parts = ["## Typical acceptance: not lossless", _TYPICAL]
+    for group in groups(typical, one_batch_size=False):
+        table = tables.methods_by_tasks(
+            group.runs, group.names, runs, with_prefill=True
+        )
+        parts.append(f"### {group.title}\n\n{table}")
+    return ["\n\n".join(parts)] if typical else []
 
 
 def _larger_batches(compared: list[Group]) -> list[str]:

@@ -26,11 +26,15 @@ TREE = (
     *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
     *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
-    *("level", "window", "guesses"),
+    *("choices", "level", "window", "guesses", "min_match"),
 )
 """The settings of one method."""
 
-_METHODS = ("autoregressive", "lookup", "small-model", "chain", "eagle1", "eagle2")
+METHODS = (
+    *("autoregressive", "small-model", "lookup", "medusa", "lookahead", "hydra"),
+    *("chain", "eagle1", "eagle2", "recycling", "eagle2+lookup"),
+)
+"""The methods in the order of EAGLE-2's Table 1; what it does not have stands last."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,8 +102,13 @@ class Run:
 
     @property
     def has_confidence(self) -> bool:
-        """Whether a draft has a confidence: one that is copied has none."""
-        return self.method not in ("lookup", "lookahead")
+        """Whether its drafts have probabilities: of a model, not of earlier text."""
+        return self.method not in ("lookup", "lookahead", "recycling")
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether texts have the target's distribution: not under "typical"."""
+        return self.settings.get("acceptance") != "typical"
 
     @property
     def is_ablated(self) -> bool:
@@ -217,8 +226,8 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     """Returns runs in the order of the papers' tables, plain decoding first."""
 
     def place(run: Run) -> tuple[int, float, int, str]:
-        known = run.method in _METHODS
-        method = _METHODS.index(run.method) if known else len(_METHODS)
+        known = run.method in METHODS
+        method = METHODS.index(run.method) if known else len(METHODS)
         return method, run.temperature, run.batch_size, run.settings["label"]
 
     return sorted(runs, key=place)
@@ -267,12 +276,12 @@ def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
 
     Returns:
         Both numbers; `None` where nothing can be compared: without questions of both,
-        for plain decoding itself, and for rejection, which gives other draws of one
-        distribution.
+        for plain decoding itself, and for rejection and typical acceptance, which give
+        other draws or other texts.
     """
     both = shared(run, baseline, None)
-    is_other_draw = run.settings.get("acceptance") == "rejection"
-    if not both or run.is_baseline or is_other_draw:
+    is_other = run.settings.get("acceptance") in ("rejection", "typical")
+    if not both or run.is_baseline or is_other:
         return None
     same = sum(ours.token_ids == theirs.token_ids for ours, theirs in both.values())
     return same, len(both)

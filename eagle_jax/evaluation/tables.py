@@ -26,7 +26,9 @@ _MOST_DIFFERENCES = 10
 
 
 def lossless(run: Run, baseline: Run | None) -> str:
-    """Returns the numbers of `identical` as a cell."""
+    """Returns the numbers of `identical` as a cell, or that a run cannot be so."""
+    if not run.is_lossless:
+        return "NOT LOSSLESS"
     found = identical(run, baseline)
     return NOTHING if found is None else "{}/{}".format(*found)
 
@@ -76,7 +78,7 @@ def speedup_table(group: Group, *, with_prefill: bool) -> str | None:
     runs = [run for run in group.runs if not run.is_ablated]
     if not runs:
         return None
-    return _methods_by_tasks(
+    return methods_by_tasks(
         runs, unique_names(runs), group.everything, with_prefill=with_prefill
     )
 
@@ -118,8 +120,8 @@ def temperature_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]
 def _means(run: Run, everything: list[Run], *, with_prefill: bool) -> list[str]:
     """Returns speedup and tau as means over tasks, and losslessness."""
     baseline = find_baseline(run, everything)
-    gains, taus = _by_task(run, baseline, run.tasks, with_prefill=with_prefill)
-    return [ratio(_mean(gains)), decimals(_mean(taus)), lossless(run, baseline)]
+    gains, taus = by_task(run, baseline, run.tasks, with_prefill=with_prefill)
+    return [ratio(mean(gains)), decimals(mean(taus)), lossless(run, baseline)]
 
 
 def spread_table(group: Group) -> str:
@@ -180,7 +182,7 @@ def ablation_tables(runs: list[Run], *, with_prefill: bool) -> dict[str, str]:
             batch = f"batch size {family[0].batch_size}"
             sizes = [f"{n} {_setting(family[0].settings.get(n))}" for n in named]
             title = ", ".join([group.title, batch, *sizes])
-            result[title] = _methods_by_tasks(
+            result[title] = methods_by_tasks(
                 family,
                 [names[parts(run)] for run in family],
                 runs,
@@ -278,9 +280,17 @@ def differences_table(group: Group) -> str | None:
     return table + (f"\n\nand {more} more" if more > 0 else "")
 
 
-def _methods_by_tasks(
+def methods_by_tasks(
     runs: list[Run], names: list[str], everything: list[Run], *, with_prefill: bool
 ) -> str:
+    """Returns a row per run: speedup and tau of each task, their mean, losslessness.
+
+    Args:
+        runs: The runs.
+        names: Their names.
+        everything: The runs among which plain decoding is looked for.
+        with_prefill: Whether times include the prefill.
+    """
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     header = ["method"]
     for task in (*tasks, "mean"):
@@ -288,17 +298,17 @@ def _methods_by_tasks(
     rows = []
     for name, run in zip(names, runs, strict=True):
         baseline = find_baseline(run, everything)
-        gains, taus = _by_task(run, baseline, tasks, with_prefill=with_prefill)
+        gains, taus = by_task(run, baseline, tasks, with_prefill=with_prefill)
         row = [name]
         for gain, length in zip(
-            [*gains, _mean(gains)], [*taus, _mean(taus)], strict=True
+            [*gains, mean(gains)], [*taus, mean(taus)], strict=True
         ):
             row += [ratio(gain), decimals(length)]
         rows.append([*row, lossless(run, baseline)])
     return markdown([*header, "lossless"], rows)
 
 
-def _by_task(
+def by_task(
     run: Run, baseline: Run | None, tasks: Iterable[str], *, with_prefill: bool
 ) -> tuple[list[float | None], list[float | None]]:
     """Returns the median speedup and tau of each task."""
@@ -351,7 +361,7 @@ def _spread(
     return f"{median} ({low} to {high})"
 
 
-def _mean(values: list[float | None]) -> float | None:
+def mean(values: list[float | None]) -> float | None:
     """Returns the mean over tasks, `None` if one is missing: rows are compared."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None

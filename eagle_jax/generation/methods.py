@@ -17,6 +17,7 @@ from eagle_jax.drafting import (
     LookupDrafter,
     MedusaHeads,
     PrefixHydraHeads,
+    RecyclingDrafter,
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
@@ -26,6 +27,7 @@ from eagle_jax.parsing import parse_json, read_bytes
 from eagle_jax.tree import (
     EAGLE1_TREE,
     MEDUSA_TREE,
+    RECYCLING_TREE,
     STATIC_TREES,
     Topology,
     chain,
@@ -216,6 +218,9 @@ def plain_drafter(method: Method, tree: TreeConfig, vocab_size: int) -> Drafter 
             window=tree.window,
             guesses=tree.guesses,
         )
+    if method == "recycling":
+        shape = read_choices(tree.choices, RECYCLING_TREE)
+        return RecyclingDrafter(vocab_size=vocab_size, tree=shape)
     return None
 
 

@@ -12,11 +12,11 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
     DraftModel,
     Eagle3Head,
-    EagleHead,
     SmallModel,
     TreeDrafter,
 )
 from eagle_jax.generation.devices import check_product, on_cpu
+from eagle_jax.generation.heads import check_kind, open_heads
 from eagle_jax.generation.methods import DRAFTS, plain_drafter, tree_drafter
 from eagle_jax.generation.room import (
     check_depth,
@@ -31,7 +31,7 @@ from eagle_jax.generation.shardings import (
 )
 from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.models import eagle3_head, eagle_head, transformer
+from eagle_jax.models import transformer
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -205,9 +205,8 @@ def open_pair(
 
     Args:
         target_name: The target's folder or hub name.
-        draft_name: The folder or hub name of an EAGLE head or, for the method
-            "small-model", of a smaller target; `None` for plain decoding and prompt
-            lookup.
+        draft_name: The folder or hub name of what `DRAFTS` says; `None` for a method
+            without weights.
         tree: The tree's settings.
         dtype: The type of weights and caches; "auto" for float32 on CPUs and the
             target's own elsewhere.
@@ -289,8 +288,7 @@ def open_draft_model(
     """Opens a model that drafts for a target that is opened already.
 
     Args:
-        name: The folder or hub name of an EAGLE head or, for the method "small-model",
-            of a smaller target.
+        name: The folder or hub name of what `DRAFTS` says.
         target: The target's sizes.
         dtype: The type of the weights; not "auto".
         method: The method, one that drafts with a model.
@@ -299,6 +297,7 @@ def open_draft_model(
         InputError: If something is missing or does not fit.
     """
     folder = checkpoints.resolve(name)
+    check_kind(folder, method)
     if method == "small-model":
         small, _ = checkpoints.open_target(folder)
         checkpoints.check_small_model(target, small)
@@ -312,16 +311,7 @@ def open_draft_model(
         decoder = Transformer(config=small, dtype=dtype)
         model = SmallModel(decoder=decoder)
         return DraftSource(model=model, load=load_small, folder=folder)
-    head: EagleHead | Eagle3Head
-    if checkpoints.is_eagle3(folder):
-        init_params, read = eagle3_head.init_params, checkpoints.load_eagle3_head
-        head = Eagle3Head(config=checkpoints.eagle3_config(folder), dtype=dtype)
-        checkpoints.check_eagle3_pair(target, head.config)
-    else:
-        init_params, read = eagle_head.init_params, checkpoints.load_head
-        head = EagleHead(config=checkpoints.head_config(folder), dtype=dtype)
-        checkpoints.check_pair(target, head.config)
-    checkpoints.open_weights(folder)
+    head, init_params, read = open_heads(folder, target, dtype, method)
 
     def load(
         target_params: TransformerParams, sharding: PairSharding | None = None

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,16 +10,18 @@ import jax
 from eagle_jax import checkpoints
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import EagleHead
+from eagle_jax.drafting import EagleHead, MedusaHeads, PrefixHydraHeads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.methods import DRAFTS
 from eagle_jax.generation.pairs import DraftSource, PairSource, make_drafter
 from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.generation.shardings import draft_shardings
-from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models import eagle_head, hydra_heads, medusa_heads, transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
@@ -67,8 +70,8 @@ def open_random(
     """
     if method == "small-model":
         raise InputError(
-            "`random` makes an EAGLE head, no small model; give `target` FOLDER and "
-            "`draft` FOLDER"
+            "`random` makes heads, no small model; give `target` FOLDER and `draft` "
+            "FOLDER"
         )
     config = _random_config(sizes)
     if with_tokenizer and config.vocab_size < _NUM_BYTES + 2:
@@ -83,7 +86,7 @@ def open_random(
     bits = checkpoints.target_bits(None, config, bits)
     check_product(bits, dtype)
 
-    draft = _random_draft(config, dtype) if method in DRAFTS else None
+    draft = _random_draft(config, dtype, method) if method in DRAFTS else None
 
     def make_target(shardings: Any) -> TransformerParams:
         make = jax.jit(
@@ -108,24 +111,45 @@ def open_random(
     )
 
 
-def _random_draft(target: TransformerConfig, dtype: str) -> DraftSource:
-    """Returns a head whose layer has the sizes of the target's."""
+def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> DraftSource:
+    """Returns a method's heads, as many as are published, with layers of the target's.
+
+    Args:
+        target: The target's sizes.
+        dtype: The type of the weights; not "auto".
+        method: The method, one that drafts with heads.
+    """
+    model, init_params = _random_heads(target, dtype, method)
+
+    def load(
+        target_params: TransformerParams, sharding: PairSharding | None = None
+    ) -> Any:
+        shardings = draft_shardings(sharding, init_params, model.config)
+        make = jax.jit(init_params, static_argnums=(1, 2), out_shardings=shardings)
+        made = make(jax.random.key(1), model.config, dtype)
+        return model.join(made, target_params)
+
+    return DraftSource(model=model, load=load)
+
+
+def _random_heads(
+    target: TransformerConfig, dtype: str, method: Method
+) -> tuple[Any, Callable[..., Any]]:
+    """Returns a method's heads, and the function that makes their weights."""
+    sizes = {"hidden_size": target.layer.hidden_size, "vocab_size": target.vocab_size}
+    if method == "medusa":
+        medusa = MedusaConfig(num_heads=5, **sizes)
+        return MedusaHeads(config=medusa, dtype=dtype), medusa_heads.init_params
+    if method == "hydra":
+        layer = checkpoints.prefix_layer(target.layer)
+        hydra = HydraConfig(num_heads=4, layer=layer, **sizes)
+        return PrefixHydraHeads(config=hydra, dtype=dtype), hydra_heads.init_params
     head = EagleHeadConfig(
         layer=target.layer,
         vocab_size=target.vocab_size,
         max_positions=target.max_positions,
     )
-
-    def load(
-        target_params: TransformerParams, sharding: PairSharding | None = None
-    ) -> Any:
-        shardings = draft_shardings(sharding, eagle_head.init_params, head)
-        make = jax.jit(
-            eagle_head.init_params, static_argnums=(1, 2), out_shardings=shardings
-        )
-        return EagleHead.join(make(jax.random.key(1), head, dtype), target_params)
-
-    return DraftSource(model=EagleHead(config=head, dtype=dtype), load=load)
+    return EagleHead(config=head, dtype=dtype), eagle_head.init_params
 
 
 def _random_target(

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints.load import shapes_of, target_shapes
-from eagle_jax.drafting import SmallModel, TreeDrafter
+from eagle_jax.drafting import HydraHeads, MedusaHeads, SmallModel, TreeDrafter
 from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
@@ -57,12 +57,12 @@ def draft_shardings(
         sharding: The sharding that `shard_pair` returned; `None` for the default
             device.
         init_params: The function that makes the draft model's weights.
-        config: The draft model's sizes, with those of a `layer`.
+        config: The draft model's sizes, with those of a `layer` if it has one.
     """
     if sharding is None:
         return None
     shapes = shapes_of(init_params, config)
-    return sharding.with_drafter(config.layer, shapes).drafter_shardings(shapes)
+    return _with_drafter(sharding, config, shapes).drafter_shardings(shapes)
 
 
 def with_drafter(
@@ -79,6 +79,10 @@ def with_drafter(
         return sharding
     model = drafter.model
     if isinstance(model, SmallModel):
-        return sharding.with_drafter(model.decoder.config.layer, params)
-    assert isinstance(model, FeatureHead)
-    return sharding.with_drafter(model.config.layer, params)
+        return _with_drafter(sharding, model.decoder.config, params)
+    assert isinstance(model, FeatureHead | MedusaHeads | HydraHeads)
+    return _with_drafter(sharding, model.config, params)
+
+
+def _with_drafter(sharding: PairSharding, config: Any, params: Any) -> PairSharding:
+    return sharding.with_drafter(getattr(config, "layer", None), params)

@@ -6,7 +6,8 @@ Embedding and output head are split over the vocabulary.
 
 The layer of an EAGLE head that fuses embedding and feature is whole on every device:
 split over either axis, it would split the features too, and through them the residual
-stream of head and target, whose norms then wait for each other in every layer.
+stream of head and target, whose norms then wait for each other in every layer. So are
+the blocks of Medusa's and Hydra's heads, which read features as well.
 """
 
 import math
@@ -49,6 +50,11 @@ PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "embedding_norm": ("embed",),
     "feature_norm": ("embed",),
     "offsets": ("choices",),
+    "linear": ("fused", "embed"),
+    "linear_bias": ("embed",),
+    "residual": ("fused", "embed"),
+    "residual_bias": ("embed",),
+    "output_bias": ("vocabulary",),
 }
 """The logical axes of every weight of targets and heads, by the name of its field."""
 
@@ -82,7 +88,7 @@ def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
     return {**_SPLIT, "kv_heads": axes}
 
 
-def draft_rules(mesh: AnyMesh, layer: LayerConfig, params: Any) -> Rules:
+def draft_rules(mesh: AnyMesh, layer: LayerConfig | None, params: Any) -> Rules:
     """Returns the rules of a draft model.
 
     It is split like the target, or else, where the tensor axes do not divide one of
@@ -90,14 +96,15 @@ def draft_rules(mesh: AnyMesh, layer: LayerConfig, params: Any) -> Rules:
 
     Args:
         mesh: The mesh that `make_mesh` returned.
-        layer: The sizes of the draft model's layers.
+        layer: The sizes of the draft model's layers; `None` if it has none.
         params: The draft model's weights, or their shapes.
     """
-    rules = split_rules(mesh, layer)
+    rules = _SPLIT if layer is None else split_rules(mesh, layer)
     num_parts = math.prod(mesh.shape[axis] for axis in TENSOR)
     shardings = jax.tree.leaves(param_shardings(mesh, rules, params))
     shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
-    can_split = layer.num_heads % num_parts == 0 and all(
+    num_heads = 0 if layer is None else layer.num_heads
+    can_split = num_heads % num_parts == 0 and all(
         size % num_parts == 0
         for sharding, shape in zip(shardings, shapes, strict=True)
         for size, axes in zip(shape, sharding.spec, strict=True)

@@ -44,11 +44,11 @@ class PairSharding:
     target: Rules
     drafter: Rules = dataclasses.field(default_factory=lambda: WHOLE)
 
-    def with_drafter(self, layer: LayerConfig, params: Any) -> "PairSharding":
+    def with_drafter(self, layer: LayerConfig | None, params: Any) -> "PairSharding":
         """Returns the sharding of the target with a model that drafts for it.
 
         Args:
-            layer: The sizes of the draft model's layers.
+            layer: The sizes of the draft model's layers; `None` if it has none.
             params: The draft model's weights, or their shapes.
         """
         rules = draft_rules(self.mesh, layer, params)

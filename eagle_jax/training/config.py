@@ -5,6 +5,7 @@ import math
 from typing import Literal
 
 from eagle_jax.config import SamplingConfig, TreeConfig, require, require_int32
+from eagle_jax.models.eagle_head import EAGLE_INPUTS, HeadInputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,7 +13,8 @@ class LossConfig:
     """The settings of the loss that a head is trained with (EAGLE-1, section 3.2).
 
     Three settings also know the official code's rule, where it differs from the
-    paper's.
+    paper's. The last two are Medusa's and Hydra's, whose heads learn tokens alone and
+    without noise.
 
     Attributes:
         feature_weight: The weight of the Smooth L1 loss between features.
@@ -26,6 +28,11 @@ class LossConfig:
             for those whose feature (`i`) belongs to such a token.
         normalize: The divisor of the summed loss: "tokens" for the pairs that count,
             "official" (its DeepSpeed trainer) for all positions, padding included.
+        decay: The weight of each head of Medusa and Hydra, relative to the one before
+            (Medusa, section 3.2).
+        labels: What Medusa's and Hydra's heads learn: "tokens" for the text's, as
+            published for Medusa; "target" for the target's distributions, as published
+            for Hydra; `None` for what was published.
     """
 
     feature_weight: float = 1.0
@@ -34,6 +41,8 @@ class LossConfig:
     noise_scale: Literal["constant", "official"] = "constant"
     mask: Literal["next", "official"] = "next"
     normalize: Literal["tokens", "official"] = "tokens"
+    decay: float = 0.8
+    labels: Literal["tokens", "target"] | None = None
 
     def __post_init__(self) -> None:
         """Refuses weights and noise below zero."""
@@ -41,6 +50,7 @@ class LossConfig:
             value = getattr(self, name)
             holds = math.isfinite(value) and value >= 0
             require(holds, name, value, "finite, 0 or more")
+        require(0 < self.decay <= 1, "decay", self.decay, "above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,9 +122,18 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The sizes of a new head; `None` stands for the target's.
+    """The kind and the sizes of a new head; `None` stands for the target's.
 
     Attributes:
+        kind: The kind of head: "eagle" for EAGLE-1/2, "medusa", "hydra" for Hydra++
+            with its prefix layer, or "hydra-mlp" for Hydra without one.
+        inputs: What an EAGLE head reads (EAGLE-1, section 4.3.2): "feature+shifted"
+            for a feature and the token after it, as published; "feature+token" for a
+            feature and its own token; "feature" or "token" for one of them alone.
+        draft_heads: The number of Medusa's or Hydra's heads, one per drafted level;
+            `None` for 5 and 4.
+        head_layers: The number of blocks of each of Medusa's or Hydra's heads; `None`
+            for 1 and 4.
         intermediate_size: The width of the feed-forward layer.
         num_heads: The number of query heads.
         num_kv_heads: The number of key/value heads.
@@ -123,6 +142,10 @@ class HeadConfig:
             official code expects.
     """
 
+    kind: Literal["eagle", "medusa", "hydra", "hydra-mlp"] = "eagle"
+    inputs: HeadInputs = EAGLE_INPUTS
+    draft_heads: int | None = None
+    head_layers: int | None = None
     intermediate_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -131,7 +154,10 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         """Refuses sizes below one."""
-        for name in ("intermediate_size", "num_heads", "num_kv_heads"):
+        for name in (
+            *("intermediate_size", "num_heads", "num_kv_heads"),
+            *("draft_heads", "head_layers"),
+        ):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
 

@@ -14,12 +14,12 @@ from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.rates import n_alpha, tokens_per_round
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
 from eagle_jax.interface import Params
-from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
+from eagle_jax.training.heads import draft_model, most_levels
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, eval_step
@@ -61,7 +61,7 @@ class Evaluation:
 _Decoded = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Each row's accepted drafts by round, `[B, S]`, its rounds and new tokens, `[B]`."""
 
-Evaluate = Callable[[EagleHeadParams, Any], Evaluation]
+Evaluate = Callable[[Any, Any], Evaluation]
 """A function of a head's float32 parameters and the target's: the head's figures."""
 
 
@@ -96,7 +96,7 @@ def make_evaluation(
         for shape in (_CHAIN, config.tree)
     )
 
-    def evaluate(params: EagleHeadParams, target_params: Any) -> Evaluation:
+    def evaluate(params: Any, target_params: Any) -> Evaluation:
         metrics = _mean(
             [
                 _eval_step(
@@ -144,10 +144,10 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
     return jax.tree.map(lambda *xs: np.sum(weights * np.array(xs)), *fetched)
 
 
-def _cast(params: EagleHeadParams, target_params: Any, config: StepConfig) -> Params:
+def _cast(params: Any, target_params: Any, config: StepConfig) -> Params:
     """Returns the parameters to decode with: the head in the type of the arithmetic."""
     cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
-    head = EagleHead(config=config.head, dtype=config.dtype)
+    head = draft_model(config.head, config.dtype)
     return Params(
         target=target_params, drafter=head.join(cast, config.tables(target_params))
     )
@@ -157,8 +157,10 @@ def _decoder(
     config: StepConfig, sharding: PairSharding, requests: Requests, tree: TreeConfig
 ) -> Callable[[Params], _Decoded]:
     """Returns a function that decodes the requests greedily."""
-    head = EagleHead(config=config.head, dtype=config.dtype)
-    drafter = TreeDrafter(model=head, tree=tree.shape)
+    head = draft_model(config.head, config.dtype)
+    depth = min(tree.depth, most_levels(config.head) or tree.depth)
+    shape = dataclasses.replace(tree.shape, depth=depth)
+    drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)
     prefill = sharding.shard(

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from eagle_jax.errors import InputError
-from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.parallel import PairSharding
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
@@ -98,7 +97,7 @@ class Run:
         self._shapes = state_shapes(step_config, shardings)
         latest = self._checkpoints.latest()
         self._state = (
-            first_state(step_config, shardings, config.run.seed)
+            first_state(step_config, shardings, config.run.seed, target_params)
             if latest is None
             else self._restore(latest)
         )
@@ -118,7 +117,7 @@ class Run:
         for loss in self._log.losses:
             self._remember(loss)
 
-    def train(self, observe: Callable[[LogRow], None]) -> EagleHeadParams:
+    def train(self, observe: Callable[[LogRow], None]) -> Any:
         """Trains to the last step; returns the best head, float32.
 
         Args:
@@ -165,7 +164,7 @@ class Run:
         assert best is not None, "the last step always writes a checkpoint"
         return best
 
-    def best(self) -> EagleHeadParams | None:
+    def best(self) -> Any:
         """Returns the best head of the checkpoints, float32, `None` without any."""
         best = self._checkpoints.best()
         return None if best is None else self._restore(best).params

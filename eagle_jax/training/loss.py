@@ -132,7 +132,9 @@ def head_loss(
     dtype = params.fc.dtype
     features = features.astype(dtype)
     inputs = features if key is None else add_noise(key, features, rows, config)
-    tokens = jnp.roll(rows.tokens, -1, axis=1)
+    tokens = rows.tokens
+    if head.inputs != "feature+token":
+        tokens = jnp.roll(tokens, -1, axis=1)
     batch = rows.tokens.shape[0]
     cache = kv.init_cache(
         num_layers=1,
@@ -162,7 +164,7 @@ def head_loss(
     logits = unembed(frozen, predicted)
     target_logits = unembed(frozen, wanted)
     entropy = optax.softmax_cross_entropy(logits, jax.nn.softmax(target_logits))
-    agrees = _most_likely(logits) == _most_likely(target_logits)
+    agrees = most_likely(logits) == most_likely(target_logits)
 
     pairs = jnp.sum(weights)
     count = jnp.maximum(pairs, 1.0)
@@ -179,7 +181,7 @@ def head_loss(
     )
 
 
-def _most_likely(logits: jax.Array) -> jax.Array:
+def most_likely(logits: jax.Array) -> jax.Array:
     """Returns the argmax `[...]` of `[..., V]`, the lowest index among equals.
 
     These are two plain reductions: the argmax over a sharded vocabulary is a reduction

@@ -1,5 +1,6 @@
 """Shardings of a run's state: the optimizer's moments as the head's weights."""
 
+import functools
 from typing import Any
 
 import jax
@@ -33,15 +34,19 @@ def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
     return TrainState(step=everywhere, params=head, opt_state=opt_state, key=everywhere)
 
 
-def first_state(config: StepConfig, shardings: TrainState, seed: int) -> TrainState:
+def first_state(
+    config: StepConfig, shardings: TrainState, seed: int, target_params: Any
+) -> TrainState:
     """Returns a run's first state, each shard made on its own device.
 
     Args:
         config: The static settings of a step.
         shardings: The shardings that `state_shardings` returned.
         seed: The seed of the weights and the noise.
+        target_params: The target's parameters, see `init_state`.
     """
-    return jax.jit(lambda: init_state(config, seed), out_shardings=shardings)()
+    init = functools.partial(init_state, config, seed)
+    return jax.jit(init, out_shardings=shardings)(target_params)
 
 
 def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from eagle_jax.models import eagle_head
-from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import Tables, unembed
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.loss import Metrics, Unembed, head_loss, target_features
+from eagle_jax.training.heads import HeadSizes, begin_with, init_params, loss_of
+from eagle_jax.training.loss import Metrics, Unembed, target_features
 from eagle_jax.training.packing import PackedRows
 
 
@@ -39,7 +38,7 @@ class StepConfig:
     """
 
     target: Any
-    head: EagleHeadConfig
+    head: HeadSizes
     loss: LossConfig
     optimizer: OptimizerConfig
     steps: int
@@ -61,7 +60,7 @@ class TrainState:
     """
 
     step: jax.Array
-    params: EagleHeadParams
+    params: Any
     opt_state: Any
     key: jax.Array
 
@@ -93,10 +92,19 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     return optax.chain(clip, adamw)
 
 
-def init_state(config: StepConfig, seed: int) -> TrainState:
-    """Returns a run's first state, random weights included."""
+def init_state(config: StepConfig, seed: int, target_params: Any = None) -> TrainState:
+    """Returns a run's first state, random weights included.
+
+    Args:
+        config: The static settings of a step.
+        seed: The seed of the weights and the noise.
+        target_params: The target's parameters, whose output head heads begin with that
+            have one of their own; `None` for random ones.
+    """
     key = jax.random.key(seed)
-    params = eagle_head.init_params(jax.random.fold_in(key, 0), config.head, "float32")
+    params = init_params(jax.random.fold_in(key, 0), config.head)
+    if target_params is not None:
+        params = begin_with(params, config.head, config.tables(target_params))
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -131,7 +139,7 @@ def train_step(
         features = target_features(config.target, target_params, rows)
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
 
-    def loss(params: EagleHeadParams) -> tuple[jax.Array, Metrics]:
+    def loss(params: Any) -> tuple[jax.Array, Metrics]:
         return _loss(params, target_params, features, rows, key, config)
 
     gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
@@ -147,7 +155,7 @@ def train_step(
 
 
 def eval_step(
-    params: EagleHeadParams,
+    params: Any,
     target_params: Any,
     rows: PackedRows,
     *,
@@ -159,7 +167,7 @@ def eval_step(
 
 
 def _loss(
-    params: EagleHeadParams,
+    params: Any,
     target_params: Any,
     features: jax.Array,
     rows: PackedRows,
@@ -167,7 +175,7 @@ def _loss(
     config: StepConfig,
 ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the head in the arithmetic's type, and its parts."""
-    return head_loss(
+    return loss_of(config.head)(
         jax.tree.map(lambda x: x.astype(config.dtype), params),
         config.tables(target_params),
         features,

@@ -15,9 +15,8 @@ from eagle_jax.errors import InputError
 from eagle_jax.files import fingerprint_file, write_json
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_training
-from eagle_jax.models import eagle_head
-from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.parsing import read_json_if_any
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
@@ -25,6 +24,7 @@ from eagle_jax.training.checkpoint import check_output, check_settings, remove_r
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData, read_data
 from eagle_jax.training.features import FeatureDtype, FeatureStore, write_features
+from eagle_jax.training.heads import HeadSizes, check_kind, init_params, new_head
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, check_rows
 from eagle_jax.training.loss import target_features
@@ -85,6 +85,7 @@ def train_head(
         InputError: If settings, data and target do not fit together or are too large
             for this machine, or training diverges.
     """
+    check_kind(config.head)
     check_output(output, resume=resume, overwrite=overwrite)
     folder = checkpoints.resolve(target)
     before = read_json_if_any(output / "run.json") if resume else None
@@ -145,42 +146,6 @@ def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
     wait_for_all("the output is there")
 
 
-def new_head_config(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:
-    """Returns the sizes of a new head: those that are set, else the target's.
-
-    Raises:
-        InputError: If the heads that are set do not divide the target's width.
-    """
-    sizes, layer = config.head, target.layer
-    num_heads = sizes.num_heads or layer.num_heads  # None, as sizes are never 0.
-    if layer.hidden_size % (2 * num_heads):
-        raise InputError(
-            f"num_heads = {num_heads} must divide the target's hidden_size = "
-            f"{layer.hidden_size} into an even head_dim; set [head] num_heads"
-        )
-    num_kv_heads = sizes.num_kv_heads or min(layer.num_kv_heads, num_heads)
-    if num_heads % num_kv_heads:
-        raise InputError(
-            f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}"
-        )
-    return EagleHeadConfig(
-        layer=dataclasses.replace(
-            layer,
-            intermediate_size=sizes.intermediate_size or layer.intermediate_size,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=layer.hidden_size // num_heads,
-            qkv_bias=False,
-            qk_norm=False,
-            num_experts=0,
-            experts_per_token=0,
-        ),
-        vocab_size=target.vocab_size,
-        max_positions=min(target.max_positions, config.data.row_length),
-        fc_bias=sizes.fc_bias,
-    )
-
-
 def _dtype(config: TrainConfig) -> str:
     if config.run.dtype != "auto":
         return config.run.dtype
@@ -189,7 +154,7 @@ def _dtype(config: TrainConfig) -> str:
 
 def _shard(
     source: PairSource, config: TrainConfig, mesh: MeshShape
-) -> tuple[PairSharding, EagleHeadConfig]:
+) -> tuple[PairSharding, HeadSizes]:
     """Returns all shardings and the new head, or refuses what memory cannot hold."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
     if row_length > source.config.max_positions:
@@ -203,9 +168,9 @@ def _shard(
     sharding = shard_pair(mesh, source.config, batch_size=batch_size)
     if config.data.cache_features and jax.process_count() > 1:
         raise InputError("`cache_features` is for one process; leave it out")
-    head = new_head_config(source.config, config)
-    shapes = shapes_of(eagle_head.init_params, head)
-    return sharding.with_drafter(head.layer, shapes), head
+    head = new_head(source.config, config)
+    layer = getattr(head, "layer", None) or source.config.layer
+    return sharding.with_drafter(layer, shapes_of(init_params, head)), head
 
 
 def _identity(
@@ -258,20 +223,15 @@ def _run(
     """Trains and exports the best head."""
     config, output = trained.config, trained.head.parent
     target_params = trained.pair.params.target
-    table = target_params.embedding if config.head.include_embedding else None
+    is_eagle = isinstance(trained.step_config.head, EagleHeadConfig)
+    has_table = is_eagle and config.head.include_embedding
+    table = target_params.embedding if has_table else None
     is_first = jax.process_index() == 0
 
-    def export(params: EagleHeadParams) -> None:
+    def export(params: Any) -> None:
         fetched, embedding = sharding.fetch((params, table))
         if is_first:
-            checkpoints.export_head(
-                trained.head,
-                trained.step_config.head,
-                fetched,
-                embedding=embedding,
-                dtype="float32",
-                overwrite=True,
-            )
+            _export(trained, fetched, embedding)
 
     data = trained.data
     if config.data.cache_features:
@@ -320,6 +280,20 @@ def _run(
                 f"{error}; the best head so far is in {trained.head}"
             ) from error
     return dataclasses.replace(trained, summary=summary)
+
+
+def _export(trained: Trained, params: Any, embedding: Any) -> None:
+    """Writes the best heads in the published layout of their kind."""
+    head, folder = trained.step_config.head, trained.head
+    if isinstance(head, EagleHeadConfig):
+        checkpoints.export_head(
+            folder, head, params, embedding=embedding, dtype="float32", overwrite=True
+        )
+        return
+    is_hydra = isinstance(head, HydraConfig)
+    export: Any = checkpoints.export_hydra if is_hydra else checkpoints.export_medusa
+    base = str(trained.target)
+    export(folder, head, params, base_model=base, dtype="float32", overwrite=True)
 
 
 def _write_features(

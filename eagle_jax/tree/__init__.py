@@ -43,6 +43,7 @@ from eagle_jax.tree.topology import (
     from_paths,
     optimal_topology,
 )
+from eagle_jax.tree.typical import accept_typical
 from eagle_jax.tree.verify import (
     Acceptance,
     Step,
@@ -67,6 +68,7 @@ __all__ = [
     "Frontier",
     "Step",
     "Topology",
+    "accept_typical",
     "ancestor_mask",
     "chain",
     "draw_children",

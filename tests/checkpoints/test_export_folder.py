@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 import safetensors.numpy
 
-from eagle_jax.checkpoints import export, export_head
+from eagle_jax.checkpoints import export_files, export_head
 from tests.helpers import file_bytes, refused
 from tests.tiny import HEAD, random_head
 
@@ -110,7 +110,7 @@ def test_what_the_disk_cannot_take_is_not_begun(
 def test_an_interrupted_export_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_check", _fail(KeyboardInterrupt()))
+    monkeypatch.setattr(export_files, "_check_bits", _fail(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         export_head(tmp_path / "head", HEAD, random_head())
     assert not list(tmp_path.iterdir())

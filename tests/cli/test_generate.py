@@ -115,6 +115,27 @@ def test_rejection_is_compared_with_nothing(
     flags += ["--max-new-tokens", "2"]
     result = generate([*flags, "--compare"], tmp_path / "out.json")
     assert result["totals"]["identical"] is None
+    assert "warning" not in result["totals"]
+
+
+def test_typical_acceptance_is_said_not_to_be_lossless(
+    generate: Generate,
+    pair_flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = [*pair_flags, "--acceptance", "typical", "--max-new-tokens", "2"]
+    totals = generate([*flags, "--temperature", "1", "--compare"], tmp_path / "a.json")[
+        "totals"
+    ]
+    assert totals["identical"] is None
+    assert totals["warning"].startswith("NOT LOSSLESS")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(totals["warning"])
+    # At temperature 0, and where nothing is drafted, there is nothing to warn of.
+    plain = ["--temperature", "1", "--method", "autoregressive"]
+    for lossless in ([], plain):
+        result = generate([*flags, *lossless], tmp_path / "b.json")
+        assert "warning" not in result["totals"]
 
 
 def test_a_text_of_one_token_has_no_rounds(

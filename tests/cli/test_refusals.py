@@ -61,7 +61,14 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([], "required: --questions, --output, --methods"),
         ([*_EVALUATE, "eagle3"], "'eagle3' is no method; known are eagle2"),
         ([*_EVALUATE, "lookup", "eagle2", *_TARGET], "--draft, the EAGLE head"),
-        ([*_EVALUATE, "small-model", *_TARGET], "--small-model"),
+        ([*_EVALUATE, "small-model", *_TARGET], "--small-model, a smaller model"),
+        ([*_EVALUATE, "medusa"], "method medusa needs --medusa, the Medusa heads"),
+        ([*_EVALUATE, "hydra"], "method hydra needs --hydra, the Hydra heads"),
+        ([*_EVALUATE, "eagle2+lookup", *_TARGET], "--draft, the EAGLE head"),
+        ([*_EVALUATE, "eagle1:choices=none.json"], "none.json is neither a file nor"),
+        ([*_EVALUATE, "eagle1:choices=big.toml"], "big.toml is not valid JSON"),
+        ([*_EVALUATE, "lookahead:level=1"], "level = 1 must be at least 2"),
+        ([*_EVALUATE, "medusa:acceptance=likely"], "one of 'coupled', 'rejection'"),
         ([*_EVALUATE, "lookup", "--max-length", "9999"], "512 positions"),
         ([*_EVALUATE, "lookup", "--max-new-tokens", "512"], "no room for a prompt"),
         ([*_EVALUATE, "lookup", "--template", "tokenizer"], "needs a chat template"),
@@ -90,6 +97,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ),
         ([*_REWRITE, "--max-length", "5000"], "max_length = 5000"),
         ([*_REWRITE, "--config", "rejection.toml"], "make the texts depend on the"),
+        ([*_REWRITE, "--config", "typical.toml"], "make the texts depend on the"),
         ([*_REGENERATE, "--data", "none.json"], "cannot read the data none.json"),
         ([*_REWRITE, "--batch-size", _BIG], f"batch_size = {_BIG} {_INT32}"),
         ([*_REWRITE, "--output", "/dev/full"], _FULL),
@@ -141,8 +149,9 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with what commands read."""
     (tmp_path / "big.toml").write_text("[tree]\nnum_nodes = 1000000\n")
-    rejection = '[sampling]\nacceptance = "rejection"\n'
-    (tmp_path / "rejection.toml").write_text(rejection)
+    for rule in ("rejection", "typical"):
+        text = f'[sampling]\nacceptance = "{rule}"\n'
+        (tmp_path / f"{rule}.toml").write_text(text)
     question = {"question_id": 1, "category": "a", "turns": ["Once upon"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question))
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Once upon a time"}))

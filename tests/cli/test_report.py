@@ -56,10 +56,11 @@ def test_every_figure_is_shown_and_every_table_is_there(whole: Path) -> None:
     text = (whole / "report.md").read_text()
     shown = re.findall(r"!\[.+\]\((.+)\)", text)
     assert sorted(shown) == [name for name in file_names(whole) if name != "report.md"]
-    assert [*_sections(whole)][1:9] == [
+    assert [*_sections(whole)][1:10] == [
         *(
             "Runs",
             "Table 1: speedup and tau",
+            "Table 1 beside the paper's",
             "Table 1: temperatures side by side",
             "Spread",
             "Table 3: ablations",
@@ -112,6 +113,26 @@ def test_without_plain_decoding_the_report_says_so(
     assert report([str(tmp_path), "--output", f"{tmp_path}/report"]) == 0
     runs = _sections(tmp_path / "report")["Runs"]
     assert "No autoregressive run has the settings" in runs
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_typical_acceptance_stands_in_a_section_of_its_own(
+    report: Main, tmp_path: Path, others: bool
+) -> None:
+    warm = {"temperature": 1.0, "label": "medusa", "method": "medusa"}
+    write(tmp_path / "a.jsonl", [record(1, acceptance="typical", **warm)])
+    if others:
+        write(tmp_path / "b.jsonl", [plain(1, temperature=1.0, seconds=[4.0])])
+        write(tmp_path / "c.jsonl", [record(1, temperature=1.0)])
+    assert report([str(tmp_path), "--output", f"{tmp_path}/report"]) == 0
+    sections = _sections(tmp_path / "report")
+    typical = sections["Typical acceptance: not lossless"]
+    assert typical.strip().startswith("NOT LOSSLESS")
+    (row,) = [line for line in typical.splitlines() if line.startswith("| medusa")]
+    assert row.rstrip(" |").endswith("NOT LOSSLESS")
+    assert ("2.00x" in row) == others
+    named = [name for name, text in sections.items() if re.search(r"\bmedusa\b", text)]
+    assert named == ["Runs", "Typical acceptance: not lossless"]
 
 
 def test_several_folders_are_one_report(report: Main, tmp_path: Path) -> None:

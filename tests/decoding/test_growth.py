@@ -20,6 +20,7 @@ from eagle_jax.drafting import (
     EagleHead,
     LookaheadDrafter,
     LookupDrafter,
+    RecyclingDrafter,
     SmallModel,
     TreeDrafter,
 )
@@ -44,6 +45,7 @@ DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
     "lookup": LookupDrafter(depth=2),
     "lookahead": LookaheadDrafter(vocab_size=24, level=3, window=2),
+    "recycling": RecyclingDrafter(vocab_size=24, tree=chain(2)),
 }
 
 
@@ -61,6 +63,7 @@ def params(target_params: Any) -> dict[str, Params]:
         ),
         "lookup": Params(target=target_params),
         "lookahead": Params(target=target_params),
+        "recycling": Params(target=target_params),
     }
 
 
@@ -82,7 +85,7 @@ def requests(*lengths: int, new_tokens: int | list[int]) -> Requests:
 BATCH = requests(3, 20, new_tokens=[130, 60])
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", list(DRAFTERS))
 def test_a_cache_that_grows_holds_the_same_text(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
 ) -> None:

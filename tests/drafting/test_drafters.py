@@ -19,6 +19,7 @@ from eagle_jax.drafting import (
     EagleHead,
     LookaheadDrafter,
     LookupDrafter,
+    RecyclingDrafter,
     SmallModel,
     TreeDrafter,
 )
@@ -64,6 +65,8 @@ WITHOUT_WEIGHTS: dict[str, Drafter] = {
     "lookahead of 1": LookaheadDrafter(
         vocab_size=VOCABULARY, level=2, window=1, guesses=1
     ),
+    "recycling": RecyclingDrafter(vocab_size=VOCABULARY),
+    "recycling chain": RecyclingDrafter(vocab_size=VOCABULARY, tree=chain(3)),
 }
 # The order of ranks turns round: the third child's value falls least.
 TURNED = Confidence(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))

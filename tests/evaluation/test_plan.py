@@ -18,6 +18,23 @@ def names(*methods: str, temperatures: tuple[float, ...] = (0.0, 1.0)) -> list[s
     return [run.model_id for run in make_runs(parsed, temperatures, [1])]
 
 
+def test_a_runs_name_has_the_settings_of_its_method() -> None:
+    methods = {
+        "medusa": "medusa",
+        "hydra:choices=runs/mine.json": "hydra-mine",
+        "eagle1:choices=mc_sim_7b_63,shared_noise=false": "eagle1-mc_sim_7b_63",
+        "recycling": "recycling",
+        "lookahead": "lookahead-5-7-7",
+        "lookahead:level=3,window=2,guesses=1": "lookahead-3-2-1",
+        "eagle2+lookup": "eagle2+lookup-60-6-10-match5",
+        "eagle2+lookup:min_match=9": "eagle2+lookup-60-6-10-match9",
+    }
+    wanted = [f"{name}-t0-b1" for name in methods.values()]
+    assert names(*methods, temperatures=(0.0,)) == wanted
+    typical = names("medusa:acceptance=typical")
+    assert typical == ["medusa-t0-b1", "medusa-typical-t1-b1"]
+
+
 def test_settings_of_noise_are_one_run_where_no_noise_is_shared() -> None:
     kappas = names("eagle2:kappa=1", "eagle2:kappa=2,sharpness=1.5")
     assert kappas == [
@@ -58,14 +75,14 @@ def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
         ("eagle3", "'eagle3' is no method; known are eagle2"),
         ("eagle2:nodes=3", "'nodes=3' is not known; give key=value"),
         ("eagle2:depth", "'depth' is not known; give key=value"),
-        ("eagle1:depth=3", "give key=value with shared_noise"),
+        ("eagle1:depth=3", "give key=value with choices, shared_noise"),
         ("autoregressive:depth=3", "give no settings"),
         ("chain:depth=3,depth=4", "depth is given twice"),
         ("chain:depth=x", "depth = 'x' must be int"),
         ("chain:depth=1.5", "depth = 1.5 must be int"),
         ("chain:depth=-1", "depth = -1 must be 0 or more"),
         ("eagle2:rerank=1", "rerank = 1 must be bool"),
-        ("chain:acceptance=typical", "must be one of 'coupled'"),
+        ("chain:acceptance=typicle", "must be one of 'coupled'"),
     ],
 )
 def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> None:

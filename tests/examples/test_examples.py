@@ -43,7 +43,7 @@ def test_a_model_of_somebody_else_writes_its_own_text_in_fewer_passes(
 def test_a_drafter_of_somebody_else_leaves_the_text_as_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    own_drafter.main(max_new_tokens=32)
+    own_drafter.main(max_new_tokens=48)
     shown = capsys.readouterr().out
     (counts,) = re.findall(r"identical tokens, (\d+) passes instead of (\d+): ", shown)
     passes, tokens = map(int, counts)
@@ -51,9 +51,9 @@ def test_a_drafter_of_somebody_else_leaves_the_text_as_it_is(
     assert shown.count("|") == passes
 
 
-def test_recycled_tokens_draft_valid_trees_for_every_row() -> None:
+def test_followers_draft_valid_trees_for_every_row() -> None:
     target = ToyTarget(vocab_size=5)
-    drafter = own_drafter.Recycler(vocab_size=5)
+    drafter = own_drafter.FollowerDrafter(vocab_size=5)
     decoder, params = Decoder(target=target, drafter=drafter), Params(target=())
     requests = make_requests(
         [[1, 2, 3, 1, 2], [4], [0, 0]],

@@ -1,4 +1,4 @@
-"""Which calibration a drafter takes."""
+"""Which calibration, and which static tree, a drafter takes."""
 
 import dataclasses
 import json
@@ -9,9 +9,10 @@ import pytest
 
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import Calibration, Confidence
+from eagle_jax.drafting import Calibration, Confidence, RecyclingDrafter
 from eagle_jax.drafting.calibration import UNCALIBRATED
-from eagle_jax.generation.methods import tree_drafter
+from eagle_jax.generation.methods import plain_drafter, tree_drafter
+from eagle_jax.tree import EAGLE1_TREE, RECYCLING_TREE, Topology
 from tests.drafting.toy_model import ToyModel
 from tests.helpers import refused
 
@@ -101,3 +102,13 @@ def test_noise_is_shared_unless_it_is_forbidden() -> None:
         for shared in (True, False):
             tree = TreeConfig(shared_noise=shared)
             assert tree_drafter(method, MODEL, tree).shares_noise == shared
+
+
+@pytest.mark.parametrize(
+    ("choices", "tree"), [(None, RECYCLING_TREE), ("eagle1_25", EAGLE1_TREE)]
+)
+def test_recycling_fills_its_own_tree_or_the_one_that_is_named(
+    choices: str | None, tree: Topology
+) -> None:
+    drafter = plain_drafter("recycling", TreeConfig(choices=choices), 24)
+    assert drafter == RecyclingDrafter(vocab_size=24, tree=tree)

@@ -12,7 +12,8 @@ from eagle_jax import checkpoints
 from eagle_jax.files import fingerprint_file
 from eagle_jax.parallel import MeshShape
 from eagle_jax.training.config import DataConfig, HeadConfig, RunConfig, TrainConfig
-from eagle_jax.training.trainer import new_head_config, train_head
+from eagle_jax.training.heads import new_eagle_head
+from eagle_jax.training.trainer import train_head
 from tests import tiny
 from tests.helpers import refused
 
@@ -121,16 +122,16 @@ def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
     """The official layout has neither norms of queries nor experts."""
     biases = {"qkv_bias": True, "qk_norm": True}
     target = tiny.target_config(**biases, num_experts=4, experts_per_token=2)
-    head = new_head_config(target, TrainConfig())
+    head = new_eagle_head(target, TrainConfig())
     assert head.layer == tiny.LAYER
     assert (head.vocab_size, head.max_positions) == (64, 512)
-    assert new_head_config(target, CONFIG).max_positions == 32
+    assert new_eagle_head(target, CONFIG).max_positions == 32
 
 
 def test_a_head_has_the_sizes_that_are_set() -> None:
     def layer(**sizes: Any) -> Any:
         wanted = dataclasses.replace(CONFIG, head=HeadConfig(**sizes))
-        return new_head_config(tiny.TARGET, wanted).layer
+        return new_eagle_head(tiny.TARGET, wanted).layer
 
     found = layer(num_heads=2, intermediate_size=40)
     assert (found.num_heads, found.num_kv_heads, found.head_dim) == (2, 2, 16)

@@ -84,12 +84,18 @@ def test_a_chain_has_one_node_per_level(length: int) -> None:
     [
         ([(0,), (0,)], "unique"),
         ([(0, 0)], "preceded by"),
-        ([(1,)], "preceded by its sibling"),
         ([(0,), (-1,)], "ranks of 0 and more"),
     ],
 )
 def test_what_is_no_tree_is_refused(paths: list[tuple[int, ...]], told: str) -> None:
     refused(lambda: from_paths(paths), told)
+
+
+def test_a_tree_may_lack_ranks() -> None:
+    tree = from_paths([(1,), (1, 3), (0,)])
+    assert not tree.has_every_rank
+    assert tree.levels[1].width == 4
+    assert from_paths([(1,), (1, 0), (0,)]).has_every_rank
 
 
 def test_paths_out_of_order_are_refused_by_the_class_itself() -> None:

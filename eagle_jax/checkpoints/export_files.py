@@ -1,0 +1,190 @@
+"""The files of an export: written whole, and read back bit for bit."""
+
+import collections
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax.checkpoints.hf_config import DTYPES
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE, WEIGHT_FILES
+from eagle_jax.checkpoints.load import convert
+from eagle_jax.checkpoints.tensors import (
+    StoredTensor,
+    check_space,
+    open_bin,
+    open_safetensors,
+    saving,
+)
+from eagle_jax.errors import InputError
+from eagle_jax.files import is_left_behind, new_folder
+from eagle_jax.parsing import read_json_if_any
+
+WRITTEN_BY = "eagle_jax"
+"""The value of `written_by` in an export, which may be replaced on request."""
+
+Tensors = dict[str, np.ndarray]
+"""Weights by tensor name, as files hold them."""
+
+_CONFIG = "config.json"
+# What EAGLE-1/2 heads and targets are stored in.
+_FILES = ("model.safetensors", "pytorch_model.bin")
+# transformers asks for this entry. A second one would come in any order.
+_METADATA = {"format": "pt"}
+# What an exported folder may hold; tokenizer and calibration are the caller's.
+_NAMES = {
+    *(_CONFIG, "generation_config.json", "tokenizer.json"),
+    *(f"{stem}.{suffix}" for stem, suffix in WEIGHT_FILES),
+    *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
+}
+
+
+def is_export(folder: Path) -> bool:
+    """Returns whether a folder holds what is exported here and nothing else."""
+    for path in folder.iterdir():
+        is_known = path.name in _NAMES and not path.is_dir()
+        if not is_known and not is_left_behind(path.name, [CALIBRATION_FILE]):
+            return False
+    fields = read_json_if_any(folder / _CONFIG) or {}
+    return fields.get("written_by") == WRITTEN_BY
+
+
+def has_torch() -> bool:
+    """Returns whether torch can be imported, which pickles need."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch is not None
+
+
+def host_tensors(given: dict[str, Any], wanted: dict[str, Any], dtype: str) -> Tensors:
+    """Returns copies of weights in another dtype, checked against their sizes.
+
+    Args:
+        given: The weights by tensor name, each as files hold it.
+        wanted: The same of their shapes.
+        dtype: The dtype of the copies: "float32", "bfloat16" or "float16".
+
+    Raises:
+        InputError: If weights are missing, unexpected, of the wrong shape or too large
+            for `dtype`.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
+    odd = sorted(set(given) ^ set(wanted))
+    if odd:
+        verb = "lack" if odd[0] in wanted else "hold unexpected"
+        raise InputError(f"the weights {verb} {odd[0]}; they do not fit their sizes")
+    tensors = {}
+    for name, shape in wanted.items():
+        if given[name].shape != shape.shape:
+            raise InputError(
+                f"{name} has shape {given[name].shape}, but its sizes ask for "
+                f"{shape.shape}"
+            )
+        # A copy in C order: torch wants memory that it may write to.
+        tensor = np.array(given[name], order="C")
+        tensors[name] = convert(tensor, jnp.dtype(dtype), f"tensor {name}")
+    return tensors
+
+
+def write_export(
+    folder: Path,
+    fields: dict[str, Any],
+    tensors: Tensors,
+    config: Any,
+    read_config: Callable[[Path], Any],
+    files: tuple[str, str] = _FILES,
+    *,
+    with_pickle: bool | None,
+    also: Callable[[Path], object] | None,
+    overwrite: bool,
+) -> None:
+    """Writes a folder of settings and weights, and reads it back.
+
+    Args:
+        folder: The folder to write.
+        fields: The fields of `config.json`.
+        tensors: The weights by tensor name.
+        config: The sizes of the model.
+        read_config: The function that reads them back from a folder.
+        files: The names of the safetensors file and of the torch pickle.
+        with_pickle: Whether to write the pickle, which needs torch; `None` writes it
+            where torch is installed.
+        also: A function that is called with the unfinished folder, to add other files.
+        overwrite: Whether to replace an earlier export.
+
+    Raises:
+        InputError: If there is no torch for a pickle, sizes or a single bit are read
+            back otherwise, or the folder cannot be written.
+    """
+    if with_pickle is None:
+        with_pickle = has_torch()
+    with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        check_space(unfinished, num_bytes * (2 if with_pickle else 1), num_bytes)
+        text = json.dumps(fields, indent=1) + "\n"
+        (unfinished / _CONFIG).write_text(text, encoding="utf-8")
+        safe, pickled = (unfinished / name for name in files)
+        _write_safetensors(safe, tensors)
+        if with_pickle:
+            _write_pickle(pickled, tensors)
+        read = read_config(unfinished)
+        if read != config:
+            raise InputError(f"{config} cannot be exported: it would be read as {read}")
+        _check_bits(safe, open_safetensors(safe), tensors)
+        if with_pickle:
+            _check_bits(pickled, open_bin(pickled), tensors)
+        if also is not None:
+            also(unfinished)
+
+
+def _write_safetensors(path: Path, tensors: Tensors) -> None:
+    from safetensors.numpy import save_file
+
+    with saving(path):
+        save_file(tensors, path, metadata=_METADATA)
+
+
+def _write_pickle(path: Path, tensors: Tensors) -> None:
+    """Writes a state dict; torch stores the file's name in it, so that never varies."""
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"{path.name} needs torch; install the torch extra (pip install '.[torch]')"
+        ) from error
+    table = collections.OrderedDict()
+    for name, tensor in tensors.items():
+        if tensor.dtype == jnp.bfloat16:  # torch takes no bfloat16 from NumPy.
+            table[name] = torch.from_numpy(tensor.view(np.int16)).view(torch.bfloat16)
+        else:
+            table[name] = torch.from_numpy(tensor)
+    with saving(path):
+        torch.save(table, path)
+
+
+def _check_bits(path: Path, stored: dict[str, StoredTensor], tensors: Tensors) -> None:
+    is_equal = stored.keys() == tensors.keys() and all(
+        _same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
+    )
+    if not is_equal:
+        raise InputError(
+            f"{path.name} reads back differently from what was written; is the disk "
+            "failing?"
+        )
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Returns whether two arrays agree in dtype, shape and every bit."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    # Not as numbers: negative zero equals zero.
+    kind = f"u{one.dtype.itemsize}"
+    mine, theirs = (np.ascontiguousarray(x).view(kind) for x in (one, other))
+    return np.array_equal(mine, theirs)

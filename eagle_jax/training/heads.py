@@ -1,0 +1,160 @@
+"""The kinds of heads that are trained: their weights, loss and draft model."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.config import require
+from eagle_jax.drafting import HydraHeads, MedusaHeads, PrefixHydraHeads
+from eagle_jax.drafting.eagle import eagle_model
+from eagle_jax.errors import InputError
+from eagle_jax.models import eagle_head, hydra_heads, medusa_heads
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.hydra_heads import HydraConfig
+from eagle_jax.models.medusa_heads import MedusaConfig
+from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
+from eagle_jax.training.config import HeadConfig, TrainConfig
+from eagle_jax.training.loss import Metrics, head_loss
+from eagle_jax.training.position_loss import hydra_loss, medusa_loss
+
+HeadSizes = EagleHeadConfig | MedusaConfig | HydraConfig
+"""The sizes of heads of any kind that is trained."""
+
+Loss = Callable[..., tuple[jax.Array, Metrics]]
+"""A loss with the arguments of `loss.head_loss`."""
+
+_MEDUSA_HEADS, _HYDRA_HEADS, _MEDUSA_LAYERS, _HYDRA_LAYERS = 5, 4, 1, 4
+
+
+def new_head(target: TransformerConfig, config: TrainConfig) -> HeadSizes:
+    """Returns the sizes of new heads: those that are set, else published ones.
+
+    Raises:
+        InputError: If the attention heads that are set do not divide the target's
+            width.
+    """
+    sizes = config.head
+    check_kind(sizes)
+    if sizes.kind == "eagle":
+        return new_eagle_head(target, config)
+    width, vocab_size = target.layer.hidden_size, target.vocab_size
+    if sizes.kind == "medusa":
+        return MedusaConfig(
+            num_heads=sizes.draft_heads or _MEDUSA_HEADS,
+            num_layers=sizes.head_layers or _MEDUSA_LAYERS,
+            hidden_size=width,
+            vocab_size=vocab_size,
+        )
+    return HydraConfig(
+        num_heads=sizes.draft_heads or _HYDRA_HEADS,
+        num_layers=sizes.head_layers or _HYDRA_LAYERS,
+        hidden_size=width,
+        vocab_size=vocab_size,
+        # The published layout has no sizes of the layer: they are the target's.
+        layer=plain_layer(target) if sizes.kind == "hydra" else None,
+    )
+
+
+def plain_layer(target: TransformerConfig) -> Any:
+    """Returns the sizes of a Llama layer that is as large as the target's."""
+    return dataclasses.replace(
+        target.layer,
+        qkv_bias=False,
+        qk_norm=False,
+        num_experts=0,
+        experts_per_token=0,
+    )
+
+
+def new_eagle_head(target: TransformerConfig, config: TrainConfig) -> EagleHeadConfig:
+    """Returns the sizes of a new EAGLE head, see `new_head`."""
+    sizes, layer = config.head, target.layer
+    num_heads = sizes.num_heads or layer.num_heads  # None, as sizes are never 0.
+    if layer.hidden_size % (2 * num_heads):
+        raise InputError(
+            f"num_heads = {num_heads} must divide the target's hidden_size = "
+            f"{layer.hidden_size} into an even head_dim; set [head] num_heads"
+        )
+    num_kv_heads = sizes.num_kv_heads or min(layer.num_kv_heads, num_heads)
+    if num_heads % num_kv_heads:
+        raise InputError(
+            f"num_kv_heads = {num_kv_heads} must divide num_heads = {num_heads}"
+        )
+    return EagleHeadConfig(
+        layer=dataclasses.replace(
+            plain_layer(target),
+            intermediate_size=sizes.intermediate_size or layer.intermediate_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=layer.hidden_size // num_heads,
+        ),
+        vocab_size=target.vocab_size,
+        max_positions=min(target.max_positions, config.data.row_length),
+        fc_bias=sizes.fc_bias,
+        inputs=sizes.inputs,
+    )
+
+
+def check_kind(sizes: HeadConfig) -> None:
+    """Refuses sizes that the kind of head does not have.
+
+    Raises:
+        InputError: If one is set that would change nothing.
+    """
+    for_eagle = ("intermediate_size", "num_heads", "num_kv_heads", "inputs")
+    others = ("draft_heads", "head_layers")
+    for name in others if sizes.kind == "eagle" else for_eagle:
+        value, usual = getattr(sizes, name), getattr(HeadConfig(), name)
+        wanted = f"left out: heads of kind {sizes.kind} have none"
+        require(value == usual, name, value, wanted)
+
+
+def init_params(key: jax.Array, head: HeadSizes, dtype: str = "float32") -> Any:
+    """Returns random weights of heads of any kind."""
+    if isinstance(head, MedusaConfig):
+        return medusa_heads.init_params(key, head, dtype)
+    if isinstance(head, HydraConfig):
+        return hydra_heads.init_params(key, head, dtype)
+    return eagle_head.init_params(key, head, dtype)
+
+
+def begin_with(params: Any, head: HeadSizes, tables: Tables) -> Any:
+    """Returns weights to begin with: output heads are copies of the target's."""
+    if isinstance(head, EagleHeadConfig):
+        return params
+    table = output_head(tables)
+
+    def begin(one: Any) -> Any:
+        if one.output_head is None:
+            return one
+        own = jnp.asarray(table, one.output_head.dtype)
+        return dataclasses.replace(one, output_head=own)
+
+    if isinstance(head, MedusaConfig):
+        return tuple(begin(one) for one in params)
+    return dataclasses.replace(params, heads=tuple(begin(one) for one in params.heads))
+
+
+def loss_of(head: HeadSizes) -> Loss:
+    """Returns the loss that heads of a kind are trained with."""
+    if isinstance(head, MedusaConfig):
+        return medusa_loss
+    return hydra_loss if isinstance(head, HydraConfig) else head_loss
+
+
+def draft_model(head: HeadSizes, dtype: str) -> Any:
+    """Returns heads as a `DraftModel`, whose `join` adds the target's tables."""
+    if isinstance(head, MedusaConfig):
+        return MedusaHeads(config=head, dtype=dtype)
+    if isinstance(head, HydraConfig):
+        kind = HydraHeads if head.layer is None else PrefixHydraHeads
+        return kind(config=head, dtype=dtype)
+    return eagle_model(head, dtype)
+
+
+def most_levels(head: HeadSizes) -> int | None:
+    """Returns the most levels that heads can draft; `None` for any."""
+    return None if isinstance(head, EagleHeadConfig) else head.num_heads
