@@ -57,7 +57,7 @@ def test_the_pool_of_lookahead_is_written_in_place() -> None:
     decoder = Decoder(target=target, drafter=drafter)
     state = speculative.prefill(decoder, weights, requests, num_slots=NUM_SLOTS)
     for program in (speculative.decode_round, speculative.decode):
-        compiled = program.lower(decoder, weights, state).compile()
+        compiled: Any = program.lower(decoder, weights, state).compile()
         memory = compiled.memory_analysis()
         pool = state.drafter_state.pool.nbytes
         assert memory.temp_size_in_bytes < pool / 4 < memory.alias_size_in_bytes / 4

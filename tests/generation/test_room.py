@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,7 @@ def test_a_batch_that_cannot_be_in_memory_is_refused() -> None:
     ],
 )
 def test_a_pool_or_a_window_that_cannot_be_is_refused(
-    sizes: dict[str, int], rows: int, named: str
+    sizes: dict[str, Any], rows: int, named: str
 ) -> None:
     source = _open(TreeConfig(**sizes), method="lookahead")
     refused(lambda: source.check_room(batch_size=rows, max_length=128), named, "lower")
