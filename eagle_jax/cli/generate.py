@@ -95,7 +95,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         *("method", "max_new_tokens", "max_length", "batch_size", "dtype"),
         *("quantization", "ignore_eos", "temperature", "top_p", "top_k", "min_p"),
         *("seed", "acceptance", "num_nodes", "depth", "width", "calibration", "kappa"),
-        *("sharpness", "choices", "min_match"),
+        *("sharpness", "choices", "level", "window", "guesses", "min_match"),
     )
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None

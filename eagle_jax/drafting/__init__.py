@@ -13,6 +13,7 @@ from eagle_jax.drafting.hydra import (
     HydraHeads,
     PrefixHydraHeads,
 )
+from eagle_jax.drafting.lookahead import LookaheadDrafter, LookaheadState
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.medusa import MedusaDrafterParams, MedusaHeads
 from eagle_jax.drafting.model import DraftModel
@@ -31,6 +32,8 @@ __all__ = [
     "EagleState",
     "HydraDrafterParams",
     "HydraHeads",
+    "LookaheadDrafter",
+    "LookaheadState",
     "LookupDrafter",
     "LookupState",
     "MedusaDrafterParams",

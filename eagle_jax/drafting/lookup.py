@@ -14,7 +14,7 @@ from flax import struct
 
 from eagle_jax.config import require
 from eagle_jax.interface import Draws, Verified
-from eagle_jax.tree import NO_PARENT, ROOT, DraftTree
+from eagle_jax.tree import DraftTree, join
 
 
 @struct.dataclass(kw_only=True)
@@ -108,7 +108,8 @@ class LookupDrafter:
         places = starts[:, None] + steps
         exists = found[:, None] & (places < length)
         drafts = text[jnp.minimum(places, text.shape[0] - 1)]
-        return _join(text[length - 1], drafts, exists)
+        root, num_nodes = text[length - 1], self.num_nodes
+        return join(root, drafts, exists, num_nodes=num_nodes)[0]
 
 
 def find_matches(
@@ -146,30 +147,4 @@ def find_matches(
     return (
         jnp.pad(found.astype(jnp.int32), missing),
         jnp.pad(best > 0, missing),
-    )
-
-
-def _join(root: jax.Array, drafts: jax.Array, exists: jax.Array) -> DraftTree:
-    """Returns the tree of continuations `[M, D]`, their common beginnings merged.
-
-    A path that repeats an earlier one has no nodes of its own: siblings differ.
-    """
-    num_paths, depth = drafts.shape
-    same = (drafts[:, None] == drafts[None, :]) & exists[:, None] & exists[None, :]
-    shares = jnp.cumprod(same, axis=-1).astype(bool)
-    # `[M, D]`: the first path that begins as this one does up to here.
-    owner = jnp.argmax(shares, axis=1).astype(jnp.int32)
-    is_node = exists & (owner == jnp.arange(num_paths)[:, None])
-    node = 1 + jnp.arange(depth) * num_paths + owner
-    above = jnp.pad(node, ((0, 0), (1, 0)), constant_values=ROOT)[:, :-1]
-
-    def in_levels(values: jax.Array, first: Any, other: Any) -> jax.Array:
-        kept = jnp.where(is_node, values, other).T.reshape(-1)
-        return jnp.concatenate([jnp.full(1, first, kept.dtype), kept])
-
-    return DraftTree(
-        tokens=in_levels(drafts, root, 0),
-        parents=in_levels(above, NO_PARENT, NO_PARENT).astype(jnp.int32),
-        log_values=in_levels(jnp.zeros(drafts.shape), 0.0, -jnp.inf),
-        is_node=in_levels(exists, True, False),
     )

@@ -99,8 +99,9 @@ def _check_fits(records: dict[QuestionKey, Record], new: Record, where: str) -> 
     before = next(iter(records.values()), new).settings
     settings = new.settings
     for name in (*before, *settings):
-        # Texts tell 1 from true, and a missing field from one that is null.
-        old, given = (repr(found.get(name, ...)) for found in (before, settings))
+        # Texts tell 1 from true. Records of an earlier version lack what later methods
+        # brought, which is null in later records of the same run.
+        old, given = (repr(found.get(name)) for found in (before, settings))
         if name != "label" and old != given:
             raise InputError(
                 f"{where}: {name} = {settings.get(name)}, but the lines before have "

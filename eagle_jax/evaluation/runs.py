@@ -152,7 +152,12 @@ class Run:
 
     def key(self, *without: str) -> str:
         """Returns a text that is equal for runs whose other settings are equal."""
-        left = {k: v for k, v in self.settings.items() if k not in without}
+        # What is null may be missing in the records of an earlier version.
+        left = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in without and value is not None
+        }
         return json.dumps(left, sort_keys=True)
 
     def setup(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
     DraftModel,
     HydraHeads,
+    LookaheadDrafter,
     LookupDrafter,
     MedusaHeads,
     PrefixHydraHeads,
@@ -210,6 +211,13 @@ def plain_drafter(method: Method, tree: TreeConfig, vocab_size: int) -> Drafter 
     """
     if method == "lookup":
         return lookup_drafter(tree)
+    if method == "lookahead":
+        return LookaheadDrafter(
+            vocab_size=vocab_size,
+            level=tree.level,
+            window=tree.window,
+            guesses=tree.guesses,
+        )
     if method == "recycling":
         shape = read_choices(tree.choices, RECYCLING_TREE)
         return RecyclingDrafter(vocab_size=vocab_size, tree=shape)

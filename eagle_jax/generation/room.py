@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import round_up_slots
+from eagle_jax.drafting import LookaheadDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.interface import Drafter
@@ -91,6 +92,8 @@ def check_rounds(
         InputError: If the rounds cannot fit; it names the setting that asks for most.
     """
     weights = _weight_bytes(target, dtype, bits)
+    if isinstance(drafter, LookaheadDrafter):
+        _check_lookahead(drafter, target, weights, batch_size)
     num_nodes, tree = getattr(drafter, "num_nodes", 1), getattr(drafter, "tree", None)
     nodes, width, candidates = f"num_nodes = {num_nodes}", 0, 0
     if isinstance(tree, Topology):
@@ -107,6 +110,26 @@ def check_rounds(
     row = cache + largest
     _refuse_more_than_memory(weights + row, what)
     _refuse_more_than_memory(weights + batch_size * row, f"batch_size = {batch_size}")
+
+
+def _check_lookahead(
+    drafter: LookaheadDrafter, target: TransformerConfig, weights: int, batch_size: int
+) -> None:
+    """Refuses a pool that is more than the memory, and a window past the positions."""
+    level, window, guesses = drafter.level, drafter.window, drafter.guesses
+    if drafter.depth >= target.max_positions:
+        raise InputError(
+            f"level = {level} and window = {window} draft further than the target's "
+            f"{target.max_positions} positions reach (max_position_embeddings); lower "
+            "one of them"
+        )
+    pool = 4 * batch_size * drafter.vocab_size * guesses * (level - 1)
+    _refuse_more_than_memory(
+        weights + pool,
+        f"guesses = {guesses} and level = {level} make a pool of n-grams of "
+        f"{pool / 2**30:,.1f} GiB at batch_size = {batch_size}",
+        "lower one of them",
+    )
 
 
 def check_training(

@@ -22,6 +22,7 @@ from eagle_jax.tree.expand import (
     top_children,
 )
 from eagle_jax.tree.flatten import FlatTree, flatten
+from eagle_jax.tree.join import join
 from eagle_jax.tree.rerank import rerank
 from eagle_jax.tree.structure import (
     NO_PARENT,
@@ -76,6 +77,7 @@ __all__ = [
     "first_level",
     "flatten",
     "from_paths",
+    "join",
     "match_child",
     "optimal_topology",
     "reject_drawn",

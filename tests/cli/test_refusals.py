@@ -17,6 +17,7 @@ _BIG = "1000000000000"
 _HUGE = "hidden=1000000,layers=1000000,heads=4,vocabulary=1000000"
 _RANDOM = ["--random", "tiny"]
 _TARGET = ["--target", str(assets.TARGET)]
+_LOOKAHEAD = ["--method", "lookahead"]
 _QUESTIONS = ["--questions", "questions.jsonl", "--output", "out"]
 _EVALUATE = [*_QUESTIONS, "--methods"]
 _TRAIN = [*_TARGET, "--data", "texts.jsonl", "--output", "out"]
@@ -47,6 +48,10 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_RANDOM, "--config", "nowhere.toml"], "cannot read nowhere.toml"),
         (["--num-nodes", "1000000"], f"num_nodes = 1000000{_MEMORY}"),
         (["--depth", "1000000"], f"depth = 1000000 {_REACH}"),
+        ([*_LOOKAHEAD, "--level", "1"], "level = 1 must be at least 2"),
+        ([*_LOOKAHEAD, "--window", "0"], "window = 0 must be at least 1"),
+        ([*_LOOKAHEAD, "--guesses", "0"], "guesses = 0 must be at least 1"),
+        ([*_LOOKAHEAD, "--guesses", "10000000"], f"pool of n-grams of |GiB{_MEMORY}"),
         (["--max-new-tokens", _BIG], f"max_new_tokens = {_BIG} {_INT32}"),
         (["--config", "big.toml"], f"num_nodes = 1000000{_MEMORY}"),
         (["--random", _HUGE], f"layers = 1000000{_MEMORY}"),

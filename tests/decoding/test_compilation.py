@@ -8,6 +8,8 @@ import pytest
 
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.drafting import LookaheadDrafter
+from eagle_jax.interface import Params
 from tests.decoding.test_tracing import NUM_SLOTS, VOCABULARY, make_pair, requests_like
 from tests.tiny import LAYER
 
@@ -45,6 +47,20 @@ def test_caches_are_aliased_and_never_copied(programs: dict[str, Any]) -> None:
         made = collections.Counter(operations)
         assert made["dynamic-update-slice"] > 0, name  # The shape is spelled right.
         assert made["copy"] == made["transpose"] == made["scatter"] == 0, (name, made)
+
+
+def test_the_pool_of_lookahead_is_written_in_place() -> None:
+    target, _, params = make_pair()
+    weights, requests = Params(target=params.target), requests_like(0)
+    # The pool is far larger than all else in a round.
+    drafter = LookaheadDrafter(vocab_size=100_000)
+    decoder = Decoder(target=target, drafter=drafter)
+    state = speculative.prefill(decoder, weights, requests, num_slots=NUM_SLOTS)
+    for program in (speculative.decode_round, speculative.decode):
+        compiled: Any = program.lower(decoder, weights, state).compile()
+        memory = compiled.memory_analysis()
+        pool = state.drafter_state.pool.nbytes
+        assert memory.temp_size_in_bytes < pool / 4 < memory.alias_size_in_bytes / 4
 
 
 def test_nothing_leaves_the_device_inside_the_loop(programs: dict[str, Any]) -> None:

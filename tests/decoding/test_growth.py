@@ -18,6 +18,7 @@ from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
     EagleHead,
+    LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
@@ -49,6 +50,7 @@ BUSH = from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
     "lookup": LookupDrafter(depth=2),
+    "lookahead": LookaheadDrafter(vocab_size=24, level=3, window=2),
     "recycling": RecyclingDrafter(vocab_size=24, tree=chain(2)),
     **{name: TreeDrafter(model=heads, tree=BUSH) for name, heads in HEADS.items()},
 }
@@ -67,6 +69,7 @@ def params(target_params: Any) -> dict[str, Params]:
             drafter=tiny.head_params(HEAD.config, target_params),
         ),
         "lookup": Params(target=target_params),
+        "lookahead": Params(target=target_params),
         "recycling": Params(target=target_params),
         **{
             name: Params(

@@ -17,6 +17,7 @@ from eagle_jax.drafting import (
     Calibration,
     Confidence,
     EagleHead,
+    LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
@@ -61,11 +62,15 @@ HEADS = {
     "hydra, prefix": tiny.hydra(VOCABULARY, has_prefix=True),
 }
 SAMPLED = {"bush, drawn": HEAD_TREES["bush"]}
-WITHOUT_WEIGHTS = {
+WITHOUT_WEIGHTS: dict[str, Drafter] = {
     "lookup": LookupDrafter(depth=4),
     "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),
     "lookup of 1": LookupDrafter(depth=1, max_ngram=1),
     "lookup of nothing": LookupDrafter(depth=0),
+    "lookahead": LookaheadDrafter(vocab_size=VOCABULARY),
+    "lookahead of 1": LookaheadDrafter(
+        vocab_size=VOCABULARY, level=2, window=1, guesses=1
+    ),
     "recycling": RecyclingDrafter(vocab_size=VOCABULARY),
     "recycling chain": RecyclingDrafter(vocab_size=VOCABULARY, tree=chain(3)),
 }

@@ -3,10 +3,14 @@
 import pytest
 
 from eagle_jax.config import GenerateConfig, TreeConfig
-from eagle_jax.evaluation.plan import make_runs, parse_method
+from eagle_jax.drafting import LookaheadDrafter, LookupDrafter, TreeDrafter
+from eagle_jax.evaluation.plan import make_runs, parse_method, run_settings
+from eagle_jax.interface import Drafter
+from tests.drafting.toy_model import ToyModel
 from tests.helpers import refused
 
 CONFIG = GenerateConfig()
+MODEL = ToyModel(vocab_size=24, sharpness=1.0, seed=0)
 
 
 def names(*methods: str, temperatures: tuple[float, ...] = (0.0, 1.0)) -> list[str]:
@@ -83,6 +87,26 @@ def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
 )
 def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> None:
     refused(lambda: parse_method(method, CONFIG), f"`methods` {method}", named)
+
+
+def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
+    plain = GenerateConfig(tree=TreeConfig(level=4, window=3, guesses=2))
+    drafters: dict[str, Drafter] = {
+        "lookahead": LookaheadDrafter(vocab_size=9, level=4, window=3, guesses=2),
+        "eagle2": TreeDrafter(model=MODEL, tree=TreeConfig(num_nodes=6)),
+        "lookup": LookupDrafter(),
+    }
+    for method, drafter in drafters.items():
+        found = run_settings(parse_method(method, plain), drafter)
+        sizes = [found[name] for name in ("level", "window", "guesses")]
+        assert sizes == ([4, 3, 2] if method == "lookahead" else [None] * 3)
+        assert (found["num_nodes"], found["depth"]) == {
+            "lookahead": (15, 4),
+            "eagle2": (6, 6),
+            "lookup": (11, 10),
+        }[method]
+        assert found["choices"] is found["min_match"] is None
+    assert names("lookahead:window=9", temperatures=(0.0,)) == ["lookahead-5-9-7-t0-b1"]
 
 
 def test_runs_that_cannot_be_made_are_refused() -> None:

@@ -140,6 +140,13 @@ def test_plain_decoding_with_other_settings_is_no_baseline(tmp_path: Path) -> No
     assert find_baseline(eagle2, read_runs([tmp_path])) is not None
 
 
+def test_records_of_an_earlier_version_lack_what_is_null_now(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [record(1), record(2, level=None)])
+    write(tmp_path / "b.jsonl", [record(3, level=None)])
+    (run,) = read_runs([tmp_path])
+    assert len(run.answers) == 3
+
+
 def test_rejection_is_not_compared_token_for_token(folder: Path) -> None:
     write(folder / "b.jsonl", [record(1, acceptance="rejection")])
     rows = _rows(tables.speedup_table(_group(folder), with_prefill=True))

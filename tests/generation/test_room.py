@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,24 @@ def test_a_batch_that_cannot_be_in_memory_is_refused() -> None:
         lambda: source.check_room(batch_size=10**9, max_length=128),
         "batch_size = 1000000000",
     )
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(
+    ("sizes", "rows", "named"),
+    [
+        ({"guesses": 4_000_000}, 1, "make a pool of n-grams of 17.9 GiB at batch_size"),
+        ({"guesses": 2**31 - 1, "level": 64}, 1, "level = 64 make a pool of n-grams"),
+        ({}, 1_000_000, "of 31.3 GiB at batch_size = 1000000: a run"),
+        ({"level": 2**31 - 1}, 1, "level = 2147483647 and window = 7 draft further"),
+        ({"window": 2**31 - 1}, 1, "level = 5 and window = 2147483647 draft further"),
+    ],
+)
+def test_a_pool_or_a_window_that_cannot_be_is_refused(
+    sizes: dict[str, Any], rows: int, named: str
+) -> None:
+    source = _open(TreeConfig(**sizes), method="lookahead")
+    refused(lambda: source.check_room(batch_size=rows, max_length=128), named, "lower")
 
 
 @pytest.mark.usefixtures("memory")
