@@ -27,6 +27,7 @@ from eagle_jax.drafting import (
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
+    SwitchDrafter,
     TreeDrafter,
 )
 from eagle_jax.errors import InputError
@@ -79,6 +80,7 @@ __all__ = [
     "SamplingConfig",
     "SmallModel",
     "StopReason",
+    "SwitchDrafter",
     "Target",
     "TargetOutput",
     "Transformer",

@@ -37,8 +37,8 @@ class RecyclingState:
 class RecyclingDrafter:
     """Token Recycling behind the `Drafter` protocol; it has no parameters.
 
-    The matrix begins empty and lasts as long as the text. The published code hands it on
-    to the next text; here a text's rounds do not depend on those before it.
+    The matrix begins empty and lasts as long as the text. The published code hands it
+    on to the next text; here a text's rounds do not depend on those before it.
 
     Attributes:
         vocab_size: The number of tokens the target knows, `V`.

@@ -7,7 +7,13 @@ from typing import Any
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import LookupDrafter, RecyclingDrafter, TreeDrafter
+from eagle_jax.drafting import (
+    LookupDrafter,
+    RecyclingDrafter,
+    SwitchDrafter,
+    TreeDrafter,
+    find_tree_drafter,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.generation import pairs
 from eagle_jax.generation.methods import draft_kind
@@ -77,6 +83,8 @@ class RunPlan:
                 parts += [] if value is None else [f"{name}{shortest(value)}"]
         if "shared_noise" in _SETTINGS[self.method] and not tree.shared_noise:
             parts += ["likeliest"]
+        if "min_match" in _SETTINGS[self.method]:
+            parts += [f"match{tree.min_match}"]
         parts += ["rejection"] if self.acceptance == "rejection" else []
         parts += [f"t{shortest(self.config.sampling.temperature)}"]
         return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
@@ -200,20 +208,25 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     config = plan.config
     shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
-    if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
-        shape |= dataclasses.asdict(drafter.tree)
-        shape |= {"calibration": None, "kappa": None, "sharpness": None}
-    elif isinstance(drafter, TreeDrafter):
-        shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
-        shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None
+    grower = find_tree_drafter(drafter)
+    if grower is not None and isinstance(grower.tree, TreeConfig):
+        names = ("num_nodes", "depth", "width", "rank_by", "rerank")
+        shape |= {name: getattr(grower.tree, name) for name in names}
+    elif grower is not None:
+        shape |= {"num_nodes": grower.num_nodes, "depth": grower.depth}
+        shape["width"] = 1 if grower.num_nodes == grower.depth + 1 else None
     elif isinstance(drafter, LookupDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape |= {"width": drafter.num_matches}
     elif isinstance(drafter, RecyclingDrafter):
         shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
         shape |= {"choices": config.tree.choices}
-    if isinstance(drafter, TreeDrafter):
-        shape |= _confidence(plan, drafter)
+    if isinstance(drafter, SwitchDrafter):
+        # The longest path and the size of a verification, as of all methods.
+        shape |= {"num_nodes": drafter.num_nodes, "depth": drafter.depth}
+        shape["min_match"] = drafter.min_match
+    if grower is not None:
+        shape |= _confidence(plan, grower)
     return {
         "method": plan.method,
         "label": plan.label,

@@ -17,6 +17,7 @@ from eagle_jax.drafting import (
     MedusaHeads,
     PrefixHydraHeads,
     RecyclingDrafter,
+    SwitchDrafter,
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
@@ -43,6 +44,10 @@ DRAFTS: Mapping[Method, str] = {
     "small-model": "a smaller model with the target's tokenizer",
 }
 """The weights that methods draft with; the others have none."""
+
+COPIED = 16
+"""The most tokens that the switch copies after a match, and the longest match that it
+looks for; longer chains cost every round more than they gain (docs/evaluation.md)."""
 
 _TREES: Mapping[Method, Topology] = {
     "eagle1": EAGLE1_TREE,
@@ -118,6 +123,35 @@ def tree_drafter(
         shares_noise=tree.shared_noise,
         # Each draw is tested given those before it, so none may be missing.
         sampled=rule == "rejection" and is_static and shape.has_every_rank,
+    )
+
+
+def switch_drafter(
+    model: DraftModel,
+    tree: TreeConfig,
+    *,
+    rule: AcceptanceRule = "greedy",
+    folder: Path | None = None,
+) -> SwitchDrafter:
+    """Returns EAGLE-2's drafter, switched to prompt lookup where a match is long.
+
+    Args:
+        model: The draft model, an EAGLE head.
+        tree: The tree's settings, with `min_match`; no more than its `num_nodes` are
+            copied.
+        rule: The acceptance rule.
+        folder: The model's folder, see `tree_drafter`.
+
+    Raises:
+        InputError: If the tree names a calibration that cannot be used, or drafts
+            nothing.
+    """
+    return SwitchDrafter(
+        first=LookupDrafter(
+            depth=min(COPIED, tree.num_nodes - 1), max_ngram=max(COPIED, tree.min_match)
+        ),
+        second=tree_drafter("eagle2", model, tree, rule=rule, folder=folder),
+        min_match=tree.min_match,
     )
 
 

@@ -21,6 +21,7 @@ from eagle_jax.drafting import (
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
+    SwitchDrafter,
     TreeDrafter,
 )
 from eagle_jax.interface import Drafter, Params
@@ -44,6 +45,11 @@ DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
     "lookup": LookupDrafter(depth=2),
     "recycling": RecyclingDrafter(vocab_size=24, tree=chain(2)),
+    "switch": SwitchDrafter(
+        first=LookupDrafter(depth=2),
+        second=TreeDrafter(model=HEAD, tree=TREE),
+        min_match=1,
+    ),
 }
 
 
@@ -54,14 +60,12 @@ def target_params() -> Any:
 
 @pytest.fixture(scope="module")
 def params(target_params: Any) -> dict[str, Params]:
-    return {
-        "head": Params(
-            target=target_params,
-            drafter=tiny.head_params(HEAD.config, target_params),
-        ),
-        "lookup": Params(target=target_params),
-        "recycling": Params(target=target_params),
-    }
+    head = tiny.head_params(HEAD.config, target_params)
+    both, alone = (
+        Params(target=target_params, drafter=head),
+        Params(target=target_params),
+    )
+    return {"head": both, "switch": both, "lookup": alone, "recycling": alone}
 
 
 def prompts(*lengths: int) -> list[list[int]]:
