@@ -28,6 +28,7 @@ from eagle_jax.drafting import (
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
+    SwitchDrafter,
     TreeDrafter,
 )
 from eagle_jax.errors import InputError
@@ -81,6 +82,7 @@ __all__ = [
     "SamplingConfig",
     "SmallModel",
     "StopReason",
+    "SwitchDrafter",
     "Target",
     "TargetOutput",
     "Transformer",

@@ -138,9 +138,10 @@ class TreeConfig:
         for name in ("num_nodes", "depth", "width", "level", "window", "guesses"):
             require_int32(name, getattr(self, name))
         require(self.level >= 2, "level", self.level, "at least 2")
-        for name in ("window", "guesses", "min_match"):
+        for name in ("window", "guesses"):
             value = getattr(self, name)
             require(value >= 1, name, value, "at least 1")
+        require(1 <= self.min_match <= 64, "min_match", self.min_match, "1 to 64")
         for name in ("kappa", "sharpness"):
             value = getattr(self, name)
             if value is None:

@@ -19,6 +19,7 @@ from eagle_jax.drafting.medusa import MedusaDrafterParams, MedusaHeads
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.recycling import RecyclingDrafter, RecyclingState
 from eagle_jax.drafting.small_model import SmallModel, SmallModelState
+from eagle_jax.drafting.switch import SwitchDrafter, SwitchState, find_tree_drafter
 from eagle_jax.drafting.trees import TreeDrafter
 
 __all__ = [
@@ -43,5 +44,8 @@ __all__ = [
     "RecyclingState",
     "SmallModel",
     "SmallModelState",
+    "SwitchDrafter",
+    "SwitchState",
     "TreeDrafter",
+    "find_tree_drafter",
 ]

@@ -83,9 +83,22 @@ class LookupDrafter:
     ) -> tuple[DraftTree, LookupState]:
         """See `Drafter.propose`."""
         del params, draws
+        return self.draft(state, root)[0], state
+
+    def draft(self, state: LookupState, root: jax.Array) -> tuple[DraftTree, jax.Array]:
+        """Returns the trees, `[B, N]` fields, and how long the longest matches are.
+
+        Args:
+            state: The text of each row, root excluded.
+            root: `[B]` int32, the last emitted tokens.
+
+        Returns:
+            The trees, and `[B]` int32, the number of tokens, root included, that each
+            row's longest match has in common with the text's end; `max_ngram` at most.
+        """
         batch = root.shape[0]
         text = state.tokens.at[jnp.arange(batch), state.length].set(root)
-        return jax.vmap(self._draft)(text, state.length + 1), state
+        return jax.vmap(self._draft)(text, state.length + 1)
 
     def advance(
         self, params: Any, state: LookupState, verified: Verified
@@ -99,17 +112,17 @@ class LookupDrafter:
         text = jax.vmap(write)(state.tokens, verified.path_tokens, state.length)
         return LookupState(tokens=text, length=state.length + verified.count)
 
-    def _draft(self, text: jax.Array, length: jax.Array) -> DraftTree:
-        """Returns the tree of one row, whose text `[S]` ends with the root."""
-        starts, found = find_matches(
+    def _draft(self, text: jax.Array, length: jax.Array) -> tuple[DraftTree, jax.Array]:
+        """Returns `draft` of one row, whose text `[S]` ends with the root."""
+        starts, matched = find_matches(
             text, length, max_ngram=self.max_ngram, num_matches=self.num_matches
         )
         steps = jnp.arange(self.depth)
         places = starts[:, None] + steps
-        exists = found[:, None] & (places < length)
+        exists = (matched > 0)[:, None] & (places < length)
         drafts = text[jnp.minimum(places, text.shape[0] - 1)]
         root, num_nodes = text[length - 1], self.num_nodes
-        return join(root, drafts, exists, num_nodes=num_nodes)[0]
+        return join(root, drafts, exists, num_nodes=num_nodes)[0], matched[0]
 
 
 def find_matches(
@@ -119,7 +132,7 @@ def find_matches(
 
     >>> text = jnp.array([5, 6, 7, 5, 6, 8, 5, 6, 0, 0])
     >>> find_matches(text, jnp.array(8), max_ngram=3, num_matches=2)
-    (Array([2, 5], dtype=int32), Array([ True,  True], dtype=bool))
+    (Array([2, 5], dtype=int32), Array([2, 2], dtype=int32))
 
     Args:
         text: `[S]` int32, the tokens of the text.
@@ -128,8 +141,9 @@ def find_matches(
         num_matches: The number of matches wanted. Static.
 
     Returns:
-        `[num_matches]` int32, the places after the matches, and `[num_matches]` bool,
-        which of them are matches. Of matches of equal length the earlier comes first.
+        `[num_matches]` int32, the places after the matches, and `[num_matches]` int32,
+        how many tokens they have in common with the text's end, 0 where there is no
+        match. Of matches of equal length the earlier comes first.
     """
     capacity = text.shape[0]
     places = jnp.arange(capacity)
@@ -142,9 +156,9 @@ def find_matches(
         matched += is_same
     scores = jnp.where(matched > 0, matched * capacity + (capacity - places), 0)
     count = min(num_matches, capacity)
-    best, found = jax.lax.top_k(scores, count)
+    _, found = jax.lax.top_k(scores, count)
     missing = (0, num_matches - count)
     return (
         jnp.pad(found.astype(jnp.int32), missing),
-        jnp.pad(best > 0, missing),
+        jnp.pad(matched[found], missing),
     )

@@ -101,15 +101,29 @@ class TreeDrafter:
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
         """See `Drafter.propose`."""
-        if not self.shares_noise:
-            draws = dataclasses.replace(draws, noise=None)
         if self.depth == 0:
             grow = functools.partial(trees.root_only, num_nodes=self.num_nodes)
             return jax.vmap(grow)(root), state
         output, state = self.model.read(params, state, root)
+        return self.grow(params, state, root, output, draws), state
+
+    def grow(
+        self, params: Any, state: Any, root: jax.Array, output: jax.Array, draws: Draws
+    ) -> DraftTree:
+        """Returns the tree of a root that the model has read, `[B, N]` fields.
+
+        Args:
+            params: The draft model's weights.
+            state: The state that `DraftModel.read` returned; it stays as it is.
+            root: `[B]` int32, the last emitted tokens.
+            output: `[B, X]`, the output of the root that `DraftModel.read` returned.
+            draws: The settings, noise and keys of the round's draws.
+        """
+        if not self.shares_noise:
+            draws = dataclasses.replace(draws, noise=None)
         draws = _noise_of_known_tokens(self.model, params, output, draws)
         grow = _grow_dynamic if isinstance(self.tree, TreeConfig) else _grow_static
-        return grow(self, params, state, root, output, draws), state
+        return grow(self, params, state, root, output, draws)
 
     def advance(self, params: Any, state: Any, verified: Verified) -> Any:
         """See `Drafter.advance`."""

@@ -103,7 +103,8 @@ def read_observed(
 ) -> tuple[int, dict[Kind, list[Observed]]]:
     """Reads the rounds of evaluation records.
 
-    Passed over are runs without trees or without a draft model, runs with a
+    Passed over are runs without trees or without a draft model, runs that also copy
+    earlier text, which has no confidences of the draft's, runs with a
     calibration, whose confidences are no longer the draft's own, runs with rejection,
     whose drafts may be drawn, and sampled runs that share no noise.
 
@@ -125,6 +126,7 @@ def read_observed(
         run
         for run in read_runs(folders)
         if run.settings.get("draft") is not None
+        and run.method != "eagle2+lookup"
         and run.settings.get("calibration") is None
         and run.settings.get("acceptance") != "rejection"
         and (run.temperature == 0 or run.settings.get("shared_noise"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import LookupDrafter, TreeDrafter
+from eagle_jax.drafting import LookupDrafter, TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import pairs
 from eagle_jax.generation.methods import draft_kind
@@ -214,17 +214,19 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     if "choices" in _SETTINGS[plan.method]:
         shape["choices"] = _choices(config.tree.choices)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
-    if drafter is not None:
-        shape["num_nodes"] = getattr(drafter, "num_nodes", 1)
-        shape["depth"] = drafter.depth
-    if isinstance(drafter, TreeDrafter) and isinstance(drafter.tree, TreeConfig):
-        shape |= {name: getattr(drafter.tree, name) for name in _SHAPE}
-    elif isinstance(drafter, TreeDrafter):
-        shape["width"] = 1 if drafter.num_nodes == drafter.depth + 1 else None
+    grower = find_tree_drafter(drafter)
+    if grower is not None and isinstance(grower.tree, TreeConfig):
+        shape |= {name: getattr(grower.tree, name) for name in _SHAPE}
+    elif grower is not None:
+        shape["width"] = 1 if grower.num_nodes == grower.depth + 1 else None
     elif isinstance(drafter, LookupDrafter):
         shape["width"] = drafter.num_matches
-    if isinstance(drafter, TreeDrafter):
-        shape |= _confidence(plan, drafter)
+    if drafter is not None:
+        # The size of a verification and the longest path, as of all methods.
+        shape["num_nodes"] = getattr(drafter, "num_nodes", 1)
+        shape["depth"] = drafter.depth
+    if grower is not None:
+        shape |= _confidence(plan, grower)
     return {
         "method": plan.method,
         "label": plan.label,

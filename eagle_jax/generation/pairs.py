@@ -13,12 +13,17 @@ from eagle_jax.drafting import (
     DraftModel,
     Eagle3Head,
     SmallModel,
-    TreeDrafter,
+    find_tree_drafter,
 )
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.heads import check_kind, open_heads
-from eagle_jax.generation.methods import DRAFTS, plain_drafter, tree_drafter
+from eagle_jax.generation.methods import (
+    DRAFTS,
+    plain_drafter,
+    switch_drafter,
+    tree_drafter,
+)
 from eagle_jax.generation.room import (
     check_depth,
     check_rounds,
@@ -280,7 +285,10 @@ def make_drafter(
         return plain_drafter(method, tree, vocab_size)
     if draft is None:
         return None
-    return tree_drafter(method, draft.model, tree, rule=rule, folder=draft.folder)
+    model, folder = draft.model, draft.folder
+    if method == "eagle2+lookup":
+        return switch_drafter(model, tree, rule=rule, folder=folder)
+    return tree_drafter(method, model, tree, rule=rule, folder=folder)
 
 
 def open_draft_model(
@@ -331,9 +339,8 @@ def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:
     Raises:
         InputError: If the target cannot give them.
     """
-    if not isinstance(drafter, TreeDrafter) or not isinstance(
-        drafter.model, Eagle3Head
-    ):
+    grower = find_tree_drafter(drafter)
+    if grower is None or not isinstance(grower.model, Eagle3Head):
         return target
     config = checkpoints.eagle3_target(target.config)
     return dataclasses.replace(target, config=config)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import round_up_slots
-from eagle_jax.drafting import LookaheadDrafter
+from eagle_jax.drafting import LookaheadDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.interface import Drafter
@@ -94,7 +94,8 @@ def check_rounds(
     weights = _weight_bytes(target, dtype, bits)
     if isinstance(drafter, LookaheadDrafter):
         _check_lookahead(drafter, target, weights, batch_size)
-    num_nodes, tree = getattr(drafter, "num_nodes", 1), getattr(drafter, "tree", None)
+    num_nodes = getattr(drafter, "num_nodes", 1)
+    tree = getattr(find_tree_drafter(drafter) or drafter, "tree", None)
     nodes, width, candidates = f"num_nodes = {num_nodes}", 0, 0
     if isinstance(tree, Topology):
         nodes = f"depth = {tree.depth}"

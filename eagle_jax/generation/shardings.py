@@ -6,7 +6,12 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints.load import shapes_of, target_shapes
-from eagle_jax.drafting import HydraHeads, MedusaHeads, SmallModel, TreeDrafter
+from eagle_jax.drafting import (
+    HydraHeads,
+    MedusaHeads,
+    SmallModel,
+    find_tree_drafter,
+)
 from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
@@ -75,9 +80,10 @@ def with_drafter(
         drafter: The drafter; `None` for plain decoding.
         params: The drafter's weights.
     """
-    if sharding is None or not isinstance(drafter, TreeDrafter):
+    grower = find_tree_drafter(drafter)
+    if sharding is None or grower is None:
         return sharding
-    model = drafter.model
+    model = grower.model
     if isinstance(model, SmallModel):
         return _with_drafter(sharding, model.decoder.config, params)
     assert isinstance(model, FeatureHead | MedusaHeads | HydraHeads)

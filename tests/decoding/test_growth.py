@@ -22,6 +22,7 @@ from eagle_jax.drafting import (
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
+    SwitchDrafter,
     TreeDrafter,
 )
 from eagle_jax.interface import Drafter, Params
@@ -53,6 +54,11 @@ DRAFTERS: dict[str, Drafter] = {
     "lookahead": LookaheadDrafter(vocab_size=24, level=3, window=2),
     "recycling": RecyclingDrafter(vocab_size=24, tree=chain(2)),
     **{name: TreeDrafter(model=heads, tree=BUSH) for name, heads in HEADS.items()},
+    "switch": SwitchDrafter(
+        first=LookupDrafter(depth=2),
+        second=TreeDrafter(model=HEAD, tree=TREE),
+        min_match=1,
+    ),
 }
 
 
@@ -65,6 +71,10 @@ def target_params() -> Any:
 def params(target_params: Any) -> dict[str, Params]:
     return {
         "head": Params(
+            target=target_params,
+            drafter=tiny.head_params(HEAD.config, target_params),
+        ),
+        "switch": Params(
             target=target_params,
             drafter=tiny.head_params(HEAD.config, target_params),
         ),

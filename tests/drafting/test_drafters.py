@@ -21,6 +21,7 @@ from eagle_jax.drafting import (
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
+    SwitchDrafter,
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
@@ -77,7 +78,18 @@ WITHOUT_WEIGHTS: dict[str, Drafter] = {
 # The order of ranks turns round: the third child's value falls least.
 TURNED = Confidence(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
 CALIBRATED = Calibration(greedy=TURNED, sampled=dataclasses.replace(TURNED, kappa=2.0))
-METHODS = [*HEAD_TREES, *SAMPLED, *HEADS, *MODEL_TREES, *WITHOUT_WEIGHTS]
+SWITCHES = {
+    "switch": SwitchDrafter(
+        first=LookupDrafter(depth=6),
+        second=TreeDrafter(
+            model=EagleHead(config=HEAD),
+            tree=TreeConfig(num_nodes=10, depth=3, width=3),
+            calibration=CALIBRATED,
+        ),
+        min_match=2,
+    ),
+}
+METHODS = [*SWITCHES, *HEAD_TREES, *SAMPLED, *HEADS, *MODEL_TREES, *WITHOUT_WEIGHTS]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +114,7 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         layers = target_params.layers[:1]
         smaller = dataclasses.replace(target_params, layers=layers)
         return drafter, Params(target=target_params, drafter=smaller)
-    drafter = TreeDrafter(
+    drafter = SWITCHES.get(name) or TreeDrafter(
         model=EagleHead(config=HEAD),
         tree=(HEAD_TREES | SAMPLED)[name],
         sampled=name in SAMPLED,

@@ -165,9 +165,9 @@ def test_a_round_writes_the_matrix_once_and_never_copies_it() -> None:
     decoder = Decoder(target=Transformer(config=config), drafter=drafter)
     requests = make_requests([[1, 2, 3], [7]], max_new_tokens=[4, 9], temperature=1.0)
     state = speculative.prefill(decoder, params, requests, num_slots=192)
-    text = speculative.decode.lower(decoder, params, state).compile().as_text()
+    program = speculative.decode.lower(decoder, params, state).compile()
     matrix = rf"= s32\[2,{vocab_size},{width}\]\S* ([\w-]+)\("
-    made = collections.Counter(re.findall(matrix, text))
+    made = collections.Counter(re.findall(matrix, str(program.as_text())))
     # Compiled quickly, as in tests, a scatter is a loop of updates.
     assert made["scatter"] + made["dynamic-update-slice"] == 1, made
     assert made["copy"] == made["transpose"] == 0, made

@@ -263,6 +263,7 @@ def test_only_the_drafts_own_confidences_are_read(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", observed)
     write(tmp_path / "b.jsonl", observed, calibration="file.json")
     write(tmp_path / "c.jsonl", observed, draft=None, method="lookup")
+    write(tmp_path / "f.jsonl", observed, method="eagle2+lookup")
     write(tmp_path / "d.jsonl", observed, acceptance="rejection")
     write(tmp_path / "e.jsonl", observed, temperature=1.0, shared_noise=False)
     for temperature in (0.7, 1.0):

@@ -49,6 +49,13 @@ def test_settings_of_noise_are_one_run_where_no_noise_is_shared() -> None:
     assert len(names(rejection, f"{rejection},kappa=2", temperatures=(1.0,))) == 2
 
 
+def test_switches_at_other_lengths_are_runs_of_their_own() -> None:
+    switches = names("eagle2+lookup", "eagle2+lookup:min_match=8", temperatures=(0.0,))
+    assert switches == [
+        f"eagle2+lookup-60-6-10-match{length}-t0-b1" for length in (5, 8)
+    ]
+
+
 def test_a_settings_file_may_have_another_tree_for_sampled_text() -> None:
     config = GenerateConfig(sampled_tree=TreeConfig(num_nodes=9, depth=3, width=2))
     method = parse_method("eagle2:depth=2", config)

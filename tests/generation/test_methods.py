@@ -11,7 +11,7 @@ from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import Calibration, Confidence, RecyclingDrafter
 from eagle_jax.drafting.calibration import UNCALIBRATED
-from eagle_jax.generation.methods import plain_drafter, tree_drafter
+from eagle_jax.generation.methods import plain_drafter, switch_drafter, tree_drafter
 from eagle_jax.tree import EAGLE1_TREE, RECYCLING_TREE, Topology
 from tests.drafting.toy_model import ToyModel
 from tests.helpers import refused
@@ -112,3 +112,19 @@ def test_recycling_fills_its_own_tree_or_the_one_that_is_named(
 ) -> None:
     drafter = plain_drafter("recycling", TreeConfig(choices=choices), 24)
     assert drafter == RecyclingDrafter(vocab_size=24, tree=tree)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "min_match", "copied", "longest"),
+    [(2, 1, 1, 16), (10, 5, 9, 16), (60, 20, 16, 20)],
+)
+def test_the_switch_copies_no_more_than_a_verification_holds(
+    num_nodes: int, min_match: int, copied: int, longest: int
+) -> None:
+    tree = TreeConfig(num_nodes=num_nodes, depth=2, width=2, min_match=min_match)
+    drafter = switch_drafter(MODEL, tree)
+    assert (drafter.num_nodes, drafter.first.depth) == (num_nodes, copied)
+    assert (drafter.first.max_ngram, drafter.min_match) == (longest, min_match)
+    assert drafter.second == tree_drafter("eagle2", MODEL, tree)
+    deepest = dataclasses.replace(tree, depth=0)
+    refused(lambda: switch_drafter(MODEL, deepest), "depth of the tree = 0")
