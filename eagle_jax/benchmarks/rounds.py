@@ -95,13 +95,31 @@ class Pair:
 
     def requests(self, new_tokens: int) -> Requests:
         """Returns the same arbitrary prompt in every row."""
-        vocab_size = self.target.config.vocab_size
-        prompt = np.random.default_rng(0).integers(vocab_size, size=self.prompt_length)
-        return make_requests(
-            [prompt.tolist()] * self.batch,
-            max_new_tokens=new_tokens,
-            prompt_bucket=self.prompt_length,
+        return arbitrary_requests(
+            self.target.config.vocab_size,
+            batch=self.batch,
+            prompt_length=self.prompt_length,
+            new_tokens=new_tokens,
         )
+
+
+def arbitrary_requests(
+    vocab_size: int, *, batch: int, prompt_length: int, new_tokens: int
+) -> Requests:
+    """Returns requests with the same arbitrary prompt in every row.
+
+    Args:
+        vocab_size: The number of tokens the target knows, `V`.
+        batch: The number of rows, `B`.
+        prompt_length: The number of tokens of the prompt.
+        new_tokens: The number of tokens to generate.
+    """
+    prompt = np.random.default_rng(0).integers(vocab_size, size=prompt_length)
+    return make_requests(
+        [prompt.tolist()] * batch,
+        max_new_tokens=new_tokens,
+        prompt_bucket=prompt_length,
+    )
 
 
 def time_rounds(

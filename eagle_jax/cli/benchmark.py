@@ -3,6 +3,7 @@
     eagle-jax benchmark
     eagle-jax benchmark --random llama2-7b --dtype bfloat16
     eagle-jax benchmark --target FOLDER --draft FOLDER
+    eagle-jax benchmark --methods eagle2 medusa hydra recycling
     eagle-jax benchmark --training
     eagle-jax benchmark --contexts 512 4096 16384
 
@@ -12,6 +13,7 @@ All figures of one run are taken in turn, so ratios hold where times do not.
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 import jax
 import numpy as np
@@ -19,13 +21,22 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax.benchmarks.contexts import time_contexts
-from eagle_jax.benchmarks.rounds import Pair, Spread, time_compilation, time_rounds
+from eagle_jax.benchmarks.methods import FIGURES, time_methods
+from eagle_jax.benchmarks.rounds import (
+    Pair,
+    Spread,
+    arbitrary_requests,
+    time_compilation,
+    time_rounds,
+)
 from eagle_jax.benchmarks.training import time_training
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import Method, TreeConfig
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import round_up_slots
 from eagle_jax.drafting import EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
@@ -33,6 +44,8 @@ from eagle_jax.files import write_json
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.room import check_training
+from eagle_jax.interface import Params
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.step import StepConfig
 
@@ -49,6 +62,7 @@ _MEANINGS = {
     "token / floor": "what plain decoding costs over its floor",
     "round / token": "what a round must be accepted for to pay",
 }
+_NOT_TIMED = ("small-model", "autoregressive")
 _RATIOS = ("overhead", "token / floor", "round / token")
 
 
@@ -72,6 +86,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add("--iterations", type=int, default=24, help="model calls per measurement")
     add("--repeats", type=int, default=15, help="measurements per figure")
+    add(
+        "--methods",
+        nargs="+",
+        choices=[name for name in get_args(Method) if name not in _NOT_TIMED],
+        metavar="METHOD",
+        help="time a round of each of these instead, with random weights",
+    )
     add("--training", action="store_true", help="time training steps instead")
     add("--row-length", type=int, default=256, help="with --training: tokens per row")
     add(
@@ -131,6 +152,8 @@ def _benchmark(arguments: argparse.Namespace) -> int:
             f"slots = {arguments.slots} must be at least {needed}: prompt, iterations "
             "and one round"
         )
+    if arguments.methods:
+        return _benchmark_methods(arguments)
     source = _open(arguments)
     if arguments.training:
         check_training(
@@ -175,6 +198,65 @@ def _benchmark(arguments: argparse.Namespace) -> int:
             "compile_seconds": seconds,
         }
         write_json(arguments.json, result)
+    return 0
+
+
+def _benchmark_methods(arguments: argparse.Namespace) -> int:
+    """Prints what a round of every method costs over its bare model calls."""
+    if arguments.target is not None:
+        raise InputError(
+            "--methods times random weights, since each method has heads of its own; "
+            "give --random SIZES, or leave it out"
+        )
+    methods, target_params = {}, None
+    for method in arguments.methods:
+        source = open_random(
+            arguments.random or "50m",
+            tree=_tree_config(arguments),
+            dtype=arguments.dtype,
+            with_tokenizer=False,
+            method=method,
+        )
+        if target_params is None:
+            target_params = source.load().params.target
+        decoder = Decoder(
+            target=Transformer(config=source.config, dtype=source.dtype),
+            drafter=source.drafter,
+            acceptance="greedy",
+        )
+        draft = () if source.draft is None else source.draft.load(target_params)
+        methods[method] = decoder, Params(target=target_params, drafter=draft)
+    depth = max(decoder.depth for decoder, _ in methods.values())
+    requests = arbitrary_requests(
+        source.config.vocab_size,
+        batch=arguments.batch_size,
+        prompt_length=arguments.prompt_length,
+        new_tokens=arguments.iterations + 1,
+    )
+    slots = round_up_slots(arguments.prompt_length + arguments.iterations + 1, depth)
+    say("compiling")
+    with progress("measuring", arguments.repeats, pause=0) as report:
+        figures = time_methods(
+            methods,
+            requests,
+            num_slots=max(arguments.slots, slots),
+            iterations=arguments.iterations,
+            repeats=arguments.repeats,
+            report=report,
+        )
+    table = Table("method", "nodes", *FIGURES, title="milliseconds, medians")
+    for method, found in figures.items():
+        nodes = getattr(methods[method][0].drafter, "num_nodes", 1)
+        shown = (f"{found[name].median:.2f}" for name in FIGURES)
+        table.add_row(method, str(nodes), *shown)
+    Console().print(table)
+    if arguments.json is not None:
+        settings = vars(arguments) | {"json": str(arguments.json)}
+        result = {
+            method: {name: dataclasses.asdict(spread) for name, spread in found.items()}
+            for method, found in figures.items()
+        }
+        write_json(arguments.json, {"settings": settings, "methods": result})
     return 0
 
 

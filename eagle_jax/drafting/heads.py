@@ -1,23 +1,35 @@
 """Heads of every kind: the draft model that runs them, and new weights."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from eagle_jax.drafting.eagle import Eagle3Head, EagleHead, UnshiftedEagleHead
 from eagle_jax.drafting.hydra import HydraHeads, PrefixHydraHeads
 from eagle_jax.drafting.medusa import MedusaHeads
+from eagle_jax.drafting.model import DraftModel
 from eagle_jax.models import eagle3_head, eagle_head, hydra_heads, medusa_heads
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.medusa_heads import MedusaConfig
+from eagle_jax.models.transformer import Tables
 
 HeadSizes = EagleHeadConfig | Eagle3HeadConfig | MedusaConfig | HydraConfig
 """The sizes of heads of any kind."""
 
-HeadModel = EagleHead | Eagle3Head | MedusaHeads | HydraHeads | PrefixHydraHeads
-"""Heads of any kind as a `DraftModel`; its `join` adds the target's tables."""
+
+class HeadModel(DraftModel, Protocol):
+    """Heads of any kind as a draft model."""
+
+    @property
+    def config(self) -> Any:
+        """The heads' sizes."""
+        ...
+
+    def join(self, heads: Any, target: Tables, /) -> Any:
+        """Returns the drafter's parameters: heads, and the tables that they borrow."""
+        ...
 
 
 def head_model(config: HeadSizes, dtype: str) -> HeadModel:

@@ -321,14 +321,13 @@ def open_draft_model(
         model = SmallModel(decoder=decoder)
         return DraftSource(model=model, load=load_small, folder=folder)
     head, read = open_heads(folder, target, dtype, method)
-    join: Any = head.join
 
     def load(
         target_params: TransformerParams, sharding: PairSharding | None = None
     ) -> Any:
         shardings = draft_shardings(sharding, init_heads, head.config)
         params: Any = read(folder, target, target_params, dtype, shardings)[1]
-        return join(params, target_params)
+        return head.join(params, target_params)
 
     return DraftSource(model=head, load=load, folder=folder)
 

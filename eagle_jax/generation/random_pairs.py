@@ -119,7 +119,6 @@ def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> Draf
         method: The method, one that drafts with heads.
     """
     model = head_model(_random_heads(target, method), dtype)
-    join: Any = model.join
 
     def load(
         target_params: TransformerParams, sharding: PairSharding | None = None
@@ -127,7 +126,7 @@ def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> Draf
         shardings = draft_shardings(sharding, init_heads, model.config)
         make = jax.jit(init_heads, static_argnums=(1, 2), out_shardings=shardings)
         made = make(jax.random.key(1), model.config, dtype)
-        return join(made, target_params)
+        return model.join(made, target_params)
 
     return DraftSource(model=model, load=load)
 

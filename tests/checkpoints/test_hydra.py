@@ -16,7 +16,6 @@ from eagle_jax.checkpoints import (
     hydra_config,
     load_hydra,
     load_target,
-    prefix_layer,
     target_config,
 )
 from eagle_jax.models import hydra_heads
@@ -152,7 +151,7 @@ def test_exported_heads_are_read_as_they_were(
         num_layers=3,
         hidden_size=sizes.width,
         vocab_size=sizes.vocabulary,
-        layer=None if arch == "mlp" else prefix_layer(target[0].layer),
+        layer=None if arch == "mlp" else target[0].layer.plain,
     )
     params = jax.tree.map(lambda x: x.astype(dtype), random_heads(config))
     folders = [tmp_path / "one", tmp_path / "another"]

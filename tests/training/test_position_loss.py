@@ -53,7 +53,7 @@ def weights(head: TrainedHead) -> Any:
     return tiny.random_like(jax.eval_shape(lambda: init_heads(jax.random.key(0), head)))
 
 
-def logits_at(head: TrainedHead, params: Any, given: SimpleNamespace, *at: int) -> Any:
+def logits_at(head: Any, params: Any, given: SimpleNamespace, *at: int) -> Any:
     """The logits `[V]` of one head at one place, in NumPy."""
     number, row, place = at
     x = np.asarray(given.features[row, place], np.float64)
@@ -78,9 +78,7 @@ def logits_at(head: TrainedHead, params: Any, given: SimpleNamespace, *at: int) 
     return x @ np.asarray(one.output_head, np.float64) + bias
 
 
-def expected(
-    head: TrainedHead, params: Any, given: SimpleNamespace, learns: str
-) -> Any:
+def expected(head: Any, params: Any, given: SimpleNamespace, learns: str) -> Any:
     """The loss, number by number."""
     rows, table = given.rows, np.asarray(output_head(given.params), np.float64)
     losses = []
