@@ -43,12 +43,13 @@ def test_a_small_model_with_other_tokens_is_refused(pair: Path) -> None:
     refused(lambda: opened(pair, method="small-model"), named)
 
 
+@pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup"])
 def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
-    tiny_pair: Path, eagle3_pair: Path
+    tiny_pair: Path, eagle3_pair: Path, method: Method
 ) -> None:
     names = (str(tiny_pair / "target"), str(eagle3_pair / "head"))
     refused(
-        lambda: open_pair(*names, tree=TREE, dtype="float32").load(),
+        lambda: open_pair(*names, tree=TREE, dtype="float32", method=method).load(),
         *("2 layers", "at least 7"),
     )
 
@@ -63,10 +64,11 @@ def test_a_store_without_all_its_files_is_refused_when_a_pair_is_opened(
         refused(lambda: opened(pair), str(pair / half), "is missing")
 
 
-@pytest.mark.parametrize("method", ["eagle2", "eagle1", "chain", "small-model"])
+@pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup", "chain", "small-model"])
 def test_a_method_without_its_weights_is_refused(method: Method) -> None:
     refused(lambda: check_draft(method, None), f"method {method} needs `draft`")
-    check_draft("lookup", None)
+    for plain in ("lookup", "recycling"):
+        check_draft(plain, None)
 
 
 @pytest.mark.parametrize(
