@@ -34,7 +34,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation import text
-from eagle_jax.generation.methods import check_draft
+from eagle_jax.generation.methods import DRAFTS, check_draft
 from eagle_jax.generation.pair import longest_text
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
@@ -155,8 +155,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
             rule=rule,
             bits=decoding.bits,
         )
-    needs_draft = decoding.method not in ("autoregressive", "lookup")
-    draft = arguments.draft if needs_draft else None
+    draft = arguments.draft if decoding.method in DRAFTS else None
     return open_pair(
         arguments.target,
         draft,

@@ -214,17 +214,21 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     if "choices" in _SETTINGS[plan.method]:
         shape["choices"] = _choices(config.tree.choices)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
+    size: dict[str, Any] = {}
+    if drafter is not None:
+        size = {"num_nodes": getattr(drafter, "num_nodes", 1), "depth": drafter.depth}
     grower = find_tree_drafter(drafter)
     if grower is not None and isinstance(grower.tree, TreeConfig):
         shape |= {name: getattr(grower.tree, name) for name in _SHAPE}
+        # The switch's longest path and largest verification may not be the tree's.
+        shape |= {} if grower is drafter else size
     elif grower is not None:
+        shape |= size
         shape["width"] = 1 if grower.num_nodes == grower.depth + 1 else None
-    elif isinstance(drafter, LookupDrafter):
+    else:
+        shape |= size
+    if isinstance(drafter, LookupDrafter):
         shape["width"] = drafter.num_matches
-    if drafter is not None:
-        # The size of a verification and the longest path, as of all methods.
-        shape["num_nodes"] = getattr(drafter, "num_nodes", 1)
-        shape["depth"] = drafter.depth
     if grower is not None:
         shape |= _confidence(plan, grower)
     return {
