@@ -13,7 +13,7 @@ from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
-from eagle_jax.files import fingerprint_file, write_json
+from eagle_jax.files import fingerprint_file, write_json, writing
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_training
 from eagle_jax.models.eagle_head import EagleHeadConfig
@@ -143,6 +143,8 @@ def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
     if jax.process_index() == 0:
         if overwrite:
             remove_run(output)
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
         write_json(output / "run.json", identity)
     wait_for_all("the output is there")
 

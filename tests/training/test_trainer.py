@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from eagle_jax import checkpoints
+from eagle_jax.config import TreeConfig
 from eagle_jax.files import fingerprint_file
+from eagle_jax.generation.pair import load_pair
 from eagle_jax.parallel import MeshShape
 from eagle_jax.training.config import DataConfig, HeadConfig, RunConfig, TrainConfig
 from eagle_jax.training.heads import new_eagle_head
@@ -139,3 +141,34 @@ def test_a_head_has_the_sizes_that_are_set() -> None:
     assert layer(num_heads=1).num_kv_heads == 1
     refused(lambda: layer(num_heads=3), "num_heads = 3", "hidden_size = 32")
     refused(lambda: layer(num_kv_heads=3), "num_kv_heads = 3", "num_heads = 4")
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def test_heads_of_every_kind_are_exported_and_drafted_with(
+    tiny_pair: Path, data: Path, tmp_path: Path, kind: Any
+) -> None:
+    settings = config(steps=2, batch_size=2, eval_prompts=1, eval_new_tokens=4)
+    head = HeadConfig(kind=kind, draft_heads=2, head_layers=1)
+    settings = dataclasses.replace(settings, head=head)
+    target = str(tiny_pair / "target")
+    trained = train_head(
+        target, [data], tmp_path / "run", settings, mesh=MeshShape(data=1)
+    )
+    choices = tmp_path / "choices.json"
+    choices.write_text("[[0], [1], [0, 0], [1, 0]]")
+    texts = {
+        method: load_pair(
+            target,
+            draft,
+            method=method,
+            tree=TreeConfig(choices=str(choices)),
+        ).generate("ten hats", max_new_tokens=12)
+        for method, draft in (
+            ("autoregressive", None),
+            (kind, str(trained.head)),
+        )
+    }
+    plain, drafted = texts.values()
+    assert drafted[0].token_ids == plain[0].token_ids
+    assert drafted[0].accept_lengths
