@@ -134,7 +134,7 @@ def _export_heads(
             "their target: its sizes say what the files leave open"
         )
     sizes = target_config(target)
-    _, _, load = open_heads(folder, sizes, "float32", kind)
+    _, load = open_heads(folder, sizes, "float32", kind)
     check_apart(output, folder)
     check_apart(output, target)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
