@@ -8,7 +8,7 @@ from eagle_jax import checkpoints
 from eagle_jax.config import Method
 from eagle_jax.drafting.heads import HeadModel, head_model
 from eagle_jax.errors import InputError
-from eagle_jax.generation.methods import DRAFTS, draft_kind
+from eagle_jax.generation.methods import DRAFTS, EAGLE_METHODS, draft_kind
 from eagle_jax.models.transformer import TransformerConfig
 
 
@@ -29,7 +29,7 @@ def check_kind(folder: Path, method: Method) -> None:
     if kind is not None:
         found = f"{kind.capitalize()} heads, for method {kind}"
     elif "fc.weight" in checkpoints.open_weights(folder).names():
-        found = "an EAGLE head, for methods eagle2, eagle1 and chain"
+        found = f"an EAGLE head, for methods {', '.join(EAGLE_METHODS)}"
     else:
         found = "a whole model, for method small-model"
     raise InputError(f"{folder} holds {found}; method {method} needs {DRAFTS[method]}")

@@ -8,6 +8,7 @@ most likely on, or in the order in which they were sampled.
 import dataclasses
 import functools
 import heapq
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -66,7 +67,8 @@ class Topology:
     def __post_init__(self) -> None:
         """Refuses paths that form no tree."""
         known = {(), *self.paths}
-        require(len(known) == len(self.paths) + 1, "paths", self.paths, "unique")
+        for one, other in itertools.pairwise(sorted(self.paths)):
+            require(one != other, "path", one, "given once, not twice")
         in_order = tuple(sorted(self.paths, key=_level_order)) == self.paths
         require(in_order, "paths", self.paths, "in level order")
         for path in self.paths:

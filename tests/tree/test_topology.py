@@ -82,7 +82,7 @@ def test_a_chain_has_one_node_per_level(length: int) -> None:
 @pytest.mark.parametrize(
     ("paths", "told"),
     [
-        ([(0,), (0,)], "unique"),
+        ([(1,), (0,), (1,)], "path = (1,) must be given once"),
         ([(0, 0)], "preceded by"),
         ([(0,), (-1,)], "ranks of 0 and more"),
     ],
