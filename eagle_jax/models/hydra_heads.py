@@ -155,11 +155,11 @@ def init_params(
     layer_key, *head_keys = jax.random.split(key, 1 + config.num_heads)
 
     def init_head(key: jax.Array, num_states: int) -> HydraHeadParams:
-        linear_key, residual_key, head_key = jax.random.split(key, 3)
+        residual_key, head_key = jax.random.split(key)
         shape = (num_states * width, width)
         return HydraHeadParams(
             first=FirstBlockParams(
-                linear=init_matrix(linear_key, shape, kind),
+                linear=jnp.zeros(shape, kind),
                 linear_bias=jnp.zeros(width, kind),
                 residual=init_matrix(residual_key, shape, kind),
                 residual_bias=jnp.zeros(width, kind),

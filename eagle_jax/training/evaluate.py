@@ -20,7 +20,7 @@ from eagle_jax.interface import Params
 from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
-from eagle_jax.training.heads import most_levels
+from eagle_jax.training.heads import most_levels, tie_blocks
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, eval_step
@@ -147,7 +147,8 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
 
 def _cast(params: Any, target_params: Any, config: StepConfig) -> Params:
     """Returns the parameters to decode with: the head in the type of the arithmetic."""
-    cast = jax.tree.map(lambda x: x.astype(config.dtype), params)
+    tied = tie_blocks(params, config.head)
+    cast = jax.tree.map(lambda x: x.astype(config.dtype), tied)
     head = head_model(config.head, config.dtype)
     return Params(
         target=target_params, drafter=head.join(cast, config.tables(target_params))

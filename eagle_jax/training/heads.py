@@ -115,6 +115,27 @@ def begin_with(params: Any, head: TrainedHead, tables: Tables) -> Any:
     return dataclasses.replace(params, heads=tuple(begin(one) for one in params.heads))
 
 
+def tie_blocks(params: Any, head: TrainedHead) -> Any:
+    """Returns heads whose residual blocks after one another are all the first.
+
+    The official code repeats one module, so its files hold one block under several
+    names; the first one's gradient is then the sum over all places.
+
+    Args:
+        params: The weights of heads of any kind.
+        head: The heads' sizes.
+    """
+    if isinstance(head, EagleHeadConfig):
+        return params
+
+    def tie(one: Any) -> Any:
+        return dataclasses.replace(one, blocks=one.blocks[:1] * len(one.blocks))
+
+    if isinstance(head, MedusaConfig):
+        return tuple(tie(one) for one in params)
+    return dataclasses.replace(params, heads=tuple(tie(one) for one in params.heads))
+
+
 def loss_of(head: TrainedHead) -> Loss:
     """Returns the loss that heads of a kind are trained with."""
     if isinstance(head, MedusaConfig):

@@ -12,7 +12,7 @@ from flax import struct
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.models.transformer import Tables, unembed
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.heads import TrainedHead, begin_with, loss_of
+from eagle_jax.training.heads import TrainedHead, begin_with, loss_of, tie_blocks
 from eagle_jax.training.loss import Metrics, Unembed, target_features
 from eagle_jax.training.packing import PackedRows
 
@@ -176,8 +176,9 @@ def _loss(
     config: StepConfig,
 ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the head in the arithmetic's type, and its parts."""
+    tied = tie_blocks(params, config.head)
     return loss_of(config.head)(
-        jax.tree.map(lambda x: x.astype(config.dtype), params),
+        jax.tree.map(lambda x: x.astype(config.dtype), tied),
         config.tables(target_params),
         features,
         rows,

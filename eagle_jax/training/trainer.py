@@ -25,7 +25,7 @@ from eagle_jax.training.checkpoint import check_output, check_settings, remove_r
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData, read_data
 from eagle_jax.training.features import FeatureDtype, FeatureStore, write_features
-from eagle_jax.training.heads import TrainedHead, check_kind, new_head
+from eagle_jax.training.heads import TrainedHead, check_kind, new_head, tie_blocks
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, check_rows
 from eagle_jax.training.loss import target_features
@@ -293,7 +293,7 @@ def _export(trained: Trained, params: Any, embedding: Any) -> None:
             folder, head, params, embedding=embedding, dtype="float32", overwrite=True
         )
         return
-    is_hydra = isinstance(head, HydraConfig)
+    params, is_hydra = tie_blocks(params, head), isinstance(head, HydraConfig)
     export: Any = checkpoints.export_hydra if is_hydra else checkpoints.export_medusa
     base = str(trained.target)
     export(folder, head, params, base_model=base, dtype="float32", overwrite=True)
