@@ -16,7 +16,7 @@ from eagle_jax.drafting import TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
-from tests.drafting.toy_model import NarrowToyModel, ToyModel
+from tests.drafting.toy_model import BlindToyModel, NarrowToyModel, ToyModel
 from tests.helpers import make_draws, refused, texts
 from tests.joint_distribution import DRAWN_TARGET as TARGET
 from tests.joint_distribution import check_drawn_texts
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 OTHER = ToyModel(vocab_size=4, sharpness=1.0, seed=7)
 NARROW = NarrowToyModel(vocab_size=4, sharpness=1.0, seed=7, known=(0, 2, 3))
+BLIND = BlindToyModel(vocab_size=4, sharpness=1.0, seed=7)
 TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=TARGET.seed)
 # A childless node stands between the inner ones.
 BUSH = from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0)])
@@ -44,8 +45,13 @@ def sampled(model: ToyModel, tree: Topology) -> TreeDrafter:
         (0.6, 3, BUSH, OTHER),
         (0.6, 3, chain(2), OTHER),
         (1.0, 0, BUSH, NARROW),
+        (1.0, 0, BUSH, BLIND),
+        (0.6, 3, BUSH, BLIND),
     ],
-    ids=["bush", "chain", "colder bush", "colder chain", "bush of fewer tokens"],
+    ids=[
+        *("bush", "chain", "colder bush", "colder chain", "bush of fewer tokens"),
+        *("bush of one output per level", "colder bush of one output per level"),
+    ],
 )
 def test_three_tokens_have_the_targets_joint_distribution(
     temperature: float, top_k: int, tree: Topology, model: ToyModel
@@ -167,6 +173,34 @@ def test_nodes_draw_apart() -> None:
     for node, other in [(3, 4), (1, 3)]:
         differ = (trees.tokens[:, node] != trees.tokens[:, other]).mean()
         assert abs(differ - 0.75) < 0.1
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_nodes_of_one_output_have_children_of_one_distribution(sampled: bool) -> None:
+    tree = from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)])
+    drafter = TreeDrafter(model=BLIND, tree=tree, sampled=sampled)
+    draws = make_draws(2, temperature=0.0)
+    state, root = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)
+    found, _ = drafter.propose((), state, root, draws)
+    # Without noise they are the same, and differ from the level's above.
+    assert found.tokens[:, 3:5].tolist() == found.tokens[:, 5:7].tolist()
+    steps = np.diff(found.log_values[0, jnp.array([[1, 3], [2, 5]])], axis=1)
+    np.testing.assert_allclose(steps[0], steps[1], rtol=1e-5)
+
+
+def test_a_dynamic_tree_grows_from_one_output_per_level() -> None:
+    drafter = TreeDrafter(model=BLIND, tree=TreeConfig(num_nodes=9, depth=3, width=3))
+    state, root = drafter.init_state(1, 64), jnp.zeros(1, jnp.int32)
+    found, _ = drafter.propose((), state, root, make_draws(1, temperature=0.0))
+    tree = jax.tree.map(lambda x: x[0], found)
+    assert_valid_tree(tree)
+    by_depth: dict[int, set[int]] = collections.defaultdict(set)
+    depth = [0] * 9
+    for node in range(1, 9):
+        depth[node] = depth[int(tree.parents[node])] + 1
+        by_depth[depth[node]].add(int(tree.tokens[node]))
+    # Every node of a level has the same three children.
+    assert all(len(tokens) <= 3 for tokens in by_depth.values())
 
 
 @pytest.mark.parametrize("tree", [BUSH, chain(3)])

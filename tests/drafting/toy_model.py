@@ -105,3 +105,26 @@ class NarrowToyModel(ToyModel):
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
         del params
         return jnp.array(self.known)[choices]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlindToyModel(ToyModel):
+    """A toy that sees no drafted token, as Medusa's heads: one output per level."""
+
+    def step(
+        self,
+        params: Any,
+        state: ToyModelState,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        del params, state, tokens, visible, earlier
+        return above[:, :1], ()
+
+    def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
+        salted = outputs + jnp.uint32(1000 * level)
+        return super().logits(params, salted, level=level)
