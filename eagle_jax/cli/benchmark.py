@@ -86,22 +86,25 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add("--iterations", type=int, default=24, help="model calls per measurement")
     add("--repeats", type=int, default=15, help="measurements per figure")
-    add(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--methods",
         nargs="+",
         choices=[name for name in get_args(Method) if name not in _NOT_TIMED],
         metavar="METHOD",
         help="time a round of each of these instead, with random weights",
     )
-    add("--training", action="store_true", help="time training steps instead")
-    add("--row-length", type=int, default=256, help="with --training: tokens per row")
-    add(
+    instead.add_argument(
+        "--training", action="store_true", help="time training steps instead"
+    )
+    instead.add_argument(
         "--contexts",
         type=int,
         nargs="+",
         metavar="TOKENS",
         help="time rounds in texts of these lengths instead",
     )
+    add("--row-length", type=int, default=256, help="with --training: tokens per row")
     add("--skip-compilation", action="store_true", help="do not time compilation")
     add("--json", type=Path, metavar="FILE", help="write every figure")
     return parser.parse_args(argv)
@@ -203,22 +206,31 @@ def _benchmark(arguments: argparse.Namespace) -> int:
 
 def _benchmark_methods(arguments: argparse.Namespace) -> int:
     """Prints what a round of every method costs over its bare model calls."""
-    if arguments.target is not None:
+    if arguments.target is not None or arguments.draft is not None:
         raise InputError(
             "--methods times random weights, since each method has heads of its own; "
-            "give --random SIZES, or leave it out"
+            "leave out --target and --draft, or give --random SIZES in their place"
         )
-    methods, target_params = {}, None
-    for method in arguments.methods:
-        source = open_random(
+    sources = {
+        method: open_random(
             arguments.random or "50m",
             tree=_tree_config(arguments),
             dtype=arguments.dtype,
             with_tokenizer=False,
             method=method,
         )
-        if target_params is None:
-            target_params = source.load().params.target
+        for method in arguments.methods
+    }
+    depth = max(getattr(source.drafter, "depth", 0) for source in sources.values())
+    slots = round_up_slots(arguments.prompt_length + arguments.iterations + 1, depth)
+    slots = max(arguments.slots, slots)
+    for source in sources.values():
+        source.check_room(
+            batch_size=arguments.batch_size, max_length=slots, grows=False
+        )
+    methods, source = {}, next(iter(sources.values()))
+    target_params = source.load().params.target
+    for method, source in sources.items():
         decoder = Decoder(
             target=Transformer(config=source.config, dtype=source.dtype),
             drafter=source.drafter,
@@ -226,20 +238,18 @@ def _benchmark_methods(arguments: argparse.Namespace) -> int:
         )
         draft = () if source.draft is None else source.draft.load(target_params)
         methods[method] = decoder, Params(target=target_params, drafter=draft)
-    depth = max(decoder.depth for decoder, _ in methods.values())
     requests = arbitrary_requests(
         source.config.vocab_size,
         batch=arguments.batch_size,
         prompt_length=arguments.prompt_length,
         new_tokens=arguments.iterations + 1,
     )
-    slots = round_up_slots(arguments.prompt_length + arguments.iterations + 1, depth)
     say("compiling")
     with progress("measuring", arguments.repeats, pause=0) as report:
         figures = time_methods(
             methods,
             requests,
-            num_slots=max(arguments.slots, slots),
+            num_slots=slots,
             iterations=arguments.iterations,
             repeats=arguments.repeats,
             report=report,

@@ -23,7 +23,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import CONFIGS, NOT_LOSSLESS, GenerateConfig
+from eagle_jax.config import CONFIGS, GenerateConfig
 from eagle_jax.evaluation.evaluate import Evaluation, check_weights, evaluate
 from eagle_jax.evaluation.plan import make_runs, parse_method
 from eagle_jax.evaluation.questions import (
@@ -153,17 +153,17 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
 
 
 def _print_table(runs: dict[str, Run]) -> None:
-    """Prints the figures of runs, and how many texts differ from plain decoding's."""
-    table = Table()
-    table.add_column("run")
-    for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
-        table.add_column(name, justify="right")
+    """Prints the figures of runs, those that are not lossless in a table of their own.
+
+    The last column says how many texts differ from plain decoding's.
+    """
+    lossless, others = _new_table(), _new_table("typical acceptance: not lossless")
     for name, run in runs.items():
         records = run.answers.values()
         speeds = [speed(records, with_prefill=flag) for flag in (True, False)]
         found = identical(run, find_baseline(run, runs.values()))
         same, compared = found or (0, 0)
-        table.add_row(
+        (lossless if run.is_lossless else others).add_row(
             name,
             str(len(records)),
             decimals(run.tau()),
@@ -171,7 +171,15 @@ def _print_table(runs: dict[str, Run]) -> None:
             "-" if found is None else f"{compared - same} of {compared}",
         )
     # In a file or a pipe no terminal's width may cut a column.
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    for name, run in runs.items():
-        if not run.is_lossless:
-            print(f"{name}: {NOT_LOSSLESS}")
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for table in (lossless, others):
+        if table.row_count:
+            console.print(table)
+
+
+def _new_table(title: str | None = None) -> Table:
+    table = Table(title=title)
+    table.add_column("run")
+    for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
+        table.add_column(name, justify="right")
+    return table

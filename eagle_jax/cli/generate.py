@@ -34,7 +34,8 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation import text
-from eagle_jax.generation.methods import DRAFTS, check_draft
+from eagle_jax.generation.heads import refuse_draft
+from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.generation.pair import longest_text
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
@@ -42,6 +43,8 @@ from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.parallel import MeshShape, shard_pair
 
+# Other settings come with every pair, whatever drafts: these are asked for.
+_OWN_SETTINGS = ("choices", "level", "window", "guesses", "min_match")
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 
 
@@ -53,8 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         _join_processes(arguments)
         config = join_settings(GenerateConfig, arguments.config, arguments)
         config = config.at(config.sampling.temperature)
-        if arguments.target == str(assets.TARGET) and arguments.draft is None:
-            is_small = config.decoding.method == "small-model"
+        method = config.decoding.method
+        is_embedded = arguments.target == str(assets.TARGET)
+        if is_embedded and arguments.draft is None and method in DRAFTS:
+            is_small = method == "small-model"
             arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
         return _generate(arguments, config)
 
@@ -95,7 +100,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         *("method", "max_new_tokens", "max_length", "batch_size", "dtype"),
         *("quantization", "ignore_eos", "temperature", "top_p", "top_k", "min_p"),
         *("seed", "acceptance", "num_nodes", "depth", "width", "calibration", "kappa"),
-        *("sharpness", "choices", "level", "window", "guesses", "min_match"),
+        *("sharpness", *_OWN_SETTINGS),
     )
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None
@@ -139,8 +144,18 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
             "give --target FOLDER (with --draft FOLDER) or --random tiny, or neither "
             "for the embedded pair"
         )
+    method = config.decoding.method
     if arguments.target:
-        check_draft(config.decoding.method, arguments.draft)
+        check_draft(method, arguments.draft)
+    if arguments.draft is not None and method not in DRAFTS:
+        refuse_draft(arguments.draft, method)
+    for name in _OWN_SETTINGS:
+        if getattr(arguments, name) is not None and name not in SETTINGS[method]:
+            readers = ", ".join(one for one in SETTINGS if name in SETTINGS[one])
+            raise InputError(
+                f"method {method} does not read --{name.replace('_', '-')}; leave it "
+                f"out, or choose {readers}"
+            )
 
 
 def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
@@ -155,10 +170,9 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
             rule=rule,
             bits=decoding.bits,
         )
-    draft = arguments.draft if decoding.method in DRAFTS else None
     return open_pair(
         arguments.target,
-        draft,
+        arguments.draft,
         tree=config.tree,
         dtype=decoding.dtype,
         method=decoding.method,

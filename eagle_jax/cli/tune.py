@@ -8,7 +8,9 @@
 It times the parts of a round, records once what the draft proposes and the target
 writes, ranks a grid of trees by both, and runs the best few for real beside plain
 decoding. For methods whose tree is static it measures how often drafts of each depth
-and rank are right, and runs the best trees of a few sizes. Without a target it tunes
+and rank are right, and runs the best trees of a few sizes. What drafts from the text so
+far (lookup, lookahead, recycling, eagle2+lookup) has no costs and rates per level to
+predict from: compare its settings with `eagle-jax evaluate`. Without a target it tunes
 the embedded pair. The file that it writes is for `eagle-jax generate --config`.
 """
 

@@ -12,7 +12,7 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import LookupDrafter, TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import pairs
-from eagle_jax.generation.methods import draft_kind
+from eagle_jax.generation.methods import SETTINGS, draft_kind
 from eagle_jax.generation.pairs import DraftSource, open_draft_model
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
@@ -24,22 +24,6 @@ Models = dict[Method, DraftSource]
 
 _TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
 _SHAPE = ("num_nodes", "depth", "width", "rank_by", "rerank")
-_DYNAMIC = (*_SHAPE, "calibration", "kappa", "sharpness", "shared_noise")
-_LOOKAHEAD = ("level", "window", "guesses")
-_SETTINGS: dict[Method, tuple[str, ...]] = {
-    "eagle2": (*_DYNAMIC, "acceptance"),
-    "eagle1": ("choices", "shared_noise", "acceptance"),
-    "chain": ("depth", "shared_noise", "acceptance"),
-    "eagle2+lookup": (*_DYNAMIC, "min_match", "acceptance"),
-    "medusa": ("choices", "shared_noise", "acceptance"),
-    "hydra": ("choices", "shared_noise", "acceptance"),
-    "small-model": (*_DYNAMIC, "acceptance"),
-    "recycling": ("choices", "acceptance"),
-    "lookahead": (*_LOOKAHEAD, "acceptance"),
-    "lookup": ("num_nodes", "depth", "width", "acceptance"),
-    "autoregressive": (),
-}
-"""The settings that each method reads; one that changes nothing would mislead."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +49,7 @@ class RunPlan:
     def model_id(self) -> str:
         """The name of the run and its file, of all that a folder's runs differ in."""
         tree, parts = self.config.tree, [str(self.method)]
-        known = _SETTINGS[self.method]
+        known = SETTINGS[self.method]
         if "num_nodes" in known:
             parts += [f"{tree.num_nodes}-{tree.depth}-{tree.width}"]
         elif "depth" in known:
@@ -103,16 +87,16 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
         InputError: If the method or a key is unknown, or a value cannot be used.
     """
     name, _, given = text.partition(":")
-    methods: dict[str, Method] = {known: known for known in _SETTINGS}
+    methods: dict[str, Method] = {known: known for known in SETTINGS}
     method = methods.get(name)
     if method is None:
         raise InputError(
-            f"`methods` {text}: {name!r} is no method; known are {', '.join(_SETTINGS)}"
+            f"`methods` {text}: {name!r} is no method; known are {', '.join(SETTINGS)}"
         )
     values: dict[str, Any] = {}
     for part in filter(None, given.split(",")):
         key, equals, value = part.partition("=")
-        known = _SETTINGS[method]
+        known = SETTINGS[method]
         if not equals or key not in known:
             wanted = f"key=value with {', '.join(known)}" if known else "no settings"
             raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
@@ -208,10 +192,10 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     """
     config = plan.config
     shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
-    for name in (*_LOOKAHEAD, "min_match"):
-        if name in _SETTINGS[plan.method]:
+    for name in ("level", "window", "guesses", "min_match"):
+        if name in SETTINGS[plan.method]:
             shape[name] = getattr(config.tree, name)
-    if "choices" in _SETTINGS[plan.method]:
+    if "choices" in SETTINGS[plan.method]:
         shape["choices"] = _choices(config.tree.choices)
     shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
     size: dict[str, Any] = {}
@@ -219,9 +203,8 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
         size = {"num_nodes": getattr(drafter, "num_nodes", 1), "depth": drafter.depth}
     grower = find_tree_drafter(drafter)
     if grower is not None and isinstance(grower.tree, TreeConfig):
+        # Also under the switch, whose copies may be longer than the tree is deep.
         shape |= {name: getattr(grower.tree, name) for name in _SHAPE}
-        # The switch's longest path and largest verification may not be the tree's.
-        shape |= {} if grower is drafter else size
     elif grower is not None:
         shape |= size
         shape["width"] = 1 if grower.num_nodes == grower.depth + 1 else None
@@ -324,5 +307,5 @@ def _read_value(text: str) -> Any:
 
 def _tree(plan: RunPlan) -> dict[str, Any]:
     """Returns those fields of the tree that a method reads."""
-    names = [name for name in _SETTINGS[plan.method] if name != "acceptance"]
+    names = [name for name in SETTINGS[plan.method] if name != "acceptance"]
     return {name: getattr(plan.config.tree, name) for name in names}

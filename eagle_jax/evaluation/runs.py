@@ -102,8 +102,9 @@ class Run:
 
     @property
     def has_confidence(self) -> bool:
-        """Whether its drafts have probabilities: of a model, not of earlier text."""
-        return self.method not in ("lookup", "lookahead", "recycling")
+        """Whether all drafts have probabilities: of a model, not of earlier text."""
+        without = ("lookup", "lookahead", "recycling", "eagle2+lookup")
+        return self.method not in without
 
     @property
     def is_lossless(self) -> bool:

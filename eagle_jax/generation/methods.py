@@ -46,6 +46,27 @@ DRAFTS: Mapping[Method, str] = {
 }
 """The weights that methods draft with; the others have none."""
 
+_DYNAMIC = (
+    *("num_nodes", "depth", "width", "rank_by", "rerank"),
+    *("calibration", "kappa", "sharpness", "shared_noise", "acceptance"),
+)
+_STATIC = ("choices", "shared_noise", "acceptance")
+
+SETTINGS: Mapping[Method, tuple[str, ...]] = {
+    "eagle2": _DYNAMIC,
+    "eagle1": _STATIC,
+    "chain": ("depth", "shared_noise", "acceptance"),
+    "eagle2+lookup": (*_DYNAMIC, "min_match"),
+    "medusa": _STATIC,
+    "hydra": _STATIC,
+    "small-model": _DYNAMIC,
+    "recycling": ("choices", "acceptance"),
+    "lookahead": ("level", "window", "guesses", "acceptance"),
+    "lookup": ("num_nodes", "depth", "width", "acceptance"),
+    "autoregressive": (),
+}
+"""The settings that each method reads; one that changes nothing would mislead."""
+
 COPIED = 16
 """The most tokens that the switch copies after a match, and the longest match it seeks.
 

@@ -97,8 +97,13 @@ def check_rounds(
     num_nodes = getattr(drafter, "num_nodes", 1)
     tree = getattr(find_tree_drafter(drafter) or drafter, "tree", None)
     nodes, width, candidates = f"num_nodes = {num_nodes}", 0, 0
-    if isinstance(tree, Topology):
+    if isinstance(drafter, LookaheadDrafter):
+        sizes = f"window = {drafter.window} and guesses = {drafter.guesses}"
+        nodes = f"{sizes} at level = {drafter.level}, {num_nodes} nodes"
+    elif isinstance(tree, Topology):
         nodes = f"depth = {tree.depth}"
+        if tree.num_nodes > tree.depth + 1:
+            nodes = f"choices of {num_nodes} nodes"
     elif isinstance(tree, TreeConfig) and tree.levels:
         width, one = tree.width, jax.eval_shape(lambda: empty_candidates(1, 1))
         candidates = (width + (tree.levels - 1) * width**2) * num_bytes(one)
@@ -116,7 +121,7 @@ def check_rounds(
 def _check_lookahead(
     drafter: LookaheadDrafter, target: TransformerConfig, weights: int, batch_size: int
 ) -> None:
-    """Refuses a pool that is more than the memory, and a window past the positions."""
+    """Refuses what only lookahead has: a pool, a window, paths that are compared."""
     level, window, guesses = drafter.level, drafter.window, drafter.guesses
     if drafter.depth >= target.max_positions:
         raise InputError(
@@ -129,6 +134,15 @@ def _check_lookahead(
         weights + pool,
         f"guesses = {guesses} and level = {level} make a pool of n-grams of "
         f"{pool / 2**30:,.1f} GiB at batch_size = {batch_size}",
+        "lower one of them",
+    )
+    # `tree.join` counts the common tokens of every two paths, of window and n-grams.
+    paths = drafter.first_width + guesses
+    joined = 4 * batch_size * paths**2 * drafter.depth
+    _refuse_more_than_memory(
+        weights + pool + joined,
+        f"window = {window} and guesses = {guesses} at level = {level} make {paths} "
+        f"paths of {drafter.depth} tokens at batch_size = {batch_size}",
         "lower one of them",
     )
 

@@ -46,6 +46,19 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_RANDOM, "--mesh", "model=4"], "'model=4' is no size of an axis|give"),
         ([*_RANDOM, "--quantization", "int4"], "down_proj.weight has 172 inputs|int8"),
         ([*_RANDOM, "--config", "nowhere.toml"], "cannot read nowhere.toml"),
+        (["--choices", "eagle1_25"], "eagle2 does not read --choices|choose eagle1, "),
+        (["--method", "lookup", "--level", "9"], "--level; leave|choose lookahead"),
+        ([*_LOOKAHEAD, "--min-match", "2"], "--min-match; |choose eagle2+lookup"),
+        ([*_RANDOM, "--guesses", "7"], "method eagle2 does not read --guesses"),
+        ([*_RANDOM, "--window", "7"], "method eagle2 does not read --window"),
+        (
+            [*_TARGET, *_LOOKAHEAD, "--draft", "medusa"],
+            "method lookahead drafts without weights|(Medusa heads: method medusa)",
+        ),
+        (
+            [*_TARGET, "--method", "autoregressive", "--draft", "nowhere"],
+            "leave out --draft, nowhere",
+        ),
         (["--num-nodes", "1000000"], f"num_nodes = 1000000{_MEMORY}"),
         (["--depth", "1000000"], f"depth = 1000000 {_REACH}"),
         ([*_LOOKAHEAD, "--level", "1"], "level = 1 must be at least 2"),
@@ -129,6 +142,10 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--slots", _BIG], f"{_BIG} cache slots{_MEMORY}"),
         (["--contexts", _BIG], f"{_BIG} cache slots{_MEMORY}"),
         (["--batch-size", _BIG], f"batch_size = {_BIG}{_MEMORY}"),
+        (["--methods", "lookup", "--training"], "not allowed with argument"),
+        (["--methods", "lookup", "--contexts", "512"], "not allowed with argument"),
+        (["--methods", "lookup", "--draft", "head"], "leave out --target and --draft"),
+        (["--methods", "lookup", "--slots", _BIG], f"{_BIG} cache slots{_MEMORY}"),
         (["--training", "--row-length", _BIG], f"row_length = {_BIG} tokens"),
         (["--training", "--row-length", "-1"], "row_length = -1 must be at least 1"),
     ],
@@ -159,6 +176,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     question = {"question_id": 1, "category": "a", "turns": ["Once upon"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question))
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Once upon a time"}))
+    (tmp_path / "medusa").mkdir()
+    (tmp_path / "medusa" / "config.json").write_text('{"medusa_num_heads": 3}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

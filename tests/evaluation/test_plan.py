@@ -3,7 +3,12 @@
 import pytest
 
 from eagle_jax.config import GenerateConfig, TreeConfig
-from eagle_jax.drafting import LookaheadDrafter, LookupDrafter, TreeDrafter
+from eagle_jax.drafting import (
+    LookaheadDrafter,
+    LookupDrafter,
+    SwitchDrafter,
+    TreeDrafter,
+)
 from eagle_jax.evaluation.plan import make_runs, parse_method, run_settings
 from eagle_jax.interface import Drafter
 from tests.drafting.toy_model import ToyModel
@@ -114,6 +119,17 @@ def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
         }[method]
         assert found["choices"] is found["min_match"] is None
     assert names("lookahead:window=9", temperatures=(0.0,)) == ["lookahead-5-9-7-t0-b1"]
+
+
+@pytest.mark.parametrize("depth", [1, 4, 20])
+def test_a_record_of_the_switch_has_the_size_of_its_tree(depth: int) -> None:
+    tree = TreeConfig(num_nodes=9, depth=depth, width=2)
+    second = TreeDrafter(model=MODEL, tree=tree)
+    switch = SwitchDrafter(first=LookupDrafter(depth=12, max_ngram=8), second=second)
+    plan = parse_method("eagle2+lookup", GenerateConfig(tree=tree))
+    found = run_settings(plan, switch)
+    sizes = [found[name] for name in ("num_nodes", "depth", "width", "min_match")]
+    assert sizes == [9, depth, 2, 5]
 
 
 def test_runs_that_cannot_be_made_are_refused() -> None:

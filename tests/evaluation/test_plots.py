@@ -89,6 +89,13 @@ def test_confidence_is_drawn_beside_the_diagonal(tmp_path: Path) -> None:
     assert (x[-1], y[-1]) == (pytest.approx(3.9 / 4), 0.75)
 
 
+@pytest.mark.parametrize("method", ["lookup", "eagle2+lookup"])
+def test_copied_drafts_have_no_confidence(tmp_path: Path, method: str) -> None:
+    group = _group(tmp_path, method=method, label=method)
+    assert isinstance(plots.confidence(group), str)
+    assert isinstance(plots.value(group), str)
+
+
 def test_positions_have_a_point_per_question_without_the_root(tmp_path: Path) -> None:
     figure = plots.positions(_group(tmp_path, method="eagle1", label="eagle1"))
     ((x, y), (deeper_x, deeper_y)) = _lines(figure)

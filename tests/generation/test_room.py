@@ -90,6 +90,8 @@ def test_a_batch_that_cannot_be_in_memory_is_refused() -> None:
         ({"guesses": 4_000_000}, 1, "make a pool of n-grams of 17.9 GiB at batch_size"),
         ({"guesses": 2**31 - 1, "level": 64}, 1, "level = 64 make a pool of n-grams"),
         ({}, 1_000_000, "of 31.3 GiB at batch_size = 1000000: a run"),
+        ({"window": 2000}, 1, "window = 2000 and guesses = 7 at level = 5 make 2010"),
+        ({"window": 200}, 500, "paths of 202 tokens at batch_size = 500: a run"),
         ({"level": 2**31 - 1}, 1, "level = 2147483647 and window = 7 draft further"),
         ({"window": 2**31 - 1}, 1, "level = 5 and window = 2147483647 draft further"),
     ],
@@ -99,6 +101,26 @@ def test_a_pool_or_a_window_that_cannot_be_is_refused(
 ) -> None:
     source = _open(TreeConfig(**sizes), method="lookahead")
     refused(lambda: source.check_room(batch_size=rows, max_length=128), named, "lower")
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        ("eagle2", "num_nodes = 8"),
+        ("hydra", "choices of 64 nodes"),
+        ("recycling", "choices of 81 nodes"),
+        ("lookahead", "window = 7 and guesses = 7 at level = 5, 56 nodes"),
+    ],
+)
+def test_a_refusal_names_the_settings_that_its_method_reads(
+    method: Method, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        room, "_refuse_more_than_memory", lambda _, what, *__: asked.append(what)
+    )
+    _open(method=method).check_room(batch_size=1, max_length=4, grows=False)
+    assert asked[-2:] == [named, "batch_size = 1"]
 
 
 @pytest.mark.usefixtures("memory")
