@@ -33,7 +33,7 @@ from eagle_jax.models import medusa_heads
 from eagle_jax.models.medusa_heads import MedusaConfig, MedusaHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
-# Where the heads are part of a whole model's state.
+# Where the heads are part of a whole model's state, whose other tensors are left out.
 _PREFIX = "medusa_head."
 
 
@@ -157,6 +157,9 @@ def _open(
     fields, files = Fields.read(folder), open_weights(folder)
     stored = files.names()
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in stored) else ""
+    for name in stored:
+        if not name.startswith(prefix):
+            files.forget(name)
     block = re.compile(re.escape(prefix) + r"(\d+)\.(\d+)\.linear\.weight")
     found = [match.groups() for name in stored if (match := block.fullmatch(name))]
     first = f"{prefix}0.0.linear.weight"

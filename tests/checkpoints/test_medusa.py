@@ -117,12 +117,13 @@ def test_a_text_drafted_by_published_heads_is_plain_decodings(
     assert "identical" in capsys.readouterr().out
 
 
-def test_a_prefix_of_a_whole_models_state_is_left_out(
+def test_the_rest_of_a_whole_models_state_is_left_out(
     tmp_path: Path, tiny: Path
 ) -> None:
     state = medusa_state(sizes_of(tiny))
     plain = write_medusa(tmp_path / "plain", state)
     inside = {f"medusa_head.{name}": tensor for name, tensor in state.items()}
+    inside["lm_head.weight"] = torch.zeros(1, 1)
     named = write_medusa(tmp_path / "named", inside)
     target = load_target(tiny)
     chex.assert_trees_all_equal(
