@@ -236,7 +236,9 @@ def _calibration(
         return UNCALIBRATED
 
 
-def plain_drafter(method: Method, tree: TreeConfig, vocab_size: int) -> Drafter | None:
+def weightless_drafter(
+    method: Method, tree: TreeConfig, vocab_size: int
+) -> Drafter | None:
     """Returns the drafter of a method without weights; `None` for plain decoding.
 
     Args:
