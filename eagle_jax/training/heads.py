@@ -141,8 +141,3 @@ def loss_of(head: TrainedHead) -> Loss:
     if isinstance(head, MedusaConfig):
         return medusa_loss
     return hydra_loss if isinstance(head, HydraConfig) else head_loss
-
-
-def most_levels(head: TrainedHead) -> int | None:
-    """Returns the most levels that heads can draft; `None` for any."""
-    return None if isinstance(head, EagleHeadConfig) else head.num_heads

@@ -103,6 +103,10 @@ class Topology:
         """`[N]` int32, each node's depth; 0 for the root."""
         return np.array([0, *map(len, self.paths)], np.int32)
 
+    def cut(self, depth: int) -> "Topology":
+        """Returns the topology of the nodes that are no deeper than `depth`."""
+        return Topology(tuple(path for path in self.paths if len(path) <= depth))
+
     @property
     def has_every_rank(self) -> bool:
         """Whether every node's siblings of lower rank are in the tree."""
