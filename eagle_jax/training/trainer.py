@@ -86,7 +86,7 @@ def train_head(
         InputError: If settings, data and target do not fit together or are too large
             for this machine, or training diverges.
     """
-    check_kind(config.head)
+    check_kind(config)
     check_output(output, resume=resume, overwrite=overwrite)
     folder = checkpoints.resolve(target)
     before = read_json_if_any(output / "run.json") if resume else None
