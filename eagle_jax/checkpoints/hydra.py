@@ -22,7 +22,7 @@ from eagle_jax.checkpoints.export_files import (
     host_tensors,
     write_export,
 )
-from eagle_jax.checkpoints.heads import check_size, num_rows
+from eagle_jax.checkpoints.heads import check_pair, check_size, num_rows
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.load import (
     check_shapes,
@@ -87,19 +87,9 @@ def load_hydra(
     """
     del target_params
     config, files, wanted, shapes = _open(folder, target.layer)
-    check_hydra_pair(target, config)
+    check_pair(target, config)
     kind = weights_dtype(files, dtype)
     return config, load_params(files, wanted, shapes, kind, shardings)
-
-
-def check_hydra_pair(target: TransformerConfig, heads: HydraConfig) -> None:
-    """Refuses Hydra heads that were made for another target.
-
-    Raises:
-        InputError: If the widths or the vocabularies differ.
-    """
-    check_size("hidden_size", heads.hidden_size, target.layer.hidden_size)
-    check_size("vocab_size", heads.vocab_size, target.vocab_size)
 
 
 def export_hydra(

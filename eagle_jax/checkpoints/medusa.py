@@ -19,7 +19,7 @@ from eagle_jax.checkpoints.export_files import (
     host_tensors,
     write_export,
 )
-from eagle_jax.checkpoints.heads import check_size, num_rows
+from eagle_jax.checkpoints.heads import check_pair, num_rows
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.load import (
     check_shapes,
@@ -80,19 +80,9 @@ def load_medusa(
     """
     del target_params
     config, files, wanted, shapes = _open(folder, target.vocab_size)
-    check_medusa_pair(target, config)
+    check_pair(target, config)
     kind = weights_dtype(files, dtype)
     return config, load_params(files, wanted, shapes, kind, shardings)
-
-
-def check_medusa_pair(target: TransformerConfig, heads: MedusaConfig) -> None:
-    """Refuses Medusa heads that were made for another target.
-
-    Raises:
-        InputError: If the widths or the vocabularies differ.
-    """
-    check_size("hidden_size", heads.hidden_size, target.layer.hidden_size)
-    check_size("vocab_size", heads.vocab_size, target.vocab_size)
 
 
 def export_medusa(
