@@ -12,7 +12,6 @@ norm of a Llama with the sizes of the target's layers, which no file names.
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,6 @@ def export_hydra(
     base_model: str,
     dtype: str = "float32",
     with_pt: bool | None = None,
-    also: Callable[[Path], object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes Hydra's heads in the layout of the published ones, and reads them back.
@@ -116,7 +114,6 @@ def export_hydra(
         dtype: The dtype of the files: "float32", "bfloat16" or "float16".
         with_pt: Whether to write the `.pt` file, which needs torch and is the one that
             the official code reads; `None` writes it where torch is installed.
-        also: A function that is called with the unfinished folder, to add other files.
         overwrite: Whether to replace an earlier export.
 
     Raises:
@@ -143,7 +140,6 @@ def export_hydra(
         lambda new: hydra_config(new, config.layer),
         ("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
         with_pickle=with_pt,
-        also=also,
         overwrite=overwrite,
     )
 

@@ -9,7 +9,6 @@
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,6 @@ def export_medusa(
     base_model: str,
     dtype: str = "float32",
     with_pt: bool | None = None,
-    also: Callable[[Path], object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes Medusa's heads in the layout of the published ones, and reads them back.
@@ -109,7 +107,6 @@ def export_medusa(
         dtype: The dtype of the files: "float32", "bfloat16" or "float16".
         with_pt: Whether to write the `.pt` file, which needs torch and is the one that
             the official code reads; `None` writes it where torch is installed.
-        also: A function that is called with the unfinished folder, to add other files.
         overwrite: Whether to replace an earlier export.
 
     Raises:
@@ -135,7 +132,6 @@ def export_medusa(
         lambda new: medusa_config(new, config.vocab_size),
         ("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
         with_pickle=with_pt,
-        also=also,
         overwrite=overwrite,
     )
 
