@@ -269,7 +269,7 @@ def test_a_tree_is_cut_to_the_heads_unless_it_was_chosen(
 ) -> None:
     state = medusa_state(sizes_of(tiny), heads=heads)
     folder = write_medusa(tmp_path / "heads", state)
-    drafter = judged_rounds.load(tiny, folder, "medusa").drafter
+    drafter: Any = judged_rounds.load(tiny, folder, "medusa").drafter
     known = [path for path in MEDUSA_TREE.paths if len(path) <= heads]
     assert drafter.tree == from_paths(known)
     model, told = drafter.model, f"tree = 4 must be at most {heads}, one level per head"
