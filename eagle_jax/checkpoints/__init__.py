@@ -20,7 +20,6 @@ from eagle_jax.checkpoints.hf_config import (
 from eagle_jax.checkpoints.hf_fields import stop_tokens
 from eagle_jax.checkpoints.hub import fingerprint_folder, heads_of, resolve
 from eagle_jax.checkpoints.hydra import (
-    check_hydra_pair,
     export_hydra,
     hydra_config,
     load_hydra,
@@ -34,7 +33,6 @@ from eagle_jax.checkpoints.load import (
     target_bits,
 )
 from eagle_jax.checkpoints.medusa import (
-    check_medusa_pair,
     export_medusa,
     load_medusa,
     medusa_config,
@@ -44,9 +42,7 @@ from eagle_jax.checkpoints.weights import open_weights
 
 __all__ = [
     "check_eagle3_pair",
-    "check_hydra_pair",
     "check_max_length",
-    "check_medusa_pair",
     "check_pair",
     "check_small_model",
     "convert_pair",

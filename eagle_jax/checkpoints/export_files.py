@@ -102,7 +102,7 @@ def write_export(
     files: tuple[str, str] = _FILES,
     *,
     with_pickle: bool | None,
-    also: Callable[[Path], object] | None,
+    also: Callable[[Path], object] | None = None,
     overwrite: bool,
 ) -> None:
     """Writes a folder of settings and weights, and reads it back.

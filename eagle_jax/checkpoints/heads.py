@@ -39,6 +39,8 @@ from eagle_jax.models.eagle3_head import (
     feature_layers,
 )
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.models.hydra_heads import HydraConfig
+from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parsing import read_json
 
@@ -220,13 +222,17 @@ def drop_equal_table(params: Any, embedding: jax.Array) -> Any:
     return dataclasses.replace(params, embedding=None) if is_equal else params
 
 
-def check_pair(target: TransformerConfig, head: EagleHeadConfig) -> None:
-    """Refuses a head that was made for another target.
+def check_pair(
+    target: TransformerConfig, head: EagleHeadConfig | MedusaConfig | HydraConfig
+) -> None:
+    """Refuses a head, or heads, made for another target.
 
     Raises:
         InputError: If the widths or the vocabularies differ.
     """
-    check_size("hidden_size", head.layer.hidden_size, target.layer.hidden_size)
+    is_eagle = isinstance(head, EagleHeadConfig)
+    width = head.layer.hidden_size if is_eagle else head.hidden_size
+    check_size("hidden_size", width, target.layer.hidden_size)
     check_size("vocab_size", head.vocab_size, target.vocab_size)
 
 

@@ -12,7 +12,6 @@ norm of a Llama with the sizes of the target's layers, which no file names.
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from eagle_jax.checkpoints.export_files import (
     host_tensors,
     write_export,
 )
-from eagle_jax.checkpoints.heads import check_size, num_rows
+from eagle_jax.checkpoints.heads import check_pair, check_size, num_rows
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.load import (
     check_shapes,
@@ -87,19 +86,9 @@ def load_hydra(
     """
     del target_params
     config, files, wanted, shapes = _open(folder, target.layer)
-    check_hydra_pair(target, config)
+    check_pair(target, config)
     kind = weights_dtype(files, dtype)
     return config, load_params(files, wanted, shapes, kind, shardings)
-
-
-def check_hydra_pair(target: TransformerConfig, heads: HydraConfig) -> None:
-    """Refuses Hydra heads that were made for another target.
-
-    Raises:
-        InputError: If the widths or the vocabularies differ.
-    """
-    check_size("hidden_size", heads.hidden_size, target.layer.hidden_size)
-    check_size("vocab_size", heads.vocab_size, target.vocab_size)
 
 
 def export_hydra(
@@ -110,7 +99,6 @@ def export_hydra(
     base_model: str,
     dtype: str = "float32",
     with_pt: bool | None = None,
-    also: Callable[[Path], object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes Hydra's heads in the layout of the published ones, and reads them back.
@@ -126,7 +114,6 @@ def export_hydra(
         dtype: The dtype of the files: "float32", "bfloat16" or "float16".
         with_pt: Whether to write the `.pt` file, which needs torch and is the one that
             the official code reads; `None` writes it where torch is installed.
-        also: A function that is called with the unfinished folder, to add other files.
         overwrite: Whether to replace an earlier export.
 
     Raises:
@@ -153,7 +140,6 @@ def export_hydra(
         lambda new: hydra_config(new, config.layer),
         ("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
         with_pickle=with_pt,
-        also=also,
         overwrite=overwrite,
     )
 

@@ -9,7 +9,6 @@
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from eagle_jax.checkpoints.export_files import (
     host_tensors,
     write_export,
 )
-from eagle_jax.checkpoints.heads import check_size, num_rows
+from eagle_jax.checkpoints.heads import check_pair, num_rows
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.load import (
     check_shapes,
@@ -33,7 +32,7 @@ from eagle_jax.models import medusa_heads
 from eagle_jax.models.medusa_heads import MedusaConfig, MedusaHeadParams
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
-# Where the heads are part of a whole model's state.
+# Where the heads are part of a whole model's state, whose other tensors are left out.
 _PREFIX = "medusa_head."
 
 
@@ -80,19 +79,9 @@ def load_medusa(
     """
     del target_params
     config, files, wanted, shapes = _open(folder, target.vocab_size)
-    check_medusa_pair(target, config)
+    check_pair(target, config)
     kind = weights_dtype(files, dtype)
     return config, load_params(files, wanted, shapes, kind, shardings)
-
-
-def check_medusa_pair(target: TransformerConfig, heads: MedusaConfig) -> None:
-    """Refuses Medusa heads that were made for another target.
-
-    Raises:
-        InputError: If the widths or the vocabularies differ.
-    """
-    check_size("hidden_size", heads.hidden_size, target.layer.hidden_size)
-    check_size("vocab_size", heads.vocab_size, target.vocab_size)
 
 
 def export_medusa(
@@ -103,7 +92,6 @@ def export_medusa(
     base_model: str,
     dtype: str = "float32",
     with_pt: bool | None = None,
-    also: Callable[[Path], object] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes Medusa's heads in the layout of the published ones, and reads them back.
@@ -119,7 +107,6 @@ def export_medusa(
         dtype: The dtype of the files: "float32", "bfloat16" or "float16".
         with_pt: Whether to write the `.pt` file, which needs torch and is the one that
             the official code reads; `None` writes it where torch is installed.
-        also: A function that is called with the unfinished folder, to add other files.
         overwrite: Whether to replace an earlier export.
 
     Raises:
@@ -145,7 +132,6 @@ def export_medusa(
         lambda new: medusa_config(new, config.vocab_size),
         ("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
         with_pickle=with_pt,
-        also=also,
         overwrite=overwrite,
     )
 
@@ -157,6 +143,9 @@ def _open(
     fields, files = Fields.read(folder), open_weights(folder)
     stored = files.names()
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in stored) else ""
+    for name in stored:
+        if not name.startswith(prefix):
+            files.forget(name)
     block = re.compile(re.escape(prefix) + r"(\d+)\.(\d+)\.linear\.weight")
     found = [match.groups() for name in stored if (match := block.fullmatch(name))]
     first = f"{prefix}0.0.linear.weight"

@@ -41,12 +41,11 @@ from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pairs import (
     LoadedPair,
     PairSource,
-    open_draft_model,
     open_pair,
 )
 from eagle_jax.generation.runner import Runner
 from eagle_jax.markdown import decimals
-from eagle_jax.tree import Topology, chain
+from eagle_jax.tree import Topology
 from eagle_jax.tuning import contest, static
 from eagle_jax.tuning.costs import StepCosts
 from eagle_jax.tuning.prediction import finalists, grid, parse_grid, predict, show
@@ -158,22 +157,18 @@ def _tune_dynamic(arguments: argparse.Namespace, given: list[TreeConfig]) -> _Tu
 
 
 def _tune_static(arguments: argparse.Namespace, _: list[TreeConfig]) -> _Tuned:
-    # The method's own tree may have more levels than there are heads.
     source = open_pair(
         arguments.target,
-        None,
+        arguments.draft,
         tree=TreeConfig(),
         dtype=arguments.dtype,
-        method="autoregressive",
+        method=arguments.method,
     )
-    draft = open_draft_model(
-        arguments.draft, source.config, dtype=source.dtype, method=arguments.method
-    )
-    drafter = TreeDrafter(model=draft.model, tree=chain(1))
+    drafter = source.drafter
+    assert isinstance(drafter, TreeDrafter)
     wide = static.widest_tree(static.deepest(drafter, arguments.max_depth))
-    drafter = dataclasses.replace(drafter, tree=wide)
     source = dataclasses.replace(
-        source, method=arguments.method, draft=draft, drafter=drafter
+        source, drafter=dataclasses.replace(drafter, tree=wide)
     )
     source.check_room(
         batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens

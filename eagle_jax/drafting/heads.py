@@ -54,6 +54,13 @@ def head_model(config: HeadSizes, dtype: str) -> HeadModel:
     )
 
 
+def most_levels(model: DraftModel) -> int | None:
+    """Returns how many levels a model can draft, one per head; `None` for any."""
+    if isinstance(model, MedusaHeads | HydraHeads | PrefixHydraHeads):
+        return model.config.num_heads
+    return None
+
+
 def init_heads(key: jax.Array, config: HeadSizes, dtype: str = "float32") -> Any:
     """Returns new weights of heads, without tables that they borrow.
 

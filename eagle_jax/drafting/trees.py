@@ -11,6 +11,7 @@ import numpy as np
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
+from eagle_jax.drafting.heads import most_levels
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.interface import Draws, Verified
 from eagle_jax.sampling import process_logits
@@ -44,7 +45,7 @@ class TreeDrafter:
             was drawn, and the text would no longer be the target's. Or if a static tree
             without every rank is to be: each draw is tested given those before it. Or
             if a dynamic tree has settings of calibration or noise, which belong to the
-            fields here.
+            fields here. Or if the tree is deeper than there are heads, one per level.
     """
 
     model: DraftModel
@@ -54,7 +55,11 @@ class TreeDrafter:
     sampled: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses a dynamic tree of draws, and settings that nothing here reads."""
+        """Refuses too deep trees, dynamic ones of draws, and settings without use."""
+        most = most_levels(self.model)
+        is_drafted = most is None or self.depth <= most
+        wanted = f"at most {most}, one level per head; give a tree of fewer levels"
+        require(is_drafted, "depth of the tree", self.depth, wanted)
         if isinstance(self.tree, Topology):
             holds = not self.sampled or self.tree.has_every_rank
             require(holds, "sampled", self.sampled, "false for a tree that lacks ranks")

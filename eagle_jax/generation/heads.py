@@ -74,10 +74,10 @@ def open_heads(
     config: Any
     if method == "medusa":
         config = checkpoints.medusa_config(folder, target.vocab_size)
-        check, load = checkpoints.check_medusa_pair, checkpoints.load_medusa
+        check, load = checkpoints.check_pair, checkpoints.load_medusa
     elif method == "hydra":
         config = checkpoints.hydra_config(folder, target.layer)
-        check, load = checkpoints.check_hydra_pair, checkpoints.load_hydra
+        check, load = checkpoints.check_pair, checkpoints.load_hydra
     elif checkpoints.is_eagle3(folder):
         config = checkpoints.eagle3_config(folder)
         check, load = checkpoints.check_eagle3_pair, checkpoints.load_eagle3_head

@@ -12,16 +12,14 @@ from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
     DraftModel,
-    HydraHeads,
     LookaheadDrafter,
     LookupDrafter,
-    MedusaHeads,
-    PrefixHydraHeads,
     RecyclingDrafter,
     SwitchDrafter,
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
+from eagle_jax.drafting.heads import most_levels
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.parsing import parse_json, read_bytes
@@ -119,8 +117,8 @@ def tree_drafter(
     Args:
         method: The method, one that drafts with a model.
         model: The draft model: a head or heads, or the small model.
-        tree: The tree's settings; static trees are its `choices`, and chains take their
-            length from its depth.
+        tree: The tree's settings; static trees are its `choices`, or else the method's
+            own as far as there are heads, and chains take their length from its depth.
         rule: The acceptance rule. Under "rejection" static trees draw their children
             instead of taking the most likely: EAGLE-1 and standard speculative sampling
             as published. A dynamic tree's shape would depend on what was drawn, so it
@@ -129,12 +127,13 @@ def tree_drafter(
 
     Raises:
         InputError: If the tree names a calibration or choices that cannot be used, or
-            is deeper than there are heads.
+            are deeper than there are heads.
     """
     shape: TreeConfig | Topology = tree.shape
     if method in _TREES:
-        shape = read_choices(tree.choices, _TREES[method])
-        _check_heads(shape, model)
+        own = _TREES[method]
+        own = own.cut(most_levels(model) or own.depth)
+        shape = read_choices(tree.choices, own)
     elif method == "chain" or (method == "small-model" and tree.width == 1):
         shape = chain(tree.levels if method == "small-model" else tree.depth)
     is_static = isinstance(shape, Topology)
@@ -215,17 +214,6 @@ def read_choices(choices: str | None, own: Topology) -> Topology:
         raise InputError(f"{path} holds no tree: {error}; give {wanted}") from error
 
 
-def _check_heads(tree: Topology, model: DraftModel) -> None:
-    if not isinstance(model, MedusaHeads | HydraHeads | PrefixHydraHeads):
-        return
-    num_heads = model.config.num_heads
-    if tree.depth > num_heads:
-        raise InputError(
-            f"`choices` draft {tree.depth} levels, but there are {num_heads} heads, "
-            "one per level; give `choices` of fewer levels"
-        )
-
-
 def _calibration(
     tree: TreeConfig, vocab_size: int, rule: AcceptanceRule, folder: Path | None
 ) -> Calibration:
@@ -257,7 +245,9 @@ def _calibration(
         return UNCALIBRATED
 
 
-def plain_drafter(method: Method, tree: TreeConfig, vocab_size: int) -> Drafter | None:
+def weightless_drafter(
+    method: Method, tree: TreeConfig, vocab_size: int
+) -> Drafter | None:
     """Returns the drafter of a method without weights; `None` for plain decoding.
 
     Args:

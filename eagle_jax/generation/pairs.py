@@ -20,9 +20,9 @@ from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.heads import check_kind, open_heads
 from eagle_jax.generation.methods import (
     DRAFTS,
-    plain_drafter,
     switch_drafter,
     tree_drafter,
+    weightless_drafter,
 )
 from eagle_jax.generation.room import (
     check_depth,
@@ -282,7 +282,7 @@ def make_drafter(
         InputError: If the tree names a calibration or choices that cannot be used.
     """
     if method not in DRAFTS:
-        return plain_drafter(method, tree, vocab_size)
+        return weightless_drafter(method, tree, vocab_size)
     if draft is None:
         return None
     model, folder = draft.model, draft.folder

@@ -1,9 +1,10 @@
 """The folder of a run, and its checkpoints: whole, the newest and the best kept."""
 
 import contextlib
+import dataclasses
 import math
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +79,28 @@ def check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
 def check_settings(
     output: Path,
     before: object,
-    settings: Mapping[str, Mapping[str, Any]],
+    settings: Any,
     may_change: Collection[str] = (),
 ) -> None:
     """Refuses to go on with a run under other settings.
 
+    A setting that was not recorded did not exist yet: it had its default.
+
     Args:
         output: The run's folder.
         before: The settings as they were recorded, by table.
-        settings: The settings as they are now, by table.
+        settings: The settings as they are now, a dataclass of one dataclass per table.
         may_change: The names of settings that may differ.
 
     Raises:
         InputError: If a setting differs; names the first that does.
     """
-    for table, values in settings.items():
+    usual = dataclasses.asdict(type(settings)())
+    for table, values in dataclasses.asdict(settings).items():
+        recorded = value_at(before, table)
         for name, value in values.items():
-            earlier = value_at(before, table, name)
+            is_known = isinstance(recorded, dict) and name in recorded
+            earlier = recorded[name] if is_known else usual[table][name]
             if earlier != value and name not in may_change:
                 raise InputError(
                     f"{output} holds a run with {name} = {earlier}, not {value}; a "

@@ -15,20 +15,19 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.rates import n_alpha, tokens_per_round
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.drafting.heads import head_model
+from eagle_jax.drafting.heads import head_model, most_levels
 from eagle_jax.interface import Params
 from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
-from eagle_jax.training.heads import most_levels, tie_blocks
+from eagle_jax.training.heads import tie_blocks
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, eval_step
+from eagle_jax.tree import MEDUSA_TREE, Topology, chain
 
 ALPHA_STEPS = 5
 """The drafted steps whose agreement is reported: the papers' 0-alpha to 4-alpha."""
-
-_CHAIN = TreeConfig(num_nodes=ALPHA_STEPS + 1, depth=ALPHA_STEPS, width=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +77,8 @@ def make_evaluation(
     Args:
         data: The run's data, with at least one prompt, all shorter than the target's
             positions.
-        config: The run's settings; its tree is for `tokens_per_round`, with
-            uncalibrated confidences.
+        config: The run's settings; its tree is for an EAGLE head's `tokens_per_round`,
+            with uncalibrated confidences.
         step_config: The static settings of a step.
         sharding: The shardings of target and head.
     """
@@ -94,7 +93,7 @@ def make_evaluation(
     )
     decode_chain, decode_tree = (
         _decoder(step_config, sharding, requests, shape)
-        for shape in (_CHAIN, config.tree)
+        for shape in _shapes(step_config, config.tree)
     )
 
     def evaluate(params: Any, target_params: Any) -> Evaluation:
@@ -155,13 +154,27 @@ def _cast(params: Any, target_params: Any, config: StepConfig) -> Params:
     )
 
 
+def _shapes(
+    config: StepConfig, tree: TreeConfig
+) -> tuple[Topology, TreeConfig | Topology]:
+    """Returns the chain of `alphas`, and the tree of `tokens_per_round`.
+
+    Heads that draft a level each have the published static tree, as their methods do.
+    """
+    most = most_levels(head_model(config.head, config.dtype))
+    if most is None:
+        return chain(ALPHA_STEPS), tree.shape
+    return chain(min(most, ALPHA_STEPS)), MEDUSA_TREE.cut(most)
+
+
 def _decoder(
-    config: StepConfig, sharding: PairSharding, requests: Requests, tree: TreeConfig
+    config: StepConfig,
+    sharding: PairSharding,
+    requests: Requests,
+    shape: TreeConfig | Topology,
 ) -> Callable[[Params], _Decoded]:
     """Returns a function that decodes the requests greedily."""
     head = head_model(config.head, config.dtype)
-    depth = min(tree.depth, most_levels(config.head) or tree.depth)
-    shape = dataclasses.replace(tree.shape, depth=depth)
     drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)

@@ -13,7 +13,7 @@ from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
-from eagle_jax.training.config import HeadConfig, TrainConfig
+from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loss import Metrics, head_loss
 from eagle_jax.training.position_loss import hydra_loss, medusa_loss
 
@@ -23,6 +23,15 @@ TrainedHead = EagleHeadConfig | MedusaConfig | HydraConfig
 Loss = Callable[..., tuple[jax.Array, Metrics]]
 """A loss with the arguments of `loss.head_loss`."""
 
+# By table of the settings; `include_embedding` = false is true of heads of any kind.
+_FOR_EAGLE = {
+    "head": ("intermediate_size", "num_heads", "num_kv_heads", "inputs", "fc_bias"),
+    "loss": (
+        *("feature_weight", "token_weight", "noise", "noise_scale"),
+        *("mask", "normalize"),
+    ),
+}
+_FOR_OTHERS = {"head": ("draft_heads", "head_layers"), "loss": ("decay", "labels")}
 _MEDUSA_HEADS, _HYDRA_HEADS, _MEDUSA_LAYERS, _HYDRA_LAYERS = 5, 4, 1, 4
 
 
@@ -34,7 +43,7 @@ def new_head(target: TransformerConfig, config: TrainConfig) -> TrainedHead:
             width.
     """
     sizes = config.head
-    check_kind(sizes)
+    check_kind(config)
     if sizes.kind == "eagle":
         return new_eagle_head(target, config)
     width, vocab_size = target.layer.hidden_size, target.vocab_size
@@ -84,18 +93,20 @@ def new_eagle_head(target: TransformerConfig, config: TrainConfig) -> EagleHeadC
     )
 
 
-def check_kind(sizes: HeadConfig) -> None:
-    """Refuses sizes that the kind of head does not have.
+def check_kind(config: TrainConfig) -> None:
+    """Refuses settings that are of no use to the kind of head.
 
     Raises:
         InputError: If one is set that would change nothing.
     """
-    for_eagle = ("intermediate_size", "num_heads", "num_kv_heads", "inputs")
-    others = ("draft_heads", "head_layers")
-    for name in others if sizes.kind == "eagle" else for_eagle:
-        value, usual = getattr(sizes, name), getattr(HeadConfig(), name)
-        wanted = f"left out: heads of kind {sizes.kind} have none"
-        require(value == usual, name, value, wanted)
+    kind, usual = config.head.kind, TrainConfig()
+    others = _FOR_OTHERS if kind == "eagle" else _FOR_EAGLE
+    for table, names in others.items():
+        for name in names:
+            value = getattr(getattr(config, table), name)
+            holds = value == getattr(getattr(usual, table), name)
+            wanted = f"left out: heads of kind {kind} have no use for it"
+            require(holds, name, value, wanted)
 
 
 def begin_with(params: Any, head: TrainedHead, tables: Tables) -> Any:
@@ -141,8 +152,3 @@ def loss_of(head: TrainedHead) -> Loss:
     if isinstance(head, MedusaConfig):
         return medusa_loss
     return hydra_loss if isinstance(head, HydraConfig) else head_loss
-
-
-def most_levels(head: TrainedHead) -> int | None:
-    """Returns the most levels that heads can draft; `None` for any."""
-    return None if isinstance(head, EagleHeadConfig) else head.num_heads

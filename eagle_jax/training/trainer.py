@@ -86,7 +86,7 @@ def train_head(
         InputError: If settings, data and target do not fit together or are too large
             for this machine, or training diverges.
     """
-    check_kind(config.head)
+    check_kind(config)
     check_output(output, resume=resume, overwrite=overwrite)
     folder = checkpoints.resolve(target)
     before = read_json_if_any(output / "run.json") if resume else None
@@ -102,7 +102,7 @@ def train_head(
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
     if resume:
-        _check_same_run(output, before, identity, report)
+        _check_same_run(output, before, identity, config, report)
     report("reading the data")
     read = read_data(
         data,
@@ -195,6 +195,7 @@ def _check_same_run(
     output: Path,
     before: dict[str, Any] | None,
     identity: dict[str, Any],
+    config: TrainConfig,
     report: Report,
 ) -> None:
     """Refuses to go on with other settings, data or another target."""
@@ -209,7 +210,7 @@ def _check_same_run(
             f"{output} holds a run that did not record which date its chat template "
             "was given, so its rows cannot be made again; start it again"
         )
-    check_settings(output, before.get("settings"), identity["settings"])
+    check_settings(output, before.get("settings"), config)
     if before.get("mesh", identity["mesh"]) != identity["mesh"]:
         report(
             f"warning: the run began on the mesh {before.get('mesh')} and goes on on "

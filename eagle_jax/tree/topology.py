@@ -72,7 +72,8 @@ class Topology:
         in_order = tuple(sorted(self.paths, key=_level_order)) == self.paths
         require(in_order, "paths", self.paths, "in level order")
         for path in self.paths:
-            require(min(path) >= 0, "path", path, "ranks of 0 and more")
+            is_int32 = min(path) >= 0 and max(path) < 2**31
+            require(is_int32, "path", path, "ranks of 0 to 2**31 - 1")
             require(path[:-1] in known, "path", path, f"preceded by {path[:-1]}")
 
     @property
@@ -101,6 +102,10 @@ class Topology:
     def depths(self) -> np.ndarray:
         """`[N]` int32, each node's depth; 0 for the root."""
         return np.array([0, *map(len, self.paths)], np.int32)
+
+    def cut(self, depth: int) -> "Topology":
+        """Returns the topology of the nodes that are no deeper than `depth`."""
+        return Topology(tuple(path for path in self.paths if len(path) <= depth))
 
     @property
     def has_every_rank(self) -> bool:

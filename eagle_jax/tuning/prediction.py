@@ -143,7 +143,7 @@ def finalists(predictions: Sequence[Prediction], count: int) -> list[Prediction]
     five neighbours.
 
     Args:
-        predictions: The predictions, the quickest first.
+        predictions: The predictions for dynamic trees, the quickest first.
         count: The number of predictions to choose.
     """
     chosen, rest = [], []
@@ -156,8 +156,9 @@ def finalists(predictions: Sequence[Prediction], count: int) -> list[Prediction]
     return sorted(chosen, key=lambda prediction: -prediction.speedup)
 
 
-def _width(prediction: Prediction) -> int | None:
-    return getattr(prediction.tree, "width", None)
+def _width(prediction: Prediction) -> int:
+    assert isinstance(prediction.tree, TreeConfig)
+    return prediction.tree.width
 
 
 def _batch_steps(steps: Sequence[int], batch_size: int) -> int:

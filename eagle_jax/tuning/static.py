@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.drafting import HydraHeads, MedusaHeads, PrefixHydraHeads, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.drafting.heads import most_levels
 from eagle_jax.errors import InputError
 from eagle_jax.tree import Topology, from_paths, optimal_topology
 from eagle_jax.tuning.contest import Contest
@@ -28,10 +29,7 @@ _MOST_RECORDED = 256  # Nodes, which the target verifies in every recorded round
 
 def deepest(drafter: TreeDrafter, max_depth: int) -> int:
     """Returns the depth of the deepest tree: heads that draft a level each end it."""
-    model = drafter.model
-    if isinstance(model, MedusaHeads | HydraHeads | PrefixHydraHeads):
-        return min(model.config.num_heads, max_depth)
-    return max_depth
+    return min(most_levels(drafter.model) or max_depth, max_depth)
 
 
 def widest_tree(depth: int) -> Topology:

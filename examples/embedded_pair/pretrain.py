@@ -203,7 +203,7 @@ def _check_same_run(
     tokens = {name: stream.fingerprint() for name, stream in streams.items()}
     before = read_json_if_any(output / "run.json") if resume else None
     if before is not None:
-        check_settings(output, before, settings, _MAY_CHANGE)
+        check_settings(output, before, config, _MAY_CHANGE)
         if before.get("tokens") != tokens:
             raise InputError(
                 f"{output} holds a run on other texts; take the Python that began it"

@@ -19,9 +19,12 @@ from eagle_jax.checkpoints import (
     medusa_config,
     resolve,
 )
-from eagle_jax.drafting import MedusaHeads
+from eagle_jax.config import TreeConfig
+from eagle_jax.drafting import MedusaHeads, TreeDrafter
+from eagle_jax.generation.methods import tree_drafter
 from eagle_jax.models import medusa_heads
 from eagle_jax.models.medusa_heads import MedusaConfig
+from eagle_jax.tree import MEDUSA_TREE, from_paths
 from tests.checkpoints.folders import change_config
 from tests.conftest import Main
 from tests.helpers import file_bytes, refused
@@ -117,12 +120,13 @@ def test_a_text_drafted_by_published_heads_is_plain_decodings(
     assert "identical" in capsys.readouterr().out
 
 
-def test_a_prefix_of_a_whole_models_state_is_left_out(
+def test_the_rest_of_a_whole_models_state_is_left_out(
     tmp_path: Path, tiny: Path
 ) -> None:
     state = medusa_state(sizes_of(tiny))
     plain = write_medusa(tmp_path / "plain", state)
     inside = {f"medusa_head.{name}": tensor for name, tensor in state.items()}
+    inside["lm_head.weight"] = torch.zeros(1, 1)
     named = write_medusa(tmp_path / "named", inside)
     target = load_target(tiny)
     chex.assert_trees_all_equal(
@@ -259,7 +263,17 @@ def test_folders_of_other_methods_are_refused(tmp_path: Path, tiny_pair: Path) -
     refused(lambda: head_config(folder), str(folder), "Medusa heads", "method medusa")
 
 
-def test_a_tree_deeper_than_the_heads_is_refused(tmp_path: Path, tiny: Path) -> None:
-    state = medusa_state(sizes_of(tiny), heads=3)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_tree_is_cut_to_the_heads_unless_it_was_chosen(
+    tmp_path: Path, tiny: Path, heads: int
+) -> None:
+    state = medusa_state(sizes_of(tiny), heads=heads)
     folder = write_medusa(tmp_path / "heads", state)
-    refused(lambda: judged_rounds.load(tiny, folder, "medusa"), "4 levels", "3 heads")
+    drafter: Any = judged_rounds.load(tiny, folder, "medusa").drafter
+    known = [path for path in MEDUSA_TREE.paths if len(path) <= heads]
+    assert drafter.tree == from_paths(known)
+    model, told = drafter.model, f"tree = 4 must be at most {heads}, one level per head"
+    chosen = TreeConfig(choices="mc_sim_7b_63")
+    refused(lambda: tree_drafter("medusa", model, chosen), told)
+    dynamic = TreeConfig(num_nodes=9, depth=4)
+    refused(lambda: TreeDrafter(model=model, tree=dynamic), told)

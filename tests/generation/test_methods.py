@@ -11,7 +11,11 @@ from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import Calibration, Confidence, RecyclingDrafter
 from eagle_jax.drafting.calibration import UNCALIBRATED
-from eagle_jax.generation.methods import plain_drafter, switch_drafter, tree_drafter
+from eagle_jax.generation.methods import (
+    switch_drafter,
+    tree_drafter,
+    weightless_drafter,
+)
 from eagle_jax.tree import EAGLE1_TREE, RECYCLING_TREE, Topology
 from tests.drafting.toy_model import ToyModel
 from tests.helpers import refused
@@ -110,7 +114,7 @@ def test_noise_is_shared_unless_it_is_forbidden() -> None:
 def test_recycling_fills_its_own_tree_or_the_one_that_is_named(
     choices: str | None, tree: Topology
 ) -> None:
-    drafter = plain_drafter("recycling", TreeConfig(choices=choices), 24)
+    drafter = weightless_drafter("recycling", TreeConfig(choices=choices), 24)
     assert drafter == RecyclingDrafter(vocab_size=24, tree=tree)
 
 

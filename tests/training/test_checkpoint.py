@@ -8,7 +8,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 from eagle_jax.files import write_json
-from eagle_jax.training.checkpoint import LOCK, Checkpoints, writing_run
+from eagle_jax.training.checkpoint import (
+    LOCK,
+    Checkpoints,
+    check_settings,
+    writing_run,
+)
+from eagle_jax.training.config import LossConfig, TrainConfig
 from tests.helpers import refused
 
 
@@ -38,6 +44,16 @@ def test_a_run_needs_a_place_for_a_folder(tmp_path: Path) -> None:
     refused(lambda: writing_run(tmp_path / "file").__enter__(), "is no folder")
     run = tmp_path / "file" / "run"
     refused(lambda: writing_run(run).__enter__(), f"cannot write {run}: Not a dir")
+
+
+@pytest.mark.parametrize("table", [None, {}, {"noise": 0.1}])
+def test_a_setting_that_was_not_known_yet_had_its_default(
+    tmp_path: Path, table: dict[str, float] | None
+) -> None:
+    before = {} if table is None else {"loss": table}
+    check_settings(tmp_path, before, TrainConfig())
+    changed = TrainConfig(loss=LossConfig(decay=0.5))
+    refused(lambda: check_settings(tmp_path, before, changed), "decay = 0.8, not 0.5")
 
 
 def test_the_best_checkpoint_outlives_the_newest(tmp_path: Path) -> None:

@@ -188,16 +188,25 @@ def test_new_heads_have_the_published_sizes(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "name"),
+    ("sizes", "loss", "name"),
     [
-        ({"draft_heads": 3}, "draft_heads = 3"),
-        ({"head_layers": 2}, "head_layers = 2"),
-        ({"kind": "medusa", "inputs": "token"}, "inputs = token"),
-        ({"kind": "hydra", "num_heads": 2}, "num_heads = 2"),
+        ({"draft_heads": 3}, {}, "draft_heads = 3"),
+        ({"head_layers": 2}, {}, "head_layers = 2"),
+        ({}, {"decay": 0.5}, "decay = 0.5"),
+        ({}, {"labels": "tokens"}, "labels = tokens"),
+        ({"kind": "medusa", "inputs": "token"}, {}, "inputs = token"),
+        ({"kind": "hydra", "num_heads": 2}, {}, "num_heads = 2"),
+        ({"kind": "hydra-mlp", "fc_bias": False}, {}, "fc_bias = False"),
+        ({"kind": "medusa"}, {"feature_weight": 0.0}, "feature_weight = 0.0"),
+        ({"kind": "medusa"}, {"token_weight": 1.0}, "token_weight = 1.0"),
+        ({"kind": "hydra"}, {"noise": 0.0}, "noise = 0.0"),
+        ({"kind": "hydra"}, {"noise_scale": "official"}, "noise_scale = official"),
+        ({"kind": "hydra"}, {"mask": "official"}, "mask = official"),
+        ({"kind": "medusa"}, {"normalize": "official"}, "normalize = official"),
     ],
 )
-def test_sizes_of_another_kind_are_refused(sizes: Any, name: str) -> None:
-    config = TrainConfig(head=HeadConfig(**sizes))
+def test_settings_of_another_kind_are_refused(sizes: Any, loss: Any, name: str) -> None:
+    config = TrainConfig(head=HeadConfig(**sizes), loss=LossConfig(**loss))
     refused(lambda: new_head(TARGET.config, config), name, "left out")
 
 

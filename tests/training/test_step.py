@@ -11,7 +11,9 @@ import optax
 import pytest
 
 from eagle_jax.config import TreeConfig
+from eagle_jax.drafting.heads import init_heads
 from eagle_jax.models import transformer
+from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, shard_pair
 from eagle_jax.training.config import (
@@ -184,6 +186,26 @@ def test_what_a_limit_cuts_off_is_in_no_round(
     )
     found = evaluate(init_state(CONFIG, 0).params, target_params)
     assert found.tokens_per_round == 1.0
+
+
+def test_medusas_heads_are_measured_with_the_tree_that_they_draft(
+    rows: PackedRows, target_params: transformer.TransformerParams
+) -> None:
+    layer = CONFIG.target.config.layer
+    heads = MedusaConfig(
+        num_heads=2, num_layers=1, hidden_size=layer.hidden_size, vocab_size=64
+    )
+    evaluate = make_evaluation(
+        TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
+        # A tree that drafts nothing, in which every round emits one token.
+        config=TrainConfig(
+            tree=TreeConfig(depth=0), run=RunConfig(batch_size=4, eval_new_tokens=24)
+        ),
+        step_config=dataclasses.replace(CONFIG, head=heads),
+        sharding=shard_pair(MeshShape(), CONFIG.target.config, batch_size=4),
+    )
+    found = evaluate(init_heads(jax.random.key(0), heads), target_params)
+    assert found.tokens_per_round > 1
 
 
 def test_the_optimizer_is_adamw() -> None:

@@ -84,7 +84,8 @@ def test_a_chain_has_one_node_per_level(length: int) -> None:
     [
         ([(1,), (0,), (1,)], "path = (1,) must be given once"),
         ([(0, 0)], "preceded by"),
-        ([(0,), (-1,)], "ranks of 0 and more"),
+        ([(0,), (-1,)], "ranks of 0 to 2**31 - 1"),
+        ([(2**31,)], "ranks of 0 to 2**31 - 1"),
     ],
 )
 def test_what_is_no_tree_is_refused(paths: list[tuple[int, ...]], told: str) -> None:
