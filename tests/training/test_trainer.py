@@ -157,18 +157,11 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
     )
     choices = tmp_path / "choices.json"
     choices.write_text("[[0], [1], [0, 0], [1, 0]]")
-    texts = {
-        method: load_pair(
-            target,
-            draft,
-            method=method,
-            tree=TreeConfig(choices=str(choices)),
-        ).generate("ten hats", max_new_tokens=12)
-        for method, draft in (
-            ("autoregressive", None),
-            (kind, str(trained.head)),
-        )
-    }
-    plain, drafted = texts.values()
+    tree = TreeConfig(choices=str(choices))
+    plain = load_pair(target, method="autoregressive")
+    pair = load_pair(target, str(trained.head), method=kind, tree=tree)
+    plain, drafted = (
+        loaded.generate("ten hats", max_new_tokens=12) for loaded in (plain, pair)
+    )
     assert drafted[0].token_ids == plain[0].token_ids
     assert drafted[0].accept_lengths
