@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.drafting.eagle import EagleState, FeatureHead
-from eagle_jax.drafting.medusa import LastFeature, LastFeatureModel
+from eagle_jax.drafting.medusa import LastFeature, LastFeatureModel, PositionHeads
 from eagle_jax.models import hydra_heads
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.hydra_heads import HydraConfig, HydraParams
@@ -28,7 +28,7 @@ class HydraDrafterParams:
     embedding: jax.Array
 
 
-class _PathReader:
+class _PathReader(PositionHeads):
     """What heads have in common that read a path's embeddings.
 
     The output of a node is `[p, E(root), E(x_1), ..., E(x_d)]` side by side: `X` is
@@ -41,16 +41,6 @@ class _PathReader:
     def join(heads: HydraParams, target: Tables) -> HydraDrafterParams:
         """Joins heads with the embedding table of their target; nothing is copied."""
         return HydraDrafterParams(heads=heads, embedding=target.embedding)
-
-    @property
-    def vocab_size(self) -> int:
-        """See `DraftModel.vocab_size`."""
-        return self.config.vocab_size
-
-    @property
-    def feature_size(self) -> int:
-        """The width of the target's features, `F`, which is `E`."""
-        return self.config.hidden_size
 
     def step(
         self,
@@ -72,11 +62,6 @@ class _PathReader:
     ) -> jax.Array:
         """See `DraftModel.logits`."""
         return hydra_heads.logits(params.heads.heads[level - 1], outputs)
-
-    def tokens(self, params: HydraDrafterParams, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
-        del params
-        return choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

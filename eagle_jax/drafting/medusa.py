@@ -95,8 +95,29 @@ class LastFeatureModel(abc.ABC):
         return state.feature, state
 
 
+class PositionHeads:
+    """What Medusa's and Hydra's heads have in common: a head per drafted level."""
+
+    config: Any
+
+    @property
+    def vocab_size(self) -> int:
+        """See `DraftModel.vocab_size`."""
+        return self.config.vocab_size
+
+    @property
+    def feature_size(self) -> int:
+        """The width of the target's features, `F`, which is `E`."""
+        return self.config.hidden_size
+
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
+        del params
+        return choices
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MedusaHeads(LastFeatureModel):
+class MedusaHeads(PositionHeads, LastFeatureModel):
     """Medusa's heads, of which head `i` drafts depth `i + 1` (Medusa, section 3.1).
 
     No head sees a drafted token: all nodes of a level have the same children.
@@ -120,16 +141,6 @@ class MedusaHeads(LastFeatureModel):
             embedding=target.embedding if is_tied else None,
             output_head=target.output_head,
         )
-
-    @property
-    def vocab_size(self) -> int:
-        """See `DraftModel.vocab_size`."""
-        return self.config.vocab_size
-
-    @property
-    def feature_size(self) -> int:
-        """The width of the target's features, `F`, which is `E`."""
-        return self.config.hidden_size
 
     def step(
         self,
@@ -156,8 +167,3 @@ class MedusaHeads(LastFeatureModel):
         table = borrowed if head.output_head is None else head.output_head
         assert table is not None, "join gives the target's to heads without one"
         return unembed(table, medusa_heads.forward(head, outputs))
-
-    def tokens(self, params: MedusaDrafterParams, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
-        del params
-        return choices
