@@ -31,6 +31,8 @@ from tests.helpers import file_bytes, refused
 
 torch = pytest.importorskip("torch")
 
+# These import torch themselves: without it the line above skips the file first.
+
 from tests.checkpoints import judged_heads, judged_rounds  # noqa: E402
 from tests.checkpoints.judged_heads import (  # noqa: E402
     damaged,
