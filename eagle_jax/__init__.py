@@ -40,6 +40,7 @@ from eagle_jax.interface import (
     TargetOutput,
     Verified,
 )
+from eagle_jax.models.cache import append_rows
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
@@ -90,6 +91,7 @@ __all__ = [
     "TreeConfig",
     "TreeDrafter",
     "Verified",
+    "append_rows",
     "autoregressive",
     "cache_slots",
     "generate",
