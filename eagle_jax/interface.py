@@ -225,6 +225,42 @@ class Drafter(Protocol):
         ...
 
 
+class PieceReader(Protocol):
+    """What a drafter may add, so that a long prompt stalls nobody while it reads.
+
+    One without it reads a prompt as a whole, in `Drafter.prefill`.
+    """
+
+    @property
+    def reads_pieces(self) -> bool:
+        """Whether `read_piece` can be called. Static."""
+        ...
+
+    def read_piece(
+        self,
+        params: Any,
+        state: Any,
+        tokens: jax.Array,
+        features: jax.Array,
+        lengths: jax.Array,
+        begin: jax.Array,
+        size: int,
+    ) -> Any:
+        """Reads a piece of the prompts; after the last one all is as after `prefill`.
+
+        Args:
+            params: The drafter's parameters.
+            state: The state in which the tokens before the piece are read.
+            tokens: `[B, T]` int32, the whole prompts, padded at the end.
+            features: `[B, T, F]`, the target's features at the tokens up to the
+                piece's end.
+            lengths: `[B]` int32, real tokens per row, at least 1.
+            begin: `[]` int32, the first token of the piece.
+            size: The number of tokens of the piece, at most `T - begin`. Static.
+        """
+        ...
+
+
 def forward(
     target: Target,
     params: Any,

@@ -5,18 +5,26 @@ In one piece the scores of a prompt take memory with the square of its length, 3
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax import interface
-from eagle_jax.interface import Cache, Target, TargetOutput
+from eagle_jax.interface import Cache, Target
 from eagle_jax.ordering import after
+
+T = TypeVar("T")
 
 PREFILL_CHUNK = 512
 """The number of tokens read at once: enough to keep an accelerator's units busy."""
+
+
+def chunk_size(num_tokens: int) -> int:
+    """Returns how many tokens of prompts padded to `num_tokens` are read at once."""
+    return min(PREFILL_CHUNK, num_tokens)
 
 
 @struct.dataclass(kw_only=True)
@@ -57,32 +65,45 @@ def read_prompts(
             hidden=_rows(output.hidden, lengths - 1),
             features=output.features,
         )
+    return in_pieces(
+        functools.partial(read_piece, target, params, prompts, lengths),
+        begin_reading(target, params, prompts, cache),
+        lengths,
+        num_tokens,
+    )
 
-    def read(reading: Reading, begin: jax.Array | int, size: int) -> Reading:
-        tokens = jax.lax.dynamic_slice_in_dim(prompts, begin, size, axis=1)
-        rows = jnp.broadcast_to(jnp.arange(size), tokens.shape)
-        positions = begin + rows
-        output = interface.forward(
-            target, params, tokens, positions, None, reading.cache
-        )
-        return _add(target, reading, output, begin, rows, lengths)
 
-    reading = _nothing_read(target, params, prompts, cache)
+def in_pieces(
+    read: Callable[[T, jax.Array | int, int], T],
+    start: T,
+    lengths: jax.Array,
+    num_tokens: int,
+) -> T:
+    """Reads prompts piece by piece, as far as the longest of them goes.
+
+    Args:
+        read: A function of what was read so far, the first token of a piece and the
+            tokens in it, which returns what is read then.
+        start: What is read at first.
+        lengths: `[B]` int32, real tokens per row.
+        num_tokens: The tokens of the padded prompts, `T`. Static.
+    """
     num_chunks = -(-lengths.max() // PREFILL_CHUNK)
     num_whole = num_tokens // PREFILL_CHUNK
     reading = jax.lax.fori_loop(
         0,
         jnp.minimum(num_chunks, num_whole),
         lambda chunk, reading: read(reading, chunk * PREFILL_CHUNK, PREFILL_CHUNK),
-        reading,
+        start,
     )
     rest = num_tokens - num_whole * PREFILL_CHUNK
     return read(reading, num_whole * PREFILL_CHUNK, rest) if rest else reading
 
 
-def _nothing_read(
+def begin_reading(
     target: Target, params: Any, prompts: jax.Array, cache: Cache
 ) -> Reading:
+    """Returns the reading of prompts of which no token is read; nothing is computed."""
     tokens = prompts[:, :PREFILL_CHUNK]
     run = functools.partial(interface.forward, target)
     output = jax.eval_shape(run, params, tokens, tokens, None, cache)
@@ -95,26 +116,39 @@ def _nothing_read(
     )
 
 
-def _add(
+def read_piece(
     target: Target,
-    reading: Reading,
-    output: TargetOutput,
-    begin: jax.Array | int,
-    rows: jax.Array,
+    params: Any,
+    prompts: jax.Array,
     lengths: jax.Array,
+    reading: Reading,
+    begin: jax.Array | int,
+    size: int,
 ) -> Reading:
-    """Takes in a piece of `rows.shape[1]` tokens.
+    """Reads the next tokens of prompts.
 
-    Rows that ended before it commit nothing: their window lies after their end and,
+    Rows that ended before them commit nothing: their window lies after their end and,
     as pieces have one size, before the padded end.
+
+    Args:
+        target: The target. Static.
+        params: The target's parameters.
+        prompts: `[B, T]` int32, padded at the end.
+        lengths: `[B]` int32, real tokens per row, at least 1.
+        reading: What was read of the `begin` tokens before.
+        begin: `[]` int32, the first token of the piece.
+        size: The number of tokens to read, at most `T - begin`. Static.
     """
-    size = rows.shape[1]
+    tokens = jax.lax.dynamic_slice_in_dim(prompts, begin, size, axis=1)
+    rows = jnp.broadcast_to(jnp.arange(size), tokens.shape)
+    cache = reading.cache
+    output = interface.forward(target, params, tokens, begin + rows, None, cache)
     last = lengths - 1 - begin
     is_last = (last >= 0) & (last < size)
     hidden = _rows(output.hidden, jnp.clip(last, 0, size - 1))
     count = after(jnp.clip(lengths - begin, 0, size), hidden[:, 0])
     return Reading(
-        cache=interface.commit(target, reading.cache, output.entries, rows, count),
+        cache=interface.commit(target, cache, output.entries, rows, count),
         hidden=jnp.where(is_last[:, None], hidden, reading.hidden),
         features=jax.lax.dynamic_update_slice_in_dim(
             reading.features, output.features, begin, axis=1

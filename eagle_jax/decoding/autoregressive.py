@@ -63,9 +63,7 @@ def prefill(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> DecodeState:
     """Reads the prompts and emits the first tokens; arguments as for `generate`."""
-    greedy = decoder.is_greedy
-    state, _ = start(decoder, params, requests, num_slots=num_slots, greedy=greedy)
-    return state
+    return start(decoder, params, requests, num_slots=num_slots)[0]
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))

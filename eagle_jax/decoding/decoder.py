@@ -68,6 +68,12 @@ class Decoder:
         """Whether every row takes the argmax, and no sampling is compiled."""
         return self.acceptance == "greedy"
 
+    @property
+    def begins_greedily(self) -> bool:
+        """Whether first tokens take the argmax; typical acceptance draws nothing."""
+        is_typical = self.acceptance == "typical" and self.drafter is not None
+        return self.is_greedy or is_typical
+
     def check(self, params: Any, requests: Requests) -> None:
         """Refuses arguments that would silently give wrong text.
 

@@ -118,11 +118,7 @@ def prefill(
     The arguments are those of `generate`, but nothing checks `num_slots` here: it must
     be at least `round_up_slots` of the longest text.
     """
-    # Typical acceptance draws nothing, the first token included.
-    greedy = decoder.acceptance in ("greedy", "typical")
-    state, features = start(
-        decoder, params, requests, num_slots=num_slots, greedy=greedy
-    )
+    state, features = start(decoder, params, requests, num_slots=num_slots)
     drafter = _drafter(decoder)
     drafter_state = drafter.prefill(
         params.drafter,

@@ -12,7 +12,7 @@ from eagle_jax import interface
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, RowSettings
 from eagle_jax.interface import Cache, Params
-from eagle_jax.prefill import read_prompts
+from eagle_jax.prefill import Reading, read_prompts
 from eagle_jax.sampling import choose_tokens
 
 
@@ -27,6 +27,8 @@ class StopReason(enum.IntEnum):
     """`max_new_tokens` were emitted."""
     MAX_LENGTH = 3
     """Prompt and output together reached `max_length`."""
+    FREE = 4
+    """The row holds no text: nothing was inserted yet, or it was freed."""
 
 
 @struct.dataclass(kw_only=True)
@@ -71,12 +73,7 @@ class DecodeState:
 
 
 def start(
-    decoder: Decoder,
-    params: Params,
-    requests: Requests,
-    *,
-    num_slots: int,
-    greedy: bool,
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> tuple[DecodeState, jax.Array]:
     """Reads the prompts and emits each row's first token.
 
@@ -85,17 +82,32 @@ def start(
         params: The parameters of target and drafter.
         requests: The requests, `B` rows.
         num_slots: The number of cache slots, `S`, see `cache_slots`. Static.
-        greedy: Whether the first tokens are the most likely ones. Static.
 
     Returns:
         The state, and the features `[B, T, F]` of the prompts.
     """
-    target = decoder.target
+    target, prompts = decoder.target, requests.prompts
+    empty = target.init_cache(prompts.shape[0], num_slots)
+    reading = read_prompts(
+        target, params.target, prompts, requests.prompt_lengths, empty
+    )
+    state = begin_texts(decoder, params, requests, reading, num_slots=num_slots)
+    return state, reading.features
+
+
+def begin_texts(
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    reading: Reading,
+    *,
+    num_slots: int,
+) -> DecodeState:
+    """Emits each row's first token, after `reading` its prompt; see `start`."""
     batch, num_tokens = requests.prompts.shape
     lengths = requests.prompt_lengths
-    empty = target.init_cache(batch, num_slots)
-    reading = read_prompts(target, params.target, requests.prompts, lengths, empty)
-    logits = interface.unembed(target, params.target, reading.hidden)
+    logits = interface.unembed(decoder.target, params.target, reading.hidden)
+    greedy = decoder.begins_greedily
     first = choose_tokens(
         requests.sampling, requests.keys, logits, lengths, greedy=greedy
     )
@@ -112,7 +124,7 @@ def start(
         num_rounds=jnp.zeros(batch, jnp.int32),
     )
     state, _ = emit(state, first[:, None], jnp.ones(batch, jnp.int32))
-    return state, reading.features
+    return state
 
 
 def emit(

@@ -16,6 +16,8 @@ from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.layers import rms_norm
 from eagle_jax.models.transformer import Tables, causal_mask, output_head, unembed
+from eagle_jax.ordering import after
+from eagle_jax.prefill import chunk_size, in_pieces
 
 
 @struct.dataclass(kw_only=True)
@@ -142,19 +144,62 @@ class FeatureHead(abc.ABC):
         lengths: jax.Array,
     ) -> EagleState:
         """See `Drafter.prefill`; the last feature waits for the root's token."""
-        batch, num_tokens = tokens.shape
-        path_length = state.tokens.shape[1]
-        path = jnp.broadcast_to(jnp.arange(num_tokens), tokens.shape)
-        _, entries = self.run(
-            params,
-            self.paired(tokens, jnp.roll(tokens, -1, axis=1)),
-            self.fuse(params, features),
-            path,
-            causal_mask(batch, num_tokens),
+        num_tokens = tokens.shape[1]
+        prompts = (tokens, features, lengths)
+        if num_tokens == chunk_size(num_tokens):
             # Nothing is cached yet: an empty cache costs no attention.
-            self._cache(batch, 0),
+            nothing = self._cache(tokens.shape[0], 0)
+            return self._read_pairs(params, state, *prompts, nothing, 0, num_tokens)
+
+        def read(state: EagleState, begin: jax.Array | int, size: int) -> EagleState:
+            return self.read_piece(params, state, *prompts, begin, size)
+
+        return in_pieces(read, state, lengths, num_tokens)
+
+    def read_piece(
+        self,
+        params: Any,
+        state: EagleState,
+        tokens: jax.Array,
+        features: jax.Array,
+        lengths: jax.Array,
+        begin: jax.Array | int,
+        size: int,
+    ) -> EagleState:
+        """See `PieceReader.read_piece`."""
+        cache = state.cache
+        return self._read_pairs(
+            params, state, tokens, features, lengths, cache, begin, size
         )
-        cache = kv.commit(state.cache, (entries,), path, lengths - 1)
+
+    def _read_pairs(
+        self,
+        params: Any,
+        state: EagleState,
+        tokens: jax.Array,
+        features: jax.Array,
+        lengths: jax.Array,
+        before: kv.KVCache,
+        begin: jax.Array | int,
+        size: int,
+    ) -> EagleState:
+        """Reads `size` pairs beside the cache `before`; the last feature waits."""
+
+        def piece(array: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(array, begin, size, axis=1)
+
+        batch, path_length = state.tokens.shape
+        rows = jnp.broadcast_to(jnp.arange(size), (batch, size))
+        outputs, entries = self.run(
+            params,
+            self.paired(piece(tokens), piece(jnp.roll(tokens, -1, axis=1))),
+            self.fuse(params, piece(features)),
+            begin + rows,
+            causal_mask(batch, size),
+            before,
+        )
+        count = after(jnp.clip(lengths - 1 - begin, 0, size), outputs[:, 0, 0])
+        cache = kv.commit(state.cache, (entries,), rows, count)
         last = (lengths - 1)[:, None]
         waiting = jnp.take_along_axis(features, last[..., None], axis=1)
         return self.advance(

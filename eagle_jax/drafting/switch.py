@@ -99,6 +99,22 @@ class SwitchDrafter:
             model=self.second.prefill(params, state.model, *prompts),
         )
 
+    @property
+    def reads_pieces(self) -> bool:
+        """See `PieceReader`: whether the tree's model does."""
+        return self.second.reads_pieces
+
+    def read_piece(
+        self, params: Any, state: SwitchState, *prompts_and_piece: Any
+    ) -> SwitchState:
+        """See `PieceReader.read_piece`, whose arguments these are."""
+        prompts = prompts_and_piece[:3]
+        return dataclasses.replace(
+            state,
+            lookup=self.first.prefill((), state.lookup, *prompts),
+            model=self.second.read_piece(params, state.model, *prompts_and_piece),
+        )
+
     def propose(
         self, params: Any, state: SwitchState, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, SwitchState]:

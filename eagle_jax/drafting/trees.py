@@ -102,6 +102,16 @@ class TreeDrafter:
             return state
         return self.model.prefill(params, state, tokens, features, lengths)
 
+    @property
+    def reads_pieces(self) -> bool:
+        """See `PieceReader`; a draft model says it by a method `read_piece`."""
+        return self.depth > 0 and hasattr(self.model, "read_piece")
+
+    def read_piece(self, params: Any, *prompts_and_piece: Any) -> Any:
+        """See `PieceReader.read_piece`, whose arguments these are."""
+        model: Any = self.model
+        return model.read_piece(params, *prompts_and_piece)
+
     def propose(
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:

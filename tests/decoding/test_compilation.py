@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.drafting import LookaheadDrafter
 from eagle_jax.interface import Params
@@ -31,6 +31,8 @@ def programs() -> dict[str, Any]:
         "decode_round": speculative.decode_round.lower(drafting, params, state),
         "decode": speculative.decode.lower(drafting, params, state),
         "autoregressive": autoregressive.decode.lower(plain, params, begun),
+        "slots.generate": slots.generate.lower(drafting, params, state),
+        "slots.insert": slots.insert.lower(state, state, 0),
     }
     return {name: program.compile() for name, program in lowered.items()}
 

@@ -1,0 +1,330 @@
+"""Slots for serving loops: rows of a running batch that texts enter and leave.
+
+The verbs are those of JetStream's engines: `prefill` reads a prompt, `insert` puts it
+into a row, `generate` runs rounds, `free` gives a row back. A serving loop keeps one
+state and asks for one small `Result` per call; a text depends on neither its row nor
+its neighbours.
+
+>>> from eagle_jax import Decoder, LookupDrafter, Params, make_requests
+>>> from eagle_jax.testing import ToyTarget
+>>> decoder = Decoder(target=ToyTarget(), drafter=LookupDrafter())
+>>> params = Params(target=())
+>>> state = init_decode_state(decoder, batch=2, num_slots=64)
+>>> requests = make_requests([[1, 2, 3]], max_new_tokens=9)
+>>> prefix, first = prefill(decoder, params, requests, num_slots=64)
+>>> state = insert(prefix, state, slot=1)
+>>> state, result = generate(decoder, params, state, rounds=8)
+>>> result.counts.tolist(), result.is_finished.tolist()
+([0, 8], [True, True])
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.growth import has_room
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.state import DecodeState, StopReason, begin_texts
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Params
+from eagle_jax.prefill import Reading, begin_reading, chunk_size, read_piece
+
+
+@struct.dataclass(kw_only=True)
+class Result:
+    """What one call added to the texts: all that leaves the device.
+
+    Attributes:
+        tokens: `[B, n * P]` int32, the new tokens of each row; 0 after `counts`. After
+            a prefill `[B, 1]`, the first tokens.
+        counts: `[B]` int32, new tokens per row.
+        accept_lengths: `[B, n]` int32, the drafted tokens that each round accepted,
+            uncut by limits; 0 after `num_rounds`.
+        num_rounds: `[B]` int32, rounds of this call in which the row was running.
+        stop_reason: `[B]` int32, each row's `StopReason` after the call.
+    """
+
+    tokens: jax.Array
+    counts: jax.Array
+    accept_lengths: jax.Array
+    num_rounds: jax.Array
+    stop_reason: jax.Array
+
+    @property
+    def is_finished(self) -> jax.Array:
+        """`[B]` bool, true in rows that hold no text, or one that has ended."""
+        return self.stop_reason != StopReason.RUNNING
+
+
+@struct.dataclass(kw_only=True)
+class Prefix:
+    """Prompts that are being read, chunk by chunk; every leaf has the batch first.
+
+    Attributes:
+        requests: The requests, `B` rows.
+        reading: What the target has read of them.
+        drafter_state: What the drafter has read.
+        num_read: `[B]` int32, the tokens read so far, the same in every row.
+    """
+
+    requests: Requests
+    reading: Reading
+    drafter_state: Any
+    num_read: jax.Array
+
+
+def init_decode_state(
+    decoder: Decoder, *, batch: int, num_slots: int, num_stop_tokens: int = 1
+) -> DecodeState:
+    """Returns a state in which every row is free.
+
+    Args:
+        decoder: The decoder.
+        batch: The number of rows, `B`.
+        num_slots: The number of cache slots per row, `S`: `round_up_slots` of the
+            longest text.
+        num_stop_tokens: The stop tokens of a request at most.
+    """
+    rows = make_requests(
+        [[0]] * batch, max_new_tokens=1, stop_tokens=range(num_stop_tokens)
+    )
+    drafter, nothing = decoder.drafter, jnp.zeros(batch, jnp.int32)
+    return DecodeState(
+        rows=rows.settings(),
+        tokens=jnp.zeros((batch, num_slots), jnp.int32),
+        lengths=nothing + 1,
+        stop_reason=nothing + StopReason.FREE,
+        target_cache=decoder.target.init_cache(batch, num_slots),
+        drafter_state=() if drafter is None else drafter.init_state(batch, num_slots),
+        accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
+        num_rounds=nothing,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+def prefill(
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+) -> tuple[DecodeState, Result]:
+    """Reads prompts as a whole and emits the first token of each.
+
+    Args:
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        requests: The requests: one, or a few.
+        num_slots: The number of cache slots, `S`, of the state that they will enter.
+            Static.
+
+    Returns:
+        A state of their own, for `insert`, and the first tokens.
+    """
+    library = autoregressive if decoder.drafter is None else speculative
+    state = library.prefill(decoder, params, requests, num_slots=num_slots)
+    return state, _added(state, requests.prompt_lengths, state.num_rounds, 1, 0)
+
+
+def num_chunks(requests: Requests) -> int:
+    """Returns how often `prefill_chunk` must be called for these concrete requests."""
+    longest = int(requests.prompt_lengths.max())
+    return -(-longest // chunk_size(requests.prompts.shape[1]))
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+def start_prefill(
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+) -> Prefix:
+    """Begins to read prompts in chunks; the arguments are those of `prefill`.
+
+    Call `prefill_chunk` `num_chunks` times, between rounds of the running rows, then
+    `finish_prefill`: no row waits for longer than a chunk takes, however long the
+    prompt is.
+
+    Raises:
+        InputError: If the padded prompts cannot be cut into chunks.
+    """
+    batch, num_tokens = requests.prompts.shape
+    if num_tokens % (size := chunk_size(num_tokens)):
+        raise InputError(
+            f"prompts padded to {num_tokens} tokens are no whole chunks of {size}; pad "
+            "them to `bucket_prompt`, as `make_requests` does"
+        )
+    cache = decoder.target.init_cache(batch, num_slots)
+    drafter = decoder.drafter
+    return Prefix(
+        requests=requests,
+        reading=begin_reading(decoder.target, params.target, requests.prompts, cache),
+        drafter_state=() if drafter is None else drafter.init_state(batch, num_slots),
+        num_read=jnp.zeros(batch, jnp.int32),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("prefix",))
+def prefill_chunk(decoder: Decoder, params: Params, prefix: Prefix) -> Prefix:
+    """Reads the next `prefill.PREFILL_CHUNK` tokens; the prefix is donated.
+
+    A drafter reads its part now if it can (`interface.PieceReader`).
+    """
+    requests, drafter_state = prefix.requests, prefix.drafter_state
+    prompts, lengths = requests.prompts, requests.prompt_lengths
+    begin, size = prefix.num_read[0], chunk_size(requests.prompts.shape[1])
+    reading = read_piece(
+        *(decoder.target, params.target, prompts, lengths),
+        *(prefix.reading, begin, size),
+    )
+    if _reads_pieces(decoder):
+        drafter: Any = decoder.drafter
+        drafter_state = drafter.read_piece(
+            *(params.drafter, drafter_state, prompts, reading.features, lengths),
+            *(begin, size),
+        )
+    return Prefix(
+        requests=requests,
+        reading=reading,
+        drafter_state=drafter_state,
+        num_read=prefix.num_read + size,
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+def finish_prefill(
+    decoder: Decoder, params: Params, prefix: Prefix, *, num_slots: int
+) -> tuple[DecodeState, Result]:
+    """Emits the first tokens of prompts that were read; returns what `prefill` does."""
+    requests, reading, drafter = prefix.requests, prefix.reading, decoder.drafter
+    drafter_state, lengths = prefix.drafter_state, requests.prompt_lengths
+    if drafter is not None and not _reads_pieces(decoder):
+        drafter_state = drafter.prefill(
+            *(params.drafter, drafter_state),
+            *(requests.prompts, reading.features, lengths),
+        )
+    state = begin_texts(decoder, params, requests, reading, num_slots=num_slots)
+    state = dataclasses.replace(state, drafter_state=drafter_state)
+    return state, _added(state, lengths, state.num_rounds, 1, 0)
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def insert(
+    prefix: DecodeState,
+    state: DecodeState,
+    slot: jax.Array | int,
+    row: jax.Array | int = 0,
+) -> DecodeState:
+    """Puts a text that was read into a row of the running batch.
+
+    Args:
+        prefix: The state that `prefill` returned.
+        state: The running state, which is donated; what the row held is gone.
+        slot: `[]` int32, the row, in `0 .. B - 1`.
+        row: `[]` int32, the row of the prefix, where it has several.
+
+    Raises:
+        InputError: If the two states differ in more than their rows.
+    """
+    _check_alike(prefix, state)
+
+    def write(rows: jax.Array, read: jax.Array) -> jax.Array:
+        one = jax.lax.dynamic_slice_in_dim(read, row, 1, axis=0)
+        return jax.lax.dynamic_update_slice_in_dim(rows, one, slot, axis=0)
+
+    return jax.tree.map(write, state, prefix)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("decoder", "rounds"), donate_argnames=("state",)
+)
+def generate(
+    decoder: Decoder, params: Params, state: DecodeState, *, rounds: int = 16
+) -> tuple[DecodeState, Result]:
+    """Runs 1 to `rounds` rounds as one program, until a text ends.
+
+    It also returns before a row outgrows its cache: `growth.grow` gives more room, in
+    the same state.
+
+    Args:
+        decoder: The decoder; without a drafter, each round is a step. Static.
+        params: The parameters of target and drafter.
+        state: The running state, which is donated; free rows stay as they are.
+        rounds: The most rounds, `n`. Static.
+
+    Returns:
+        The new state, and what the rounds added.
+    """
+    before, rounds_before = state.lengths, state.num_rounds
+    running = state.is_running
+
+    def goes_on(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+        done, state = carry
+        is_unchanged = (state.is_running == running).all()
+        has_more = (done < rounds) & running.any() & is_unchanged
+        return has_more & has_room(state, decoder.depth)
+
+    def run(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+        done, state = carry
+        if decoder.drafter is None:
+            return done + 1, autoregressive.decode_step(decoder, params, state)
+        return done + 1, speculative.decode_round(decoder, params, state)[0]
+
+    _, state = jax.lax.while_loop(goes_on, run, (jnp.int32(0), state))
+    width = rounds * (decoder.depth + 1)
+    return state, _added(state, before, rounds_before, width, rounds)
+
+
+@functools.partial(jax.jit, donate_argnames=("state",))
+def free(state: DecodeState, slot: jax.Array | int) -> DecodeState:
+    """Ends the text of a row, whose reader went away; the state is donated."""
+    reasons = state.stop_reason.at[slot].set(StopReason.FREE)
+    return dataclasses.replace(state, stop_reason=reasons)
+
+
+def _added(
+    state: DecodeState,
+    lengths: jax.Array,
+    num_rounds: jax.Array,
+    width: int,
+    rounds: int,
+) -> Result:
+    """Returns what a state holds beyond these lengths and numbers of rounds, `[B]`."""
+
+    def window(rows: jax.Array, begin: jax.Array, end: jax.Array, size: int) -> Any:
+        places = begin[:, None] + jnp.arange(size)
+        last = rows.shape[1] - 1
+        values = jnp.take_along_axis(rows, jnp.minimum(places, last), axis=1)
+        return jnp.where(places < end[:, None], values, 0)
+
+    return Result(
+        tokens=window(state.tokens, lengths, state.lengths, width),
+        counts=state.lengths - lengths,
+        accept_lengths=window(
+            state.accept_lengths, num_rounds, state.num_rounds, rounds
+        ),
+        num_rounds=state.num_rounds - num_rounds,
+        stop_reason=state.stop_reason,
+    )
+
+
+def _reads_pieces(decoder: Decoder) -> bool:
+    return getattr(decoder.drafter, "reads_pieces", False)
+
+
+def _check_alike(prefix: DecodeState, state: DecodeState) -> None:
+    """Refuses a prefix whose leaves do not fit into a row of the state."""
+    leaves = jax.tree_util.tree_leaves_with_path(prefix)
+    others = jax.tree_util.tree_leaves_with_path(state)
+    if len(leaves) != len(others):
+        raise InputError(
+            f"the prefix has {len(leaves)} arrays and the state {len(others)}; make "
+            "both with the same decoder"
+        )
+    for (path, leaf), (_, other) in zip(leaves, others, strict=True):
+        if (leaf.shape[1:], leaf.dtype) != (other.shape[1:], other.dtype):
+            raise InputError(
+                f"{jax.tree_util.keystr(path)} of the prefix is {leaf.dtype} "
+                f"{list(leaf.shape)}, and of the state {other.dtype} "
+                f"{list(other.shape)}; give both the same num_slots and bucket of stop "
+                "tokens"
+            )

@@ -1,0 +1,245 @@
+"""Texts that enter and leave a running batch are those that they are alone."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax import prefill as reading
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, slots
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.growth import grow
+from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.slots import Result
+from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.drafting import LookupDrafter, SwitchDrafter
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Drafter, Params
+from eagle_jax.testing import (
+    ToyDrafter,
+    ToyTarget,
+    assert_batch_first,
+    assert_same_tokens,
+)
+from tests import tiny
+from tests.helpers import texts
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TOY = ToyTarget()
+TREE = TreeConfig(num_nodes=8, depth=2, width=3)
+TOYS = {
+    "drafted": Decoder(target=TOY, drafter=ToyDrafter(target=TOY, tree=TREE)),
+    "plain": Decoder(target=TOY),
+}
+PARAMS = Params(target=(), drafter=jnp.float32(0.7))
+
+
+def mixed_requests(count: int) -> list[dict[str, Any]]:
+    """Prompts and limits of all lengths, greedy and sampled rows, some that stop."""
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "prompts": [rng.integers(0, 8, rng.integers(1, 17)).tolist()],
+            "max_new_tokens": int(rng.choice([1, 2, 9, 40])),
+            "temperature": float(rng.choice([0.0, 1.0])),
+            "top_k": int(rng.choice([0, 3])),
+            "stop_tokens": [3] if rng.random() < 0.3 else [],
+            "seeds": number,
+        }
+        for number in range(count)
+    ]
+
+
+def plain_texts(decoder: Decoder, asked: list[Requests]) -> list[list[int]]:
+    """What plain decoding makes of the same requests, all in one batch."""
+    together = jax.tree.map(lambda *rows: jnp.concatenate(rows), *asked)
+    state = autoregressive.generate(decoder, PARAMS, together, num_slots=64)
+    return texts(together, state)
+
+
+def serve(
+    decoder: Decoder, asked: list[Requests], batch: int, rounds: int
+) -> list[list[int]]:
+    """The texts of requests that enter a row as soon as one is free."""
+    state = slots.init_decode_state(decoder, batch=batch, num_slots=64)
+    found: list[list[int]] = [[] for _ in asked]
+    rows: list[int | None] = [None] * batch
+    waiting = list(range(len(asked)))
+
+    def take(result: Result) -> None:
+        for row, number in enumerate(rows):
+            if number is not None:
+                found[number] += result.tokens[row, : int(result.counts[row])].tolist()
+                if result.is_finished[row]:
+                    rows[row] = None
+
+    while waiting or any(number is not None for number in rows):
+        for row in range(batch):
+            if rows[row] is not None or not waiting:
+                continue
+            number = waiting.pop(0)
+            prefix, first = slots.prefill(decoder, PARAMS, asked[number], num_slots=64)
+            found[number] += first.tokens[0].tolist()
+            if not first.is_finished[0]:
+                state, rows[row] = slots.insert(prefix, state, row), number
+        state, result = slots.generate(decoder, PARAMS, state, rounds=rounds)
+        take(result)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["drafted", "plain"])
+@pytest.mark.parametrize(("batch", "rounds"), [(8, 4), (1, 1)])
+def test_texts_that_share_rows_are_those_of_each_alone(
+    kind: str, batch: int, rounds: int
+) -> None:
+    count = 200 if batch > 1 else 5
+    asked = [make_requests(**request) for request in mixed_requests(count)]
+    decoder = TOYS[kind]
+    programs = (slots.prefill, slots.insert, slots.generate)
+    before = [program._cache_size() for program in programs]
+    found = serve(decoder, asked, batch, rounds)
+    added = [
+        program._cache_size() - size
+        for program, size in zip(programs, before, strict=True)
+    ]
+    assert added[0] <= 1 and added[1] <= 1 and added[2] <= 1
+    wanted = plain_texts(decoder, asked)
+    assert_same_tokens(found, wanted)
+    assert {len(text) for text in wanted} >= {1, 2, 9} if batch > 1 else True
+
+
+def test_a_call_ends_with_the_first_text_that_does() -> None:
+    decoder = TOYS["plain"]
+    state = slots.init_decode_state(decoder, batch=3, num_slots=64)
+    for row, new_tokens in enumerate([4, 9]):
+        asked = make_requests([[row]], max_new_tokens=new_tokens)
+        state = slots.insert(
+            slots.prefill(decoder, PARAMS, asked, num_slots=64)[0], state, row
+        )
+    state, result = slots.generate(decoder, PARAMS, state, rounds=16)
+    assert result.counts.tolist() == result.num_rounds.tolist() == [3, 3, 0]
+    assert result.is_finished.tolist() == [True, False, True]
+    assert result.stop_reason.tolist() == [
+        StopReason.MAX_TOKENS,
+        StopReason.RUNNING,
+        StopReason.FREE,
+    ]
+    state, result = slots.generate(decoder, PARAMS, slots.free(state, 1))
+    assert result.counts.tolist() == [0, 0, 0]
+    assert int(state.stop_reason[1]) == StopReason.FREE
+
+
+def test_a_result_is_small_and_states_keep_the_batch_first() -> None:
+    decoder = TOYS["drafted"]
+    state = slots.init_decode_state(decoder, batch=3, num_slots=64)
+    assert_batch_first(state, 3)
+    shapes = jax.eval_shape(
+        lambda state: slots.generate(decoder, PARAMS, state, rounds=5)[1], state
+    )
+    assert shapes.tokens.shape == (3, 5 * 3)
+    assert shapes.accept_lengths.shape == (3, 5)
+
+
+def test_a_larger_cache_takes_over_the_rows() -> None:
+    decoder = TOYS["drafted"]
+    asked = make_requests([[1, 2]], max_new_tokens=100, temperature=1.0)
+    state = slots.init_decode_state(decoder, batch=2, num_slots=64)
+    prefix, first = slots.prefill(decoder, PARAMS, asked, num_slots=64)
+    state, text = slots.insert(prefix, state, 1), first.tokens[0].tolist()
+    while True:
+        state, result = slots.generate(decoder, PARAMS, state)
+        text += result.tokens[1, : int(result.counts[1])].tolist()
+        if result.is_finished[1]:
+            break
+        if int(result.num_rounds[1]) < 16:
+            assert state.tokens.shape[1] == 64  # Once is enough.
+            state = grow(decoder, state, num_slots=128)
+    expected = autoregressive.generate(decoder, PARAMS, asked)
+    assert_same_tokens([text], texts(asked, expected))
+
+
+PAIR = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)
+READERS: dict[str, Drafter] = {
+    "head": PAIR.drafter,
+    "lookup": LookupDrafter(depth=2),
+    "switch": SwitchDrafter(
+        first=LookupDrafter(depth=2), second=PAIR.drafter, min_match=2
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("length", [1, 9, 32])
+def test_a_prompt_read_beside_running_rows_is_read_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, reader: str, length: int
+) -> None:
+    """States, not only texts: what the drafter reads wrongly shows in no text."""
+    drafter = READERS[reader]
+    decoder = Decoder(target=PAIR.target, drafter=drafter, acceptance="greedy")
+    params = PAIR.params
+    asked = make_requests(
+        [list(range(2, 2 + length))], max_new_tokens=9, prompt_bucket=32
+    )
+    whole, first = slots.prefill(decoder, params, asked, num_slots=64)
+    running = slots.init_decode_state(decoder, batch=2, num_slots=64)
+    other = make_requests([[5, 6]], max_new_tokens=20, prompt_bucket=32)
+    running = slots.insert(
+        slots.prefill(decoder, params, other, num_slots=64)[0], running, 0
+    )
+    monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
+    # A decoder of its own: programs are kept by decoder, and have the usual chunks.
+    decoder = dataclasses.replace(decoder, acceptance="coupled")
+    assert slots.num_chunks(asked) == -(-length // 8)
+    prefix = slots.start_prefill(decoder, params, asked, num_slots=64)
+    assert_batch_first(prefix, 1)
+    for _ in range(slots.num_chunks(asked)):
+        prefix = slots.prefill_chunk(decoder, params, prefix)
+        running, _ = slots.generate(decoder, params, running, rounds=1)
+    pieces, begun = slots.finish_prefill(decoder, params, prefix, num_slots=64)
+    assert begun.tokens.tolist() == first.tokens.tolist()
+    assert_same_state(pieces, whole)
+    running = slots.insert(pieces, running, 1)
+    running, result = slots.generate(decoder, params, running, rounds=9)
+    expected = autoregressive.generate(decoder, params, asked, num_slots=64)
+    text = begun.tokens[0].tolist() + result.tokens[1].tolist()
+    assert text[: int(result.counts[1]) + 1] == texts(asked, expected)[0]
+
+
+def assert_same_state(one: DecodeState, other: DecodeState) -> None:
+    """Compares all but slots after a cache's length, which hold what is never read."""
+
+    def compare(path: Any, a: jax.Array, b: jax.Array) -> None:
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        if a.ndim == 4:  # Keys and values, `[B, G, S, A]`; a head's has a pair less.
+            length = int(one.lengths[0]) - 2 if "drafter" in str(path[0]) else None
+            length = int(one.lengths[0]) - 1 if length is None else length
+            a, b = a[:, :, :length], b[:, :, :length]
+        np.testing.assert_allclose(a, b, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+
+    jax.tree_util.tree_map_with_path(compare, one, other)
+
+
+def test_prompts_of_no_whole_chunks_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
+    asked = make_requests([[1, 2]], max_new_tokens=1, prompt_bucket=12)
+    with pytest.raises(InputError, match="padded to 12 tokens are no whole chunks"):
+        slots.start_prefill(TOYS["plain"], PARAMS, asked, num_slots=64)
+
+
+def test_a_prefix_of_another_size_is_refused() -> None:
+    asked = make_requests([[1, 2]], max_new_tokens=1)
+    prefix, _ = slots.prefill(TOYS["plain"], PARAMS, asked, num_slots=128)
+    state = slots.init_decode_state(TOYS["plain"], batch=2, num_slots=64)
+    with pytest.raises(InputError, match=r"\.tokens of the prefix is int32 \[1, 128\]"):
+        slots.insert(prefix, state, 0)
+    state = slots.init_decode_state(TOYS["drafted"], batch=2, num_slots=128)
+    with pytest.raises(InputError, match="make both with the same decoder"):
+        slots.insert(prefix, state, 0)
