@@ -8,9 +8,10 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from eagle_jax.config import GenerateConfig
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import decode_growing, grow, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
@@ -110,7 +111,7 @@ class Runner:
             The seconds that it took.
         """
         new_tokens = min(2, self.config.decoding.max_new_tokens)
-        requests = self._requests([[0]] * self.batch_size, new_tokens, seeds=0)
+        requests = self.requests([[0]] * self.batch_size, new_tokens, seeds=0)
         started = time.perf_counter()
         state = self._prefill(requests)
         state = self._advance(state)[0] if by_round else self._rounds(state)
@@ -136,16 +137,16 @@ class Runner:
             The texts, in order, and the seconds that they took.
         """
         requests = jax.block_until_ready(self._filled(prompts, seeds))
-        compiled_before, started = self.programs.compile_seconds, self._clock()
+        compiled_before, started = self.programs.compile_seconds, self.clock()
         state = jax.block_until_ready(self._prefill(requests))
-        prefill_seconds = self._clock() - started
+        prefill_seconds = self.clock() - started
         if observer is not None:
             result = self._observe(state, observer)
         else:
-            started = self._clock()
+            started = self.clock()
             state = jax.block_until_ready(self._decode(state))
-            decode_seconds = self._clock() - started
-            rows = read_rows(state, self._fetch)
+            decode_seconds = self.clock() - started
+            rows = read_rows(state, self.fetch)
             result = BatchResult(rows=rows, decode_seconds=decode_seconds)
         return dataclasses.replace(
             result,
@@ -176,7 +177,7 @@ class Runner:
             acceptance=self.config.sampling.rule,
         )
 
-    def _clock(self) -> float:
+    def clock(self) -> float:
         """Returns seconds of a clock that stands still while something is compiled."""
         return time.perf_counter() - self.programs.compile_seconds
 
@@ -184,15 +185,29 @@ class Runner:
         """Returns requests for a whole batch: the missing ones are made up."""
         missing = self.batch_size - len(prompts)
         new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
-        return self._requests(
+        return self.requests(
             prompts + [[0]] * missing,
             new_tokens + [1] * missing,
             seeds=seeds + [0] * missing,
         )
 
-    def _requests(
-        self, prompts: list[list[int]], new_tokens: int | list[int], *, seeds: Any
+    def requests(
+        self,
+        prompts: list[list[int]],
+        new_tokens: int | list[int],
+        *,
+        seeds: Any,
+        prompt_bucket: int | None = None,
     ) -> Requests:
+        """Returns requests with the runner's settings, on the devices.
+
+        Args:
+            prompts: The prompts' token ids.
+            new_tokens: The tokens to generate at most, of all or of each.
+            seeds: The seed of all, or of each.
+            prompt_bucket: The padded length of the prompts, `T`; `None` for the
+                runner's.
+        """
         sampling = self.config.sampling
         ignored = self.config.decoding.ignore_eos
         requests = make_requests(
@@ -205,73 +220,86 @@ class Runner:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             seeds=seeds,
-            prompt_bucket=self.prompt_bucket,
+            prompt_bucket=prompt_bucket or self.prompt_bucket,
             vocab_size=self.pair.target.config.vocab_size,
         )
+        return self.put(requests)
+
+    def put(self, rows: Any) -> Any:
+        """Returns requests or a state on the devices."""
         sharding = self.pair.sharding
-        return requests if sharding is None else sharding.put_rows(requests)
+        return rows if sharding is None else sharding.put_rows(rows)
 
     def _prefill(self, requests: Requests) -> DecodeState:
         size = self._cache_sizes[0]
-        return self._call(self._library.prefill, requests, num_slots=size)
+        return self.call(self._library.prefill, requests, num_slots=size)
 
     def _rounds(self, state: DecodeState) -> DecodeState:
-        return self._call(self._library.decode, state)
+        return self.call(self._library.decode, state)
 
-    def _grow(self, state: DecodeState, size: int) -> DecodeState:
-        return self._call(grow, state, num_slots=size)
+    def grow(self, state: DecodeState, size: int) -> DecodeState:
+        """Returns the state with so many slots, see `growth.grow`."""
+        return self.call(grow, state, num_slots=size)
 
     def _decode(self, state: DecodeState) -> DecodeState:
         return decode_growing(
-            state, self._cache_sizes, self._rounds, self._grow, self._fetch
+            state, self._cache_sizes, self._rounds, self.grow, self.fetch
         )
 
     def _advance(self, state: DecodeState) -> tuple[DecodeState, Round | None]:
         """Runs one round, for which the cache must have room."""
         if self.drafter is None:
-            return self._call(autoregressive.decode_step, state), None
-        return self._call(speculative.decode_round, state)
+            return self.call(autoregressive.decode_step, state), None
+        return self.call(speculative.decode_round, state)
 
     @property
     def _library(self) -> Any:
         return autoregressive if self.drafter is None else speculative
 
-    def _call(
-        self,
-        function: Callable[..., Any],
-        rows: Requests | DecodeState,
-        num_slots: int | None = None,
-    ) -> Any:
+    def call(self, function: Callable[..., Any], rows: Any, **static: Any) -> Any:
         """Runs a function of the library on the weights, compiled once per shape.
 
         Args:
             function: The function, which is under `jax.jit`.
-            rows: The requests of a prefill, otherwise a state.
-            num_slots: The cache slots, `S`, of the state that it returns; `None` for
-                those of the given state.
+            rows: The requests of a prefill, otherwise a state, which is donated unless
+                what is returned has other `num_slots`.
+            **static: The function's static arguments, but for the decoder.
         """
-        key = (function, num_slots, self._identity, _shapes(rows))
+        key = (function, tuple(static.items()), self._identity, _shapes(rows))
         arguments = (self.pair.params, rows)
         program = self.programs.get(
-            key, lambda: self._bind(function, num_slots).lower(*arguments).compile()
+            key, lambda: self._bind(function, static).lower(*arguments).compile()
         )
         return program(*arguments)
 
+    def insert(
+        self, prefix: DecodeState, state: DecodeState, slot: int, row: int
+    ) -> Any:
+        """See `slots.insert`; compiled once per shape, too."""
+        arguments = (prefix, state, np.int32(slot), np.int32(row))
+        key = (slots.insert, self._identity, _shapes(arguments[:2]))
+        sharding = self.pair.sharding
+        placed = None if sharding is None else sharding.row_shardings(state)
+        # What a module's own `jax.jit` compiles lives as long as the module.
+        function = jax.jit(
+            inspect.unwrap(slots.insert), donate_argnums=(1,), out_shardings=placed
+        )
+        program = self.programs.get(key, lambda: function.lower(*arguments).compile())
+        return program(*arguments)
+
     def _bind(
-        self, function: Callable[..., Any], num_slots: int | None
+        self, function: Callable[..., Any], static: dict[str, Any]
     ) -> jax.stages.Wrapped:
         """Returns a function of weights and rows that keeps no program by itself."""
-        # What a module's own `jax.jit` compiles lives as long as the module.
         plain = inspect.unwrap(function)
-        slots = {} if num_slots is None else {"num_slots": num_slots}
         if function is grow:
 
             def bound(_: Any, state: DecodeState) -> DecodeState:
-                return plain(self.decoder, state, **slots)
+                return plain(self.decoder, state, **static)
 
         else:
-            bound = functools.partial(plain, self.decoder, **slots)
-        donates = num_slots is None
+            bound = functools.partial(plain, self.decoder, **static)
+        donates = "num_slots" not in static
         sharding = self.pair.sharding
         if sharding is not None:
             return sharding.shard(bound, donates_state=donates)
@@ -291,7 +319,8 @@ class Runner:
         slots = round_up_slots(longest, depth)
         return ladder(slots, prompt=self.prompt_bucket, depth=depth)
 
-    def _fetch(self, arrays: Any) -> Any:
+    def fetch(self, arrays: Any) -> Any:
+        """Returns arrays on the host."""
         sharding = self.pair.sharding
         return (jax.device_get if sharding is None else sharding.fetch)(arrays)
 
@@ -300,7 +329,7 @@ class Runner:
         rows: list[Row] = []
         watched = 0.0
         was_interrupted = False
-        started = self._clock()
+        started = self.clock()
         try:
             for snapshot in self._snapshots(state):
                 rows, began = snapshot.rows, time.perf_counter()
@@ -310,21 +339,21 @@ class Runner:
             was_interrupted = True
         return BatchResult(
             rows=rows,
-            decode_seconds=self._clock() - started - watched,
+            decode_seconds=self.clock() - started - watched,
             was_interrupted=was_interrupted,
         )
 
     def _snapshots(self, state: DecodeState) -> Iterator[Snapshot]:
         """Decodes round by round, and yields the batch after the prefill first."""
-        rows = read_rows(state, self._fetch)
+        rows = read_rows(state, self.fetch)
         yield Snapshot(rows=rows, round=None)
         while longest := _longest_running(rows):
-            slots = state.tokens.shape[1]
-            if longest + self.decoder.depth + 1 > slots:
-                larger = min(size for size in self._cache_sizes if size > slots)
-                state = self._grow(state, larger)
+            num_slots = state.tokens.shape[1]
+            if longest + self.decoder.depth + 1 > num_slots:
+                larger = min(size for size in self._cache_sizes if size > num_slots)
+                state = self.grow(state, larger)
             state, done = self._advance(state)
-            rows = read_rows(state, self._fetch)
+            rows = read_rows(state, self.fetch)
             yield Snapshot(rows=rows, round=done)
 
 
