@@ -93,7 +93,7 @@ def start(
     target = decoder.target
     batch, num_tokens = requests.prompts.shape
     lengths = requests.prompt_lengths
-    empty = target.init_cache(batch, num_slots)
+    empty = interface.init_cache(target, batch, num_slots)
     reading = read_prompts(target, params.target, requests.prompts, lengths, empty)
     logits = interface.unembed(target, params.target, reading.hidden)
     first = choose_tokens(
