@@ -27,8 +27,8 @@ ALLOWED = {
     "checkpoints": {"drafting", "errors", "files", "models", "parsing"},
     "parallel": {"errors", "models"},
     "testing": {
-        *("config", "decoding", "drafting", "errors", "interface", "models"),
-        *("sampling", "tree"),
+        *("config", "decoding", "drafting", "errors", "interface", "sampling"),
+        "tree",
     },
     "generation": {
         *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),

@@ -35,7 +35,8 @@ class Decoder:
             and draws under the others.
 
     Raises:
-        InputError: If the drafter or the target is a class or has no hash, or there is no such rule.
+        InputError: If the drafter or the target is a class or has no hash, or there is
+            no such rule.
     """
 
     target: Target

@@ -15,7 +15,6 @@ from flax import struct
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig
 from eagle_jax.interface import Draws, TargetOutput, Verified
-from eagle_jax.models.cache import append_rows
 from eagle_jax.sampling import SamplingParams, process_logits
 
 
@@ -135,8 +134,10 @@ class ToyTarget:
     ) -> ToyCache:
         """Appends the codes of accepted tokens, see `Target.commit`."""
         window = jnp.take_along_axis(entries, path, axis=1)
-        codes = append_rows(cache.codes, window, cache.length)
-        return ToyCache(codes=codes, length=cache.length + count)
+        write = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
+        return ToyCache(
+            codes=write(cache.codes, window, cache.length), length=cache.length + count
+        )
 
 
 @struct.dataclass(kw_only=True)

@@ -150,6 +150,31 @@ class NewestInFront(ToyTarget):
         return super().forward(params, tokens, positions, mask, cache)
 
 
+class OldAndNewAlive(ToyTarget):
+    """Writes the nodes into the cache to read them, and the path into the old one."""
+
+    def forward(
+        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
+    ) -> Any:
+        output = super().forward(params, tokens, positions, mask, cache)
+        if cache.codes.shape[1] == 0:
+            return output
+
+        def write(row: jax.Array, codes: jax.Array) -> jax.Array:
+            window = output.entries[row][None]
+            return jax.lax.dynamic_update_slice(codes, window, (row, cache.length[row]))
+
+        written = jax.lax.fori_loop(0, len(tokens), write, cache.codes)
+        return dataclasses.replace(output, entries=(written, cache.length))
+
+    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
+        if isinstance(entries, tuple):
+            written, length = entries
+            entries = jnp.take_along_axis(written, length[:, None] + path, axis=1)
+            path = jnp.broadcast_to(jnp.arange(path.shape[1]), path.shape)
+        return super().commit(cache, entries, path, count)
+
+
 class SlotsFirst(ToyTarget):
     def init_cache(self, batch: int, capacity: int) -> ToyCache:
         cache = super().init_cache(batch, capacity)
@@ -181,6 +206,7 @@ class ByIdentity(ToyTarget):
         (RowZerosPath, "commit takes row 0's length or row 0's path"),
         (NewestInFront, "init_cache: a larger cache"),
         (SlotsFirst, "init_cache returns .codes of shape .*batch of 3"),
+        (OldAndNewAlive, r"commit: a round copies all of the cache's .codes \[3,37\]"),
         (ByIdentity, "a copy of ByIdentity is not equal"),
     ],
 )
@@ -190,3 +216,26 @@ def test_a_mistake_of_an_adapter_is_found_and_named(mutant: Any, named: str) -> 
     message = str(caught.value)
     assert re.search(named, message), message
     assert message.count(mutant.__name__) >= 1
+
+
+@pytest.mark.parametrize(
+    ("target", "params", "vocab_size"),
+    [
+        (TOY, (), 8),
+        (ToyTarget(vocab_size=3), (), 3),
+        (Transformer(config=WINDOWED), tiny.target_params(WINDOWED), 64),
+        (
+            own_target.OwnTarget(),
+            own_target.init_params(seed=0),
+            len(own_target.WORDS),
+        ),
+    ],
+    ids=["toy", "three tokens", "windows", "example"],
+)
+def test_right_targets_pass(target: Any, params: Any, vocab_size: int) -> None:
+    assert_valid_target(target, params, vocab_size)
+
+
+def test_another_number_of_tokens_is_named() -> None:
+    with pytest.raises(AssertionError, match=r"unembed returns 8 logits .* is 9"):
+        assert_valid_target(TOY, (), 9)
