@@ -13,7 +13,6 @@ import pytest
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import ToyTarget, assert_valid_target
 from eagle_jax.testing.toys import ToyCache
-from examples import own_target
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -224,13 +223,8 @@ def test_a_mistake_of_an_adapter_is_found_and_named(mutant: Any, named: str) -> 
         (TOY, (), 8),
         (ToyTarget(vocab_size=3), (), 3),
         (Transformer(config=WINDOWED), tiny.target_params(WINDOWED), 64),
-        (
-            own_target.OwnTarget(),
-            own_target.init_params(seed=0),
-            len(own_target.WORDS),
-        ),
     ],
-    ids=["toy", "three tokens", "windows", "example"],
+    ids=["toy", "three tokens", "windows"],
 )
 def test_right_targets_pass(target: Any, params: Any, vocab_size: int) -> None:
     assert_valid_target(target, params, vocab_size)
