@@ -214,7 +214,7 @@ def _check_call(caller: Caller, call: Call, cache: Cache, last: _Commit | None) 
         error = np.abs(np.asarray(logits)[row, node] - expected[row, node]).max()
         reason = _reason(caller, call, cache, row, node)
         if reason is None and last is not None:
-            reason = _reason_of_commit(caller, call, last, wrong.any(axis=1), row)
+            reason = _reason_of_commit(caller, call, last, np.any(wrong, axis=1), row)
         reason = reason or "a call of one row and one of many disagree"
         raise AssertionError(
             f"{name}: {reason}. The logits of node {node} of row {row} are not those "
