@@ -10,9 +10,10 @@ ENOUGH_ROUNDS = 32
 CHANCE = 0.05
 """The accepted drafts per round below which weights are taken to know nothing.
 
-Low, so that no weak head is accused: one with 0.3 is, one time in 1,000. A head that reads
-wrong features still knows which token follows which, and in a vocabulary of 512 tokens is
-not found: 0.2 (a chain) to 0.9 (60 nodes) are accepted, against 2.6 to 3.6 of the right one.
+Low, so that no weak head is accused: one with 0.3 is, one time in 1,000. A head that
+reads wrong features still knows which token follows which, and in a vocabulary of 512
+tokens is not found: 0.2 (a chain) to 0.9 (60 nodes) are accepted, against 2.6 to 3.6 of
+the right one.
 """
 
 
