@@ -4,7 +4,8 @@ Targets and drafters are frozen dataclasses that hold static settings only, so t
 are hashable and legal static arguments of `jax.jit`. Parameters, caches and states
 are pytrees passed in and out; their structure is nobody's business but their own, save
 that every leaf of a cache or a state has the batch as axis 0, so that rows can be
-inserted and taken out.
+inserted and taken out. No leaf has a name that anything here reads: lengths, too, are
+the cache's own.
 
 Axes are those of `eagle_jax.tree`. `F` is the width of what drafters read of the
 target: its last hidden state for EAGLE-1/2 (`F = E`), the residual stream before
@@ -261,6 +262,17 @@ class PieceReader(Protocol):
         ...
 
 
+def init_cache(target: Target, batch: int, capacity: int) -> Cache:
+    """Calls `Target.init_cache`, and checks what comes back as it is traced.
+
+    Raises:
+        InputError: If the batch is not axis 0 of every leaf.
+    """
+    cache = target.init_cache(batch, capacity)
+    _check_batch(target, "init_cache", cache, batch)
+    return cache
+
+
 def forward(
     target: Target,
     params: Any,
@@ -272,9 +284,15 @@ def forward(
     """Calls `Target.forward`, and checks what comes back as it is traced.
 
     Raises:
-        InputError: If `hidden` or `features` have another shape than the protocol's.
+        InputError: If it is no `TargetOutput`, or `hidden` or `features` have another
+            shape than the protocol's.
     """
     output = target.forward(params, tokens, positions, mask, cache)
+    if not isinstance(output, TargetOutput):
+        raise InputError(
+            f"{type(target).__name__}.forward returns a {type(output).__name__}, but "
+            "must return eagle_jax.TargetOutput(hidden=..., features=..., entries=...)"
+        )
     for name, array in (("hidden", output.hidden), ("features", output.features)):
         _check(target, "forward", name, array, (*tokens.shape, None))
     return output
@@ -301,17 +319,37 @@ def commit(
         InputError: If the cache has become another pytree or another size.
     """
     written = target.commit(cache, entries, path, count)
-    # The shardings of arrays are not compared.
-    old, new = (
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-        for tree in (cache, written)
-    )
-    if old != new:
-        raise InputError(
-            f"{type(target).__name__}.commit returns the cache {new}, but was given "
-            f"{old}; a commit changes no shape and no type"
-        )
+    _check_same(target, "commit", cache, written)
     return written
+
+
+def init_state(drafter: Drafter, batch: int, capacity: int) -> Any:
+    """Calls `Drafter.init_state`, and checks what comes back as it is traced.
+
+    Raises:
+        InputError: If the batch is not axis 0 of every leaf.
+    """
+    state = drafter.init_state(batch, capacity)
+    _check_batch(drafter, "init_state", state, batch)
+    return state
+
+
+def prefill(
+    drafter: Drafter,
+    params: Any,
+    state: Any,
+    tokens: jax.Array,
+    features: jax.Array,
+    lengths: jax.Array,
+) -> Any:
+    """Calls `Drafter.prefill`, and checks what comes back as it is traced.
+
+    Raises:
+        InputError: If the state has become another pytree or another size.
+    """
+    new = drafter.prefill(params, state, tokens, features, lengths)
+    _check_same(drafter, "prefill", state, new)
+    return new
 
 
 def propose(
@@ -332,6 +370,56 @@ def propose(
     if tree.draft_logits is not None:
         _check(drafter, "propose", "draft_logits", tree.draft_logits, (*shape, None))
     return tree, state
+
+
+def check_round(drafter: Drafter, before: Any, after: Any) -> None:
+    """Checks the state that a round leaves, as it is traced.
+
+    Args:
+        drafter: The drafter.
+        before: The state that `Drafter.propose` was given.
+        after: The state that `Drafter.advance` returned.
+
+    Raises:
+        InputError: If the state has become another pytree or another size.
+    """
+    _check_same(drafter, "advance", before, after)
+
+
+def _check_batch(owner: object, method: str, tree: Any, batch: int) -> None:
+    """Refuses a pytree with a leaf that has anything but the batch as axis 0."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        shape = list(jnp.shape(leaf))
+        if shape[:1] != [batch]:
+            raise InputError(
+                f"{type(owner).__name__}.{method} returns {_name(path)} of shape "
+                f"{shape}; axis 0 must be the batch of {batch}, so that rows can be "
+                "inserted and taken out"
+            )
+
+
+def _check_same(owner: object, method: str, old: Any, new: Any) -> None:
+    """Refuses a pytree that is not, leaf for leaf, as it was; shardings may differ."""
+    name = f"{type(owner).__name__}.{method}"
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise InputError(
+            f"{name} returns the pytree {jax.tree.structure(new)}, but was given "
+            f"{jax.tree.structure(old)}; return the same with other values"
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(old)
+    for (path, before), after in zip(leaves, jax.tree.leaves(new), strict=True):
+        shape, dtype = jnp.shape(after), jnp.result_type(after)
+        if (shape, dtype) != (before.shape, before.dtype):
+            raise InputError(
+                f"{name} returns {_name(path)} of shape {list(shape)} {dtype}, but was "
+                f"given {list(before.shape)} {before.dtype}; it changes no shape and "
+                "no type"
+            )
+
+
+def _name(path: Any) -> str:
+    """Returns what an error calls a leaf; a pytree may be one array."""
+    return jax.tree_util.keystr(path) or "an array"
 
 
 def _check(

@@ -58,7 +58,7 @@ def read_prompts(
     if num_tokens <= PREFILL_CHUNK:
         positions = jnp.broadcast_to(jnp.arange(num_tokens), prompts.shape)
         # Nothing is cached yet: a cache without slots costs no attention.
-        nothing = target.init_cache(batch, 0)
+        nothing = interface.init_cache(target, batch, 0)
         output = interface.forward(target, params, prompts, positions, None, nothing)
         return Reading(
             cache=interface.commit(target, cache, output.entries, positions, lengths),

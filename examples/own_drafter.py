@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import eagle_jax
 from eagle_jax import assets, speculative
 from eagle_jax.interface import Draws, Verified
-from eagle_jax.testing import assert_batch_first, assert_same_tokens, assert_valid_tree
+from eagle_jax.testing import ToyTarget, assert_same_tokens, assert_valid_drafter
 from eagle_jax.tree import NO_PARENT, DraftTree
 
 UNKNOWN = -1
@@ -106,10 +106,11 @@ class FollowerDrafter:
 
 def main(max_new_tokens: int = 96) -> None:
     """Decodes round by round, shows what each pass wrote, and compares."""
+    toy = ToyTarget(vocab_size=5)
+    assert_valid_drafter(FollowerDrafter(vocab_size=5), (), toy, (), vocab_size=5)
     pair = eagle_jax.load_embedded_pair()
     tokenizer, target = pair.tokenizer, pair.loaded.target
     drafter = FollowerDrafter(vocab_size=target.config.vocab_size)
-    assert_batch_first(drafter.init_state(batch=3, capacity=8), batch=3)
     decoder = eagle_jax.Decoder(target=target, drafter=drafter, acceptance="greedy")
     params = eagle_jax.Params(target=pair.loaded.params.target)
     prompt = json.loads(PROMPTS.read_text())[5]
@@ -122,7 +123,6 @@ def main(max_new_tokens: int = 96) -> None:
     written = [tokenizer.decode(state.root)]
     while state.is_running[0]:
         state, done = speculative.decode_round(decoder, params, state)
-        assert_valid_tree(jax.tree.map(lambda leaf: leaf[0], done.tree))
         written.append(tokenizer.decode(done.tokens[0, : done.count[0]]))
     plain = eagle_jax.autoregressive.generate(
         decoder, params, requests, num_slots=num_slots

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import eagle_jax
-from eagle_jax.testing import assert_batch_first, assert_same_tokens
+from eagle_jax.testing import assert_same_tokens, assert_valid_target
 
 PARTS = (
     *("the house that Jack built", "the malt that lay in", "the rat that ate"),
@@ -140,7 +140,7 @@ def learn(params: Any, num_steps: int) -> Any:
 def main() -> None:
     """Decodes greedily and at temperature 1, with drafts and without."""
     target = OwnTarget()
-    assert_batch_first(target.init_cache(batch=3, capacity=8), batch=3)
+    assert_valid_target(target, init_params(seed=0), vocab_size=len(WORDS))
     params = eagle_jax.Params(target=learn(init_params(seed=0), num_steps=40))
     drafter = eagle_jax.LookupDrafter(depth=10, num_matches=2)
     decoder = eagle_jax.Decoder(target=target, drafter=drafter)

@@ -26,7 +26,10 @@ ALLOWED = {
     "decoding": {"config", "errors", "interface", "prefill", "sampling", "tree"},
     "checkpoints": {"drafting", "errors", "files", "models", "parsing"},
     "parallel": {"errors", "models"},
-    "testing": {"config", "interface", "sampling", "tree"},
+    "testing": {
+        *("config", "decoding", "drafting", "errors", "interface", "sampling"),
+        "tree",
+    },
     "generation": {
         *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
         *("interface", "models", "parallel", "parsing", "tree"),

@@ -35,7 +35,8 @@ class Decoder:
             and draws under the others.
 
     Raises:
-        InputError: If the drafter or the target is a class, or there is no such rule.
+        InputError: If the drafter or the target is a class or has no hash, or there is
+            no such rule.
     """
 
     target: Target
@@ -50,6 +51,14 @@ class Decoder:
                 raise InputError(
                     f"{name} is the class {given.__name__}; give an instance of it"
                 )
+            try:
+                hash(given)
+            except TypeError as error:
+                raise InputError(
+                    f"{name} is a {type(given).__name__} that has no hash ({error}); "
+                    "make it a dataclass with frozen=True and hashable fields: arrays "
+                    "belong into Params"
+                ) from error
         rules = get_args(AcceptanceRule)
         if self.acceptance not in rules:
             known = ", ".join(repr(rule) for rule in rules)

@@ -91,13 +91,13 @@ def grow(decoder: Decoder, state: DecodeState, *, num_slots: int) -> DecodeState
     # Plain decoding leaves the state of a drafter empty.
     if jax.tree.leaves(drafter_state) and decoder.drafter is not None:
         empty = decoder.drafter.init_state(batch, num_slots)
-        drafter_state = jax.tree.map(_fill, empty, drafter_state)
+        drafter_state = jax.tree.map(fill, empty, drafter_state)
     cache = decoder.target.init_cache(batch, num_slots)
     return dataclasses.replace(
         state,
         tokens=jnp.pad(state.tokens, ((0, 0), more)),
         accept_lengths=jnp.pad(state.accept_lengths, ((0, 0), more)),
-        target_cache=jax.tree.map(_fill, cache, state.target_cache),
+        target_cache=jax.tree.map(fill, cache, state.target_cache),
         drafter_state=drafter_state,
     )
 
@@ -126,7 +126,8 @@ def decode_growing(
     return state
 
 
-def _fill(empty: Any, values: jax.Array) -> jax.Array:
+def fill(empty: jax.Array, values: jax.Array) -> jax.Array:
+    """Returns an empty array with another at the beginning of each of its axes."""
     if empty.shape == values.shape:
         return values
     return jax.lax.dynamic_update_slice(empty, values, (0,) * values.ndim)

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax import interface
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import has_room
@@ -94,14 +95,14 @@ def init_decode_state(
     rows = make_requests(
         [[0]] * batch, max_new_tokens=1, stop_tokens=range(num_stop_tokens)
     )
-    drafter, nothing = decoder.drafter, jnp.zeros(batch, jnp.int32)
+    nothing = jnp.zeros(batch, jnp.int32)
     return DecodeState(
         rows=rows.settings(),
         tokens=jnp.zeros((batch, num_slots), jnp.int32),
         lengths=nothing + 1,
         stop_reason=nothing + StopReason.FREE,
-        target_cache=decoder.target.init_cache(batch, num_slots),
-        drafter_state=() if drafter is None else drafter.init_state(batch, num_slots),
+        target_cache=interface.init_cache(decoder.target, batch, num_slots),
+        drafter_state=_init_drafter(decoder, batch, num_slots),
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=nothing,
     )
@@ -153,12 +154,11 @@ def start_prefill(
             f"prompts padded to {num_tokens} tokens are no whole chunks of {size}; pad "
             "them to `bucket_prompt`, as `make_requests` does"
         )
-    cache = decoder.target.init_cache(batch, num_slots)
-    drafter = decoder.drafter
+    cache = interface.init_cache(decoder.target, batch, num_slots)
     return Prefix(
         requests=requests,
         reading=begin_reading(decoder.target, params.target, requests.prompts, cache),
-        drafter_state=() if drafter is None else drafter.init_state(batch, num_slots),
+        drafter_state=_init_drafter(decoder, batch, num_slots),
         num_read=jnp.zeros(batch, jnp.int32),
     )
 
@@ -305,6 +305,13 @@ def _added(
         num_rounds=state.num_rounds - num_rounds,
         stop_reason=state.stop_reason,
     )
+
+
+def _init_drafter(decoder: Decoder, batch: int, num_slots: int) -> Any:
+    """Returns the state of a drafter that has read nothing; `()` without one."""
+    if decoder.drafter is None:
+        return ()
+    return interface.init_state(decoder.drafter, batch, num_slots)
 
 
 def _reads_pieces(decoder: Decoder) -> bool:

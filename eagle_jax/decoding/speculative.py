@@ -120,9 +120,10 @@ def prefill(
     """
     state, features = start(decoder, params, requests, num_slots=num_slots)
     drafter = _drafter(decoder)
-    drafter_state = drafter.prefill(
+    drafter_state = interface.prefill(
+        drafter,
         params.drafter,
-        drafter.init_state(requests.prompts.shape[0], num_slots),
+        interface.init_state(drafter, requests.prompts.shape[0], num_slots),
         requests.prompts,
         features,
         requests.prompt_lengths,
@@ -140,9 +141,13 @@ def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     def goes_on(state: DecodeState) -> jax.Array:
         return state.is_running.any() & has_room(state, decoder.depth)
 
-    return jax.lax.while_loop(
-        goes_on, lambda state: _round(decoder, params, state)[0], state
-    )
+    def run_round(state: DecodeState) -> DecodeState:
+        after, _ = _round(decoder, params, state)
+        drafters = state.drafter_state, after.drafter_state
+        interface.check_round(_drafter(decoder), *drafters)
+        return after
+
+    return jax.lax.while_loop(goes_on, run_round, state)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))

@@ -87,7 +87,7 @@ def start(
         The state, and the features `[B, T, F]` of the prompts.
     """
     target, prompts = decoder.target, requests.prompts
-    empty = target.init_cache(prompts.shape[0], num_slots)
+    empty = interface.init_cache(target, prompts.shape[0], num_slots)
     reading = read_prompts(
         target, params.target, prompts, requests.prompt_lengths, empty
     )

@@ -24,6 +24,7 @@ from eagle_jax.generation.methods import (
     tree_drafter,
     weightless_drafter,
 )
+from eagle_jax.generation.misfit import FitWatch
 from eagle_jax.generation.room import (
     check_depth,
     check_rounds,
@@ -80,6 +81,8 @@ class LoadedPair:
         drafter_of: The function from a tree and an acceptance rule to another drafter
             of the same draft model.
         sharding: The sharding of the pair's arrays; `None` for the default device.
+        fit: What warns if the weights that were read do not draft for this target;
+            `None` for random weights and none.
     """
 
     target: Transformer
@@ -89,6 +92,7 @@ class LoadedPair:
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     sharding: PairSharding | None = None
+    fit: FitWatch | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,6 +197,7 @@ class PairSource:
             tokenizer=self.tokenizer,
             stop_tokens=self.stop_tokens,
             sharding=with_drafter(sharding, self.drafter, drafter_params),
+            fit=FitWatch() if self.draft and self.draft.folder else None,
         )
 
 

@@ -17,6 +17,7 @@ from eagle_jax.decoding.growth import decode_growing, grow, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.interface import Drafter
@@ -147,6 +148,7 @@ class Runner:
             state = jax.block_until_ready(self._decode(state))
             decode_seconds = self.clock() - started
             rows = read_rows(state, self.fetch)
+            self.judge_fit(rows)
             result = BatchResult(rows=rows, decode_seconds=decode_seconds)
         return dataclasses.replace(
             result,
@@ -355,6 +357,13 @@ class Runner:
             state, done = self._advance(state)
             rows = read_rows(state, self.fetch)
             yield Snapshot(rows=rows, round=done)
+        self.judge_fit(rows)
+
+    def judge_fit(self, rows: list[Row]) -> None:
+        """Warns, once per pair, if a draft model's weights do not fit the target."""
+        drafts = find_tree_drafter(self.drafter) is not None and self.decoder.depth > 0
+        if drafts and self.pair.fit is not None:
+            self.pair.fit.add(row.accept_lengths for row in rows)
 
 
 def _shapes(arrays: Any) -> Hashable:

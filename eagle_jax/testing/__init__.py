@@ -5,6 +5,8 @@ from eagle_jax.testing.asserts import (
     assert_same_tokens,
     assert_valid_tree,
 )
+from eagle_jax.testing.drafter_contract import assert_valid_drafter
+from eagle_jax.testing.target_contract import assert_valid_target
 from eagle_jax.testing.toys import ToyDrafter, ToyTarget, path_code, path_logits
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "ToyTarget",
     "assert_batch_first",
     "assert_same_tokens",
+    "assert_valid_drafter",
+    "assert_valid_target",
     "assert_valid_tree",
     "path_code",
     "path_logits",

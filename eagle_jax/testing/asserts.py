@@ -39,7 +39,7 @@ def assert_valid_tree(tree: DraftTree) -> None:
     fields = {name: np.asarray(getattr(tree, name)) for name in _FIELDS}
     _check_fields(fields)
     tokens, parents, log_values, is_node = fields.values()
-    _check(
+    check(
         bool(is_node[ROOT]) and parents[ROOT] == NO_PARENT and log_values[ROOT] == 0,
         f"node {ROOT} must be the root (is_node True, parent {NO_PARENT}, log_value "
         f"0), but has is_node {is_node[ROOT]}, parent {parents[ROOT]}, log_value "
@@ -54,42 +54,42 @@ def assert_valid_tree(tree: DraftTree) -> None:
         token, parent = int(tokens[node]), int(parents[node])
         value = log_values[node]
         if not is_node[node]:
-            _check(
+            check(
                 token == 0 and parent == NO_PARENT and value == -np.inf,
                 f"node {node} is padding and must have token 0, parent {NO_PARENT}, "
                 f"log_value -inf, but has token {token}, parent {parent}, log_value "
                 f"{value}",
             )
             continue
-        _check(
+        check(
             0 <= parent < node,
             f"node {node} has parent {parent}, which must lie in 0 .. {node - 1}",
         )
-        _check(
+        check(
             bool(is_node[parent]),
             f"node {node} has parent {parent}, which is padding",
         )
         depths[node] = depths[parent] + 1
-        _check(
+        check(
             depths[node] >= depths[deepest],
             f"node {node} of depth {depths[node]} stands after node {deepest} of "
             f"depth {depths[deepest]}: not in level order",
         )
         deepest = node
         twin = child_of.setdefault((parent, token), node)
-        _check(
+        check(
             twin == node,
             f"nodes {twin} and {node} are both children of node {parent} with token "
             f"{token}",
         )
         # Negated, so that NaN fails too.
-        _check(
+        check(
             bool(value <= log_values[parent]),
             f"node {node} has log_value {value}, above the {log_values[parent]} of "
             f"its parent {parent}",
         )
         sibling = last_child.get(parent, parent)
-        _check(
+        check(
             is_drawn or bool(value <= log_values[sibling]),
             f"node {node} has log_value {value}, above the {log_values[sibling]} of "
             f"node {sibling}, an earlier child of node {parent}",
@@ -128,7 +128,7 @@ def assert_same_tokens(
             f"row {index} differs at position {position}: actual "
             f"{_around(left, position)}, expected {_around(right, position)}"
         )
-    _check(
+    check(
         len(rows[0]) == len(rows[1]),
         f"actual has {len(rows[0])} rows, expected {len(rows[1])}",
     )
@@ -152,7 +152,7 @@ def assert_batch_first(arrays: Any, batch: int) -> None:
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
         shape = tuple(leaf.shape)
-        _check(
+        check(
             shape[:1] == (batch,),
             f"{jax.tree_util.keystr(path)} has shape {shape}; its axis 0 must be the "
             f"batch of {batch}",
@@ -162,10 +162,10 @@ def assert_batch_first(arrays: Any, batch: int) -> None:
 def _check_fields(fields: dict[str, np.ndarray]) -> None:
     """Checks shapes and dtypes, before anything is indexed."""
     shape = (len(fields["tokens"]) if fields["tokens"].ndim else 0,)
-    _check(shape[0] >= 1, "tokens must have shape [N] with at least the root")
+    check(shape[0] >= 1, "tokens must have shape [N] with at least the root")
     for name, dtype in _FIELDS.items():
         field = fields[name]
-        _check(
+        check(
             field.shape == shape and field.dtype == dtype,
             f"{name} must be {np.dtype(dtype)} of shape {shape}, but is "
             f"{field.dtype} of shape {field.shape}",
@@ -186,7 +186,7 @@ def _around(row: list[int], position: int) -> str:
     return "[" + ", ".join(shown) + "]"
 
 
-def _check(holds: bool, message: str) -> None:
+def check(holds: bool, message: str) -> None:
     """Raises an AssertionError, even under `python -O`, where `assert` is silent."""
     if not holds:
         raise AssertionError(message)

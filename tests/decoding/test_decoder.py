@@ -37,6 +37,36 @@ def test_a_class_in_the_place_of_an_instance_is_refused() -> None:
     assert message == "drafter is the class ToyDrafter; give an instance of it"
 
 
+@dataclasses.dataclass
+class Mutable:
+    """Not frozen, so it has no hash."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(ToyTarget):
+    weights: Any = None
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        (
+            Mutable(),
+            "target is a Mutable that has no hash (unhashable type: 'Mutable')",
+        ),
+        (
+            Weighted(weights=[1]),
+            "a Weighted that has no hash (unhashable type: 'list')",
+        ),
+    ],
+)
+def test_a_target_without_a_hash_is_refused(target: Any, named: str) -> None:
+    refused(
+        lambda: Decoder(target=target),
+        *(named, "frozen=True", "arrays belong into Params"),
+    )
+
+
 def test_a_misspelt_rule_is_refused_with_those_that_there_are() -> None:
     wrong: Any = "couple"
     refused(
@@ -102,6 +132,23 @@ class ShrinkingCache(ToyTarget):
         return dataclasses.replace(cache, codes=cache.codes[:, 1:])
 
 
+class AnotherCache(ToyTarget):
+    def commit(self, *arguments: Any, **named: Any) -> Any:
+        return {"cache": super().commit(*arguments, **named)}
+
+
+class Pairs(ToyTarget):
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        output = super().forward(*arguments, **named)
+        return output.hidden, output.entries
+
+
+class SlotsFirst(ToyTarget):
+    def init_cache(self, batch: int, capacity: int) -> ToyCache:
+        cache = super().init_cache(batch, capacity)
+        return dataclasses.replace(cache, codes=cache.codes.T)
+
+
 @pytest.mark.parametrize("library", [speculative, autoregressive])
 @pytest.mark.parametrize(
     ("target", "named"),
@@ -113,7 +160,16 @@ class ShrinkingCache(ToyTarget):
         (OneHidden(), ("OneHidden.forward", "hidden of shape [1, 1, 1]")),
         (NoVocabulary(), ("NoVocabulary.unembed", "logits of shape [1]", "[1, any]")),
         (HalfLogits(), ("HalfLogits.unembed", "[1, 8] bfloat16", "float32")),
-        (ShrinkingCache(), ("ShrinkingCache.commit", "changes no shape")),
+        (
+            ShrinkingCache(),
+            ("ShrinkingCache.commit returns .codes", "it changes no shape"),
+        ),
+        (AnotherCache(), ("AnotherCache.commit returns the pytree", "ToyCache")),
+        (Pairs(), ("Pairs.forward returns a tuple", "TargetOutput(hidden=")),
+        (
+            SlotsFirst(),
+            ("SlotsFirst.init_cache returns .codes of shape [", "the batch of 1"),
+        ),
     ],
 )
 def test_a_target_that_breaks_the_protocol_is_named(library, target, named) -> None:
@@ -127,6 +183,40 @@ class LongValues(ToyDrafter):
         tree, state = super().propose(*arguments, **named)
         longer = jnp.pad(tree.log_values, ((0, 0), (0, 1)))
         return dataclasses.replace(tree, log_values=longer), state
+
+
+class FewerAfterPrefill(ToyDrafter):
+    def prefill(self, *arguments: Any, **named: Any) -> Any:
+        return super().prefill(*arguments, **named).length
+
+
+class LongerAfterRound(ToyDrafter):
+    def advance(self, *arguments: Any, **named: Any) -> Any:
+        state = super().advance(*arguments, **named)
+        return dataclasses.replace(state, length=state.length[:, None])
+
+
+class OneForAll(ToyDrafter):
+    def init_state(self, batch: int, capacity: int) -> Any:
+        state = super().init_state(batch, capacity)
+        return dataclasses.replace(state, length=state.length[0])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "named"),
+    [
+        (FewerAfterPrefill, ("FewerAfterPrefill.prefill returns the pytree",)),
+        (
+            LongerAfterRound,
+            ("LongerAfterRound.advance returns .length of shape [1, 1]", "given [1]"),
+        ),
+        (OneForAll, ("OneForAll.init_state returns .length of shape []", "batch of 1")),
+    ],
+)
+def test_a_drafter_whose_state_does_not_fit_is_named(drafter: Any, named: Any) -> None:
+    requests = make_requests([[1, 2]], max_new_tokens=2)
+    decoder = Decoder(target=TARGET, drafter=drafter(target=TARGET, tree=DRAFTER.tree))
+    refused(lambda: speculative.generate(decoder, PARAMS, requests), *named)
 
 
 def test_a_drafter_whose_tree_does_not_fit_together_is_named() -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """A cache unlike ours: raw tokens, slots first, the newest entries at the front."""
+    """A cache unlike ours: raw tokens, the newest entries at the front."""
 
     tokens: jax.Array
     length: jax.Array
@@ -39,12 +39,12 @@ jax.tree_util.register_dataclass(
 
 @dataclasses.dataclass(frozen=True)
 class LedgerTarget:
-    """The toy's text from another cache layout: `[S, B]`, the last token in slot 0."""
+    """The toy's text from another cache layout: `[B, S]`, the last token in slot 0."""
 
     vocab_size: int = 8
 
     def init_cache(self, batch: int, capacity: int) -> Ledger:
-        shape = (capacity, batch)
+        shape = (batch, capacity)
         return Ledger(
             tokens=jnp.zeros(shape, jnp.int32), length=jnp.zeros(batch, jnp.int32)
         )
@@ -58,16 +58,17 @@ class LedgerTarget:
         cache: Ledger,
     ) -> TargetOutput:
         num_tokens = tokens.shape[1]
-        slots = jnp.arange(cache.tokens.shape[0])[:, None]
-        codes = path_code(cache.tokens, cache.length - 1 - slots)
-        past = jnp.where(slots < cache.length, codes, jnp.uint32(0))
+        slots, length = jnp.arange(cache.tokens.shape[1]), cache.length[:, None]
+        codes = path_code(cache.tokens, length - 1 - slots)
+        past = jnp.where(slots < length, codes, jnp.uint32(0))
         if mask is None:
             mask = jnp.tri(num_tokens, dtype=bool)[None]
         new = jnp.where(mask, path_code(tokens, positions)[:, None], jnp.uint32(0))
-        state = past.sum(0, dtype=jnp.uint32)[:, None] + new.sum(2, dtype=jnp.uint32)
+        state = past.sum(1, keepdims=True, dtype=jnp.uint32)
+        state = state + new.sum(2, dtype=jnp.uint32)
         hidden = jnp.stack([state, state], axis=-1)  # Wider than its features.
         return TargetOutput(
-            hidden=hidden, features=state[..., None], entries={"ids": tokens.T}
+            hidden=hidden, features=state[..., None], entries={"ids": tokens}
         )
 
     def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
@@ -81,10 +82,10 @@ class LedgerTarget:
     ) -> Ledger:
         """Pushes one token after the other onto the front."""
         tokens = cache.tokens
-        accepted = jnp.take_along_axis(entries["ids"], path.T, axis=0)
+        accepted = jnp.take_along_axis(entries["ids"], path, axis=1)
         for step in range(path.shape[1]):
-            pushed = jnp.roll(tokens, 1, axis=0).at[0].set(accepted[step])
-            tokens = jnp.where(step < count, pushed, tokens)
+            pushed = jnp.roll(tokens, 1, axis=1).at[:, 0].set(accepted[:, step])
+            tokens = jnp.where(step < count[:, None], pushed, tokens)
         return Ledger(tokens=tokens, length=cache.length + count)
 
 

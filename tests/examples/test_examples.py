@@ -3,16 +3,8 @@
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
-from eagle_jax import Decoder, Params, autoregressive, make_requests, speculative
-from eagle_jax.testing import (
-    ToyTarget,
-    assert_batch_first,
-    assert_same_tokens,
-    assert_valid_tree,
-)
 from examples import own_drafter, own_target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -49,27 +41,6 @@ def test_a_drafter_of_somebody_else_leaves_the_text_as_it_is(
     passes, tokens = map(int, counts)
     assert passes < tokens
     assert shown.count("|") == passes
-
-
-def test_followers_draft_valid_trees_for_every_row() -> None:
-    target = ToyTarget(vocab_size=5)
-    drafter = own_drafter.FollowerDrafter(vocab_size=5)
-    decoder, params = Decoder(target=target, drafter=drafter), Params(target=())
-    requests = make_requests(
-        [[1, 2, 3, 1, 2], [4], [0, 0]],
-        max_new_tokens=[30, 7, 30],
-        temperature=[0.0, 1.0, 1.0],
-        seeds=[0, 1, 2],
-    )
-    state = speculative.prefill(decoder, params, requests, num_slots=64)
-    assert_batch_first(state, batch=3)
-    while state.is_running.any():
-        state, done = speculative.decode_round(decoder, params, state)
-        for row in range(3):
-            assert_valid_tree(jax.tree.map(lambda leaf, row=row: leaf[row], done.tree))
-    plain = autoregressive.generate(decoder, params, requests, num_slots=64)
-    assert_same_tokens(state.tokens, plain.tokens)
-    assert state.accept_lengths.sum() > 0
 
 
 @pytest.mark.parametrize("page", ["your-own-target.md", "your-own-drafter.md"])

@@ -1,0 +1,151 @@
+"""Calls of a target over trees of known paths, for checking what it returns."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eagle_jax import interface
+from eagle_jax.interface import Cache, Target, TargetOutput
+from eagle_jax.testing.asserts import check
+
+LONGEST = 16
+"""The tokens of a text that is read at once, and the slots of the caches."""
+
+READ_ROWS = 18
+"""The texts that are read at once."""
+
+
+class Caller:
+    """A target whose calls are compiled once per shape."""
+
+    def __init__(
+        self, target: Target, params: Any, vocab_size: int, atol: float
+    ) -> None:
+        """Keeps the arguments of `assert_valid_target`."""
+        self.target, self.params = target, params
+        self.vocab_size, self.atol = vocab_size, atol
+        self.name = type(target).__name__
+        self._run = jax.jit(self._traced)
+        self._commit = jax.jit(
+            lambda *arguments: interface.commit(self.target, *arguments)
+        )
+
+    def run(
+        self, tokens: Any, positions: Any, mask: Any, cache: Cache
+    ) -> tuple[jax.Array, TargetOutput]:
+        """Returns the logits `[B, T, V]` and the output of `Target.forward`."""
+        tokens, positions = (jnp.asarray(x, jnp.int32) for x in (tokens, positions))
+        mask = None if mask is None else jnp.asarray(mask)
+        return self._run(self.params, tokens, positions, mask, cache)
+
+    def commit(self, cache: Cache, entries: Any, path: Any, count: Any) -> Cache:
+        """Returns the cache after `Target.commit`."""
+        path, count = (jnp.asarray(x, jnp.int32) for x in (path, count))
+        return self._commit(cache, entries, path, count)
+
+    def read(self, texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Reads texts causally, each alone: the judge of all other calls.
+
+        Args:
+            texts: `READ_ROWS` texts at most, of `LONGEST` tokens at most.
+
+        Returns:
+            Logits and features, `[READ_ROWS, LONGEST, V]` and `[..., F]`.
+        """
+        tokens = np.zeros((READ_ROWS, LONGEST), int)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        positions = np.broadcast_to(np.arange(LONGEST), tokens.shape)
+        nothing = self.target.init_cache(READ_ROWS, 0)
+        logits, output = self.run(tokens, positions, None, nothing)
+        return np.asarray(logits), np.asarray(output.features)
+
+    def differs(self, found: Any, expected: Any) -> np.ndarray:
+        """Returns where, on all axes but the last, arrays differ; NaN does."""
+        found, expected = (np.asarray(x, np.float64) for x in (found, expected))
+        largest = np.abs(expected).max(initial=1, where=np.isfinite(expected))
+        return ~(np.abs(found - expected).max(axis=-1) <= self.atol * largest)
+
+    def _traced(
+        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Cache
+    ) -> tuple[jax.Array, TargetOutput]:
+        target, given = self.target, jax.tree.leaves(cache)
+        output = interface.forward(target, params, tokens, positions, mask, cache)
+        left = jax.tree.leaves(cache)
+        check(
+            [*map(id, given)] == [*map(id, left)],
+            f"{self.name}.forward writes into the cache that it was given; return what "
+            "is new as entries, and leave the writing to commit",
+        )
+        logits = interface.unembed(target, params, output.hidden)
+        # A prompt's first token is chosen from one row of logits.
+        for array in (logits, interface.unembed(target, params, output.hidden[:, 0])):
+            check(
+                array.shape[-1] == self.vocab_size,
+                f"{self.name}.unembed returns {array.shape[-1]} logits per token, but "
+                f"vocab_size is {self.vocab_size}",
+            )
+        return logits, output
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """New tokens for each row, a tree or a chain.
+
+    Attributes:
+        texts: The tokens that are committed in each row.
+        tokens: `[B, T]` int, the new tokens.
+        parents: `[B][T]`, the parent of each, -1 for the first.
+        is_causal: Whether the mask is `None`; every row is a chain then.
+    """
+
+    texts: list[list[int]]
+    tokens: np.ndarray
+    parents: Sequence[Sequence[int]]
+    is_causal: bool = False
+
+    @property
+    def nodes(self) -> Iterator[tuple[int, ...]]:
+        """Every row and node."""
+        return iter(np.ndindex(*self.tokens.shape))
+
+    def path(self, row: int, node: int) -> list[int]:
+        """Returns a node's ancestors, root first, and itself."""
+        parent = self.parents[row][node]
+        return [*(self.path(row, parent) if parent >= 0 else ()), node]
+
+    def text(self, row: int, path: Sequence[int]) -> list[int]:
+        """Returns a row's tokens, and those of a path after them."""
+        return self.texts[row] + self.tokens[row, list(path)].tolist()
+
+    def run(
+        self, caller: Caller, cache: Cache, shift: int = 0
+    ) -> tuple[jax.Array, TargetOutput]:
+        """Returns logits and output; all positions are `shift` too large."""
+        mask = np.zeros((*self.tokens.shape, self.tokens.shape[1]), bool)
+        positions = np.zeros(self.tokens.shape, int)
+        for row, node in self.nodes:
+            path = self.path(row, node)
+            mask[row, node, path] = True
+            positions[row, node] = len(self.texts[row]) + len(path) - 1 + shift
+        visible = None if self.is_causal else mask
+        return caller.run(self.tokens, positions, visible, cache)
+
+    def with_token(self, row: int, node: int, vocab_size: int) -> "Call":
+        """Returns the call with another token in one place."""
+        tokens = self.tokens.copy()
+        tokens[row, node] = (tokens[row, node] + 1) % vocab_size
+        return dataclasses.replace(self, tokens=tokens)
+
+    def rolled(self, row: int) -> "Call":
+        """Returns the call with this row first."""
+        return dataclasses.replace(
+            self,
+            texts=[*self.texts[row:], *self.texts[:row]],
+            tokens=np.roll(self.tokens, -row, axis=0),
+            parents=[*self.parents[row:], *self.parents[:row]],
+        )
