@@ -85,7 +85,7 @@ def with_drafter(
         return sharding
     model = grower.model
     if isinstance(model, SmallModel):
-        return _with_drafter(sharding, model.decoder.config, params)
+        return _with_drafter(sharding, model.target.config, params)
     assert isinstance(model, FeatureHead | MedusaHeads | HydraHeads)
     return _with_drafter(sharding, model.config, params)
 
