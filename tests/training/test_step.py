@@ -146,6 +146,12 @@ class Foreign:
     def forward(self, params: dict[str, Any], *inputs: Any) -> Any:
         return self.inner.forward(params["all of it"], *inputs)
 
+    def unembed(self, params: dict[str, Any], hidden: jax.Array) -> jax.Array:
+        return self.inner.unembed(params["all of it"], hidden)
+
+    def commit(self, *inputs: Any) -> Any:
+        return self.inner.commit(*inputs)
+
 
 def tables_of(params: dict[str, Any]) -> transformer.Tables:
     return params["all of it"]
