@@ -1,7 +1,6 @@
 """Any target as a draft model (Leviathan et al. 2022; Chen et al. 2023)."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ from flax import struct
 from eagle_jax import interface
 from eagle_jax.drafting.model import read_waiting
 from eagle_jax.interface import Cache, DraftingTarget, Entries, Target
+from eagle_jax.ordering import after
 from eagle_jax.prefill import read_prompts
 
 
@@ -107,7 +107,13 @@ class SmallModel:
             )
             return output.hidden, output.entries
 
-        commit = functools.partial(interface.commit, self.target)
+        def commit(
+            cache: Cache, entries: Entries, rows: jax.Array, count: jax.Array
+        ) -> Cache:
+            # A target's writes need not depend on `count`, which waits for the read.
+            rows = after(rows, count[:, None])
+            return interface.commit(self.target, cache, entries, rows, count)
+
         output, read = read_waiting(state, root, run, commit)
         return output, dataclasses.replace(read, length=state.length + state.count)
 
