@@ -12,7 +12,7 @@ target: its last hidden state for EAGLE-1/2 (`F = E`), the residual stream befor
 three of its layers for EAGLE-3.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -160,6 +160,41 @@ class Target(Protocol):
             entries: The keys and values that a call over `T` tokens returned.
             path: `[B, P]` int32, indices into those `T` tokens.
             count: `[B]` int32, how many of `path` to keep; may be 0.
+        """
+        ...
+
+
+@runtime_checkable
+class DraftingTarget(Target, Protocol):
+    """A target that can also run beside the drafts of earlier calls.
+
+    No loop needs it. `eagle_jax.drafting.SmallModel` does with it what it does with any
+    target, in fewer operations: each level of a tree is run once.
+    """
+
+    def forward_after(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: Cache,
+        earlier: Entries | None,
+    ) -> TargetOutput:
+        """Runs the model over new tokens that see drafts of earlier calls.
+
+        Args:
+            params: The target's parameters.
+            tokens: `[B, T]` int32, the new tokens.
+            positions: `[B, T]` int32, their absolute positions.
+            mask: `[B, T, U]` bool, true where a new token sees one of the drafts run so
+                far, oldest first, the `T` new ones at the end.
+            cache: The cache of the confirmed text.
+            earlier: The entries of the call before, which hold the other `U - T`
+                tokens; `None` where there was none, and `U = T`.
+
+        Returns:
+            The result for the `T` tokens, with the entries of all `U`.
         """
         ...
 

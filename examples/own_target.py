@@ -1,8 +1,9 @@
 """Your own language model as a target: the same text in fewer passes.
 
-The first half is a small transformer as anybody writes one: functions over a dictionary
-of arrays, which know nothing of eagle_jax. The second half makes it a `Target`. The
-model learns a rhyme by heart, and prompt lookup drafts what the rhyme repeats.
+First comes a small transformer as anybody writes one: two functions over a dictionary
+of arrays, which know nothing of eagle_jax. Then `OwnTarget` gives it the four methods
+that eagle_jax asks for. The model learns a rhyme by heart, and prompt lookup drafts
+what the rhyme repeats.
 
 Run it with `python examples/own_target.py`; docs/your-own-target.md explains it.
 """
@@ -33,7 +34,7 @@ LAYERS, WIDTH = 2, 64
 
 
 def init_params(seed: int) -> dict[str, Any]:
-    """Returns random parameters."""
+    """Returns random parameters: two tables, and four matrices per layer."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> jax.Array:
@@ -57,27 +58,33 @@ def transformer(
     """
     x = params["words"][tokens] + params["places"][positions]
     entries = []
-    for layer, slots in zip(params["layers"], past, strict=True):
-        queries, *new = jnp.split(jax.nn.standardize(x) @ layer["qkv"], 3, axis=-1)
-        both = zip(slots, new, strict=True)
-        keys, values = (jnp.concatenate(parts, axis=1) for parts in both)
+    for layer, (old_keys, old_values) in zip(params["layers"], past, strict=True):
+        queries, keys, values = jnp.split(
+            jax.nn.standardize(x) @ layer["qkv"], 3, axis=-1
+        )
+        entries.append((keys, values))
+        keys = jnp.concatenate([old_keys, keys], axis=1)
+        values = jnp.concatenate([old_values, values], axis=1)
         scores = jnp.einsum("bte,bse->bts", queries, keys) / WIDTH**0.5
         weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf))
         x += weights @ values @ layer["out"]
         x += jax.nn.gelu(jax.nn.standardize(x) @ layer["up"]) @ layer["down"]
-        entries.append(tuple(new))
     return jax.nn.standardize(x), entries
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnTarget:
-    """All that eagle_jax needs of a model, see `eagle_jax.Target`."""
+    """All that eagle_jax asks of a model; `eagle_jax.Target` says it in full.
+
+    It is frozen, so that it is hashable: it is a static argument of `jax.jit`.
+    """
 
     def init_cache(self, batch: int, capacity: int) -> dict[str, Any]:
         """Returns an empty cache; every array has the batch as axis 0."""
-        empty = jnp.zeros((batch, capacity, WIDTH))
-        length = jnp.zeros(batch, jnp.int32)
-        return {"length": length, "past": [(empty, empty) for _ in range(LAYERS)]}
+        shape = (batch, capacity, WIDTH)
+        past = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(LAYERS)]
+        # A length for each row: rows accept different numbers of drafts.
+        return {"length": jnp.zeros(batch, jnp.int32), "past": past}
 
     def forward(
         self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
@@ -85,14 +92,14 @@ class OwnTarget:
         """Runs the model over a prompt, one token or a tree; writes no cache."""
         batch, num_tokens = tokens.shape
         if mask is None:
-            mask = jnp.tri(num_tokens, dtype=bool)[None]
+            mask = jnp.tri(num_tokens, dtype=bool)
         num_slots = cache["past"][0][0].shape[1]
         is_text = jnp.arange(num_slots) < cache["length"][:, None, None]
+        # Of the cache a token sees the text; of the other new tokens, its ancestors.
         old = jnp.broadcast_to(is_text, (batch, num_tokens, num_slots))
         new = jnp.broadcast_to(mask, (batch, num_tokens, num_tokens))
         visible = jnp.concatenate([old, new], axis=-1)
-        past = cache["past"]
-        hidden, entries = transformer(params, tokens, positions, visible, past)
+        hidden, entries = transformer(params, tokens, positions, visible, cache["past"])
         return eagle_jax.TargetOutput(hidden=hidden, features=hidden, entries=entries)
 
     def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
@@ -106,10 +113,10 @@ class OwnTarget:
 
         def write(slots: jax.Array, new: jax.Array) -> jax.Array:
             accepted = jnp.take_along_axis(new, path[..., None], axis=1)
-            update = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))
-            return update(slots, accepted, cache["length"], 0)
+            return eagle_jax.append_rows(slots, accepted, cache["length"])
 
         past = jax.tree.map(write, cache["past"], entries)
+        # What was written after the new length is no text: it is written over.
         return {"length": cache["length"] + count, "past": past}
 
 

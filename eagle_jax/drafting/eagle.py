@@ -226,8 +226,9 @@ class FeatureHead(abc.ABC):
         """See `DraftModel.read`; the waiting pairs go into the cache."""
 
         def run(
-            following: jax.Array, positions: jax.Array
+            following: jax.Array, rows: jax.Array
         ) -> tuple[jax.Array, tuple[kv.KeyValues]]:
+            positions = state.cache.length[:, None] + rows
             features = self.fuse(params, state.features)
             mask = causal_mask(*following.shape)
             tokens = self.paired(state.tokens, following)
@@ -236,7 +237,7 @@ class FeatureHead(abc.ABC):
             )
             return outputs, (entries,)
 
-        return read_waiting(state, root, run)
+        return read_waiting(state, root, run, kv.commit)
 
     def step(
         self,

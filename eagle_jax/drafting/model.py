@@ -7,15 +7,19 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.models import cache as kv
+from eagle_jax.interface import Cache, Entries
 from eagle_jax.ordering import after
 
-Run = Callable[[jax.Array, jax.Array], tuple[jax.Array, tuple[kv.KeyValues, ...]]]
+Run = Callable[[jax.Array, jax.Array], tuple[jax.Array, Entries]]
 """A function that runs a model over waiting tokens.
 
 It maps the tokens `[B, P]` after those that wait (after the last of them, the root) and
-positions `[B, P]`, both int32, to the outputs `[B, P, X]` and each layer's entries.
+their distances `[B, P]` from the end of the cache, both int32, to the outputs
+`[B, P, X]` and the entries.
 """
+
+Commit = Callable[[Cache, Entries, jax.Array, jax.Array], Cache]
+"""A function that appends to a cache, see `Target.commit`."""
 
 
 class DraftModel(Protocol):
@@ -133,7 +137,9 @@ class DraftModel(Protocol):
         ...
 
 
-def read_waiting(state: Any, root: jax.Array, run: Run) -> tuple[jax.Array, Any]:
+def read_waiting(
+    state: Any, root: jax.Array, run: Run, commit: Commit
+) -> tuple[jax.Array, Any]:
     """Reads confirmed tokens that waited until the root after them was known.
 
     Args:
@@ -141,6 +147,7 @@ def read_waiting(state: Any, root: jax.Array, run: Run) -> tuple[jax.Array, Any]
             `[B]`, both int32.
         root: `[B]` int32, the last emitted tokens.
         run: The function that runs the model over those tokens.
+        commit: The function that appends them to the cache.
 
     Returns:
         The output `[B, X]` at the last of them, or at the first place where there are
@@ -150,8 +157,8 @@ def read_waiting(state: Any, root: jax.Array, run: Run) -> tuple[jax.Array, Any]
     last = jnp.maximum(state.count - 1, 0)[:, None]
     rolled = jnp.roll(state.tokens, -1, 1)
     following = jnp.where(rows == last, root[:, None], rolled)
-    outputs, entries = run(following, state.cache.length[:, None] + rows)
+    outputs, entries = run(following, rows)
     output = jnp.take_along_axis(outputs, last[..., None], axis=1)[:, 0]
-    cache = kv.commit(state.cache, entries, rows, after(state.count, output[:, 0]))
+    cache = commit(state.cache, entries, rows, after(state.count, output[:, 0]))
     nothing = jnp.zeros_like(state.count)
     return output, dataclasses.replace(state, cache=cache, count=nothing)

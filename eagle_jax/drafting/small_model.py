@@ -1,16 +1,16 @@
-"""A small decoder as a draft model (Leviathan et al. 2022; Chen et al. 2023)."""
+"""Any target as a draft model (Leviathan et al. 2022; Chen et al. 2023)."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax import interface
 from eagle_jax.drafting.model import read_waiting
-from eagle_jax.models import cache as kv
-from eagle_jax.models import transformer
-from eagle_jax.models.transformer import Transformer, TransformerParams
+from eagle_jax.interface import Cache, DraftingTarget, Entries, Target
+from eagle_jax.ordering import after
 from eagle_jax.prefill import read_prompts
 
 
@@ -20,44 +20,55 @@ class SmallModelState:
 
     Attributes:
         cache: The cache of the confirmed text up to the first of `tokens`, included.
+        length: `[B]` int32, the number of tokens in the cache.
         tokens: `[B, P]` int32, the last accepted path, root first; its first token is
             in the cache already, and the next root will stand after its last.
         count: `[B]` int32, how many of them are real.
     """
 
-    cache: kv.KVCache
+    cache: Cache
+    length: jax.Array
     tokens: jax.Array
     count: jax.Array
 
 
+class _Drafts(NamedTuple):
+    """All drafts of a round so far, to be run again: `[B, U]` and `[B, U, U]` bool."""
+
+    tokens: jax.Array
+    positions: jax.Array
+    mask: jax.Array
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SmallModel:
-    """A decoder with the target's vocabulary behind the `DraftModel` protocol.
+    """Any `Target` with the vocabulary of the larger one, as a `DraftModel`.
 
-    Its outputs are hidden states, `X = E`; its parameters are `TransformerParams`.
+    Its outputs are hidden states, `X = E`; its parameters are the target's. A
+    `DraftingTarget` runs each level of a tree once. Any other target runs all drafts
+    of the round again at each level, beside its cache: the trees are the same, and a
+    round runs `K * D * (D - 1) / 2` nodes in place of `K * (D - 1)`, in as many calls.
 
     Attributes:
-        decoder: The small model itself.
+        target: The small model itself.
+        vocab_size: See `DraftModel.vocab_size`.
     """
 
-    decoder: Transformer
-
-    @property
-    def vocab_size(self) -> int:
-        """See `DraftModel.vocab_size`."""
-        return self.decoder.config.vocab_size
+    target: Target
+    vocab_size: int
 
     def init_state(self, batch: int, capacity: int, depth: int) -> SmallModelState:
         """See `DraftModel.init_state`."""
         return SmallModelState(
-            cache=self.decoder.init_cache(batch, capacity),
+            cache=self.target.init_cache(batch, capacity),
+            length=jnp.zeros(batch, jnp.int32),
             tokens=jnp.zeros((batch, depth + 1), jnp.int32),
             count=jnp.zeros(batch, jnp.int32),
         )
 
     def prefill(
         self,
-        params: TransformerParams,
+        params: Any,
         state: SmallModelState,
         tokens: jax.Array,
         features: jax.Array,
@@ -65,9 +76,13 @@ class SmallModel:
     ) -> SmallModelState:
         """See `Drafter.prefill`; only the root is left to be read."""
         del features
-        reading = read_prompts(self.decoder, params, tokens, lengths, state.cache)
-        count = jnp.ones_like(lengths)
-        return dataclasses.replace(state, cache=reading.cache, count=count)
+        reading = read_prompts(self.target, params, tokens, lengths, state.cache)
+        return dataclasses.replace(
+            state,
+            cache=reading.cache,
+            length=state.length + lengths,
+            count=jnp.ones_like(lengths),
+        )
 
     def advance(
         self,
@@ -81,23 +96,30 @@ class SmallModel:
         return dataclasses.replace(state, tokens=tokens, count=count)
 
     def read(
-        self, params: TransformerParams, state: SmallModelState, root: jax.Array
+        self, params: Any, state: SmallModelState, root: jax.Array
     ) -> tuple[jax.Array, SmallModelState]:
         """See `DraftModel.read`; it reads the path after the old root, and the new."""
 
-        def run(
-            following: jax.Array, positions: jax.Array
-        ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
-            output = self.decoder.forward(
-                params, following, positions, None, state.cache
+        def run(following: jax.Array, rows: jax.Array) -> tuple[jax.Array, Entries]:
+            positions = state.length[:, None] + rows
+            output = interface.forward(
+                self.target, params, following, positions, None, state.cache
             )
             return output.hidden, output.entries
 
-        return read_waiting(state, root, run)
+        def commit(
+            cache: Cache, entries: Entries, rows: jax.Array, count: jax.Array
+        ) -> Cache:
+            # A target's writes need not depend on `count`, which waits for the read.
+            rows = after(rows, count[:, None])
+            return interface.commit(self.target, cache, entries, rows, count)
+
+        output, read = read_waiting(state, root, run, commit)
+        return output, dataclasses.replace(read, length=state.length + state.count)
 
     def step(
         self,
-        params: TransformerParams,
+        params: Any,
         state: SmallModelState,
         tokens: jax.Array,
         above: jax.Array,
@@ -108,25 +130,32 @@ class SmallModel:
     ) -> tuple[jax.Array, Any]:
         """See `DraftModel.step`; the parents' outputs are not read."""
         del above
-        output = transformer.forward(
-            params,
-            self.decoder.config,
-            tokens,
-            state.cache.length[:, None] + jnp.full_like(tokens, level - 1),
-            visible,
-            state.cache,
-            earlier,
-        )
-        return output.hidden, output.entries
+        positions = state.length[:, None] + jnp.full_like(tokens, level - 1)
+        drafts = _Drafts(tokens, positions, visible)
+        if isinstance(self.target, DraftingTarget):
+            output = self.target.forward_after(params, *drafts, state.cache, earlier)
+            return output.hidden, output.entries
+        if earlier is not None:
+            drafts = _join(earlier, drafts)
+        output = interface.forward(self.target, params, *drafts, state.cache)
+        return output.hidden[:, -tokens.shape[1] :], drafts
 
-    def logits(
-        self, params: TransformerParams, outputs: jax.Array, *, level: int
-    ) -> jax.Array:
+    def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
         """See `DraftModel.logits`."""
         del level
-        return self.decoder.unembed(params, outputs)
+        return interface.unembed(self.target, params, outputs)
 
-    def tokens(self, params: TransformerParams, choices: jax.Array) -> jax.Array:
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
         del params
         return choices
+
+
+def _join(earlier: _Drafts, new: _Drafts) -> _Drafts:
+    """Returns all drafts; the mask of the new ones, `[B, M, U]`, is complete."""
+    unseen = ((0, 0), (0, 0), (0, new.tokens.shape[1]))
+    return _Drafts(
+        tokens=jnp.concatenate([earlier.tokens, new.tokens], axis=1),
+        positions=jnp.concatenate([earlier.positions, new.positions], axis=1),
+        mask=jnp.concatenate([jnp.pad(earlier.mask, unseen), new.mask], axis=1),
+    )

@@ -323,7 +323,7 @@ def open_draft_model(
             return checkpoints.load_target(folder, dtype, shardings)[1]
 
         decoder = Transformer(config=small, dtype=dtype)
-        model = SmallModel(decoder=decoder)
+        model = SmallModel(target=decoder, vocab_size=small.vocab_size)
         return DraftSource(model=model, load=load_small, folder=folder)
     head, read = open_heads(folder, target, dtype, method)
 

@@ -16,7 +16,7 @@ from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.quantized import GROUP_SIZE
-from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import PairSharding
 
 
@@ -85,7 +85,8 @@ def with_drafter(
         return sharding
     model = grower.model
     if isinstance(model, SmallModel):
-        return _with_drafter(sharding, model.decoder.config, params)
+        assert isinstance(model.target, Transformer)
+        return _with_drafter(sharding, model.target.config, params)
     assert isinstance(model, FeatureHead | MedusaHeads | HydraHeads)
     return _with_drafter(sharding, model.config, params)
 

@@ -232,6 +232,18 @@ class Transformer:
         """See `Target.forward`."""
         return forward(params, self.config, tokens, positions, mask, cache)
 
+    def forward_after(
+        self,
+        params: TransformerParams,
+        tokens: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cache: kv.KVCache,
+        earlier: tuple[kv.KeyValues, ...] | None,
+    ) -> TargetOutput:
+        """See `DraftingTarget.forward_after`."""
+        return forward(params, self.config, tokens, positions, mask, cache, earlier)
+
     def unembed(self, params: TransformerParams, hidden: jax.Array) -> jax.Array:
         """See `Target.unembed`."""
         return unembed(output_head(params), hidden)

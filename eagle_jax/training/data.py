@@ -29,6 +29,8 @@ class TrainingData:
         features: The target's features of `rows`, or `None` to compute them in the
             step.
         stop_tokens: The ids that end a text.
+        max_length: The tokens of prompt and output of a decoded text at most; `None`
+            for what the prompts and the new tokens need.
     """
 
     rows: PackedRows
@@ -36,6 +38,7 @@ class TrainingData:
     prompts: Sequence[Sequence[int]]
     features: FeatureStore | None = None
     stop_tokens: tuple[int, ...] = ()
+    max_length: int | None = None
 
 
 def read_data(
@@ -97,6 +100,7 @@ def read_data(
             max_tokens=target.max_positions - 1,
         ),
         stop_tokens=stop_tokens,
+        max_length=target.max_positions,
     )
 
 

@@ -88,7 +88,7 @@ def make_evaluation(
     requests = make_requests(
         [prompts[number % len(prompts)] for number in range(num_rows)],
         max_new_tokens=run.eval_new_tokens,
-        max_length=step_config.target.config.max_positions,
+        max_length=data.max_length,
         stop_tokens=data.stop_tokens,
     )
     decode_chain, decode_tree = (

@@ -1,15 +1,20 @@
 """One copy of the caches, nothing but tokens off the device."""
 
 import collections
+import functools
 import re
 from typing import Any
 
+import jax
 import pytest
 
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.drafting import LookaheadDrafter
+from eagle_jax.drafting import LookaheadDrafter, SmallModel, TreeDrafter
 from eagle_jax.interface import Params
+from eagle_jax.testing.programs import every_line, find_copies
+from eagle_jax.tree import chain
+from examples import own_target
 from tests.decoding.test_tracing import NUM_SLOTS, VOCABULARY, make_pair, requests_like
 from tests.tiny import LAYER
 
@@ -49,6 +54,19 @@ def test_caches_are_aliased_and_never_copied(programs: dict[str, Any]) -> None:
         made = collections.Counter(operations)
         assert made["dynamic-update-slice"] > 0, name  # The shape is spelled right.
         assert made["copy"] == made["transpose"] == made["scatter"] == 0, (name, made)
+
+
+def test_the_cache_of_any_small_model_is_written_in_place() -> None:
+    target, weights = own_target.OwnTarget(), own_target.init_params(seed=0)
+    model = SmallModel(target=target, vocab_size=len(own_target.WORDS))
+    drafter = TreeDrafter(model=model, tree=chain(1))
+    params = Params(target=weights, drafter=weights)
+    decoder, requests = Decoder(target=target, drafter=drafter), requests_like(0)
+    prefill = functools.partial(speculative.prefill, decoder, num_slots=NUM_SLOTS)
+    state: Any = jax.eval_shape(prefill, params, requests)
+    program: Any = speculative.decode_round.lower(decoder, params, state).compile()
+    shape = state.drafter_state.cache["past"][0][0].shape
+    assert find_copies(every_line(program.as_text()), shape) == []
 
 
 def test_the_pool_of_lookahead_is_written_in_place() -> None:

@@ -258,7 +258,8 @@ def test_prompts_read_in_pieces_are_read_as_a_whole(
 def test_a_long_prompt_continues_as_plain_decoding_does() -> None:
     asked = requests(PREFILL_CHUNK + 70, 5, new_tokens=12)
     assert asked.prompts.shape[1] == 2 * PREFILL_CHUNK
-    drafter = TreeDrafter(model=SmallModel(decoder=SMALLER), tree=chain(2))
+    model = SmallModel(target=SMALLER, vocab_size=SMALLER.config.vocab_size)
+    drafter = TreeDrafter(model=model, tree=chain(2))
     weights = tiny.target_params(SMALLER.config)
     both = Params(target=weights, drafter=weights)
     state = speculative.generate(

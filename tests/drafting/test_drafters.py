@@ -25,7 +25,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
-from eagle_jax.interface import Drafter, Params
+from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_batch_first, assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
@@ -55,6 +55,7 @@ MODEL_TREES = {
     "small bush": HEAD_TREES["bush"],
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
+    "foreign eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
 }
 HEADS = {
     "medusa": tiny.medusa(VOCABULARY),
@@ -97,6 +98,33 @@ def target_params() -> Any:
     return tiny.target_params(CONFIG)
 
 
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """A decoder as a `Target` and nothing more, whose cache has another layout."""
+
+    decoder: Transformer
+
+    def init_cache(self, batch: int, capacity: int) -> Any:
+        return {"inner": self.decoder.init_cache(batch, capacity)}
+
+    def forward(
+        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
+    ) -> TargetOutput:
+        return self.decoder.forward(params, tokens, positions, mask, cache["inner"])
+
+    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
+        return self.decoder.unembed(params, hidden)
+
+    def commit(
+        self, cache: Any, entries: Any, path: jax.Array, count: jax.Array
+    ) -> Any:
+        return {"inner": self.decoder.commit(cache["inner"], entries, path, count)}
+
+
+def small_model(target: Any) -> SmallModel:
+    return SmallModel(target=target, vocab_size=VOCABULARY)
+
+
 def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
     if name in WITHOUT_WEIGHTS:
         return WITHOUT_WEIGHTS[name], Params(target=target_params)
@@ -105,8 +133,9 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         params = tiny.heads_params(HEADS[name], target_params)
         return drafter, Params(target=target_params, drafter=params)
     if name in MODEL_TREES:
+        decoder = Transformer(config=SMALLER)
         drafter = TreeDrafter(
-            model=SmallModel(decoder=Transformer(config=SMALLER)),
+            model=small_model(Foreign(decoder) if "foreign" in name else decoder),
             tree=MODEL_TREES[name],
             calibration=CALIBRATED if "calibrated" in name else UNCALIBRATED,
         )
@@ -187,7 +216,7 @@ def test_every_tree_of_a_generation_is_valid(target_params: Any, name: str) -> N
 def test_the_target_as_its_own_small_model_is_always_accepted(
     target_params: Any, tree: Any, batch: int
 ) -> None:
-    drafter = TreeDrafter(model=SmallModel(decoder=TARGET), tree=tree)
+    drafter = TreeDrafter(model=small_model(TARGET), tree=tree)
     params = Params(target=target_params, drafter=target_params)
     requests = requests_of(PROMPTS[-batch:], max_new_tokens=25)
     state = speculative.generate(
@@ -227,6 +256,32 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
             found = np.asarray(done.tree.tokens[row, 1:4])
             if bool(done.count[row]):
                 np.testing.assert_array_equal(found, expected)
+
+
+# Of two layers: in the second, what an earlier draft saw makes a difference.
+@pytest.mark.parametrize("name", ["small eagle2", "small bush"])
+def test_a_model_that_runs_all_drafts_again_drafts_the_same_trees(
+    target_params: Any, name: str
+) -> None:
+    params = Params(target=target_params, drafter=target_params)
+    requests = requests_of(PROMPTS, max_new_tokens=12, temperature=[0.0, 1.0, 1.0, 0.0])
+
+    def trees(model: SmallModel) -> list[Any]:
+        drafter = TreeDrafter(model=model, tree=MODEL_TREES[name])
+        decoder = Decoder(target=TARGET, drafter=drafter)
+        state = speculative.prefill(decoder, params, requests, num_slots=64)
+        found = []
+        for _ in range(3):
+            state, done = speculative.decode_round(decoder, params, state)
+            found.append(done.tree)
+        return found
+
+    ours, theirs = trees(small_model(TARGET)), trees(small_model(Foreign(TARGET)))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.parents, other.parents)
+        np.testing.assert_array_equal(one.is_node, other.is_node)
+        np.testing.assert_allclose(one.log_values, other.log_values, atol=1e-4)
 
 
 def test_lookup_searches_the_text_so_far(target_params: Any) -> None:

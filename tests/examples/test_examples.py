@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import own_drafter, own_target
+from examples import own_drafter, own_target, train_for_own_target
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -30,6 +30,19 @@ def test_a_model_of_somebody_else_writes_its_own_text_in_fewer_passes(
     for passes, tokens in (greedy, sampled):
         assert int(passes) < int(tokens) == len(own_target.TEXT) - 8
     assert shown.startswith(" This is the house that Jack built")
+
+
+def test_a_head_learns_from_the_texts_of_somebody_elses_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train_for_own_target.main(num_steps=24, num_texts=8)
+    shown = capsys.readouterr().out
+    rates = re.findall(
+        r"identical tokens, .* ([\d.]+) before and ([\d.]+) after", shown
+    )
+    assert len(rates) == 2
+    for before, after in rates:
+        assert 1 <= float(before) < float(after) <= train_for_own_target.TREE.depth + 1
 
 
 def test_a_drafter_of_somebody_else_leaves_the_text_as_it_is(

@@ -120,7 +120,7 @@ def test_the_text_is_plain_decodings(pair: tuple[Transformer, Any]) -> None:
         Decoder(target=target, acceptance="coupled"), Params(target=params), requests
     )
     drafter = TreeDrafter(
-        model=SmallModel(decoder=target),
+        model=SmallModel(target=target, vocab_size=target.config.vocab_size),
         tree=TreeConfig(num_nodes=6, depth=2, width=2),
     )
     found = speculative.generate(

@@ -15,7 +15,13 @@ from eagle_jax.drafting.heads import init_heads
 from eagle_jax.models import transformer
 from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import MeshShape, shard_pair
+from eagle_jax.parallel import (
+    WHOLE,
+    MeshShape,
+    PairSharding,
+    make_mesh,
+    shard_pair,
+)
 from eagle_jax.training.config import (
     LossConfig,
     OptimizerConfig,
@@ -146,6 +152,12 @@ class Foreign:
     def forward(self, params: dict[str, Any], *inputs: Any) -> Any:
         return self.inner.forward(params["all of it"], *inputs)
 
+    def unembed(self, params: dict[str, Any], hidden: jax.Array) -> jax.Array:
+        return self.inner.unembed(params["all of it"], hidden)
+
+    def commit(self, *inputs: Any) -> Any:
+        return self.inner.commit(*inputs)
+
 
 def tables_of(params: dict[str, Any]) -> transformer.Tables:
     return params["all of it"]
@@ -171,9 +183,18 @@ def test_a_head_learns_any_targets_features(
     assert float(other.token_loss) != float(wanted.token_loss)
 
 
+@pytest.mark.parametrize("is_foreign", [False, True])
 def test_what_a_limit_cuts_off_is_in_no_round(
-    rows: PackedRows, target_params: transformer.TransformerParams
+    rows: PackedRows, target_params: transformer.TransformerParams, is_foreign: bool
 ) -> None:
+    config: StepConfig = CONFIG
+    params: Any = target_params
+    sharding = shard_pair(MeshShape(), CONFIG.target.config, batch_size=4)
+    if is_foreign:
+        target = Foreign(CONFIG.target)
+        config = dataclasses.replace(CONFIG, target=target, tables=tables_of)
+        params = {"all of it": target_params}
+        sharding = PairSharding(mesh=make_mesh(MeshShape(), 1), target=WHOLE)
     evaluate = make_evaluation(
         TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
         config=TrainConfig(
@@ -181,10 +202,10 @@ def test_what_a_limit_cuts_off_is_in_no_round(
             tree=TreeConfig(num_nodes=65, depth=1, width=64),
             run=RunConfig(batch_size=4, eval_new_tokens=2),
         ),
-        step_config=CONFIG,
-        sharding=shard_pair(MeshShape(), CONFIG.target.config, batch_size=4),
+        step_config=config,
+        sharding=sharding,
     )
-    found = evaluate(init_state(CONFIG, 0).params, target_params)
+    found = evaluate(init_state(CONFIG, 0).params, params)
     assert found.tokens_per_round == 1.0
 
 
