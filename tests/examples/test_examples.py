@@ -72,10 +72,12 @@ def test_followers_draft_valid_trees_for_every_row() -> None:
     assert state.accept_lengths.sum() > 0
 
 
-@pytest.mark.parametrize("page", ["your-own-target.md", "your-own-drafter.md"])
+@pytest.mark.parametrize(
+    "page", ["your-own-target.md", "your-own-drafter.md", "other-stacks.md"]
+)
 def test_what_a_page_quotes_stands_in_the_file(page: str) -> None:
     excerpts = _EXCERPT.findall((ROOT / "docs" / page).read_text())
-    assert len(excerpts) >= 5
+    assert len(excerpts) >= 4
     for file, excerpt in excerpts:
         assert excerpt in (ROOT / file).read_text(), excerpt
 
