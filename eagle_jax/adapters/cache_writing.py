@@ -87,19 +87,20 @@ class CacheWritingTarget:
         """Returns an empty cache, see `Target.init_cache`.
 
         Raises:
-            InputError: If a leaf neither grows with the slots nor is a cursor.
+            InputError: If a leaf has neither so many slots nor the form of a cursor.
         """
         slots = capacity + self.tail
         layers = self.empty(batch, slots)
 
         def check(path: Any, leaf: jax.Array, axis: int) -> None:
-            is_integer = jnp.issubdtype(leaf.dtype, jnp.integer)
-            if not (axis or (is_integer and leaf.shape == (batch,))):
+            is_cursor = leaf.shape == (batch,) and jnp.issubdtype(leaf, jnp.integer)
+            if not (leaf.shape[axis] == slots if axis else is_cursor):
                 raise InputError(
                     f"`empty(batch={batch}, slots={slots})` returns "
-                    f"{leaf.dtype}{leaf.shape} for {jax.tree_util.keystr(path)}, the "
-                    f"same for any number of slots, and no cursor (integers ({batch},))"
-                    "; a cache that is a ring must be made as long as the text"
+                    f"{leaf.dtype}{leaf.shape} for {jax.tree_util.keystr(path)}, which "
+                    f"has neither {slots} slots nor the form of a cursor, integers "
+                    f"({batch},); a ring as long as a window cannot hold a tree: make "
+                    "it as long as the text"
                 )
 
         jax.tree_util.tree_map_with_path(check, layers, self._slot_axes())
@@ -141,7 +142,10 @@ class CacheWritingTarget:
         hidden, features, written = self.apply(
             params, tokens, positions, layers, visible
         )
-        given, returned = jax.tree.map(jax.typeof, (layers, written))
+        given, returned = (
+            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+            for tree in (layers, written)
+        )
         if given != returned:
             raise InputError(
                 f"`apply` returns the layers {returned}, but was given {given}; it "

@@ -142,9 +142,9 @@ def test_prompts_read_in_pieces_and_growing_caches_leave_the_texts_alone(
     assert_own_texts(asked, speculative.generate(decoder, PARAMS, asked))
 
 
-def ring(batch: int, slots: int) -> dict[str, Any]:
-    window = jnp.zeros((batch, 2, min(slots, 4)), jnp.uint32)
-    return empty(batch, slots) | {"codes": window}
+def ring(batch: int, slots: int, *, window: int) -> dict[str, Any]:
+    codes = jnp.zeros((batch, 2, min(slots, window)), jnp.uint32)
+    return empty(batch, slots) | {"codes": codes}
 
 
 def narrowed(*arguments: Any) -> tuple[Any, Any, Any]:
@@ -155,7 +155,14 @@ def narrowed(*arguments: Any) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"empty": ring}, r"uint32\(1, 2, 4\) for \['codes'\], the same"),
+        (
+            {"empty": functools.partial(ring, window=4)},
+            r"uint32\(1, 2, 4\) for \['codes'\], which has neither",
+        ),
+        (
+            {"empty": functools.partial(ring, window=40)},
+            r"uint32\(1, 2, 40\) for \['codes'\], which has neither",
+        ),
         ({"apply": narrowed}, "`apply` returns the layers .*uint8"),
     ],
 )
