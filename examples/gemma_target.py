@@ -3,7 +3,7 @@
 Its sliding windows read the positions that it stores in the cache, so that they are
 right in a tree too. The weights are random; prompt lookup drafts what repeats.
 
-Run it with `python examples/gemma_target.py` after `pip install "eagle-jax[examples]"`.
+Run it with `python examples/gemma_target.py` where the extra `examples` is installed.
 """
 
 import dataclasses

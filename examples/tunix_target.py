@@ -3,7 +3,7 @@
 The EAGLE head borrows the model's two tables. All weights are random, so it drafts
 badly; prompt lookup drafts what repeats.
 
-Run it with `python examples/tunix_target.py` after `pip install "eagle-jax[examples]"`.
+Run it with `python examples/tunix_target.py` where the extra `examples` is installed.
 """
 
 from typing import Any
