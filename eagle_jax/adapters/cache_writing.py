@@ -93,7 +93,8 @@ class CacheWritingTarget:
         layers = self.empty(batch, slots)
 
         def check(path: Any, leaf: jax.Array, axis: int) -> None:
-            is_cursor = leaf.shape == (batch,) and jnp.issubdtype(leaf, jnp.integer)
+            is_integer = jnp.issubdtype(leaf.dtype, jnp.integer)
+            is_cursor = is_integer and leaf.shape == (batch,)
             if not (leaf.shape[axis] == slots if axis else is_cursor):
                 raise InputError(
                     f"`empty(batch={batch}, slots={slots})` returns "
