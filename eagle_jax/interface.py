@@ -157,7 +157,8 @@ class Target(Protocol):
 
         Args:
             cache: The cache, with room for `P` more slots in every row.
-            entries: The keys and values that a call over `T` tokens returned.
+            entries: The keys and values that a call over `T` tokens returned; they may
+                be a whole cache, which becomes the new one (`eagle_jax.adapters`).
             path: `[B, P]` int32, indices into those `T` tokens.
             count: `[B]` int32, how many of `path` to keep; may be 0.
         """

@@ -48,7 +48,7 @@ except eagle_jax.InputError as error:
 """
 CORE = [
     *("config", "files", "interface", "sampling", "prefill", "tree", "models"),
-    *("drafting", "decoding", "parallel", "testing", "training"),
+    *("drafting", "decoding", "adapters", "parallel", "testing", "training"),
 ]
 
 

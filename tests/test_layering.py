@@ -24,6 +24,7 @@ ALLOWED = {
         *("config", "interface", "models", "ordering", "prefill", "sampling", "tree"),
     },
     "decoding": {"config", "errors", "interface", "prefill", "sampling", "tree"},
+    "adapters": {"errors", "interface", "models", "ordering"},
     "checkpoints": {"drafting", "errors", "files", "models", "parsing"},
     "parallel": {"errors", "models"},
     "testing": {
