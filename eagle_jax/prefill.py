@@ -147,6 +147,8 @@ def read_piece(
     is_last = (last >= 0) & (last < size)
     hidden = _rows(output.hidden, jnp.clip(last, 0, size - 1))
     count = after(jnp.clip(lengths - begin, 0, size), hidden[:, 0])
+    # A target's writes need not depend on `count`, which waits for the read.
+    rows = after(rows, count[:, None])
     return Reading(
         cache=interface.commit(target, cache, output.entries, rows, count),
         hidden=jnp.where(is_last[:, None], hidden, reading.hidden),

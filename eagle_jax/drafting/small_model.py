@@ -11,7 +11,7 @@ from eagle_jax import interface
 from eagle_jax.drafting.model import read_waiting
 from eagle_jax.interface import Cache, DraftingTarget, Entries, Target
 from eagle_jax.ordering import after
-from eagle_jax.prefill import read_prompts
+from eagle_jax.prefill import begin_reading, read_piece, read_prompts
 
 
 @struct.dataclass(kw_only=True)
@@ -80,8 +80,26 @@ class SmallModel:
         return dataclasses.replace(
             state,
             cache=reading.cache,
-            length=state.length + lengths,
+            length=lengths,
             count=jnp.ones_like(lengths),
+        )
+
+    def read_piece(
+        self,
+        params: Any,
+        state: SmallModelState,
+        tokens: jax.Array,
+        features: jax.Array,
+        lengths: jax.Array,
+        begin: jax.Array | int,
+        size: int,
+    ) -> SmallModelState:
+        """See `PieceReader.read_piece`."""
+        del features
+        empty = begin_reading(self.target, params, tokens, state.cache)
+        reading = read_piece(self.target, params, tokens, lengths, empty, begin, size)
+        return dataclasses.replace(
+            state, cache=reading.cache, length=lengths, count=jnp.ones_like(lengths)
         )
 
     def advance(

@@ -16,7 +16,7 @@ from eagle_jax.decoding.growth import grow
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.slots import Result
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.drafting import LookupDrafter, SwitchDrafter
+from eagle_jax.drafting import LookupDrafter, SmallModel, SwitchDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import (
@@ -25,6 +25,7 @@ from eagle_jax.testing import (
     assert_batch_first,
     assert_same_tokens,
 )
+from eagle_jax.tree import chain
 from tests import tiny
 from tests.helpers import texts
 
@@ -166,6 +167,9 @@ def test_a_larger_cache_takes_over_the_rows() -> None:
 PAIR = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)
 READERS: dict[str, Drafter] = {
     "head": PAIR.drafter,
+    "small model": TreeDrafter(
+        model=SmallModel(target=PAIR.target, vocab_size=64), tree=chain(2)
+    ),
     "lookup": LookupDrafter(depth=2),
     "switch": SwitchDrafter(
         first=LookupDrafter(depth=2), second=PAIR.drafter, min_match=2
@@ -181,7 +185,9 @@ def test_a_prompt_read_beside_running_rows_is_read_as_a_whole(
     """States, not only texts: what the drafter reads wrongly shows in no text."""
     drafter = READERS[reader]
     decoder = Decoder(target=PAIR.target, drafter=drafter, acceptance="greedy")
-    params = PAIR.params
+    is_small = reader == "small model"
+    weights = PAIR.params.target if is_small else PAIR.params.drafter
+    params = Params(target=PAIR.params.target, drafter=weights)
     asked = make_requests(
         [list(range(2, 2 + length))], max_new_tokens=9, prompt_bucket=32
     )
