@@ -1,10 +1,7 @@
 """A small automaton in every loop: constrained text is plain constrained text."""
 
-import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +17,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.testing import ToyTarget, assert_same_tokens, assert_valid_tree
+from eagle_jax.testing import ToyTarget, assert_same_tokens
 from eagle_jax.tree import chain, from_paths
 from tests.drafting.toy_model import BlindToyModel, NarrowToyModel, ToyModel
 from tests.helpers import texts

@@ -34,8 +34,8 @@ ALLOWED = {
     "parallel": {"errors", "models"},
     "testing": {"config", "interface", "sampling", "tree"},
     "generation": {
-        *("assets", "automaton", "checkpoints", "config", "decoding", "drafting"),
-        "errors",
+        *("assets", "automaton", "checkpoints", "config", "constraints", "decoding"),
+        *("drafting", "errors"),
         *("interface", "models", "parallel", "parsing", "tree"),
     },
     "training": {
@@ -58,7 +58,15 @@ ALLOWED = {
         *("interface", "progress", "tree"),
     },
     "cli": {
-        *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),
+        *(
+            "assets",
+            "automaton",
+            "benchmarks",
+            "checkpoints",
+            "config",
+            "decoding",
+            "drafting",
+        ),
         *("errors", "evaluation", "files", "generation", "interface", "markdown"),
         *("models", "parallel", "parsing", "training", "tree", "tuning"),
     },

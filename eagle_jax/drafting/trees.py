@@ -291,10 +291,7 @@ def _constrain(
         params: The draft model's weights.
         draws: The draws of the round, with the constraint, if there is one.
         states: The constraint's states after the nodes, every leaf `[B, M, ...]`.
-        logits: `[B, M, W]` float32 at the nodes, or `[B, 1, W]` for all of them.
-
-    Returns:
-        The logits, `[B, M, W]` where there is a constraint.
+        logits: `[B, M, W]` float32, or `[B, 1, W]` for all nodes.
     """
     if draws.guide is None:
         return logits

@@ -8,6 +8,7 @@ from typing import Any
 
 from eagle_jax import checkpoints
 from eagle_jax.config import Method, TreeConfig
+from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
     DraftModel,
@@ -80,6 +81,7 @@ class LoadedPair:
         drafter_of: The function from a tree and an acceptance rule to another drafter
             of the same draft model.
         sharding: The sharding of the pair's arrays; `None` for the default device.
+        constraint: The constraint on texts, `None` without one. Static.
     """
 
     target: Transformer
@@ -89,6 +91,7 @@ class LoadedPair:
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     sharding: PairSharding | None = None
+    constraint: Constraint | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -174,6 +174,7 @@ class Runner:
             target=self.pair.target,
             drafter=self.drafter,
             acceptance=self.config.sampling.rule,
+            constraint=self.pair.constraint,
         )
 
     def _clock(self) -> float:
