@@ -58,17 +58,10 @@ ALLOWED = {
         *("interface", "progress", "tree"),
     },
     "cli": {
-        *(
-            "assets",
-            "automaton",
-            "benchmarks",
-            "checkpoints",
-            "config",
-            "decoding",
-            "drafting",
-        ),
-        *("errors", "evaluation", "files", "generation", "interface", "markdown"),
-        *("models", "parallel", "parsing", "training", "tree", "tuning"),
+        *("assets", "automaton", "benchmarks", "checkpoints", "config"),
+        *("decoding", "drafting", "errors", "evaluation", "files", "generation"),
+        *("interface", "markdown", "models", "parallel", "parsing", "training"),
+        *("tree", "tuning"),
     },
 }
 

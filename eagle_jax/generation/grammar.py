@@ -34,7 +34,9 @@ _MAX_SECONDS = 30
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE = 256
 
-# A process of its own: the library has no limit, and hears no Ctrl-C.
+# A process of its own: the library has no limit, and hears no Ctrl-C. And a byte that
+# ends every text: of an expression that could end earlier, the library loses texts that
+# go on ("a|ab", or a byte after "1" in "1(.5)?"), as the search that it builds on may.
 _COMPILE = """
 import json, sys
 from outlines_core import Index, Vocabulary
@@ -43,6 +45,7 @@ regex, schema = json.load(sys.stdin)
 try:
     if regex is None:
         regex = build_regex_from_schema(schema)
+    regex = "(?:" + regex + ")\\\\x00"
     index = Index(regex, Vocabulary(256, {bytes([b]): [b] for b in range(256)}))
     found = [index.get_initial_state(), list(index.get_final_states())]
     moves = index.get_transitions()
@@ -63,7 +66,8 @@ def compile_grammar(
 ) -> AutomatonParams | None:
     """Returns the automaton of the texts that match as a whole.
 
-    Stop tokens are allowed where a text matches, other special tokens nowhere.
+    Stop tokens are allowed where a text matches, other special tokens and U+0000
+    nowhere.
 
     Args:
         tokenizer: A `transformers` tokenizer.
@@ -202,8 +206,8 @@ def _byte_automaton(
     for state, byte, after in moves:
         if byte < _BYTE and after in place:
             table[place[state], byte] = place[after]
-    is_final = np.zeros(len(table), bool)
-    is_final[[place[state] for state in finals]] = True
+    is_final = np.isin(table[:, 0], [place[state] for state in finals])
+    table[:, 0] = DEAD
     return table, is_final
 
 
