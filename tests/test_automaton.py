@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eagle_jax import interface
 from eagle_jax.automaton import DEAD, START, TokenAutomaton, make_tables
 from eagle_jax.config import TreeConfig
 from eagle_jax.constraints import Guide
@@ -123,6 +124,19 @@ def test_forbidden_drafts_are_not_drafted(name: str) -> None:
     # After 4 comes 5 alone, and drafting goes on below it.
     assert trees.tokens[1][trees.parents[1] == 0].tolist() == [5]
     assert trees.is_node[1].sum() > 2
+
+
+@pytest.mark.parametrize("name", ["eagle2, fewer tokens", "bush, fewer tokens"])
+def test_nothing_is_drafted_where_no_allowed_token_is_known(name: str) -> None:
+    drafter = DRAFTERS[name]
+    guide = Guide(constraint=AUTOMATON, params=TABLES, state=jnp.array([3, START]))
+    draws = dataclasses.replace(make_draws(2, temperature=0.0), guide=guide)
+    state, roots = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)
+    trees, _ = interface.propose(drafter, (), state, roots, draws)
+    for row in range(2):
+        assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], trees))
+    assert trees.is_node.sum(axis=1).tolist()[0] == 1
+    assert sorted(trees.tokens[1][trees.parents[1] == 0].tolist()) == [1, 4]
 
 
 def test_what_hangs_below_a_forbidden_draft_is_dropped() -> None:

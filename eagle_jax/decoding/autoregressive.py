@@ -100,8 +100,9 @@ def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     )
 
     state = record_round(state, jnp.zeros_like(state.lengths))
-    state, taken = emit(state, chosen[:, None], jnp.ones_like(chosen))
+    added = chosen[:, None]
+    state, taken = emit(state, added, jnp.ones_like(chosen))
     path = jnp.zeros_like(positions)
     cache = interface.commit(target, cache, output.entries, path, taken)
-    followed = follow(guide, chosen[:, None], taken)
+    followed = follow(guide, added, taken)
     return dataclasses.replace(state, target_cache=cache, constraint_state=followed)
