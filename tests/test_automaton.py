@@ -132,7 +132,8 @@ def test_nothing_is_drafted_where_no_allowed_token_is_known(name: str) -> None:
     guide = Guide(constraint=AUTOMATON, params=TABLES, state=jnp.array([3, START]))
     draws = dataclasses.replace(make_draws(2, temperature=0.0), guide=guide)
     state, roots = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)
-    trees, _ = interface.propose(drafter, (), state, roots, draws)
+    with jax.debug_nans(True):  # It would rank before every score.
+        trees, _ = interface.propose(drafter, (), state, roots, draws)
     for row in range(2):
         assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], trees))
     assert trees.is_node.sum(axis=1).tolist()[0] == 1
