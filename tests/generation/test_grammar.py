@@ -4,6 +4,7 @@ import itertools
 import re
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -97,7 +98,7 @@ def test_masks_are_what_leads_on_and_every_state_has_a_way_out(regex: str) -> No
         if (state := waiting.pop()) in seen:
             continue
         seen.add(state)
-        mask = np.asarray(TokenAutomaton(vocab_size=40).mask(tables, np.asarray(state)))
+        mask = np.asarray(TokenAutomaton(vocab_size=40).mask(tables, jnp.array(state)))
         np.testing.assert_array_equal(mask, table[state, class_of] != DEAD)
         # Nothing is written with `x`, so no state may wait for one.
         assert mask.any()
