@@ -9,7 +9,9 @@ test it all in `eagle_jax.testing`.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from eagle_jax.automaton import TokenAutomaton
 from eagle_jax.config import SamplingConfig, TreeConfig
+from eagle_jax.constraints import Constraint
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.requests import (
@@ -60,6 +62,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceRule",
+    "Constraint",
     "DecodeState",
     "Decoder",
     "DraftModel",
@@ -86,6 +89,7 @@ __all__ = [
     "SwitchDrafter",
     "Target",
     "TargetOutput",
+    "TokenAutomaton",
     "Transformer",
     "TransformerConfig",
     "TreeConfig",

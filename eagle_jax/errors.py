@@ -5,9 +5,18 @@ import re
 _LONGEST = 1000
 _ARGUMENTS = (
     *("cache_features", "categories", "chat", "coordinator", "data", "draft", "dtype"),
-    *("grid", "hydra", "limit", "max_length", "medusa", "methods", "num_processes"),
+    *(
+        "grid",
+        "hydra",
+        "json_schema",
+        "limit",
+        "max_length",
+        "medusa",
+        "methods",
+        "num_processes",
+    ),
     *("output", "overwrite", "per_category", "process_id", "quantization", "random"),
-    *("resume", "samples", "small_model", "target", "template"),
+    *("regex", "resume", "samples", "small_model", "target", "template"),
 )
 _ARGUMENT = re.compile(f"`({'|'.join(_ARGUMENTS)})`")
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.constraints import Guide
 from eagle_jax.errors import InputError
 from eagle_jax.sampling import SamplingParams
 from eagle_jax.tree import DraftTree
@@ -51,10 +52,12 @@ class Params:
     Attributes:
         target: The target's pytree.
         drafter: The drafter's pytree; `()` for a drafter without weights.
+        constraint: The constraint's pytree; `()` without a constraint.
     """
 
     target: Any
     drafter: Any = ()
+    constraint: Any = ()
 
 
 @struct.dataclass(kw_only=True)
@@ -72,11 +75,15 @@ class Draws:
             temperature 0.
         keys: `[B]` typed PRNG keys, of this round and of drafting alone: for drafts
             that are themselves drawn, and tested by rejection.
+        guide: The constraint on the text, `None` without one. Drafts that it forbids
+            are dropped by `propose` below; a drafter that has a distribution spends its
+            nodes better by leaving them out itself.
     """
 
     sampling: SamplingParams
     noise: jax.Array | None
     keys: jax.Array
+    guide: Guide | None = None
 
 
 @struct.dataclass(kw_only=True)
@@ -393,6 +400,8 @@ def propose(
 ) -> tuple[DraftTree, Any]:
     """Calls `Drafter.propose`, and checks what comes back as it is traced.
 
+    What the constraint forbids is dropped from the tree.
+
     Raises:
         InputError: If a field of the tree is not `[B, N]`, with one `N` for all.
     """
@@ -405,6 +414,8 @@ def propose(
         _check(drafter, "propose", name, getattr(tree, name), shape, dtype)
     if tree.draft_logits is not None:
         _check(drafter, "propose", "draft_logits", tree.draft_logits, (*shape, None))
+    if draws.guide is not None:
+        tree = draws.guide.prune(tree, drafter.depth)
     return tree, state
 
 

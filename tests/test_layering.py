@@ -17,13 +17,19 @@ ALLOWED = {
     "config": {"errors", "parsing"},
     "sampling": set(),
     "tree": {"config"},
-    "interface": {"errors", "sampling", "tree"},
+    "constraints": {"tree"},
+    "automaton": set(),
+    "interface": {"constraints", "errors", "sampling", "tree"},
     "prefill": {"interface", "ordering"},
     "models": {"interface", "ordering"},
     "drafting": {
-        *("config", "interface", "models", "ordering", "prefill", "sampling", "tree"),
+        *("config", "constraints", "interface", "models", "ordering", "prefill"),
+        *("sampling", "tree"),
     },
-    "decoding": {"config", "errors", "interface", "prefill", "sampling", "tree"},
+    "decoding": {
+        *("config", "constraints", "errors", "interface", "prefill", "sampling"),
+        "tree",
+    },
     "adapters": {"errors", "interface", "models", "ordering"},
     "checkpoints": {"drafting", "errors", "files", "models", "parsing"},
     "parallel": {"errors", "models"},
@@ -32,7 +38,8 @@ ALLOWED = {
         "tree",
     },
     "generation": {
-        *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
+        *("assets", "automaton", "checkpoints", "config", "constraints", "decoding"),
+        *("drafting", "errors"),
         *("interface", "models", "parallel", "parsing", "tree"),
     },
     "training": {
@@ -55,9 +62,10 @@ ALLOWED = {
         *("interface", "progress", "tree"),
     },
     "cli": {
-        *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),
-        *("errors", "evaluation", "files", "generation", "interface", "markdown"),
-        *("models", "parallel", "parsing", "training", "tree", "tuning"),
+        *("assets", "automaton", "benchmarks", "checkpoints", "config"),
+        *("decoding", "drafting", "errors", "evaluation", "files", "generation"),
+        *("interface", "markdown", "models", "parallel", "parsing", "training"),
+        *("tree", "tuning"),
     },
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from eagle_jax import assets
+from eagle_jax.automaton import AutomatonParams
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.cli import results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
@@ -34,6 +35,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation import text
+from eagle_jax.generation.grammar import compile_grammar, with_automaton
 from eagle_jax.generation.heads import refuse_draft
 from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.generation.pair import longest_text
@@ -42,6 +44,7 @@ from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.parallel import MeshShape, shard_pair
+from eagle_jax.parsing import read_json
 
 # Other settings come with every pair, whatever drafts: these are asked for.
 _OWN_SETTINGS = ("choices", "level", "window", "guesses", "min_match")
@@ -88,6 +91,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
+    add("--regex", metavar="PATTERN", help="texts match this regular expression")
+    add(
+        "--json-schema", type=Path, metavar="FILE", help="texts are JSON of this schema"
+    )
     add("--stream", action="store_true", help="show the text as it is decided")
     add("--compare", action="store_true", help="also decode autoregressively")
     add("--show-tree", action="store_true", help="draw the last round's tree")
@@ -181,6 +188,20 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
     )
 
 
+def _automaton(
+    arguments: argparse.Namespace, source: PairSource
+) -> AutomatonParams | None:
+    """Returns the tables of the constraint, `None` without one."""
+    path = arguments.json_schema
+    return compile_grammar(
+        source.tokenizer,
+        source.stop_tokens,
+        source.config.vocab_size,
+        regex=arguments.regex,
+        json_schema=None if path is None else read_json(path),
+    )
+
+
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
     shape = mesh_shape(arguments)
@@ -201,11 +222,12 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
     ]
     max_length = longest_text(source.config, decoding, encoded)
+    automaton = _automaton(arguments, source)
     if arguments.target is None:
         say("random weights: the text is noise; give --target and --draft for text")
     else:
         say(f"loading {arguments.target}")
-    pair = source.load(sharding)
+    pair = with_automaton(source.load(sharding), automaton)
     # One compilation serves all prompts.
     main_runner = Runner(
         pair=pair,
@@ -262,6 +284,8 @@ def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]
     settings["decoding"] |= {"dtype": dtype, "max_length": runner.max_length}
     names = {"target": arguments.target, "draft": arguments.draft}
     names |= {"random": arguments.random, "chat": arguments.chat}
+    schema = arguments.json_schema
+    names |= {"regex": arguments.regex, "json_schema": schema and str(schema)}
     shape = mesh_shape(arguments)
     names |= {"mesh": None if shape is None else str(shape)}
     return {

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.core
 
+from eagle_jax.constraints import Constraint, Guide
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target
@@ -33,19 +34,21 @@ class Decoder:
             (`eagle_jax.decoding.autoregressive`), which reads no drafter.
         acceptance: The acceptance rule; plain decoding takes the argmax under "greedy"
             and draws under the others.
+        constraint: The rule that says which tokens may follow, whose parameters are
+            `Params.constraint`; `None` for any.
 
     Raises:
-        InputError: If the drafter or the target is a class or has no hash, or there is
-            no such rule.
+        InputError: If a part is a class or has no hash, or there is no such rule.
     """
 
     target: Target
     drafter: Drafter | None = None
     acceptance: AcceptanceRule = "coupled"
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         """Refuses parts that would fail somewhere inside a compilation."""
-        for name in ("target", "drafter"):
+        for name in ("target", "drafter", "constraint"):
             given = getattr(self, name)
             if isinstance(given, type):
                 raise InputError(
@@ -82,6 +85,24 @@ class Decoder:
         """Whether first tokens take the argmax; typical acceptance draws nothing."""
         is_typical = self.acceptance == "typical" and self.drafter is not None
         return self.is_greedy or is_typical
+
+    def guide(self, params: Params, state: Any) -> Guide | None:
+        """Returns the constraint at work, `None` without one.
+
+        Args:
+            params: The parameters, of which the constraint's are taken.
+            state: The constraint's states of the rows, every leaf `[B, ...]`.
+        """
+        if self.constraint is None:
+            return None
+        return Guide(constraint=self.constraint, params=params.constraint, state=state)
+
+    def first_guide(self, params: Params, batch: int) -> Guide | None:
+        """Returns the constraint of `B` rows that have generated nothing."""
+        if self.constraint is None:
+            return None
+        state = self.constraint.init_state(params.constraint, batch)
+        return self.guide(params, state)
 
     def check(self, params: Any, requests: Requests) -> None:
         """Refuses arguments that would silently give wrong text.

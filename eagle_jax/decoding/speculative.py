@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax import interface
+from eagle_jax.constraints import constrain_nodes, follow
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
@@ -211,6 +212,7 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
         sampling=rows.sampling,
         noise=noise,
         keys=drafting_keys(rows.keys, root_positions),
+        guide=decoder.guide(params, state.constraint_state),
     )
 
 
@@ -236,14 +238,17 @@ def run_target(
         tree: The drafted trees, `[B, N]` fields.
 
     Returns:
-        The target's output, and its logits `[B, N, V]`, float32, after each node.
+        The target's output, and its logits `[B, N, V]`, float32, after each node, as
+        the constraint leaves them.
     """
     target, cache = decoder.target, state.target_cache
     flat = jax.vmap(flatten)(tree, state.lengths - 1)
     output = interface.forward(
         target, params.target, flat.tokens, flat.positions, flat.mask, cache
     )
-    return output, interface.unembed(target, params.target, output.hidden)
+    logits = interface.unembed(target, params.target, output.hidden)
+    guide = decoder.guide(params, state.constraint_state)
+    return output, constrain_nodes(guide, logits, tree, decoder.depth)
 
 
 def accept(
@@ -338,6 +343,7 @@ def commit(
     tokens = accepted_tokens(tree, accepted)[:, 1:]
     state = record_round(state, accepted.num_accepted)
     state, count = emit(state, tokens, accepted.num_accepted + 1)
+    guide = decoder.guide(params, state.constraint_state)
     verified = Verified(
         tree=tree,
         logits=logits,
@@ -353,6 +359,7 @@ def commit(
         drafter_state=_drafter(decoder).advance(
             params.drafter, state.drafter_state, verified
         ),
+        constraint_state=follow(guide, tokens, count),
     )
     return state, Round(tree=tree, acceptance=accepted, tokens=tokens, count=count)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax import interface
+from eagle_jax.constraints import constrain, follow
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, RowSettings
 from eagle_jax.interface import Cache, Params
@@ -49,6 +50,8 @@ class DecodeState:
         accept_lengths: `[B, S]` int32, drafted tokens accepted in each round of the
             row, uncut by limits; 0 after `num_rounds`.
         num_rounds: `[B]` int32, rounds in which the row was running.
+        constraint_state: The constraint's state after each row's text, the root
+            included; `()` without a constraint.
     """
 
     rows: RowSettings
@@ -59,6 +62,7 @@ class DecodeState:
     drafter_state: Any
     accept_lengths: jax.Array
     num_rounds: jax.Array
+    constraint_state: Any = ()
 
     @property
     def is_running(self) -> jax.Array:
@@ -106,8 +110,9 @@ def begin_texts(
     """Emits each row's first token, after `reading` its prompt; see `start`."""
     batch, num_tokens = requests.prompts.shape
     lengths = requests.prompt_lengths
+    guide = decoder.first_guide(params, batch)
     logits = interface.unembed(decoder.target, params.target, reading.hidden)
-    greedy = decoder.begins_greedily
+    logits, greedy = constrain(guide, logits), decoder.begins_greedily
     first = choose_tokens(
         requests.sampling, requests.keys, logits, lengths, greedy=greedy
     )
@@ -123,8 +128,9 @@ def begin_texts(
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=jnp.zeros(batch, jnp.int32),
     )
-    state, _ = emit(state, first[:, None], jnp.ones(batch, jnp.int32))
-    return state
+    state, taken = emit(state, first[:, None], jnp.ones(batch, jnp.int32))
+    followed = follow(guide, first[:, None], taken)
+    return dataclasses.replace(state, constraint_state=followed)
 
 
 def emit(

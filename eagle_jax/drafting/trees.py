@@ -10,6 +10,7 @@ import numpy as np
 
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig, require
+from eagle_jax.constraints import mask_logits
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.drafting.heads import most_levels
 from eagle_jax.drafting.model import DraftModel
@@ -162,8 +163,12 @@ def _grow_dynamic(
     model, config, calibration = drafter.model, drafter.tree, drafter.calibration
     assert isinstance(config, TreeConfig)
 
+    states = None if draws.guide is None else draws.guide.at_roots
+
     def children(outputs: jax.Array, *, level: int) -> tuple[jax.Array, jax.Array]:
-        scores = _scores(model, params, outputs, draws, calibration, level=level)
+        logits = model.logits(params, outputs, level=level)
+        logits = _constrain(model, params, draws, states, logits)
+        scores = _scores(logits, draws, calibration, level=level)
         choices, log_probs = trees.top_children(scores, config.width)
         tokens = model.tokens(params, choices)
         factors = _exponents(calibration, draws, config.width, level=level)
@@ -192,6 +197,8 @@ def _grow_dynamic(
             earlier,
             level=level - 1,
         )
+        if draws.guide is not None:
+            states = draws.guide.children(states, frontier.parents, frontier.tokens)
         found = children(outputs, level=level)
         tokens, log_probs = (_each(x, config.width) for x in found)
         expand = functools.partial(trees.expand, level=level, rank_by=config.rank_by)
@@ -222,12 +229,14 @@ def _grow_static(
     log_values = jnp.zeros((batch, num_nodes), jnp.float32)
     draft_logits: list[jax.Array] = []
     outputs, earlier, inner = root_output[:, None], None, np.zeros(1, np.int32)
+    states = None if draws.guide is None else draws.guide.at_roots
     for depth, level in enumerate(shape.levels, 1):
+        logits = model.logits(params, outputs, level=depth)
+        logits = _constrain(model, params, draws, states, logits)
         if not is_drawn:
-            scores = _scores(model, params, outputs, draws, calibration, level=depth)
+            scores = _scores(logits, draws, calibration, level=depth)
             best, log_probs = trees.top_children(scores, level.width)
         else:
-            logits = model.logits(params, outputs, level=depth)
             logits, noise = _draft_and_noise(_each(logits, len(inner)), inner, draws)
             draft_logits.append(_over_vocabulary(model, params, logits))
             best, log_probs = trees.draw_children(logits, noise, level.width)
@@ -239,6 +248,9 @@ def _grow_static(
         if depth == shape.depth:
             break
         inner = level.inner
+        if draws.guide is not None:
+            rows = jnp.broadcast_to(level.inner_rows, (batch, len(inner)))
+            states = draws.guide.children(states, rows, tokens[:, inner])
         outputs, earlier = model.step(
             params,
             state,
@@ -276,10 +288,31 @@ def _noise_of_known_tokens(
     return dataclasses.replace(draws, noise=draws.noise[:, :, tokens])
 
 
+def _constrain(
+    model: DraftModel, params: Any, draws: Draws, states: Any, logits: jax.Array
+) -> jax.Array:
+    """Returns a model's logits without the tokens that the constraint forbids.
+
+    Where the model knows no allowed token they stay as they are: distributions need a
+    token, and what is drafted there is dropped with all that is forbidden.
+
+    Args:
+        model: The draft model.
+        params: The draft model's weights.
+        draws: The draws of the round, with the constraint, if there is one.
+        states: The constraint's states after the nodes, every leaf `[B, M, ...]`.
+        logits: `[B, M, W]` float32, or `[B, 1, W]` for all nodes.
+    """
+    if draws.guide is None:
+        return logits
+    masks, num_known = draws.guide.masks(states), logits.shape[-1]
+    if num_known != masks.shape[-1]:
+        masks = masks[..., model.tokens(params, jnp.arange(num_known))]
+    return mask_logits(logits, masks | ~masks.any(axis=-1, keepdims=True))
+
+
 def _scores(
-    model: DraftModel,
-    params: Any,
-    outputs: jax.Array,
+    logits: jax.Array,
     draws: Draws,
     calibration: Calibration,
     *,
@@ -292,9 +325,7 @@ def _scores(
     position; see `drafting.calibration`.
 
     Args:
-        model: The draft model.
-        params: The draft model's weights.
-        outputs: `[B, M, X]`, the outputs of the parents.
+        logits: `[B, M, W]`, the model's logits at the parents.
         draws: The draws of the round, with the noise of the tokens that the model
             knows; without noise, `s` is the log probability.
         calibration: The calibration, with `kappa` and the sharpness.
@@ -304,7 +335,6 @@ def _scores(
         The scores `[B, M, W]` float32; `-inf` for tokens that the row's filters
         exclude.
     """
-    logits = model.logits(params, outputs, level=level)
     greedy = calibration.greedy.kappa * calibration.greedy.sharpness
     if draws.noise is None:
         return logits if greedy == 1 else logits * greedy

@@ -22,6 +22,7 @@ from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
+from eagle_jax.generation.grammar import compile_grammar, with_automaton
 from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pairs import LoadedPair, open_pair
 from eagle_jax.generation.programs import Programs
@@ -85,6 +86,8 @@ class Pair:
         *,
         batch_size: int | None = None,
         chat: bool = False,
+        regex: str | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> list[Generation]:
         """Continues prompts; the text is the target's own, token for token.
@@ -99,6 +102,9 @@ class Pair:
                 most.
             chat: Whether texts are wrapped as a user's turn in the tokenizer's chat
                 template.
+            regex: A regular expression that texts match as a whole, if they are not cut
+                short; see `grammar.compile_grammar`. `None` for any text.
+            json_schema: A JSON schema, text or object, instead of a `regex`.
             **settings: The settings of this call: fields of `SamplingConfig`
                 (`temperature`, `top_p`, `top_k`, `min_p`, `seed`, `acceptance`) and of
                 `DecodingConfig` (`max_new_tokens`, `max_length`, `ignore_eos`). Prompt
@@ -109,13 +115,15 @@ class Pair:
 
         Raises:
             InputError: If a prompt cannot be encoded or leaves no room for a token,
-                or a setting is unknown or outside its range.
+                a setting is unknown or outside its range, or `regex` or `json_schema`
+                cannot be used.
         """
+        grammar = {"regex": regex, "json_schema": json_schema}
         encoded = [self._encode(prompt, chat=chat) for prompt in _as_many(prompts)]
         most = _MOST_ROWS if batch_size is None else batch_size
         require(most >= 1, "batch_size", most, "at least 1")
         rows = min(len(encoded), most)
-        runner = self._runner(encoded, rows, settings)
+        runner = self._runner(encoded, rows, grammar, settings)
         seed, found = runner.config.sampling.seed, []
         for start in range(0, len(encoded), runner.batch_size):
             batch = encoded[start : start + runner.batch_size]
@@ -124,14 +132,21 @@ class Pair:
         return found
 
     def stream(
-        self, prompt: Prompt, *, chat: bool = False, **settings: Any
+        self,
+        prompt: Prompt,
+        *,
+        chat: bool = False,
+        regex: str | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> Iterator[str]:
         """Continues one prompt and yields its text piece by piece, once per round.
 
         The arguments are those of `generate`, and the pieces together are its text.
         """
+        grammar = {"regex": regex, "json_schema": json_schema}
         ids = self._encode(prompt, chat=chat)
-        runner = self._runner([ids], 1, settings)
+        runner = self._runner([ids], 1, grammar, settings)
         shown = text.TextStream(self.tokenizer, ids)
         for snapshot in runner.rounds([ids], [runner.config.sampling.seed]):
             (row,) = snapshot.rows
@@ -146,15 +161,23 @@ class Pair:
         return list(cast(Sequence[int], prompt))
 
     def _runner(
-        self, encoded: list[list[int]], rows: int, settings: dict[str, Any]
+        self,
+        encoded: list[list[int]],
+        rows: int,
+        grammar: dict[str, Any],
+        settings: dict[str, Any],
     ) -> Runner:
         config, loaded = _with(self._config, settings), self.loaded
+        vocab_size = loaded.target.config.vocab_size
+        tables = compile_grammar(
+            self.tokenizer, loaded.stop_tokens, vocab_size, **grammar
+        )
         if config.decoding.max_length is not None:
             check_max_length(loaded.target.config, config.decoding.max_length)
         mesh = None if loaded.sharding is None else loaded.sharding.mesh
         parts = 1 if mesh is None else mesh.shape["data"]
         return Runner(
-            pair=loaded,
+            pair=with_automaton(loaded, tables),
             drafter=loaded.drafter_of(config.tree, config.sampling.rule),
             config=config,
             max_length=longest_text(loaded.target.config, config.decoding, encoded),

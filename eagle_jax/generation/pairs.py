@@ -8,6 +8,7 @@ from typing import Any
 
 from eagle_jax import checkpoints
 from eagle_jax.config import Method, TreeConfig
+from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
     DraftModel,
@@ -83,6 +84,7 @@ class LoadedPair:
         sharding: The sharding of the pair's arrays; `None` for the default device.
         fit: What warns if the weights that were read do not draft for this target;
             `None` for random weights and none.
+        constraint: The constraint on texts, `None` without one. Static.
     """
 
     target: Transformer
@@ -93,6 +95,7 @@ class LoadedPair:
     stop_tokens: tuple[int, ...]
     sharding: PairSharding | None = None
     fit: FitWatch | None = None
+    constraint: Constraint | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

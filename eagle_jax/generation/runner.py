@@ -177,6 +177,7 @@ class Runner:
             target=self.pair.target,
             drafter=self.drafter,
             acceptance=self.config.sampling.rule,
+            constraint=self.pair.constraint,
         )
 
     def clock(self) -> float:

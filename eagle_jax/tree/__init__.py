@@ -23,7 +23,7 @@ from eagle_jax.tree.expand import (
 )
 from eagle_jax.tree.flatten import FlatTree, flatten
 from eagle_jax.tree.join import join
-from eagle_jax.tree.rerank import rerank
+from eagle_jax.tree.rerank import drop_unconnected, rerank
 from eagle_jax.tree.structure import (
     NO_PARENT,
     ROOT,
@@ -72,6 +72,7 @@ __all__ = [
     "ancestor_mask",
     "chain",
     "draw_children",
+    "drop_unconnected",
     "empty_candidates",
     "expand",
     "first_level",

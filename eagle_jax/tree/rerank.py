@@ -90,7 +90,7 @@ def rerank(
         log_values=_after_root(0.0, candidates.log_values[source]),
         is_node=_after_root(True, is_kept),
     )
-    return _drop_unconnected(tree)
+    return drop_unconnected(tree)
 
 
 def _after_root(root: jax.Array | float, rest: jax.Array) -> jax.Array:
@@ -98,8 +98,8 @@ def _after_root(root: jax.Array | float, rest: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.full(1, root, rest.dtype), rest])
 
 
-def _drop_unconnected(tree: DraftTree) -> DraftTree:
-    """Turns orphans and their descendants into padding."""
+def drop_unconnected(tree: DraftTree) -> DraftTree:
+    """Turns nodes that no path joins to the root into padding."""
     is_node = tree.is_node & ancestor_mask(tree.parents)[:, ROOT]
     return DraftTree(
         tokens=jnp.where(is_node, tree.tokens, 0),

@@ -1,5 +1,8 @@
 """Text in, text out, from Python."""
 
+import dataclasses
+import json
+import re
 from typing import Any
 
 import pytest
@@ -49,6 +52,32 @@ def test_ids_are_taken_as_they_are(pair: Pair) -> None:
     (by_text,) = pair.generate("def main():", **SETTINGS)
     assert by_ids == by_text
     assert by_ids.prompt_ids == ids
+
+
+def test_a_text_matches_its_expression_or_schema() -> None:
+    pytest.importorskip("outlines_core")
+    speculative, plain = random_pair("lookup"), random_pair("autoregressive")
+    settings: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0}
+    regex, schema = "[a-c]{3,9}(x|é)", {"enum": [12, "abcabc", None]}
+    found = speculative.generate(["ab", "x"], regex=regex, **settings)
+    compiled = speculative._programs.compile_seconds
+    found += speculative.generate(["ab", "x"], json_schema=schema, **settings)
+    # Tables are parameters: another grammar runs the same program.
+    assert speculative._programs.compile_seconds == compiled
+    assert found == [
+        dataclasses.replace(done, accept_lengths=ours.accept_lengths)
+        for done, ours in zip(
+            plain.generate(["ab", "x"], regex=regex, **settings)
+            + plain.generate(["ab", "x"], json_schema=schema, **settings),
+            found,
+            strict=True,
+        )
+    ]
+    assert all(done.stop_reason == StopReason.STOP_TOKEN for done in found)
+    assert all(re.fullmatch(regex, done.text) for done in found[:2])
+    assert all(json.loads(done.text) in schema["enum"] for done in found[2:])
+    pieces = speculative.stream("ab", json_schema=schema, **settings)
+    assert "".join(pieces) == found[2].text
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

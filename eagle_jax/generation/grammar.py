@@ -1,0 +1,288 @@
+"""From a regular expression or a JSON schema to an automaton over a pair's tokens.
+
+outlines-core turns an expression into an automaton over bytes. What a token does is
+what its bytes do one after the other, so a token is a function from states to states.
+Few functions differ: they are composed once each, not once per token.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from eagle_jax.automaton import (
+    DEAD,
+    START,
+    AutomatonParams,
+    TokenAutomaton,
+    make_tables,
+)
+from eagle_jax.errors import InputError
+from eagle_jax.generation.pairs import LoadedPair
+
+MAX_BYTES = 256 * 2**20
+"""The size of the largest tables: 4 bytes for each state and class of tokens."""
+
+_MAX_SECONDS = 30
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE = 256
+
+# A process of its own: the library has no limit, and hears no Ctrl-C. And a byte that
+# ends every text: of an expression that could end earlier, the library loses texts that
+# go on ("a|ab", or a byte after "1" in "1(.5)?"), as the search that it builds on may.
+_COMPILE = """
+import json, sys
+from outlines_core import Index, Vocabulary
+from outlines_core.json_schema import build_regex_from_schema
+regex, schema = json.load(sys.stdin)
+try:
+    if regex is None:
+        regex = build_regex_from_schema(schema)
+    regex = "(?:" + regex + ")\\\\x00"
+    index = Index(regex, Vocabulary(256, {bytes([b]): [b] for b in range(256)}))
+    found = [index.get_initial_state(), list(index.get_final_states())]
+    moves = index.get_transitions()
+    found.append([[a, b, c] for a, by in moves.items() for b, c in by.items()])
+    print(json.dumps(found))
+except Exception as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def compile_grammar(
+    tokenizer: Any,
+    stop_tokens: Sequence[int],
+    vocab_size: int,
+    *,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+) -> AutomatonParams | None:
+    """Returns the automaton of the texts that match as a whole.
+
+    Stop tokens are allowed where a text matches, other special tokens and U+0000
+    nowhere.
+
+    Args:
+        tokenizer: A `transformers` tokenizer.
+        stop_tokens: The token ids that end a text.
+        vocab_size: The number of tokens the target knows, `V`.
+        regex: A regular expression in the syntax of Rust's regex-automata: without
+            look-around, back references and anchors.
+        json_schema: A JSON schema, as text or as the object that it describes.
+
+    Returns:
+        The tables, `None` if neither is given.
+
+    Raises:
+        InputError: If both are given, one is refused by the library, its automaton is
+            too large, the tokenizer cannot write it, or the library is not installed.
+    """
+    if regex is None and json_schema is None:
+        return None
+    if regex is not None and json_schema is not None:
+        raise InputError(
+            "`regex` and `json_schema` are both given; a text has one of them"
+        )
+    if not stop_tokens:
+        raise InputError(
+            "a text with `regex` or `json_schema` ends with a stop token, but this "
+            "target has none; add eos_token_id to its config.json"
+        )
+    if isinstance(json_schema, Mapping):
+        json_schema = json.dumps(json_schema)
+    table, is_final = _byte_automaton(regex, json_schema)
+    written = token_bytes(tokenizer, vocab_size)
+    stops = [token for token in stop_tokens if token < vocab_size]
+    for token in stops:
+        written[token] = None
+    return make_tables(*_over_tokens(table, is_final, written, stops))
+
+
+def with_automaton(pair: LoadedPair, tables: AutomatonParams | None) -> LoadedPair:
+    """Returns a pair whose texts an automaton constrains; `None` for none."""
+    if tables is None:
+        return pair
+    if pair.sharding is not None:
+        tables = jax.device_put(tables, pair.sharding.everywhere)
+    return dataclasses.replace(
+        pair,
+        constraint=TokenAutomaton(vocab_size=pair.target.config.vocab_size),
+        params=dataclasses.replace(pair.params, constraint=tables),
+    )
+
+
+def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
+    """Returns what each token adds to a text; `None` for those that add no text.
+
+    Args:
+        tokenizer: A `transformers` tokenizer.
+        vocab_size: The number of tokens the target knows, `V`.
+
+    Raises:
+        InputError: If the tokenizer is of neither known kind: byte-level, or with
+            spaces written as U+2581 (sentencepiece).
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
+    parts = (decoder or {}).get("decoders", [decoder or {}])
+    kinds = {part.get("type") for part in parts}
+    if "ByteLevel" in kinds:
+        alphabet = _byte_alphabet()
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        alphabet = None
+    else:
+        raise InputError(
+            "`regex` and `json_schema` need the bytes of every token, but this "
+            "tokenizer is neither byte-level nor of sentencepiece's kind; leave them "
+            "out or choose another target"
+        )
+
+    def read(token: str) -> bytes | None:
+        if alphabet is not None:
+            known = [alphabet.get(character) for character in token]
+            return None if None in known else bytes(known)  # type: ignore[arg-type]
+        if (found := _BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in kinds:
+            return bytes([int(found[1], 16)])
+        return token.replace("\u2581", " ").encode()
+
+    written: list[bytes | None] = [None] * vocab_size
+    for token, number in tokenizer.get_vocab().items():
+        written[number] = read(token)
+    for number, added in tokenizer.added_tokens_decoder.items():
+        written[number] = None if added.special else added.content.encode()
+    for number in tokenizer.all_special_ids:
+        written[number] = None
+    return written
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Returns the byte of each character in byte-level vocabularies (GPT-2)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    alphabet = {chr(byte): byte for byte in shown}
+    return alphabet | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+def _byte_automaton(
+    regex: str | None, schema: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns `[states, 256]` int32, the next states, and `[states]` bool, the ends."""
+    if importlib.util.find_spec("outlines_core") is None:
+        raise InputError(
+            "the package outlines-core is not installed, which `regex` and "
+            "`json_schema` need; pip install 'eagle-jax[grammar]'"
+        )
+    name, given = ("regex", regex) if schema is None else ("json_schema", schema)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _COMPILE],
+            input=json.dumps([regex, schema]),
+            capture_output=True,
+            text=True,
+            timeout=_MAX_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(
+            f"`{name}` {given!r} has too large an automaton: outlines-core has not "
+            f"built it after {_MAX_SECONDS} s; allow fewer repetitions"
+        ) from error
+    found = json.loads(done.stdout) if done.returncode == 0 else done.stderr
+    if isinstance(found, str):
+        reason = " ".join(found.split()) or f"it ended with {done.returncode}"
+        raise InputError(
+            f"`{name}` {given!r} is refused by outlines-core: {reason[:200]}"
+        )
+    start, finals, moves = found
+    states = [start, *sorted({move[0] for move in moves} - {start})]
+    place = {state: START + number for number, state in enumerate(states)}
+    table = np.full((START + len(states), _BYTE), DEAD, np.int32)
+    for state, byte, after in moves:
+        if byte < _BYTE and after in place:
+            table[place[state], byte] = place[after]
+    is_final = np.isin(table[:, 0], [place[state] for state in finals])
+    table[:, 0] = DEAD
+    return table, is_final
+
+
+def _over_tokens(
+    table: np.ndarray,
+    is_final: np.ndarray,
+    written: Sequence[bytes | None],
+    stops: Sequence[int],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the automaton over tokens: see `make_tables`.
+
+    Args:
+        table: `[states, 256]` int32, the next state after each byte.
+        is_final: `[states]` bool, true where a text may end.
+        written: The bytes of each token, `None` where it is forbidden.
+        stops: The tokens that end a text.
+    """
+    num_states = len(table)
+    columns = [np.arange(num_states, dtype=np.int32), np.zeros(num_states, np.int32)]
+    same, dead = range(2)
+    number_of = {column.tobytes(): number for number, column in enumerate(columns)}
+    lengths = np.array([len(token or b"") for token in written])
+    letters = np.zeros((len(written), lengths.max(initial=1)), np.int64)
+    for token, text in enumerate(written):
+        letters[token, : lengths[token]] = list(text or b"")
+    class_of = np.where(lengths > 0, same, dead)
+    for place in range(letters.shape[1]):
+        (active,) = np.nonzero((lengths > place) & (class_of != dead))
+        keys = class_of[active] * _BYTE + letters[active, place]
+        pairs, which = np.unique(keys, return_inverse=True)
+        after = []
+        for before, byte in zip(*divmod(pairs, _BYTE), strict=True):
+            column = table[:, byte][columns[before]]
+            after.append(number_of.setdefault(column.tobytes(), len(columns)))
+            if after[-1] == len(columns):
+                columns.append(column)
+                _check_size(num_states, len(columns))
+        class_of[active] = np.array(after, int)[which]
+
+    used, class_of = np.unique(class_of, return_inverse=True)
+    class_of[list(stops)] = len(used)
+    next_state = np.zeros((num_states + 1, len(used) + 1), np.int32)
+    next_state[:-1, :-1] = np.stack([columns[number] for number in used], axis=1)
+    # Once a text has ended, only its end may be said again.
+    next_state[[*np.flatnonzero(is_final), num_states], -1] = num_states
+    goes_on = _reaches(next_state, num_states)
+    if not goes_on[START]:
+        raise InputError(
+            "no text of this tokenizer's tokens matches the given `regex` or "
+            "`json_schema`; check it with an example"
+        )
+    return np.where(goes_on[next_state], next_state, DEAD), class_of
+
+
+def _check_size(num_states: int, num_classes: int) -> None:
+    if (size := 4 * num_states * num_classes) > MAX_BYTES:
+        raise InputError(
+            f"the automaton is too large: {num_states} states x {num_classes} classes "
+            f"of tokens or more are {size / 2**20:.0f} MiB, at most "
+            f"{MAX_BYTES / 2**20:.0f} are allowed; allow fewer repetitions"
+        )
+
+
+def _reaches(next_state: np.ndarray, end: int) -> np.ndarray:
+    """Returns which states have a way to another one, `[states]` bool."""
+    num_states = len(next_state)
+    edges = np.unique(
+        next_state.astype(np.int64) * num_states + np.arange(num_states)[:, None]
+    )
+    after, before = divmod(edges, num_states)
+    starts = np.searchsorted(after, np.arange(num_states + 1))
+    found, waiting = np.zeros(num_states, bool), [end]
+    while waiting:
+        state = waiting.pop()
+        if state != DEAD and not found[state]:
+            found[state] = True
+            waiting += before[starts[state] : starts[state + 1]].tolist()
+    return found
