@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.interface import Cache, Target
 from eagle_jax.ordering import after
 
@@ -58,10 +58,10 @@ def read_prompts(
     if num_tokens <= PREFILL_CHUNK:
         positions = jnp.broadcast_to(jnp.arange(num_tokens), prompts.shape)
         # Nothing is cached yet: a cache without slots costs no attention.
-        nothing = interface.init_cache(target, batch, 0)
-        output = interface.forward(target, params, prompts, positions, None, nothing)
+        nothing = checked.init_cache(target, batch, 0)
+        output = checked.forward(target, params, prompts, positions, None, nothing)
         return Reading(
-            cache=interface.commit(target, cache, output.entries, positions, lengths),
+            cache=checked.commit(target, cache, output.entries, positions, lengths),
             hidden=_rows(output.hidden, lengths - 1),
             features=output.features,
         )
@@ -105,7 +105,7 @@ def begin_reading(
 ) -> Reading:
     """Returns the reading of prompts of which no token is read; nothing is computed."""
     tokens = prompts[:, :PREFILL_CHUNK]
-    run = functools.partial(interface.forward, target)
+    run = functools.partial(checked.forward, target)
     output = jax.eval_shape(run, params, tokens, tokens, None, cache)
     batch, num_tokens = prompts.shape
     hidden, features = output.hidden, output.features
@@ -142,7 +142,7 @@ def read_piece(
     tokens = jax.lax.dynamic_slice_in_dim(prompts, begin, size, axis=1)
     rows = jnp.broadcast_to(jnp.arange(size), tokens.shape)
     cache = reading.cache
-    output = interface.forward(target, params, tokens, begin + rows, None, cache)
+    output = checked.forward(target, params, tokens, begin + rows, None, cache)
     last = lengths - 1 - begin
     is_last = (last >= 0) & (last < size)
     hidden = _rows(output.hidden, jnp.clip(last, 0, size - 1))
@@ -150,7 +150,7 @@ def read_piece(
     # A target's writes need not depend on `count`, which waits for the read.
     rows = after(rows, count[:, None])
     return Reading(
-        cache=interface.commit(target, cache, output.entries, rows, count),
+        cache=checked.commit(target, cache, output.entries, rows, count),
         hidden=jnp.where(is_last[:, None], hidden, reading.hidden),
         features=jax.lax.dynamic_update_slice_in_dim(
             reading.features, output.features, begin, axis=1

@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.constraints import constrain, follow
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import (
@@ -89,9 +89,9 @@ def decode_step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeS
 def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     target, cache, rows = decoder.target, state.target_cache, state.rows
     tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
-    output = interface.forward(target, params.target, tokens, positions, None, cache)
+    output = checked.forward(target, params.target, tokens, positions, None, cache)
     guide = decoder.guide(params, state.constraint_state)
-    logits = interface.unembed(target, params.target, output.hidden[:, 0])
+    logits = checked.unembed(target, params.target, output.hidden[:, 0])
     logits = constrain(guide, logits)
     chosen = choose_tokens(
         rows.sampling, rows.keys, logits, state.lengths, greedy=decoder.is_greedy
@@ -101,6 +101,6 @@ def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     added = chosen[:, None]
     state, taken = emit(state, added, jnp.ones_like(chosen))
     path = jnp.zeros_like(positions)
-    cache = interface.commit(target, cache, output.entries, path, taken)
+    cache = checked.commit(target, cache, output.entries, path, taken)
     followed = follow(guide, added, taken)
     return dataclasses.replace(state, target_cache=cache, constraint_state=followed)

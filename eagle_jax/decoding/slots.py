@@ -9,7 +9,7 @@ its neighbours.
 >>> from eagle_jax.testing import ToyTarget
 >>> decoder = Decoder(target=ToyTarget(), drafter=LookupDrafter())
 >>> params = Params(target=())
->>> state = init_decode_state(decoder, batch=2, num_slots=64)
+>>> state = init_decode_state(decoder, params, batch=2, num_slots=64)
 >>> requests = make_requests([[1, 2, 3]], max_new_tokens=9)
 >>> prefix, first = prefill(decoder, params, requests, num_slots=64)
 >>> state = insert(prefix, state, slot=1)
@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import has_room
@@ -81,12 +81,18 @@ class Prefix:
 
 
 def init_decode_state(
-    decoder: Decoder, *, batch: int, num_slots: int, num_stop_tokens: int = 1
+    decoder: Decoder,
+    params: Params,
+    *,
+    batch: int,
+    num_slots: int,
+    num_stop_tokens: int = 1,
 ) -> DecodeState:
     """Returns a state in which every row is free.
 
     Args:
         decoder: The decoder.
+        params: The parameters, of which a constraint's are read.
         batch: The number of rows, `B`.
         num_slots: The number of cache slots per row, `S`: `round_up_slots` of the
             longest text.
@@ -96,15 +102,17 @@ def init_decode_state(
         [[0]] * batch, max_new_tokens=1, stop_tokens=range(num_stop_tokens)
     )
     nothing = jnp.zeros(batch, jnp.int32)
+    guide = decoder.first_guide(params, batch)
     return DecodeState(
         rows=rows.settings(),
         tokens=jnp.zeros((batch, num_slots), jnp.int32),
         lengths=nothing + 1,
         stop_reason=nothing + StopReason.FREE,
-        target_cache=interface.init_cache(decoder.target, batch, num_slots),
+        target_cache=checked.init_cache(decoder.target, batch, num_slots),
         drafter_state=_init_drafter(decoder, batch, num_slots),
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=nothing,
+        constraint_state=() if guide is None else guide.state,
     )
 
 
@@ -154,7 +162,7 @@ def start_prefill(
             f"prompts padded to {num_tokens} tokens are no whole chunks of {size}; pad "
             "them to `bucket_prompt`, as `make_requests` does"
         )
-    cache = interface.init_cache(decoder.target, batch, num_slots)
+    cache = checked.init_cache(decoder.target, batch, num_slots)
     return Prefix(
         requests=requests,
         reading=begin_reading(decoder.target, params.target, requests.prompts, cache),
@@ -311,7 +319,7 @@ def _init_drafter(decoder: Decoder, batch: int, num_slots: int) -> Any:
     """Returns the state of a drafter that has read nothing; `()` without one."""
     if decoder.drafter is None:
         return ()
-    return interface.init_state(decoder.drafter, batch, num_slots)
+    return checked.init_state(decoder.drafter, batch, num_slots)
 
 
 def _reads_pieces(decoder: Decoder) -> bool:

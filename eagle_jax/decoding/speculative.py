@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.constraints import constrain_nodes, follow
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import (
@@ -121,10 +121,10 @@ def prefill(
     """
     state, features = start(decoder, params, requests, num_slots=num_slots)
     drafter = _drafter(decoder)
-    drafter_state = interface.prefill(
+    drafter_state = checked.prefill(
         drafter,
         params.drafter,
-        interface.init_state(drafter, requests.prompts.shape[0], num_slots),
+        checked.init_state(drafter, requests.prompts.shape[0], num_slots),
         requests.prompts,
         features,
         requests.prompt_lengths,
@@ -145,7 +145,7 @@ def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     def run_round(state: DecodeState) -> DecodeState:
         after, _ = _round(decoder, params, state)
         drafters = state.drafter_state, after.drafter_state
-        interface.check_round(_drafter(decoder), *drafters)
+        checked.check_round(_drafter(decoder), *drafters)
         return after
 
     return jax.lax.while_loop(goes_on, run_round, state)
@@ -175,7 +175,7 @@ def _round(
     # Draft: a tree of likely continuations of the root, under this round's noise.
     draws = round_draws(decoder, params, state)
     drafter = _drafter(decoder)
-    tree, drafter_state = interface.propose(
+    tree, drafter_state = checked.propose(
         drafter, params.drafter, state.drafter_state, state.root, draws
     )
     state = dataclasses.replace(state, drafter_state=drafter_state)
@@ -243,10 +243,10 @@ def run_target(
     """
     target, cache = decoder.target, state.target_cache
     flat = jax.vmap(flatten)(tree, state.lengths - 1)
-    output = interface.forward(
+    output = checked.forward(
         target, params.target, flat.tokens, flat.positions, flat.mask, cache
     )
-    logits = interface.unembed(target, params.target, output.hidden)
+    logits = checked.unembed(target, params.target, output.hidden)
     guide = decoder.guide(params, state.constraint_state)
     return output, constrain_nodes(guide, logits, tree, decoder.depth)
 
@@ -353,7 +353,7 @@ def commit(
     )
     state = dataclasses.replace(
         state,
-        target_cache=interface.commit(
+        target_cache=checked.commit(
             decoder.target, state.target_cache, output.entries, accepted.path, count
         ),
         drafter_state=_drafter(decoder).advance(

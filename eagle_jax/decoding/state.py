@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.constraints import constrain, follow
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, RowSettings
@@ -91,7 +91,7 @@ def start(
         The state, and the features `[B, T, F]` of the prompts.
     """
     target, prompts = decoder.target, requests.prompts
-    empty = interface.init_cache(target, prompts.shape[0], num_slots)
+    empty = checked.init_cache(target, prompts.shape[0], num_slots)
     reading = read_prompts(
         target, params.target, prompts, requests.prompt_lengths, empty
     )
@@ -111,7 +111,7 @@ def begin_texts(
     batch, num_tokens = requests.prompts.shape
     lengths = requests.prompt_lengths
     guide = decoder.first_guide(params, batch)
-    logits = interface.unembed(decoder.target, params.target, reading.hidden)
+    logits = checked.unembed(decoder.target, params.target, reading.hidden)
     logits, greedy = constrain(guide, logits), decoder.begins_greedily
     first = choose_tokens(
         requests.sampling, requests.keys, logits, lengths, greedy=greedy

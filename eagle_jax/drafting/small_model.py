@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.drafting.model import read_waiting
 from eagle_jax.interface import Cache, DraftingTarget, Entries, Target
 from eagle_jax.ordering import after
@@ -120,7 +120,7 @@ class SmallModel:
 
         def run(following: jax.Array, rows: jax.Array) -> tuple[jax.Array, Entries]:
             positions = state.length[:, None] + rows
-            output = interface.forward(
+            output = checked.forward(
                 self.target, params, following, positions, None, state.cache
             )
             return output.hidden, output.entries
@@ -130,7 +130,7 @@ class SmallModel:
         ) -> Cache:
             # A target's writes need not depend on `count`, which waits for the read.
             rows = after(rows, count[:, None])
-            return interface.commit(self.target, cache, entries, rows, count)
+            return checked.commit(self.target, cache, entries, rows, count)
 
         output, read = read_waiting(state, root, run, commit)
         return output, dataclasses.replace(read, length=state.length + state.count)
@@ -155,13 +155,13 @@ class SmallModel:
             return output.hidden, output.entries
         if earlier is not None:
             drafts = _join(earlier, drafts)
-        output = interface.forward(self.target, params, *drafts, state.cache)
+        output = checked.forward(self.target, params, *drafts, state.cache)
         return output.hidden[:, -tokens.shape[1] :], drafts
 
     def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
         """See `DraftModel.logits`."""
         del level
-        return interface.unembed(self.target, params, outputs)
+        return checked.unembed(self.target, params, outputs)
 
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -148,7 +148,7 @@ class Runner:
             state = jax.block_until_ready(self._decode(state))
             decode_seconds = self.clock() - started
             rows = read_rows(state, self.fetch)
-            self.judge_fit(rows)
+            self.judge_fit(row.accept_lengths for row in rows)
             result = BatchResult(rows=rows, decode_seconds=decode_seconds)
         return dataclasses.replace(
             result,
@@ -358,13 +358,13 @@ class Runner:
             state, done = self._advance(state)
             rows = read_rows(state, self.fetch)
             yield Snapshot(rows=rows, round=done)
-        self.judge_fit(rows)
+        self.judge_fit(row.accept_lengths for row in rows)
 
-    def judge_fit(self, rows: list[Row]) -> None:
+    def judge_fit(self, accept_lengths: Iterable[list[int]]) -> None:
         """Warns, once per pair, if a draft model's weights do not fit the target."""
         drafts = find_tree_drafter(self.drafter) is not None and self.decoder.depth > 0
         if drafts and self.pair.fit is not None:
-            self.pair.fit.add(row.accept_lengths for row in rows)
+            self.pair.fit.add(accept_lengths)
 
 
 def _shapes(arrays: Any) -> Hashable:

@@ -204,6 +204,7 @@ class Scheduler:
             size = next(size for size in self._sizes if size >= num_tokens)
             state = slots.init_decode_state(
                 runner.decoder,
+                runner.pair.params,
                 batch=runner.batch_size,
                 num_slots=size,
                 num_stop_tokens=len(runner.pair.stop_tokens),
@@ -304,6 +305,7 @@ class Scheduler:
             text.decode_seconds += share
             if result.is_finished[row]:
                 self._rows[row] = None
+                runner.judge_fit([text.accept_lengths])
                 yield _served(text, result.stop_reason[row])
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.interface import Cache, Target, TargetOutput
 from eagle_jax.testing.asserts import check
 
@@ -31,7 +31,7 @@ class Caller:
         self.name = type(target).__name__
         self._run = jax.jit(self._traced)
         self._commit = jax.jit(
-            lambda *arguments: interface.commit(self.target, *arguments)
+            lambda *arguments: checked.commit(self.target, *arguments)
         )
 
     def run(
@@ -74,16 +74,16 @@ class Caller:
         self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Cache
     ) -> tuple[jax.Array, TargetOutput]:
         target, given = self.target, jax.tree.leaves(cache)
-        output = interface.forward(target, params, tokens, positions, mask, cache)
+        output = checked.forward(target, params, tokens, positions, mask, cache)
         left = jax.tree.leaves(cache)
         check(
             [*map(id, given)] == [*map(id, left)],
             f"{self.name}.forward writes into the cache that it was given; return what "
             "is new as entries, and leave the writing to commit",
         )
-        logits = interface.unembed(target, params, output.hidden)
+        logits = checked.unembed(target, params, output.hidden)
         # A prompt's first token is chosen from one row of logits.
-        for array in (logits, interface.unembed(target, params, output.hidden[:, 0])):
+        for array in (logits, checked.unembed(target, params, output.hidden[:, 0])):
             check(
                 array.shape[-1] == self.vocab_size,
                 f"{self.name}.unembed returns {array.shape[-1]} logits per token, but "

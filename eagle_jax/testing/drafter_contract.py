@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import grow
@@ -60,7 +60,7 @@ def assert_valid_drafter(
     weights = Params(target=target_params, drafter=params)
     try:
         for batch in (4, 5):  # With two numbers of rows, no other axis is the batch.
-            init = functools.partial(interface.init_state, drafter, batch, 64)
+            init = functools.partial(checked.init_state, drafter, batch, 64)
             jax.eval_shape(init)
         with jax.default_matmul_precision("highest"):
             for rule in ("greedy", "coupled"):
@@ -175,6 +175,6 @@ def _decode(
             state = grow(decoder, state, num_slots=2 * num_slots)
         before = jax.eval_shape(lambda state: state, state.drafter_state)
         state, done = speculative.decode_round(decoder, params, state)
-        interface.check_round(decoder.drafter, before, state.drafter_state)
+        checked.check_round(decoder.drafter, before, state.drafter_state)
         rounds.append(jax.device_get(done))
     return rounds, state

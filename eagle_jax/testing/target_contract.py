@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax import interface
+from eagle_jax import checked
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import fill
@@ -88,7 +88,7 @@ def _check_caches(target: Target) -> None:
     for batch in (_ROWS, _ROWS + 1):
         sizes = (0, LONGEST, 2 * LONGEST)
         shapes = [
-            jax.eval_shape(functools.partial(interface.init_cache, target, batch, size))
+            jax.eval_shape(functools.partial(checked.init_cache, target, batch, size))
             for size in sizes
         ]
         for smaller, larger in itertools.pairwise(shapes):

@@ -67,7 +67,7 @@ def serve(
     decoder: Decoder, asked: list[Requests], batch: int, rounds: int
 ) -> list[list[int]]:
     """The texts of requests that enter a row as soon as one is free."""
-    state = slots.init_decode_state(decoder, batch=batch, num_slots=64)
+    state = slots.init_decode_state(decoder, PARAMS, batch=batch, num_slots=64)
     found: list[list[int]] = [[] for _ in asked]
     rows: list[int | None] = [None] * batch
     waiting = list(range(len(asked)))
@@ -116,7 +116,7 @@ def test_texts_that_share_rows_are_those_of_each_alone(
 
 def test_a_call_ends_with_the_first_text_that_does() -> None:
     decoder = TOYS["plain"]
-    state = slots.init_decode_state(decoder, batch=3, num_slots=64)
+    state = slots.init_decode_state(decoder, PARAMS, batch=3, num_slots=64)
     for row, new_tokens in enumerate([4, 9]):
         asked = make_requests([[row]], max_new_tokens=new_tokens)
         state = slots.insert(
@@ -137,7 +137,7 @@ def test_a_call_ends_with_the_first_text_that_does() -> None:
 
 def test_a_result_is_small_and_states_keep_the_batch_first() -> None:
     decoder = TOYS["drafted"]
-    state = slots.init_decode_state(decoder, batch=3, num_slots=64)
+    state = slots.init_decode_state(decoder, PARAMS, batch=3, num_slots=64)
     assert_batch_first(state, 3)
     shapes = jax.eval_shape(
         lambda state: slots.generate(decoder, PARAMS, state, rounds=5)[1], state
@@ -149,7 +149,7 @@ def test_a_result_is_small_and_states_keep_the_batch_first() -> None:
 def test_a_larger_cache_takes_over_the_rows() -> None:
     decoder = TOYS["drafted"]
     asked = make_requests([[1, 2]], max_new_tokens=100, temperature=1.0)
-    state = slots.init_decode_state(decoder, batch=2, num_slots=64)
+    state = slots.init_decode_state(decoder, PARAMS, batch=2, num_slots=64)
     prefix, first = slots.prefill(decoder, PARAMS, asked, num_slots=64)
     state, text = slots.insert(prefix, state, 1), first.tokens[0].tolist()
     while True:
@@ -192,7 +192,7 @@ def test_a_prompt_read_beside_running_rows_is_read_as_a_whole(
         [list(range(2, 2 + length))], max_new_tokens=9, prompt_bucket=32
     )
     whole, first = slots.prefill(decoder, params, asked, num_slots=64)
-    running = slots.init_decode_state(decoder, batch=2, num_slots=64)
+    running = slots.init_decode_state(decoder, params, batch=2, num_slots=64)
     other = make_requests([[5, 6]], max_new_tokens=20, prompt_bucket=32)
     running = slots.insert(
         slots.prefill(decoder, params, other, num_slots=64)[0], running, 0
@@ -243,9 +243,9 @@ def test_prompts_of_no_whole_chunks_are_refused(
 def test_a_prefix_of_another_size_is_refused() -> None:
     asked = make_requests([[1, 2]], max_new_tokens=1)
     prefix, _ = slots.prefill(TOYS["plain"], PARAMS, asked, num_slots=128)
-    state = slots.init_decode_state(TOYS["plain"], batch=2, num_slots=64)
+    state = slots.init_decode_state(TOYS["plain"], PARAMS, batch=2, num_slots=64)
     with pytest.raises(InputError, match=r"\.tokens of the prefix is int32 \[1, 128\]"):
         slots.insert(prefix, state, 0)
-    state = slots.init_decode_state(TOYS["drafted"], batch=2, num_slots=128)
+    state = slots.init_decode_state(TOYS["drafted"], PARAMS, batch=2, num_slots=128)
     with pytest.raises(InputError, match="make both with the same decoder"):
         slots.insert(prefix, state, 0)
