@@ -243,8 +243,8 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
     )
     say("compiling")
-    compile_seconds = main_runner.warm_up(by_round=view.by_round)
     session = Session(main_runner, prompts, encoded, view)
+    session.warm_up()
     unshown: OSError | None = None
     try:
         finished = session.decode_all()
@@ -253,15 +253,15 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     sums = results.totals(
         session.runs,
         decode_seconds=session.decode_seconds,
-        compile_seconds=compile_seconds + session.compile_seconds,
+        compile_seconds=session.compile_seconds,
     )
     rule = main_runner.decoder.acceptance
     if rule == "typical" and main_runner.drafter is not None:
         sums |= {"warning": NOT_LOSSLESS}
     if arguments.compare and finished:
-        plain_runner.warm_up(by_round=view.by_round)
         silent = View(is_silent=True, force_rounds=view.by_round)
         plain = Session(plain_runner, prompts, encoded, silent)
+        plain.warm_up()
         finished = plain.decode_all()
         if finished:
             sums |= _comparison(sums, session, plain, rule)

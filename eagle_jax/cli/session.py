@@ -1,6 +1,7 @@
 """Decodes all prompts of a command, and shows their texts as they are decided."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation import text
-from eagle_jax.generation.runner import Observer, Runner, Snapshot
+from eagle_jax.generation.runner import Observer, Row, Runner, Snapshot
+from eagle_jax.generation.scheduler import decode_all, is_queue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,7 @@ class Session:
         runs: A record per decoded prompt, see `results.run_record`.
         decode_seconds: The time of decoding without prefills and compilation, in
             seconds.
-        compile_seconds: The time of compiling programs that no warm-up had compiled, as
-            for larger caches, in seconds.
+        compile_seconds: The time of compiling programs, in seconds.
     """
 
     def __init__(
@@ -72,55 +73,83 @@ class Session:
         self._prompts = prompts
         self._encoded = encoded
         self._view = view
+        self._was_interrupted = False
         self._tokenizer = runner.pair.tokenizer
+
+    def warm_up(self) -> None:
+        """Compiles what every batch needs; a queue compiles what it meets."""
+        if self._view.by_round or not is_queue(self._runner, len(self._prompts)):
+            seconds = self._runner.warm_up(by_round=self._view.by_round)
+            self.compile_seconds += seconds
 
     def decode_all(self) -> bool:
         """Decodes every prompt; returns whether nothing interrupted it."""
-        total, size = len(self._prompts), self._runner.batch_size
-        with progress("decoding", total, pause=0, is_shown=total > size) as update:
-            for start in range(0, total, size):
-                batch = range(start, min(start + size, total))
-                try:
-                    is_cut_short = self._decode_batch(batch)
-                except KeyboardInterrupt:  # Not between rounds: this batch is lost.
-                    is_cut_short = True
-                update(len(self.runs))
-                if is_cut_short:
-                    return False
-        return True
+        total = len(self._prompts)
+        is_shown = total > self._runner.batch_size
+        with progress("decoding", total, pause=0, is_shown=is_shown) as update:
+            decode = self._watch_all if self._view.by_round else self._run_all
+            try:
+                for _ in decode():
+                    update(len(self.runs))
+            except KeyboardInterrupt:  # What is not finished is lost.
+                return False
+        return not self._was_interrupted
 
-    def _decode_batch(self, numbers: range) -> bool:
-        """Decodes and shows some prompts; returns whether Ctrl-C cut it short."""
+    def _run_all(self) -> Iterator[None]:
+        """Decodes without a look between rounds; texts are shown in order."""
+        runner, before = self._runner, self._runner.programs.compile_seconds
+        seeds = [self._seed(number) for number in range(len(self._prompts))]
+        for served in decode_all(runner, self._encoded, seeds):
+            self._show_head(served.key)
+            self._keep(served.key, served.row)
+            self.decode_seconds += served.decode_seconds
+            yield
+        self.compile_seconds += runner.programs.compile_seconds - before
+
+    def _watch_all(self) -> Iterator[None]:
+        """Decodes batch by batch, and looks at every round."""
+        total, size = len(self._prompts), self._runner.batch_size
+        for start in range(0, total, size):
+            self._watch_batch(range(start, min(start + size, total)))
+            yield
+            if self._was_interrupted:
+                return
+
+    def _watch_batch(self, numbers: range) -> None:
         encoded = [self._encoded[number] for number in numbers]
-        seeds = [self._runner.config.sampling.seed + number for number in numbers]
+        seeds = [self._seed(number) for number in numbers]
         trees: list[list[dict[str, Any]]] = [[] for _ in numbers]
         last: dict[int, Round] = {}
         self._show_head(numbers[0])
         observer = self._observer(encoded[0], trees, last)
-        result = self._runner.run(
-            encoded, seeds, observer if self._view.by_round else None
-        )
+        result = self._runner.run(encoded, seeds, observer)
         self.decode_seconds += result.decode_seconds
         self.compile_seconds += result.compile_seconds
+        self._was_interrupted = result.was_interrupted
         for row, number in enumerate(numbers):
-            decoded = result.rows[row]
-            generated = text.continuation(
-                self._tokenizer, decoded.prompt_ids, decoded.generated_ids
-            )
-            record = results.run_record(
-                decoded, prompt=self._prompts[number], text=generated, seed=seeds[row]
-            )
-            if self._view.trace:
-                record["trees"] = trees[row]
-            self.runs.append(record)
             if row > 0:
                 self._show_head(number)
-            if not self._view.is_silent:
-                print("" if self._view.stream else generated)
+            self._keep(number, result.rows[row])
+            if self._view.trace:
+                self.runs[-1]["trees"] = trees[row]
             if self._view.show_tree and row in last:
                 drawn = draw_tree(last[row], row, self._tokenizer)
                 Console(highlight=False).print(drawn)
-        return result.was_interrupted
+
+    def _keep(self, number: int, row: Row) -> None:
+        """Records and shows a text."""
+        generated = text.continuation(
+            self._tokenizer, row.prompt_ids, row.generated_ids
+        )
+        prompt, seed = self._prompts[number], self._seed(number)
+        self.runs.append(
+            results.run_record(row, prompt=prompt, text=generated, seed=seed)
+        )
+        if not self._view.is_silent:
+            print("" if self._view.stream else generated)
+
+    def _seed(self, number: int) -> int:
+        return self._runner.config.sampling.seed + number
 
     def _observer(
         self,

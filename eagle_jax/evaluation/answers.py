@@ -1,7 +1,7 @@
 """Answers of one run to questions, turn by turn: a pair in, records out."""
 
 import dataclasses
-from collections import deque
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +16,8 @@ from eagle_jax.evaluation.templates import Template, encode
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
-from eagle_jax.generation.runner import BatchResult, Runner, Snapshot
+from eagle_jax.generation.runner import Row, Runner, Snapshot
+from eagle_jax.generation.scheduler import Scheduler, Served, decode_all
 
 _MEASURED_TOKENS = 65
 _TURN_SEEDS = 1 << 24
@@ -108,20 +109,57 @@ class Answerer:
                 has none.
             KeyboardInterrupt: After Ctrl-C.
         """
-        size = self.plan.config.decoding.batch_size
-        for bucket, batch in _batches(self._open(questions), size, self.room):
-            self._decode(self._runner(bucket), batch)
-            for conversation in batch:
+        conversations = (_Conversation(question=question) for question in questions)
+        if self.plan.config.decoding.batch_size == 1:
+            yield from self._answer_alone(conversations)
+        else:
+            yield from self._answer_together(conversations)
+
+    def _answer_alone(self, conversations: Iterator[_Conversation]) -> Iterator[Record]:
+        """Answers one question after the other, each turn as one program."""
+        for conversation in conversations:
+            while not conversation.is_done:
+                prompt, seed = self._next(conversation)
+                runner = self._runner(_bucket(len(prompt), self.room))
+                self._measure_once([conversation])
+                for served in decode_all(runner, [prompt], [seed]):
+                    self._take(conversation, served)
+            yield self._record(conversation)
+
+    def _answer_together(
+        self, conversations: Iterator[_Conversation]
+    ) -> Iterator[Record]:
+        """Answers questions in the rows of one running batch."""
+        runner = self._new_runner(self.room)
+        scheduler = Scheduler(runner)
+        first = list(itertools.islice(conversations, runner.batch_size))
+        waiting = itertools.chain(first, conversations)
+        if first:
+            self._measure_once(first)
+        while True:
+            # Enough for every row to have another at once; a question is not read
+            # before.
+            while scheduler.num_waiting < runner.batch_size:
+                begun = next(waiting, None)
+                if begun is None:
+                    break
+                scheduler.add(begun, *self._next(begun))
+            if scheduler.is_idle:
+                return
+            for served in scheduler.step():
+                conversation = served.key
+                self._take(conversation, served)
                 if conversation.is_done:
                     yield self._record(conversation)
                 else:
-                    conversation.prompt = self._encode(conversation)
+                    scheduler.add(conversation, *self._next(conversation))
 
-    def _open(self, questions: Iterable[Question]) -> Iterator[_Conversation]:
-        for question in questions:
-            conversation = _Conversation(question=question)
+    def _next(self, conversation: _Conversation) -> tuple[list[int], int]:
+        """Returns the prompt and the seed of the next turn."""
+        first_seed = self.plan.config.sampling.seed
+        if not conversation.prompt:
             conversation.prompt = self._encode(conversation)
-            yield conversation
+        return conversation.prompt, conversation.seed(first_seed)
 
     def _encode(self, conversation: _Conversation) -> list[int]:
         """Returns the prompt of the next turn, without its beginning if too long."""
@@ -136,77 +174,74 @@ class Answerer:
     def _runner(self, bucket: int) -> Runner:
         """Returns the compiled runner for prompts of one padded length."""
         if bucket not in self._runners:
-            config = self.plan.config
-            needed = bucket + config.decoding.max_new_tokens
-            runner = Runner(
-                pair=self.pair,
-                drafter=self.pair.drafter,
-                config=config,
-                # More slots would cost time for nothing.
-                max_length=min(self.max_length, needed),
-                prompt_bucket=bucket,
-                batch_size=config.decoding.batch_size,
-                programs=self.programs,
-            )
+            runner = self._new_runner(bucket)
             runner.warm_up(by_round=False)
             self._runners[bucket] = runner
         return self._runners[bucket]
 
-    def _decode(self, runner: Runner, batch: list[_Conversation]) -> None:
-        """Answers one turn of each conversation."""
-        prompts = [conversation.prompt for conversation in batch]
-        first_seed = self.plan.config.sampling.seed
-        seeds = [conversation.seed(first_seed) for conversation in batch]
-        result = runner.run(prompts, seeds)
-        if self.step_seconds is None:
-            self.step_seconds = self._measure(runner, prompts, seeds)
-        if self.has_nodes:
-            self._look_at_rounds(runner, batch, seeds, result)
-        share = len(batch)
-        for conversation, row in zip(batch, result.rows, strict=True):
-            answer = text.continuation(
-                self.pair.tokenizer, row.prompt_ids, row.generated_ids
-            )
-            turn = Turn(
-                text=answer,
-                token_ids=row.generated_ids,
-                prompt_tokens=len(row.prompt_ids),
-                wall_time=(result.prefill_seconds + result.decode_seconds) / share,
-                decode_time=result.decode_seconds / share,
-                accept_lengths=[accepted + 1 for accepted in row.accept_lengths],
-                stop_reason=row.stop_reason.name.lower(),
-            )
-            conversation.turns.append(turn)
+    def _new_runner(self, bucket: int) -> Runner:
+        config = self.plan.config
+        needed = bucket + config.decoding.max_new_tokens
+        return Runner(
+            pair=self.pair,
+            drafter=self.pair.drafter,
+            config=config,
+            # More slots would cost time for nothing.
+            max_length=min(self.max_length, needed),
+            prompt_bucket=bucket,
+            batch_size=config.decoding.batch_size,
+            programs=self.programs,
+        )
 
-    def _look_at_rounds(
-        self,
-        runner: Runner,
-        batch: list[_Conversation],
-        seeds: list[int],
-        timed: BatchResult,
-    ) -> None:
-        """Decodes a batch once more, round by round, and keeps its trees."""
+    def _take(self, conversation: _Conversation, served: Served) -> None:
+        """Adds the answer to a turn, and its trees."""
+        row = served.row
+        if self.has_nodes:
+            self._look_at_rounds(conversation, row)
+        answer = text.continuation(
+            self.pair.tokenizer, row.prompt_ids, row.generated_ids
+        )
+        turn = Turn(
+            text=answer,
+            token_ids=row.generated_ids,
+            prompt_tokens=len(row.prompt_ids),
+            wall_time=served.prefill_seconds + served.decode_seconds,
+            decode_time=served.decode_seconds,
+            accept_lengths=[accepted + 1 for accepted in row.accept_lengths],
+            stop_reason=row.stop_reason.name.lower(),
+        )
+        conversation.turns.append(turn)
+        conversation.prompt = []
+
+    def _look_at_rounds(self, conversation: _Conversation, timed: Row) -> None:
+        """Decodes a turn once more, round by round, and keeps its trees."""
 
         def observe(snapshot: Snapshot) -> None:
-            if snapshot.round is None:
-                return
-            seen = VerifiedTree.of(snapshot.round)
-            for row, conversation in enumerate(batch):
-                conversation.trees += [seen[row]] if row in seen else []
+            if snapshot.round is not None:
+                seen = VerifiedTree.of(snapshot.round)
+                conversation.trees += [seen[0]] if 0 in seen else []
 
-        prompts = [conversation.prompt for conversation in batch]
-        result = runner.run(prompts, seeds, observe)
+        prompt, seed = self._next(conversation)
+        bucket = _bucket(len(prompt), self.room)
+        runner = dataclasses.replace(self._new_runner(bucket), batch_size=1)
+        result = runner.run([prompt], [seed], observe)
         if result.was_interrupted:
             raise KeyboardInterrupt
-        rows = zip(batch, result.rows, timed.rows, strict=True)
-        for conversation, row, timed_row in rows:
-            if row.generated_ids != timed_row.generated_ids:
-                raise InputError(
-                    f"{self.plan.model_id}: decoded round by round, question "
-                    f"{conversation.question.question_id!r} has other tokens, so its "
-                    "nodes say nothing about the text; give `dtype` float32, where "
-                    "near ties fall alike, or record no nodes"
-                )
+        if result.rows[0].generated_ids != timed.generated_ids:
+            raise InputError(
+                f"{self.plan.model_id}: decoded round by round, question "
+                f"{conversation.question.question_id!r} has other tokens, so its "
+                "nodes say nothing about the text; give `dtype` float32, where "
+                "near ties fall alike, or record no nodes"
+            )
+
+    def _measure_once(self, conversations: list[_Conversation]) -> None:
+        """Times the run's steps on the first batch."""
+        if self.step_seconds is None:
+            asked = [self._next(conversation) for conversation in conversations]
+            prompts, seeds = [list(column) for column in zip(*asked, strict=True)]
+            bucket = _bucket(max(map(len, prompts)), self.room)
+            self.step_seconds = self._measure(self._new_runner(bucket), prompts, seeds)
 
     def _measure(
         self, runner: Runner, prompts: list[list[int]], seeds: list[int]
@@ -251,42 +286,3 @@ def _bucket(length: int, room: int) -> int:
     """Returns 64, 256, 1024, ... up to `room`: few sizes, as each one is compiled."""
     sizes = (64 * 4**power for power in range(16))
     return min(room, next(size for size in sizes if size >= length))
-
-
-def _batches(
-    conversations: Iterator[_Conversation], size: int, room: int
-) -> Iterator[tuple[int, list[_Conversation]]]:
-    """Yields batches of one prompt bucket until every conversation is done.
-
-    A batch is yielded as soon as it is full; only when no conversation is left to be
-    begun, the largest unfilled one. A conversation that is not done waits again.
-
-    Args:
-        conversations: The conversations in order; each is begun when a batch has room.
-        size: The number of conversations in a full batch.
-        room: The largest number of tokens of a prompt.
-
-    Yields:
-        The bucket and 1 to `size` conversations.
-    """
-    waiting: dict[int, deque[_Conversation]] = {}
-
-    def wait(conversation: _Conversation) -> None:
-        bucket = _bucket(len(conversation.prompt), room)
-        waiting.setdefault(bucket, deque()).append(conversation)
-
-    while True:
-        bucket = max(waiting, key=lambda key: len(waiting[key]), default=None)
-        if bucket is None or len(waiting[bucket]) < size:
-            begun = next(conversations, None)
-            if begun is not None:
-                wait(begun)
-                continue
-        if bucket is None or not waiting[bucket]:
-            return
-        queue = waiting[bucket]
-        batch = [queue.popleft() for _ in range(min(size, len(queue)))]
-        yield bucket, batch
-        for conversation in batch:
-            if not conversation.is_done:
-                wait(conversation)

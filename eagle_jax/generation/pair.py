@@ -27,6 +27,7 @@ from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pairs import LoadedPair, open_pair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Row, Runner
+from eagle_jax.generation.scheduler import decode_all
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, shard_pair
 
@@ -99,7 +100,7 @@ class Pair:
         Args:
             prompts: One prompt or many; ids are taken as they are.
             batch_size: The number of prompts decoded together; `None` for all, 8 at
-                most.
+                most. Of more prompts, each begins as soon as a text has ended.
             chat: Whether texts are wrapped as a user's turn in the tokenizer's chat
                 template.
             regex: A regular expression that texts match as a whole, if they are not cut
@@ -124,12 +125,10 @@ class Pair:
         require(most >= 1, "batch_size", most, "at least 1")
         rows = min(len(encoded), most)
         runner = self._runner(encoded, rows, grammar, settings)
-        seed, found = runner.config.sampling.seed, []
-        for start in range(0, len(encoded), runner.batch_size):
-            batch = encoded[start : start + runner.batch_size]
-            seeds = [seed + start + row for row in range(len(batch))]
-            found += [self._generation(row) for row in runner.run(batch, seeds).rows]
-        return found
+        seed = runner.config.sampling.seed
+        seeds = range(seed, seed + len(encoded))
+        texts = decode_all(runner, encoded, seeds)
+        return [self._generation(served.row) for served in texts]
 
     def stream(
         self,

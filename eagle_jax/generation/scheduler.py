@@ -27,8 +27,7 @@ class Served:
         key: What `Scheduler.add` was given to know it by.
         row: The text.
         prefill_seconds: The seconds of reading its prompt.
-        decode_seconds: Its share of the seconds of its rounds, which other texts had
-            part in.
+        decode_seconds: Its share of the seconds of rounds that it had with others.
     """
 
     key: Any
@@ -105,6 +104,11 @@ class Scheduler:
             seed: The seed of its draws.
         """
         self._waiting.append(_Text(key=key, prompt_ids=prompt_ids, seed=seed))
+
+    @property
+    def num_waiting(self) -> int:
+        """The prompts in the queue."""
+        return len(self._waiting)
 
     @property
     def is_idle(self) -> bool:
@@ -199,21 +203,22 @@ class Scheduler:
 
     def _room_for(self, num_tokens: int) -> int:
         """Gives the state at least so many slots; returns how many it has."""
-        runner = self._runner
-        if self._state is None:
-            size = next(size for size in self._sizes if size >= num_tokens)
-            state = slots.init_decode_state(
-                runner.decoder,
-                runner.pair.params,
-                batch=runner.batch_size,
-                num_slots=size,
-                num_stop_tokens=len(runner.pair.stop_tokens),
-            )
-            self._state = runner.put(state)
-        if self._state.tokens.shape[1] < num_tokens:
-            size = next(size for size in self._sizes if size >= num_tokens)
-            self._state = runner.grow(self._state, size)
-        return self._state.tokens.shape[1]
+        runner, state = self._runner, self._state
+        if state is not None and state.tokens.shape[1] >= num_tokens:
+            return state.tokens.shape[1]
+        size = next(size for size in self._sizes if size >= num_tokens)
+        if state is not None:
+            self._state = runner.grow(state, size)
+            return size
+        empty = slots.init_decode_state(
+            runner.decoder,
+            runner.pair.params,
+            batch=runner.batch_size,
+            num_slots=size,
+            num_stop_tokens=len(runner.pair.stop_tokens),
+        )
+        self._state = runner.put(empty)
+        return size
 
     def _read_short(self, texts: list[_Text], bucket: int) -> Iterator[Served]:
         runner, requests = self._runner, self._requests(texts, bucket)
@@ -270,6 +275,7 @@ class Scheduler:
             if first.is_finished[place]:
                 yield _served(text, first.stop_reason[place])
                 continue
+            assert self._state is not None
             self._rows[slot] = text
             self._state = self._runner.insert(prefix, self._state, slot, place)
 
@@ -307,6 +313,48 @@ class Scheduler:
                 self._rows[row] = None
                 runner.judge_fit([text.accept_lengths])
                 yield _served(text, result.stop_reason[row])
+
+
+def is_queue(runner: Runner, num_prompts: int) -> bool:
+    """Returns whether so many prompts share the rows of a running batch.
+
+    They do if there are more than rows, but for a single row: nothing would be gained.
+    """
+    return 1 < runner.batch_size < num_prompts
+
+
+def decode_all(
+    runner: Runner, prompts: Sequence[list[int]], seeds: Sequence[int]
+) -> Iterator[Served]:
+    """Decodes prompts, and yields the texts in the prompts' order.
+
+    Those that fit into one batch are decoded as one program, others see `is_queue`.
+
+    Args:
+        runner: The pair with its settings and the shape of its batches.
+        prompts: The prompts' token ids.
+        seeds: The seeds, one per prompt.
+    """
+    if is_queue(runner, len(prompts)):
+        done: dict[int, Served] = {}
+        shown = 0
+        for served in Scheduler(runner).run(prompts, seeds):
+            done[served.key] = served
+            while shown in done:
+                yield done.pop(shown)
+                shown += 1
+        return
+    size = runner.batch_size
+    for start in range(0, len(prompts), size):
+        batch = prompts[start : start + size]
+        result = runner.run(list(batch), list(seeds[start : start + size]))
+        for number, row in enumerate(result.rows):
+            yield Served(
+                key=start + number,
+                row=row,
+                prefill_seconds=result.prefill_seconds / len(batch),
+                decode_seconds=result.decode_seconds / len(batch),
+            )
 
 
 def _served(text: _Text, reason: Any) -> Served:

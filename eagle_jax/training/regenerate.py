@@ -9,22 +9,24 @@ beside it, nor on the drafter.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
 from eagle_jax.config import DecodingConfig, GenerateConfig
-from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
+from eagle_jax.decoding.requests import bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.files import fingerprint_file
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
+from eagle_jax.generation.scheduler import Scheduler
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.config import RegenerateConfig
 from eagle_jax.training.conversations import check_ids, read_examples
@@ -32,8 +34,22 @@ from eagle_jax.training.encode import check_template
 from eagle_jax.training.resumable import ResumableLines, made_with
 from eagle_jax.training.tasks import Answer, Task, example_tasks, sample_tasks
 
-Answerer = Callable[[list[list[int]], list[int]], list[Answer]]
-"""A function that answers prompts, given as ids, each with the seed of its noise."""
+
+class Answerer(Protocol):
+    """Whatever answers prompts, several at once, in any order."""
+
+    @property
+    def num_waiting(self) -> int:
+        """The prompts that are not begun."""
+        ...
+
+    def add(self, key: int, prompt_ids: list[int], seed: int) -> None:
+        """Takes a prompt, the number of its text and the seed of its draws."""
+        ...
+
+    def step(self) -> Iterable[tuple[int, Answer]]:
+        """Goes on, and returns the answers that are complete, with their numbers."""
+        ...
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -171,8 +187,8 @@ def regenerate_file(
         report(f"loading {target}")
         written = regenerate(
             tasks,
-            _decoder(pair.load(), config, max_length, batch_size),
-            batch_size=batch_size,
+            _queue(pair.load(), config, max_length, batch_size),
+            ahead=batch_size,
             max_length=max_length,
             seed=config.sampling.seed,
             first=first,
@@ -194,37 +210,52 @@ def regenerate_file(
 
 def regenerate(
     tasks: Iterable[Task],
-    answer: Answerer,
+    answerer: Answerer,
     *,
-    batch_size: int,
+    ahead: int,
     max_length: int,
     seed: int,
     first: int = 0,
 ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Lets the target write every text, batch by batch and in order.
+    """Lets the target write every text; a text is begun when another has ended.
 
     Args:
         tasks: The texts; those before `first` are skipped.
-        answer: A function that answers up to `batch_size` prompts.
-        batch_size: The number of texts decoded together; it changes no text.
+        answerer: What answers prompts.
+        ahead: The prompts that wait, so that no row of the answerer is without work;
+            it changes no text.
         max_length: The largest number of tokens of prompt and output; a prompt that
             leaves no room ends its text.
         seed: The run's seed.
         first: The number of the first text that is still to be written.
 
     Yields:
-        The number of a text and its record, `None` where no prompt had room.
+        The number of a text and its record, in order; `None` where no prompt had room.
     """
-    batch: list[tuple[int, Task]] = []
-    for index, task in enumerate(tasks):
-        if index < first:
-            continue
-        batch.append((index, task))
-        if len(batch) == batch_size:
-            yield from _write_batch(batch, answer, max_length, seed)
-            batch = []
-    if batch:
-        yield from _write_batch(batch, answer, max_length, seed)
+    waiting = itertools.islice(enumerate(tasks), first, None)
+    asked: dict[int, tuple[Task, int]] = {}
+    done: dict[int, Task] = {}
+
+    def ask(index: int, task: Task, turn: int) -> None:
+        prompt = task.prompt()
+        if prompt is None or len(prompt) >= max_length:
+            done[index] = task
+            return
+        asked[index] = task, turn
+        answerer.add(index, prompt, seed_of(seed, index, turn))
+
+    while True:
+        while answerer.num_waiting < ahead and (begun := next(waiting, None)):
+            ask(*begun, turn=0)
+        while first in done:
+            yield first, done.pop(first).record()
+            first += 1
+        if not asked:
+            return
+        for index, answer in answerer.step():
+            task, turn = asked.pop(index)
+            task.add(answer)
+            ask(index, task, turn + 1)
 
 
 def seed_of(seed: int, index: int, turn: int) -> int:
@@ -239,30 +270,6 @@ def seed_of(seed: int, index: int, turn: int) -> int:
         turn: The number of the answer in the text.
     """
     return int(np.random.SeedSequence((seed, index, turn)).generate_state(1)[0])
-
-
-def _write_batch(
-    batch: Sequence[tuple[int, Task]], answer: Answerer, max_length: int, seed: int
-) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Answers turn after turn, and yields the records when no text has another."""
-    open_tasks = list(batch)
-    turn = 0
-    while open_tasks:
-        asked: list[tuple[int, Task]] = []
-        prompts: list[list[int]] = []
-        for index, task in open_tasks:
-            prompt = task.prompt()
-            if prompt is not None and len(prompt) < max_length:
-                asked.append((index, task))
-                prompts.append(prompt)
-        if prompts:
-            seeds = [seed_of(seed, index, turn) for index, _ in asked]
-            for (_, task), answered in zip(asked, answer(prompts, seeds), strict=True):
-                task.add(answered)
-        open_tasks = asked
-        turn += 1
-    for index, task in batch:
-        yield index, task.record()
 
 
 def _tasks(
@@ -314,12 +321,37 @@ def _settings(
     return settings
 
 
-def _decoder(
+class _Queue:
+    """A pair's scheduler as an `Answerer`."""
+
+    def __init__(self, pair: LoadedPair, scheduler: Scheduler) -> None:
+        self._tokenizer = pair.tokenizer
+        self._scheduler = scheduler
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def add(self, key: int, prompt_ids: list[int], seed: int) -> None:
+        self._scheduler.add(key, prompt_ids, seed)
+
+    def step(self) -> Iterator[tuple[int, Answer]]:
+        for served in self._scheduler.step():
+            row = served.row
+            added = text.continuation(
+                self._tokenizer, row.prompt_ids, row.generated_ids
+            )
+            is_complete = row.stop_reason == StopReason.STOP_TOKEN
+            answer = Answer(ids=row.generated_ids, text=added, is_complete=is_complete)
+            yield served.key, answer
+
+
+def _queue(
     pair: LoadedPair, config: RegenerateConfig, max_length: int, batch_size: int
-) -> Answerer:
-    """Returns a function that answers prompts, compiled once per bucket of lengths."""
+) -> _Queue:
+    """Returns what lets a pair answer prompts."""
     new_tokens = config.regeneration.max_new_tokens
-    first_runner = Runner(
+    runner = Runner(
         pair=pair,
         drafter=pair.drafter,
         config=GenerateConfig(
@@ -331,24 +363,4 @@ def _decoder(
         prompt_bucket=0,
         batch_size=batch_size,
     )
-
-    def answer(prompts: list[list[int]], seeds: list[int]) -> list[Answer]:
-        bucket = bucket_prompt(max(map(len, prompts)))
-        runner = dataclasses.replace(
-            first_runner,
-            prompt_bucket=bucket,
-            # More slots would cost time for nothing.
-            max_length=min(max_length, bucket + new_tokens),
-        )
-        return [
-            Answer(
-                ids=row.generated_ids,
-                text=text.continuation(
-                    pair.tokenizer, row.prompt_ids, row.generated_ids
-                ),
-                is_complete=row.stop_reason == StopReason.STOP_TOKEN,
-            )
-            for row in runner.run(prompts, seeds).rows
-        ]
-
-    return answer
+    return _Queue(pair, Scheduler(runner))

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +35,37 @@ def _chats() -> list[Example]:
 class Parrot:
     """Answers with its seed's last digits; keeps what it was asked."""
 
-    def __init__(self, *, cut: str | None = None) -> None:
+    def __init__(self, *, cut: str | None = None, rows: int = 2) -> None:
         self.asked: list[tuple[tuple[int, ...], int]] = []
-        self.sizes: list[int] = []
+        self._waiting: list[tuple[int, int]] = []
+        self._rows = rows
         self._cut = cut
 
-    def __call__(self, prompts: list[list[int]], seeds: list[int]) -> list[Answer]:
-        self.sizes.append(len(prompts))
-        self.asked += [(tuple(p), s) for p, s in zip(prompts, seeds, strict=True)]
-        return [
-            Answer(
-                ids=[65 + seed % 7, EOS],
-                text=f" {seed % 7} ",
-                is_complete=self._cut is None,
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, key: int, prompt_ids: list[int], seed: int) -> None:
+        self.asked.append((tuple(prompt_ids), seed))
+        self._waiting.append((key, seed))
+
+    def step(self) -> Iterator[tuple[int, Answer]]:
+        """Answers as many as it has rows, the newest first."""
+        taken = self._waiting[: self._rows]
+        self._waiting = self._waiting[self._rows :]
+        for key, seed in reversed(taken):
+            yield (
+                key,
+                Answer(
+                    ids=[65 + seed % 7, EOS],
+                    text=f" {seed % 7} ",
+                    is_complete=self._cut is None,
+                ),
             )
-            for seed in seeds
-        ]
 
 
 def _all(tasks: list[Task], answer: Any, **settings: Any) -> list[Any]:
-    defaults = {"batch_size": 2, "max_length": 200, "seed": 3}
+    defaults = {"ahead": 2, "max_length": 200, "seed": 3}
     return list(regenerate(tasks, answer, **(defaults | settings)))
 
 
@@ -94,16 +106,14 @@ def test_the_ids_are_those_that_were_read_and_written(tokenizer: Any) -> None:
         assert shown[:-1] == earlier and len(shown) == len(answers)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 50])
+@pytest.mark.parametrize("rows", [1, 2, 3, 50])
 def test_no_text_depends_on_what_is_decoded_beside_it(
-    tokenizer: Any, batch_size: int
+    tokenizer: Any, rows: int
 ) -> None:
     whole = _all(_chat_tasks(tokenizer), Parrot())
-    parrot = Parrot()
-    assert _all(_chat_tasks(tokenizer), parrot, batch_size=batch_size) == whole
-    assert max(parrot.sizes) <= batch_size
+    assert _all(_chat_tasks(tokenizer), Parrot(rows=rows), ahead=rows) == whole
     assert [index for index, _ in whole] == [0, 1, 2]
-    later = _all(_chat_tasks(tokenizer), Parrot(), batch_size=batch_size, first=1)
+    later = _all(_chat_tasks(tokenizer), Parrot(rows=rows), ahead=rows, first=1)
     assert later == whole[1:]
 
 
