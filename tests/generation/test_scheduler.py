@@ -1,0 +1,167 @@
+"""Prompts of all lengths through few rows: the texts, and what is done when."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_jax import prefill
+from eagle_jax.config import DecodingConfig, GenerateConfig, SamplingConfig, TreeConfig
+from eagle_jax.decoding import growth, slots
+from eagle_jax.decoding.slots import Result
+from eagle_jax.generation import scheduler
+from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.generation.runner import Runner
+from eagle_jax.generation.scheduler import Scheduler, decode_all
+from eagle_jax.testing import assert_same_tokens
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+TREE = TreeConfig(num_nodes=4, depth=2, width=2)
+TARGET, DRAFTER, PARAMS = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)
+PAIR = LoadedPair(
+    target=TARGET,
+    drafter=DRAFTER,
+    params=PARAMS,
+    tokenizer=None,
+    stop_tokens=(7, 9),
+    drafter_of=lambda *_: DRAFTER,
+)
+CHUNK = 16
+
+MakeRunner = Callable[..., Runner]
+
+
+@pytest.fixture
+def make_runner(monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
+    """Makes runners of short chunks, whose caches begin with 64 slots."""
+    monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
+    for module in (prefill, scheduler):
+        monkeypatch.setattr(module, "PREFILL_CHUNK", CHUNK)
+
+    def make(**settings: Any) -> Runner:
+        config = GenerateConfig(
+            decoding=DecodingConfig(max_new_tokens=settings.pop("new_tokens", 30)),
+            sampling=SamplingConfig(temperature=settings.pop("temperature", 1.0)),
+        )
+        defaults = {"drafter": DRAFTER, "max_length": 150, "prompt_bucket": 0}
+        return Runner(
+            pair=PAIR, config=config, **(defaults | {"batch_size": 3} | settings)
+        )
+
+    return make
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(10, 60, length).tolist() for length in lengths]
+
+
+PROMPTS = prompts_of(1, 16, 17, 100, 3, 40, 2, 5, 64, 1, 9, 33)
+
+
+def alone(runner: Runner, prompts: list[list[int]]) -> list[list[int]]:
+    """Each text as the only one of its batch, with a cache of one size."""
+    one = dataclasses.replace(runner, batch_size=1, prompt_bucket=112)
+    return [
+        one.run([prompt], [seed]).rows[0].generated_ids
+        for seed, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_in_shared_rows_are_those_of_each_alone(
+    make_runner: MakeRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Any,
+    temperature: float,
+) -> None:
+    """And nothing but results leaves the devices."""
+    runner = make_runner(drafter=drafter, temperature=temperature)
+    fetched: list[Any] = []
+    fetch = Runner.fetch
+
+    def noted(runner: Runner, arrays: Any) -> Any:
+        fetched.append(arrays)
+        return fetch(runner, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "fetch", noted)
+        found = list(decode_all(runner, PROMPTS, range(len(PROMPTS))))
+    assert [served.key for served in found] == list(range(len(PROMPTS)))
+    assert all(isinstance(arrays, Result) for arrays in fetched)
+    texts = [served.row.generated_ids for served in found]
+    assert_same_tokens(texts, alone(runner, PROMPTS))
+    for served in found:
+        rounds = served.row.accept_lengths
+        assert len(served.row.generated_ids) <= 1 + sum(rounds) + len(rounds)
+        assert served.prefill_seconds > 0
+
+
+def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, called = make_runner(new_tokens=40, drafter=None), []
+    call = Runner.call
+
+    def noted(runner: Runner, function: Any, *arguments: Any, **static: Any) -> Any:
+        called.append((function.__name__, static.get("rounds")))
+        return call(runner, function, *arguments, **static)
+
+    monkeypatch.setattr(Runner, "call", noted)
+    served = list(Scheduler(runner).run(prompts_of(2, 100), [0, 1]))
+    assert len(served) == 2
+    first = called.index(("prefill_chunk", None))
+    chunks = -(-100 // CHUNK)
+    # The last chunk's row runs with the others: nothing is left to be read.
+    expected = [("prefill_chunk", None), ("generate", 1)] * (chunks - 1)
+    assert called[first : first + len(expected)] == expected
+    assert called[first + len(expected)][0] == "prefill_chunk"
+
+
+def test_rows_have_work_while_prompts_wait(make_runner: MakeRunner) -> None:
+    queue = Scheduler(make_runner())
+    prompts = prompts_of(*[3] * 20)
+    assert len(list(queue.run(prompts, range(20)))) == 20
+    assert queue.row_rounds > 50
+    assert queue.busy_row_rounds >= 0.95 * queue.row_rounds
+    assert queue.is_idle
+
+
+def test_long_prompts_may_come_first(make_runner: MakeRunner) -> None:
+    queue = Scheduler(make_runner(new_tokens=1, batch_size=2))
+    order = [s.key for s in queue.run(prompts_of(2, 9, 5), [0] * 3, longest_first=True)]
+    assert order == [1, 2, 0]
+
+
+def test_two_threads_get_their_own_texts(make_runner: MakeRunner) -> None:
+    runner = make_runner()
+    halves = (PROMPTS[:6], PROMPTS[6:])
+    found: dict[int, list[list[int]]] = {}
+
+    def decode(half: int) -> None:
+        prompts = halves[half]
+        served = decode_all(runner, prompts, range(len(prompts)))
+        found[half] = [one.row.generated_ids for one in served]
+
+    threads = [threading.Thread(target=decode, args=(half,)) for half in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for half, prompts in enumerate(halves):
+        assert_same_tokens(found[half], alone(runner, prompts))
+
+
+def test_a_single_row_is_decoded_prompt_by_prompt(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "insert", None)
+    runner = make_runner(batch_size=1, prompt_bucket=16, new_tokens=5)
+    served = list(decode_all(runner, prompts_of(2, 3), [0, 1]))
+    assert [one.key for one in served] == [0, 1]
