@@ -218,22 +218,23 @@ def check_decoding(
 
 
 def check_command(pair: Path, folder: Path) -> None:
-    """The command with a mesh says what it says without."""
+    """The command with a mesh says what it says without, in a queue and in batches."""
     main = load_main("generate")
     flags = ["--target", f"{pair}/target", "--draft", f"{pair}/head", "--batch-size"]
     flags += ["2", "--num-nodes", "3", "--depth", "1", "--width", "2"]
     flags += ["--prompt", "the", "--prompt", "ten", "--prompt", "on"]
     flags += ["--max-new-tokens", "12", "--temperature", "0.8"]
     results = []
-    for extra in ([], ["--mesh", "data=2,tensor=4", "--trace"]):
+    mesh = ["--mesh", "data=2,tensor=4"]
+    for extra in ([], mesh, [*mesh, "--trace"]):
         file = folder / f"{len(results)}.json"
         assert main([*flags, *extra, "--json", str(file)]) == 0
         results.append(json.loads(file.read_text()))
-    plain, sharded = results
-    for run, other in zip(plain["runs"], sharded["runs"], strict=True):
-        del other["trees"]
-        assert run == other
-    assert sharded["settings"]["mesh"] == "data=2,tensor=4"
+    plain, queued, watched = results
+    for run in watched["runs"]:
+        del run["trees"]
+    assert plain["runs"] == queued["runs"] == watched["runs"]
+    assert queued["settings"]["mesh"] == "data=2,tensor=4"
     for mesh, named in (
         ("tensor=4", "there are 8"),
         ("data=4,tensor=2", "does not divide the batch of 2"),
