@@ -99,12 +99,14 @@ class Session:
         """Decodes without a look between rounds; texts are shown in order."""
         runner, before = self._runner, self._runner.programs.compile_seconds
         seeds = [self._seed(number) for number in range(len(self._prompts))]
-        for served in decode_all(runner, self._encoded, seeds):
-            self._show_head(served.key)
-            self._keep(served.key, served.row)
-            self.decode_seconds += served.decode_seconds
-            yield
-        self.compile_seconds += runner.programs.compile_seconds - before
+        try:
+            for served in decode_all(runner, self._encoded, seeds):
+                self.decode_seconds += served.decode_seconds
+                self._show_head(served.key)
+                self._keep(served.key, served.row)
+                yield
+        finally:
+            self.compile_seconds += runner.programs.compile_seconds - before
 
     def _watch_all(self) -> Iterator[None]:
         """Decodes batch by batch, and looks at every round."""

@@ -89,10 +89,8 @@ def time_steps(
     """
     whole = _middle_tree(nodes, widths, depth)
     decoder = decoder_of(whole)
-    begin = jax.jit(start, static_argnums=0, static_argnames=("num_slots", "greedy"))
-    state, features = begin(
-        decoder, params, requests, num_slots=num_slots, greedy=decoder.is_greedy
-    )
+    begin = jax.jit(start, static_argnums=0, static_argnames=("num_slots",))
+    state, features = begin(decoder, params, requests, num_slots=num_slots)
     iterations = int(requests.max_new_tokens.max()) - 1
     programs: dict[tuple[str, int], Callable[[], float]] = {
         (name, 0): time_decoding(

@@ -88,7 +88,7 @@ def test_nothing_leaves_the_device_inside_the_loop(programs: dict[str, Any]) -> 
         text = program.as_text()
         found = re.findall(r"callback|infeed|outfeed|= \S+ (?:send|recv)\(", text)
         assert found == [], name
-        assert ("while(" in text) or name == "decode_round"
+        assert ("while(" in text) or name in ("decode_round", "slots.insert")
 
 
 def test_no_step_sorts_the_vocabulary(programs: dict[str, Any]) -> None:
@@ -99,5 +99,5 @@ def test_no_step_sorts_the_vocabulary(programs: dict[str, Any]) -> None:
             int(shape.strip("[]").split(",")[-1].split("[")[-1]) for shape in sorts
         ]
         assert VOCABULARY not in widths, name
-        if name != "autoregressive":
+        if name not in ("autoregressive", "slots.insert"):
             assert text.count('custom_call_target="TopK"') >= 3
