@@ -131,7 +131,11 @@ def prefill(
 
     Returns:
         A state of their own, for `insert`, and the first tokens.
+
+    Raises:
+        InputError: If the padded prompts are longer than a row's slots.
     """
+    _check_room(requests, num_slots)
     library = autoregressive if decoder.drafter is None else speculative
     state = library.prefill(decoder, params, requests, num_slots=num_slots)
     return state, _added(state, requests.prompt_lengths, state.num_rounds, 1, 0)
@@ -154,8 +158,10 @@ def start_prefill(
     prompt is.
 
     Raises:
-        InputError: If the padded prompts cannot be cut into chunks.
+        InputError: If the padded prompts are longer than a row's slots, or are no
+            whole chunks.
     """
+    _check_room(requests, num_slots)
     batch, num_tokens = requests.prompts.shape
     if num_tokens % (size := chunk_size(num_tokens)):
         raise InputError(
@@ -313,6 +319,15 @@ def _added(
         num_rounds=state.num_rounds - num_rounds,
         stop_reason=state.stop_reason,
     )
+
+
+def _check_room(requests: Requests, num_slots: int) -> None:
+    """Refuses prompts that no row can hold: writes would clamp silently."""
+    if (num_tokens := requests.prompts.shape[1]) > num_slots:
+        raise InputError(
+            f"prompts padded to {num_tokens} tokens do not fit into num_slots = "
+            f"{num_slots}; give `round_up_slots` of the longest text"
+        )
 
 
 def _init_drafter(decoder: Decoder, batch: int, num_slots: int) -> Any:

@@ -249,3 +249,10 @@ def test_a_prefix_of_another_size_is_refused() -> None:
     state = slots.init_decode_state(TOYS["drafted"], PARAMS, batch=2, num_slots=128)
     with pytest.raises(InputError, match="make both with the same decoder"):
         slots.insert(prefix, state, 0)
+
+
+@pytest.mark.parametrize("begin", [slots.prefill, slots.start_prefill])
+def test_a_prompt_that_no_row_can_hold_is_refused(begin: Any) -> None:
+    asked = make_requests([[1] * 65], max_new_tokens=1)
+    with pytest.raises(InputError, match="128 tokens do not fit into num_slots = 64"):
+        begin(TOYS["plain"], PARAMS, asked, num_slots=64)
