@@ -8,7 +8,7 @@ import numpy as np
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.generation.runner import Row
+from eagle_jax.generation.rows import Row
 from eagle_jax.markdown import decimals
 
 

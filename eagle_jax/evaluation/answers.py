@@ -16,7 +16,8 @@ from eagle_jax.evaluation.templates import Template, encode
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
-from eagle_jax.generation.runner import Row, Runner, Snapshot
+from eagle_jax.generation.rows import Row
+from eagle_jax.generation.runner import Runner, Snapshot
 from eagle_jax.generation.scheduler import Scheduler, Served, decode_all
 
 _MEASURED_TOKENS = 65

@@ -26,7 +26,8 @@ from eagle_jax.generation.grammar import compile_grammar, with_automaton
 from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pairs import LoadedPair, open_pair
 from eagle_jax.generation.programs import Programs
-from eagle_jax.generation.runner import Row, Runner
+from eagle_jax.generation.rows import Row
+from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.scheduler import decode_all
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, shard_pair

@@ -16,33 +16,15 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import decode_growing, grow, ladder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.decoding.state import DecodeState, StopReason
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.rows import Row, longest_running, read_rows
 from eagle_jax.interface import Drafter
 
 Observer = Callable[["Snapshot"], None]
 """A function that is called after the prefill and after each round of a batch."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """The text of one request so far.
-
-    Attributes:
-        prompt_ids: The token ids of the prompt.
-        generated_ids: The token ids that were generated, with the prefill's token and
-            the stop token.
-        stop_reason: The reason why the text ended; `RUNNING` if it has not ended.
-        accept_lengths: The number of drafted tokens that each round accepted, uncut by
-            limits.
-    """
-
-    prompt_ids: list[int]
-    generated_ids: list[int]
-    stop_reason: StopReason
-    accept_lengths: list[int]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -350,7 +332,7 @@ class Runner:
         """Decodes round by round, and yields the batch after the prefill first."""
         rows = read_rows(state, self.fetch)
         yield Snapshot(rows=rows, round=None)
-        while longest := _longest_running(rows):
+        while longest := longest_running(rows):
             num_slots = state.tokens.shape[1]
             if longest + self.decoder.depth + 1 > num_slots:
                 larger = min(size for size in self._cache_sizes if size > num_slots)
@@ -371,37 +353,3 @@ def _shapes(arrays: Any) -> Hashable:
     """Returns the structure, shapes and types that a program is compiled for."""
     leaves, structure = jax.tree.flatten(arrays)
     return structure, tuple(jax.typeof(leaf) for leaf in leaves)
-
-
-def _longest_running(rows: list[Row]) -> int:
-    """Returns the length of the longest text that is not finished, 0 without any."""
-    running = (row for row in rows if row.stop_reason == StopReason.RUNNING)
-    return max((len(r.prompt_ids) + len(r.generated_ids) for r in running), default=0)
-
-
-def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
-    """Returns the texts of a state.
-
-    Args:
-        state: The state, on the devices.
-        fetch: The function that brings arrays to the host.
-    """
-    tokens, lengths, reasons, accepted, rounds, starts = fetch(
-        (
-            state.tokens,
-            state.lengths,
-            state.stop_reason,
-            state.accept_lengths,
-            state.num_rounds,
-            state.rows.prompt_lengths,
-        )
-    )
-    return [
-        Row(
-            prompt_ids=tokens[row, : starts[row]].tolist(),
-            generated_ids=tokens[row, starts[row] : lengths[row]].tolist(),
-            stop_reason=StopReason(int(reasons[row])),
-            accept_lengths=accepted[row, : rounds[row]].tolist(),
-        )
-        for row in range(len(lengths))
-    ]

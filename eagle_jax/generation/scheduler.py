@@ -12,7 +12,8 @@ from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, round_up_slots
 from eagle_jax.decoding.slots import Prefix, Result
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.generation.runner import Row, Runner
+from eagle_jax.generation.rows import Row
+from eagle_jax.generation.runner import Runner
 from eagle_jax.prefill import PREFILL_CHUNK
 
 ROUNDS = 16

@@ -2,7 +2,7 @@
 
 from eagle_jax.cli import results
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.generation.runner import Row
+from eagle_jax.generation.rows import Row
 
 
 def run_of(num_tokens: int, accept_lengths: list[int]) -> dict[str, object]:

@@ -101,7 +101,7 @@ def test_texts_that_share_rows_are_those_of_each_alone(
     count = 200 if batch > 1 else 5
     asked = [make_requests(**request) for request in mixed_requests(count)]
     decoder = TOYS[kind]
-    programs = (slots.prefill, slots.insert, slots.generate)
+    programs: list[Any] = [slots.prefill, slots.insert, slots.generate]
     before = [program._cache_size() for program in programs]
     found = serve(decoder, asked, batch, rounds)
     added = [

@@ -48,10 +48,9 @@ def make_runner(monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             decoding=DecodingConfig(max_new_tokens=settings.pop("new_tokens", 30)),
             sampling=SamplingConfig(temperature=settings.pop("temperature", 1.0)),
         )
-        defaults = {"drafter": DRAFTER, "max_length": 150, "prompt_bucket": 0}
-        return Runner(
-            pair=PAIR, config=config, **(defaults | {"batch_size": 3} | settings)
-        )
+        defaults: dict[str, Any] = {"drafter": DRAFTER, "max_length": 150}
+        defaults |= {"prompt_bucket": 0, "batch_size": 3}
+        return Runner(pair=PAIR, config=config, **(defaults | settings))
 
     return make
 
