@@ -75,8 +75,8 @@ class Draws:
         keys: `[B]` typed PRNG keys, of this round and of drafting alone: for drafts
             that are themselves drawn, and tested by rejection.
         guide: The constraint on the text, `None` without one. Drafts that it forbids
-            are dropped by `propose` below; a drafter that has a distribution spends its
-            nodes better by leaving them out itself.
+            are dropped by `checked.propose`; a drafter that has a distribution spends
+            its nodes better by leaving them out itself.
     """
 
     sampling: SamplingParams

@@ -146,8 +146,8 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
 
     def read(token: str) -> bytes | None:
         if alphabet is not None:
-            known = [alphabet.get(character) for character in token]
-            return None if None in known else bytes(known)  # type: ignore[arg-type]
+            is_written = all(character in alphabet for character in token)
+            return bytes(alphabet[one] for one in token) if is_written else None
         if (found := _BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in kinds:
             return bytes([int(found[1], 16)])
         return token.replace("\u2581", " ").encode()

@@ -147,7 +147,7 @@ class Scheduler:
 
     def _read(self) -> Iterator[Served]:
         """Fills free rows; running ones wait for one chunk's tokens at most."""
-        budget = PREFILL_CHUNK if self._is_running else None
+        budget = PREFILL_CHUNK if self._running else None
         if self._reading is not None:
             yield from self._read_chunk(self._reading)
             budget = 0
@@ -170,11 +170,14 @@ class Scheduler:
         return [row for row, text in enumerate(self._rows) if text is None]
 
     @property
-    def _is_running(self) -> bool:
-        """Whether a text is being written, not only read."""
+    def _running(self) -> dict[int, _Text]:
+        """The texts that are being written, not only read, by row."""
         kept = None if self._reading is None else self._reading.slot
-        rows = enumerate(self._rows)
-        return any(text is not None and row != kept for row, text in rows)
+        return {
+            row: text
+            for row, text in enumerate(self._rows)
+            if text is not None and row != kept
+        }
 
     @property
     def _num_read_together(self) -> int:
@@ -282,12 +285,7 @@ class Scheduler:
 
     def _write(self) -> Iterator[Served]:
         """Runs rounds, one alone while a prompt is to be read; yields what ended."""
-        kept = None if self._reading is None else self._reading.slot
-        running = {
-            row: text
-            for row, text in enumerate(self._rows)
-            if text is not None and row != kept
-        }
+        running = self._running
         if not running:
             return
         runner = self._runner
