@@ -45,7 +45,10 @@ def make_runner(monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
 
     def make(**settings: Any) -> Runner:
         config = GenerateConfig(
-            decoding=DecodingConfig(max_new_tokens=settings.pop("new_tokens", 30)),
+            decoding=DecodingConfig(
+                max_new_tokens=settings.pop("new_tokens", 30),
+                ignore_eos=settings.pop("ignore_eos", False),
+            ),
             sampling=SamplingConfig(temperature=settings.pop("temperature", 1.0)),
         )
         defaults: dict[str, Any] = {"drafter": DRAFTER, "max_length": 150}
@@ -121,6 +124,19 @@ def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
     expected = [("prefill_chunk", None), ("generate", 1)] * (chunks - 1)
     assert called[first : first + len(expected)] == expected
     assert called[first + len(expected)][0] == "prefill_chunk"
+
+
+def test_caches_may_grow_while_a_long_prompt_is_read(make_runner: MakeRunner) -> None:
+    runner = make_runner(new_tokens=80, drafter=None, ignore_eos=True)
+    prompts = prompts_of(16, 20)
+    queue, found = Scheduler(runner, rounds=1), {}
+    queue.add(0, prompts[0], 0)
+    for _ in range(47):  # One token of the prefill, one per round: 64 slots are full.
+        assert queue.step() == []
+    queue.add(1, prompts[1], 1)
+    while not queue.is_idle:
+        found |= {served.key: served.row.generated_ids for served in queue.step()}
+    assert_same_tokens([found[0], found[1]], alone(runner, prompts))
 
 
 def test_rows_have_work_while_prompts_wait(make_runner: MakeRunner) -> None:
