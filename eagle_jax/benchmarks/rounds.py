@@ -27,15 +27,10 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.interface import Params, TargetOutput
-from eagle_jax.models import eagle_head
-from eagle_jax.models.transformer import (
-    Transformer,
-    TransformerParams,
-    output_head,
-    unembed,
-)
+from eagle_jax.models.transformer import Transformer, TransformerParams
 from eagle_jax.tree import DraftTree, root_only
 
 _READ_BYTES = 512 * 2**20
@@ -76,7 +71,7 @@ class Pair:
     """
 
     target: Transformer
-    model: EagleHead
+    model: FeatureHead
     tree: TreeConfig
     params: Params
     batch: int
@@ -319,7 +314,7 @@ def _bare_drafts(
     The first call runs over `P` rows and unembeds the one that the round reads;
     each later call runs over `K` rows and unembeds them all.
     """
-    drafter, drafted = pair.drafter, state.drafter_state
+    model, drafter, drafted = pair.model, pair.drafter, state.drafter_state
     width, depth = pair.tree.width, drafter.depth
     weights = params.drafter
     features, earlier = drafted.features, None
@@ -330,20 +325,19 @@ def _bare_drafts(
         tokens = tokens + (result > 1e30).astype(jnp.int32)
         seen = 0 if earlier is None else earlier.keys.shape[2]
         mask = jnp.tri(rows, rows + seen, seen, dtype=bool)
-        outputs, entries = eagle_head.forward(
-            weights.head,
-            pair.model.config,
-            weights.embedding[tokens],
-            features,
-            jnp.broadcast_to(drafted.cache.length[:, None] + level, tokens.shape),
-            jnp.broadcast_to(mask, (pair.batch, *mask.shape)),
-            drafted.cache,
-            earlier,
-        )
+        mask = jnp.broadcast_to(mask, (pair.batch, *mask.shape))
+        if level == 1:
+            positions = drafted.cache.length[:, None] + jnp.arange(rows)
+            fused = model.fuse(weights, features)
+            inputs = tokens, fused, positions, mask, drafted.cache
+            outputs, entries = model.run(weights, *inputs)
+        else:
+            inputs = tokens, features, mask, earlier
+            outputs, entries = model.step(weights, drafted, *inputs, level=level)
         # The pairs of the first call go to the cache; those of later calls wait.
         earlier = None if level == 1 else entries
         read = outputs[:, :1] if level == 1 else outputs
-        result = witness(unembed(output_head(params.target), read), outputs)
+        result = witness(model.logits(weights, read, level=level), outputs)
         features = jnp.broadcast_to(
             outputs[:, :1], (pair.batch, width, outputs.shape[-1])
         )

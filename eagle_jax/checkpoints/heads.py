@@ -156,13 +156,18 @@ def drop_equal_table(params: Any, embedding: jax.Array) -> Any:
 
 
 def check_pair(
-    target: TransformerConfig, head: EagleHeadConfig | MedusaConfig | HydraConfig
+    target: TransformerConfig,
+    head: EagleHeadConfig | Eagle3HeadConfig | MedusaConfig | HydraConfig,
 ) -> None:
     """Refuses a head, or heads, made for another target.
 
     Raises:
-        InputError: If the widths or the vocabularies differ.
+        InputError: If widths or vocabularies differ, or the target has too few layers
+            for an EAGLE-3 head.
     """
+    if isinstance(head, Eagle3HeadConfig):
+        check_eagle3_pair(target, head)
+        return
     is_eagle = isinstance(head, EagleHeadConfig)
     width = head.layer.hidden_size if is_eagle else head.hidden_size
     check_size("hidden_size", width, target.layer.hidden_size)

@@ -16,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.eagle3 import (
+    eagle3_config,
+    eagle3_tensors,
+    load_eagle3_head,
+)
 from eagle_jax.checkpoints.heads import check_pair, load_head
-from eagle_jax.checkpoints.hf_config import head_config
+from eagle_jax.checkpoints.hf_config import head_config, is_eagle3
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE, STORE_LIST, TEXT_FILES
 from eagle_jax.checkpoints.load import load_target, open_target, target_bits
 from eagle_jax.checkpoints.tensors import check_space, saving
@@ -33,6 +38,7 @@ from eagle_jax.checkpoints.weights import (
 )
 from eagle_jax.files import check_apart, new_folder
 from eagle_jax.models.quantized import bits_of
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parsing import read_json, read_json_if_any
 
 _TARGET, _HEAD = "target", "head"
@@ -52,14 +58,14 @@ def convert_pair(
     overwrite: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Writes `target/` and `head/`, which `load_target` and `load_head` accept.
+    """Writes `target/` and `head/`, which are loaded like the folders they came from.
 
     A head's own embedding table is left out where it equals the target's.
 
     Args:
         output: The folder to write.
         target: The target's folder, from `resolve`.
-        head: The head's folder, from `resolve`; `None` for the target alone.
+        head: The folder of an EAGLE head, from `resolve`; `None` for the target alone.
         dtype: The dtype of the stored weights; `None` for that of each checkpoint.
         bits: 8 or 4 to quantize the target, see `load_target`.
         overwrite: Whether to replace an earlier conversion.
@@ -74,26 +80,21 @@ def convert_pair(
     target_bits(files, config, bits)
     check_apart(output, target)
     if head is not None:
-        check_pair(config, head_config(head))
+        read_config = eagle3_config if is_eagle3(head) else head_config
+        check_pair(config, read_config(head))
         open_weights(head)
         check_apart(output, head)
     with new_folder(output, overwrite=overwrite, is_ours=is_pair) as unfinished:
         report(f"converting {target}")
         _, params = load_target(target, dtype, bits=bits)
         (unfinished / _TARGET).mkdir()
-        write_store(
-            unfinished / _TARGET, target, params, names.TRANSFORMER, with_text=True
-        )
+        tensors = names.by_name(params, names.TRANSFORMER)
+        bits = bits_of(params)
+        write_store(unfinished / _TARGET, target, tensors, bits=bits, with_text=True)
         if head is not None:
-            _, head_params = load_head(head, config, params, dtype)
+            tensors = _head_tensors(head, config, params, dtype)
             (unfinished / _HEAD).mkdir()
-            write_store(
-                unfinished / _HEAD,
-                head,
-                head_params,
-                names.EAGLE_HEAD,
-                with_text=False,
-            )
+            write_store(unfinished / _HEAD, head, tensors, with_text=False)
 
 
 def is_pair(folder: Path) -> bool:
@@ -105,15 +106,20 @@ def is_pair(folder: Path) -> bool:
 
 
 def write_store(
-    folder: Path, source: Path, params: Any, table: dict[str, str], *, with_text: bool
+    folder: Path,
+    source: Path,
+    tensors: dict[str, Any],
+    *,
+    bits: int | None = None,
+    with_text: bool,
 ) -> None:
     """Writes one half of a converted pair, and reads it back.
 
     Args:
         folder: The folder to fill, which is empty.
         source: The folder of the checkpoint whose settings are kept.
-        params: The weights.
-        table: The tensors' names, from `names`.
+        tensors: The weights by name, and the maps of an EAGLE-3 head.
+        bits: The bits of quantized matrices; `None` if there are none.
         with_text: Whether to copy the tokenizer's files and the generation settings
             too.
 
@@ -123,7 +129,6 @@ def write_store(
     """
     import orbax.checkpoint as ocp
 
-    tensors = names.by_name(params, table)
     path = folder / STORE_PARAMS
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     check_space(folder, num_bytes, min(num_bytes, _FILE_BYTES))
@@ -147,7 +152,7 @@ def write_store(
     listed = {
         "format": STORE_FORMAT,
         "version": STORE_VERSION,
-        "bits": bits_of(params),
+        "bits": bits,
         "tensors": described,
         "files": _sizes(folder),
     }
@@ -164,6 +169,19 @@ def is_store(folder: Path) -> bool:
     if listed.get("format") != STORE_FORMAT or not isinstance(files, dict):
         return False
     return _sizes(folder).keys() <= files.keys() | {STORE_LIST}
+
+
+def _head_tensors(
+    folder: Path,
+    target: TransformerConfig,
+    target_params: TransformerParams,
+    dtype: str | None,
+) -> dict[str, Any]:
+    """Loads an EAGLE head of either kind, as it is stored."""
+    given = (folder, target, target_params, dtype)
+    if is_eagle3(folder):
+        return eagle3_tensors(*load_eagle3_head(*given))
+    return names.by_name(load_head(*given)[1], names.EAGLE_HEAD)
 
 
 def _copy_text(source: Path, folder: Path) -> None:

@@ -37,7 +37,8 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import round_up_slots
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.drafting.eagle import FeatureHead
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
@@ -75,7 +76,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="Time rounds and their parts.")
     add = parser.add_argument
     add("--target", help="a Hugging Face folder or hub name")
-    add("--draft", help="its EAGLE-1/2 head")
+    add("--draft", help="its EAGLE head")
     add("--random", metavar="SIZES", help="random weights; default 50m, or sizes")
     add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
     add("--depth", type=int, default=6, help="drafted levels")
@@ -116,10 +117,10 @@ def _tree_config(arguments: argparse.Namespace) -> TreeConfig:
     )
 
 
-def _head(pair: LoadedPair) -> EagleHead:
+def _head(pair: LoadedPair) -> FeatureHead:
     drafter = pair.drafter
     assert isinstance(drafter, TreeDrafter), "a benchmark's pair drafts trees"
-    assert isinstance(drafter.model, EagleHead), "with a head"
+    assert isinstance(drafter.model, FeatureHead), "with a head"
     return drafter.model
 
 
@@ -134,7 +135,8 @@ def _open(arguments: argparse.Namespace) -> PairSource:
         )
     if arguments.random is not None or arguments.draft is None:
         raise InputError("give --target with --draft, or --random alone")
-    head_config(resolve(arguments.draft))  # Its bare calls are timed: EAGLE-1/2 only.
+    if arguments.training:
+        head_config(resolve(arguments.draft))  # Its loss is that of EAGLE-1/2 heads.
     return open_pair(
         arguments.target, arguments.draft, tree=tree, dtype=arguments.dtype
     )

@@ -28,7 +28,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--target", required=True, help="a Hugging Face folder or hub name")
-    add("--draft", help="its EAGLE-1/2 head: a folder or hub name")
+    add("--draft", help="its EAGLE head: a folder or hub name")
     add(
         "--output",
         required=True,

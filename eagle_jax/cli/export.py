@@ -2,6 +2,7 @@
 
     eagle-jax export --head pairs/mine/head --output my-head
     eagle-jax export --head FOLDER --target FOLDER --output my-head
+    eagle-jax export --head my-eagle3-head --prefix layers.0 --output for-speculators
 
 Writes config.json, a safetensors file and, where torch is installed, the pickle that
 the official code reads, and reads them back. Folders may be Hugging Face hub names.
@@ -11,21 +12,25 @@ import argparse
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from eagle_jax.checkpoints import (
     check_pair,
+    eagle3_config,
+    export_eagle3,
     export_head,
     export_hydra,
     export_medusa,
     has_torch,
     head_config,
     heads_of,
+    is_eagle3,
     is_export,
     open_weights,
+    read_eagle3_head,
     read_embedding,
     read_head,
     resolve,
@@ -33,12 +38,12 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
+from eagle_jax.checkpoints.names import EAGLE3_HEADS
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import expand_home
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.generation.heads import open_heads
-from eagle_jax.models.eagle_head import EagleHeadParams
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
-        description="Export an EAGLE-1/2 head, or heads of Medusa or Hydra, in the "
+        description="Export an EAGLE head, or heads of Medusa or Hydra, in the "
         "layout of the published ones."
     )
     add = parser.add_argument
@@ -67,7 +72,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--embedding",
         choices=("include", "omit", "keep"),
         help="whether the files hold the embedding table, as the official ones do; "
-        "keep does as the head's folder does; default include with --target, else keep",
+        "keep does as the head's folder does; default include with --target and an "
+        "EAGLE-1/2 head, else keep",
+    )
+    add(
+        "--prefix",
+        choices=tuple(EAGLE3_HEADS),
+        help="of an EAGLE-3 head, what the names of its layer begin with; default "
+        "midlayer",
     )
     add(
         "--dtype",
@@ -85,7 +97,10 @@ def _export(arguments: argparse.Namespace) -> int:
     target = None if arguments.target is None else resolve(arguments.target)
     if heads_of(folder) is not None:
         return _export_heads(folder, target, output, arguments)
-    config = head_config(folder)
+    is_third = is_eagle3(folder)
+    if not is_third and arguments.prefix is not None:
+        raise InputError(f"--prefix is for an EAGLE-3 head, and {folder} holds another")
+    config = eagle3_config(folder) if is_third else head_config(folder)
     open_weights(folder)
     check_apart(output, folder)
     if target is not None:
@@ -94,8 +109,12 @@ def _export(arguments: argparse.Namespace) -> int:
         check_apart(output, target)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
     dtype = None if arguments.dtype == "auto" else arguments.dtype
-    _, params = read_head(folder, dtype)
-    params = _with_embedding(params, target, arguments.embedding)
+    params: Any = (read_eagle3_head if is_third else read_head)(folder, dtype)[1]
+    # Published EAGLE-3 heads have no table: the official code takes the target's.
+    choice = arguments.embedding or (
+        "keep" if target is None or is_third else "include"
+    )
+    params = _with_embedding(params, target, choice)
     _warn_without_torch("pytorch_model.bin, which the official code looks for first")
     say(f"exporting {arguments.head}")
     if config.layer.rope.kind not in ("default", "linear"):
@@ -104,10 +123,13 @@ def _export(arguments: argparse.Namespace) -> int:
             "embeddings: there the head runs with plain ones, and less is accepted"
         )
     stored = str(params.fc.dtype)
-    export_head(
+    own: Any = {"prefix": arguments.prefix or "midlayer"} if is_third else {}
+    export: Any = export_eagle3 if is_third else export_head
+    export(
         output,
         config,
         params,
+        **own,
         dtype=stored,
         also=lambda new: _copy_calibration(folder, new),
         overwrite=arguments.overwrite,
@@ -123,6 +145,8 @@ def _export_heads(
     """Exports heads of Medusa or Hydra; returns the exit code."""
     kind = heads_of(folder)
     assert kind is not None
+    if arguments.prefix is not None:
+        raise InputError(f"--prefix is for an EAGLE-3 head, and {folder} holds another")
     if arguments.embedding is not None:
         raise InputError(
             f"--embedding is for an EAGLE head: {folder} holds {kind.capitalize()} "
@@ -172,10 +196,9 @@ def _copy_calibration(head: Path, new: Path) -> None:
 
 
 def _with_embedding(
-    params: EagleHeadParams, target: Path | None, choice: str | None
-) -> EagleHeadParams:
+    params: Any, target: Path | None, choice: Literal["include", "omit", "keep"]
+) -> Any:
     """Returns the head with or without a table, or refuses what changes the head."""
-    choice = choice or ("keep" if target is None else "include")
     has_own = params.embedding is not None
     if choice == "keep" or (choice == "include") == has_own:
         return params

@@ -1,8 +1,9 @@
 """Calibration of a pair at once: it decodes prompts, and its drafts are fitted."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from eagle_jax.checkpoints import load_head
+from eagle_jax.checkpoints import is_eagle3, load_eagle3_head, load_head
 from eagle_jax.checkpoints.heads import Kind
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.config import TreeConfig
@@ -114,7 +115,8 @@ def calibrate_head(trained: Trained, report: Report) -> None:
     target, target_params = step_config.target, trained.pair.params.target
     sharding = trained.pair.sharding
     everywhere = None if sharding is None else sharding.everywhere
-    _, head = load_head(
+    load: Any = load_eagle3_head if is_eagle3(trained.head) else load_head
+    _, head = load(
         trained.head, target.config, target_params, step_config.dtype, everywhere
     )
     model = head_model(step_config.head, step_config.dtype)

@@ -72,18 +72,19 @@ def open_heads(
         InputError: If the heads cannot be used, or do not fit the target.
     """
     config: Any
+    load: Any
     if method == "medusa":
         config = checkpoints.medusa_config(folder, target.vocab_size)
-        check, load = checkpoints.check_pair, checkpoints.load_medusa
+        load = checkpoints.load_medusa
     elif method == "hydra":
         config = checkpoints.hydra_config(folder, target.layer)
-        check, load = checkpoints.check_pair, checkpoints.load_hydra
+        load = checkpoints.load_hydra
     elif checkpoints.is_eagle3(folder):
         config = checkpoints.eagle3_config(folder)
-        check, load = checkpoints.check_eagle3_pair, checkpoints.load_eagle3_head
+        load = checkpoints.load_eagle3_head
     else:
         config = checkpoints.head_config(folder)
-        check, load = checkpoints.check_pair, checkpoints.load_head
-    check(target, config)
+        load = checkpoints.load_head
+    checkpoints.check_pair(target, config)
     checkpoints.open_weights(folder)
     return head_model(config, dtype), load
