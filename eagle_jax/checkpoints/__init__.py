@@ -1,17 +1,21 @@
 """Hugging Face folders in and out, and pairs converted for quick loading."""
 
+from eagle_jax.checkpoints.eagle3 import (
+    eagle3_config,
+    export_eagle3,
+    load_eagle3_head,
+    read_eagle3_head,
+)
 from eagle_jax.checkpoints.export import export_head, export_target
 from eagle_jax.checkpoints.export_files import has_torch, is_export
 from eagle_jax.checkpoints.heads import (
     check_eagle3_pair,
     check_pair,
     eagle3_target,
-    load_eagle3_head,
     load_head,
     read_head,
 )
 from eagle_jax.checkpoints.hf_config import (
-    eagle3_config,
     head_config,
     is_eagle3,
     stored_dtype,
@@ -48,6 +52,7 @@ __all__ = [
     "convert_pair",
     "eagle3_config",
     "eagle3_target",
+    "export_eagle3",
     "export_head",
     "export_hydra",
     "export_medusa",
@@ -67,6 +72,7 @@ __all__ = [
     "medusa_config",
     "open_target",
     "open_weights",
+    "read_eagle3_head",
     "read_embedding",
     "read_head",
     "resolve",

@@ -23,6 +23,7 @@ from eagle_jax.checkpoints.hf_config import (
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import (
     EAGLE_INPUTS,
     EagleHeadConfig,
@@ -79,8 +80,7 @@ def export_head(
     shapes = shapes_of(eagle_head.init_params, config)
     if params.embedding is not None:
         shapes = with_table(shapes, config)
-    given, wanted = (names.by_name(x, names.EAGLE_HEAD) for x in (params, shapes))
-    tensors = host_tensors(given, wanted, dtype)
+    tensors = host_tensors(params, shapes, names.EAGLE_HEAD, dtype)
     write_export(
         folder,
         head_fields(config, dtype),
@@ -122,8 +122,7 @@ def export_target(
             into `dtype`, or the folder cannot be written.
     """
     shapes = shapes_of(transformer.init_params, config)
-    given, wanted = (names.by_name(x, names.TRANSFORMER) for x in (params, shapes))
-    tensors = host_tensors(given, wanted, dtype)
+    tensors = host_tensors(params, shapes, names.TRANSFORMER, dtype)
     fields = target_fields(config, dtype, stop_tokens=stop_tokens, bos_token=bos_token)
     write_export(
         folder,
@@ -185,7 +184,15 @@ def target_fields(
 
 
 def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
-    """Returns the `config.json` of a head, in the official implementation's fields.
+    """Returns the `config.json` of an EAGLE-1/2 head, see `plain_head_fields`."""
+    fields = plain_head_fields(config, dtype) | {"bias": config.fc_bias}
+    return fields | ({} if config.inputs == EAGLE_INPUTS else {"inputs": config.inputs})
+
+
+def plain_head_fields(
+    config: EagleHeadConfig | Eagle3HeadConfig, dtype: str
+) -> dict[str, Any]:
+    """Returns the `config.json` of any EAGLE head, in the official code's fields.
 
     That implementation refuses every `rope_scaling` but `{type, factor}` of the kinds
     "linear" and "dynamic". Another kind stands in `rope_parameters`, which it does not
@@ -198,7 +205,6 @@ def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
     fields = {
         "architectures": [FAMILIES["llama"].architecture],
         "model_type": "llama",
-        "bias": config.fc_bias,
         **_layer_fields(config.layer),
         "num_hidden_layers": 1,
         "vocab_size": config.vocab_size,
@@ -209,8 +215,6 @@ def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "written_by": WRITTEN_BY,
     }
-    if config.inputs != EAGLE_INPUTS:
-        fields["inputs"] = config.inputs
     if config.layer.rope.kind == "linear":
         fields["rope_scaling"] = _rope_scaling(config.layer.rope, kind_field="type")
     elif config.layer.rope.kind != "default":

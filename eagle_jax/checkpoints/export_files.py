@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.hf_config import DTYPES
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE, WEIGHT_FILES
 from eagle_jax.checkpoints.load import convert
@@ -62,12 +63,15 @@ def has_torch() -> bool:
     return torch is not None
 
 
-def host_tensors(given: dict[str, Any], wanted: dict[str, Any], dtype: str) -> Tensors:
-    """Returns copies of weights in another dtype, checked against their sizes.
+def host_tensors(
+    params: Any, shapes: Any, table: dict[str, str], dtype: str
+) -> Tensors:
+    """Returns copies of weights as files hold them, checked against their sizes.
 
     Args:
-        given: The weights by tensor name, each as files hold it.
-        wanted: The same of their shapes.
+        params: A pytree of the weights.
+        shapes: A pytree of the shapes that they must have.
+        table: The tensors' names, from `names`.
         dtype: The dtype of the copies: "float32", "bfloat16" or "float16".
 
     Raises:
@@ -76,6 +80,7 @@ def host_tensors(given: dict[str, Any], wanted: dict[str, Any], dtype: str) -> T
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
+    given, wanted = (names.by_name(x, table) for x in (params, shapes))
     odd = sorted(set(given) ^ set(wanted))
     if odd:
         verb = "lack" if odd[0] in wanted else "hold unexpected"

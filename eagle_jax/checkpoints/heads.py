@@ -1,13 +1,4 @@
-"""EAGLE heads: their weights, whether they fit a target, and their calibrations.
-
-An EAGLE-3 head has tensors beside those of an EAGLE-1/2 head:
-
-    fc, midlayer.*, norm, lm_head    floating-point weights; `layers.0.*` elsewhere
-    embed_tokens                     only where the head's width is not the target's
-    d2t [W] integers                 token i of the head is the target's i + d2t[i]
-    t2d [V] bool                     whether the head has this token of the target
-
-The last two are absent where both vocabularies are the same.
+"""EAGLE-1/2 heads, whether heads fit a target, and their calibrations.
 
 The calibration beside a head says what its confidences are worth, greedy and sampled.
 Either part may be missing; other keys say where the numbers come from:
@@ -27,17 +18,13 @@ import numpy as np
 from jax.sharding import Sharding
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.hf_config import eagle3_config, head_config
+from eagle_jax.checkpoints.hf_config import head_config
 from eagle_jax.checkpoints.load import load_params, shapes_of, weights_dtype
 from eagle_jax.checkpoints.weights import Weights, open_weights
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
 from eagle_jax.errors import InputError
-from eagle_jax.models import eagle3_head, eagle_head
-from eagle_jax.models.eagle3_head import (
-    Eagle3HeadConfig,
-    Eagle3HeadParams,
-    feature_layers,
-)
+from eagle_jax.models import eagle_head
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig, feature_layers
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.medusa_heads import MedusaConfig
@@ -82,7 +69,7 @@ def load_head(
     config = head_config(folder)
     check_pair(target, config)
     shapes = shapes_of(eagle_head.init_params, config)
-    return config, _load(
+    return config, load_weights(
         open_weights(folder),
         names.EAGLE_HEAD,
         shapes,
@@ -110,66 +97,12 @@ def read_head(
     """
     config = head_config(folder)
     shapes = shapes_of(eagle_head.init_params, config)
-    return config, _load(open_weights(folder), names.EAGLE_HEAD, shapes, config, dtype)
-
-
-def load_eagle3_head(
-    folder: Path,
-    target: TransformerConfig,
-    target_params: TransformerParams,
-    dtype: str | None = "float32",
-    shardings: Any = None,
-) -> tuple[Eagle3HeadConfig, Eagle3HeadParams]:
-    """Loads an EAGLE-3 head.
-
-    A head's own copy of the target's embedding table is dropped where it is equal.
-
-    Args:
-        folder: The head's folder, from `resolve`.
-        target: The target's sizes.
-        target_params: The target's weights.
-        dtype: The dtype of the weights; `None` for the one they are stored in.
-        shardings: A `jax.sharding.Sharding` for each weight in an `Eagle3HeadParams`;
-            `None` for the default device. An embedding table for which it names none
-            is sharded as the target's.
-
-    Returns:
-        The head's sizes and weights.
-
-    Raises:
-        InputError: If the head cannot be used, or does not fit the target.
-    """
-    config = eagle3_config(folder)
-    check_eagle3_pair(target, config)
-    files = open_weights(folder)
-    offsets = _read_offsets(files, config)
-    if shardings is not None:
-        if offsets is not None:
-            offsets = jax.device_put(offsets, shardings.offsets)
-        shardings = dataclasses.replace(shardings, offsets=None)
-    stored = files.names()
-    is_official = any(name.startswith("midlayer.") for name in stored)
-    table = names.EAGLE3_HEAD if is_official else names.EAGLE3_HEAD_ELSEWHERE
-    if table["output_head"] not in stored:
-        raise InputError(
-            f"{folder} lacks {table['output_head']}: an EAGLE-3 head predicts with an "
-            "output head of its own"
-        )
-    width = config.layer.hidden_size
-    if table["embedding"] not in stored and width != target.layer.hidden_size:
-        raise InputError(
-            f"{folder} lacks {table['embedding']}: the target's table is "
-            f"{target.layer.hidden_size} wide and does not fit a head of {width}"
-        )
-    shapes = shapes_of(eagle3_head.init_params, config)
-    shapes = dataclasses.replace(shapes, offsets=None)
-    params = _load(
-        files, table, shapes, config, dtype, shardings, target_params.embedding
+    return config, load_weights(
+        open_weights(folder), names.EAGLE_HEAD, shapes, config, dtype
     )
-    return config, dataclasses.replace(params, offsets=offsets)
 
 
-def _load(
+def load_weights(
     files: Weights,
     table: dict[str, str],
     shapes: Any,
@@ -311,44 +244,6 @@ def eagle3_target(
             f"target's {known}, 0 to {known - 1}, ascending"
         )
     return dataclasses.replace(target, feature_layers=tuple(layers))
-
-
-def _read_offsets(files: Weights, config: Eagle3HeadConfig) -> jax.Array | None:
-    """Returns `d2t`, `[W]` int32, or `None` where both vocabularies are the same.
-
-    It is checked against `t2d` and the sizes; neither tensor is left in `files`.
-    """
-    num_known, vocab_size = config.draft_vocab_size, config.vocab_size
-    found = {name: files.read(name) for name in names.MAPS if name in files.names()}
-    for name in found:
-        files.forget(name)
-    offsets, is_known = (found.get(name) for name in names.MAPS)
-    if offsets is None:
-        if num_known < vocab_size:
-            raise InputError(
-                f"{files.folder} lacks d2t, which says where the head's {num_known} "
-                f"tokens stand among the target's {vocab_size}"
-            )
-        offsets = np.zeros(num_known, np.int64)
-    if offsets.shape != (num_known,) or offsets.dtype.kind not in "iu":
-        raise InputError(
-            f"{files.folder}: d2t holds {offsets.dtype} {offsets.shape}, no integer "
-            f"for each of draft_vocab_size = {num_known} tokens"
-        )
-    tokens = np.arange(num_known) + offsets.astype(np.int64)
-    if tokens[0] < 0 or tokens[-1] >= vocab_size or (np.diff(tokens) <= 0).any():
-        raise InputError(
-            f"{files.folder}: d2t must lead to ascending tokens of the target, "
-            f"0 to {vocab_size - 1}; it holds offsets, not tokens"
-        )
-    in_head = np.isin(np.arange(vocab_size), tokens)
-    if is_known is not None and not np.array_equal(is_known.astype(bool), in_head):
-        raise InputError(
-            f"{files.folder}: d2t and t2d name different tokens; the checkpoint is "
-            "damaged"
-        )
-    same = num_known == vocab_size
-    return None if same else jnp.asarray(tokens - np.arange(num_known), jnp.int32)
 
 
 def load_calibration(

@@ -12,7 +12,6 @@ from eagle_jax.checkpoints.hf_fields import (
     read_rope,
 )
 from eagle_jax.checkpoints.hub import refuse_other_heads
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EAGLE_INPUTS, EagleHeadConfig, HeadInputs
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -102,6 +101,9 @@ def family_of(config: TransformerConfig) -> str:
     return "llama" if config.sliding_window is None else "mistral"
 
 
+SPECULATORS = "speculators_model_type"
+"""The field by which a head's `config.json` is known as one of speculators."""
+
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be stored in."""
 
@@ -109,9 +111,6 @@ _MOST_LAYERS = 10_000
 _QWEN_FULL_LAYERS = 28
 # Heads that name no positions were trained for so many.
 _HEAD_POSITIONS = 2048
-_EAGLE3_FIELDS = ("draft_vocab_size", "target_hidden_size", "eagle_config")
-# The one `eagle_config` that asks for nothing but what we do anyway.
-_USUAL_FEATURES = {"use_aux_hidden_state": True}
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = ("full_attention", _SLIDING)
 
@@ -189,11 +188,8 @@ def head_config(folder: Path) -> EagleHeadConfig:
     fields = Fields.read(folder)
     refuse_other_heads(folder)
     if is_eagle3(folder):
-        raise fields.refusal(
-            "this is an EAGLE-3 head, which can be run and nothing else so far; give "
-            "an EAGLE-1/2 head here"
-        )
-    _check_head_keys(fields)
+        raise fields.refusal("this is an EAGLE-3 head; give an EAGLE-1/2 head here")
+    check_head_keys(fields)
     num_layers = fields.values.get("num_hidden_layers", 1)
     if num_layers != 1:
         raise fields.refusal(
@@ -204,44 +200,10 @@ def head_config(folder: Path) -> EagleHeadConfig:
         known = ", ".join(get_args(HeadInputs))
         raise fields.refusal(f"inputs = {inputs!r} is not supported; known are {known}")
     return EagleHeadConfig(
-        **_head_sizes(fields),
+        **head_sizes(fields),
         fc_bias=fields.flag("bias", default=True),
         inputs=inputs,
     )
-
-
-def eagle3_config(folder: Path) -> Eagle3HeadConfig:
-    """Reads the sizes of an EAGLE-3 head; nothing is derived from a target.
-
-    Args:
-        folder: The head's folder, which holds `config.json`. Its `num_hidden_layers`
-            is not read: published ones name the target's.
-
-    Returns:
-        The head's sizes.
-
-    Raises:
-        InputError: If a field is missing or asks for something that is not
-            implemented.
-    """
-    fields = Fields.read(folder)
-    refuse_other_heads(folder)
-    _check_head_keys(fields, *_EAGLE3_FIELDS)
-    features = fields.get("eagle_config") or _USUAL_FEATURES
-    if features != _USUAL_FEATURES:
-        raise fields.refusal(
-            f"eagle_config = {features!r} is not supported: features are read where "
-            "the published heads read them"
-        )
-    vocab_size = fields.size("vocab_size")
-    known = fields.size("draft_vocab_size", default=vocab_size)
-    if known > vocab_size:
-        raise fields.refusal(
-            f"draft_vocab_size = {known} is more than vocab_size = {vocab_size}"
-        )
-    sizes = _head_sizes(fields)
-    width = fields.size("target_hidden_size", default=sizes["layer"].hidden_size)
-    return Eagle3HeadConfig(**sizes, draft_vocab_size=known, feature_size=3 * width)
 
 
 def is_eagle3(folder: Path) -> bool:
@@ -250,12 +212,11 @@ def is_eagle3(folder: Path) -> bool:
     Raises:
         InputError: If `config.json` cannot be read.
     """
-    return not {"draft_vocab_size", "eagle_config"}.isdisjoint(
-        Fields.read(folder).values
-    )
+    marks = {"draft_vocab_size", "eagle_config", SPECULATORS}
+    return not marks.isdisjoint(Fields.read(folder).values)
 
 
-def _head_sizes(fields: Fields) -> dict[str, Any]:
+def head_sizes(fields: Fields) -> dict[str, Any]:
     """Returns the sizes that EAGLE-1/2 and EAGLE-3 heads have in common."""
     return {
         "layer": _layer_config(
@@ -270,7 +231,7 @@ def _head_sizes(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _check_head_keys(fields: Fields, *more: str) -> None:
+def check_head_keys(fields: Fields, *more: str) -> None:
     """Refuses keys as `check_keys` does, and a `model_type` that no head has."""
     kind = fields.values.get("model_type", "llama")
     if kind not in (*FAMILIES, "eagle"):

@@ -121,7 +121,6 @@ def export_hydra(
             written.
     """
     shapes = shapes_of(hydra_heads.init_params, config)
-    given, wanted = (names.by_name(x, _table(config)) for x in (params, shapes))
     fields = {
         "hydra_num_heads": config.num_heads,
         "hydra_num_layers": config.num_layers,
@@ -135,7 +134,7 @@ def export_hydra(
     write_export(
         folder,
         fields,
-        host_tensors(given, wanted, dtype),
+        host_tensors(params, shapes, _table(config), dtype),
         config,
         lambda new: hydra_config(new, config.layer),
         ("hydra_lm_head.safetensors", "hydra_lm_head.pt"),

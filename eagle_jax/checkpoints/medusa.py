@@ -115,7 +115,6 @@ def export_medusa(
     """
     shapes = shapes_of(medusa_heads.init_params, config)
     table = names.medusa_heads(config.num_layers)
-    given, wanted = (names.by_name({"heads": x}, table) for x in (heads, shapes))
     fields = {
         "medusa_num_heads": config.num_heads,
         "medusa_num_layers": config.num_layers,
@@ -127,7 +126,7 @@ def export_medusa(
     write_export(
         folder,
         fields,
-        host_tensors(given, wanted, dtype),
+        host_tensors({"heads": heads}, {"heads": shapes}, table, dtype),
         config,
         lambda new: medusa_config(new, config.vocab_size),
         ("medusa_lm_head.safetensors", "medusa_lm_head.pt"),

@@ -53,6 +53,7 @@ def _eagle3_head(prefix: str) -> dict[str, str]:
         "feature_norm": f"{prefix}.hidden_norm.weight",
         "norm": "norm.weight",
         "output_head": "lm_head.weight",
+        **{f"fc_norm.{number}": f"fc_norm.{number}.weight" for number in range(3)},
         **{f"layer.{ours}": f"{prefix}.{hf}" for ours, hf in layer.items()},
     }
 
@@ -62,6 +63,9 @@ EAGLE3_HEAD = _eagle3_head("midlayer")
 
 EAGLE3_HEAD_ELSEWHERE = _eagle3_head("layers.0")
 """The tensor names of other trainers' EAGLE-3 heads, by path in `Eagle3HeadParams`."""
+
+EAGLE3_HEADS = {"midlayer": EAGLE3_HEAD, "layers.0": EAGLE3_HEAD_ELSEWHERE}
+"""Both tables of EAGLE-3 heads, by what the names of the layer begin with."""
 
 
 def medusa_heads(num_layers: int, prefix: str = "") -> dict[str, str]:
@@ -154,7 +158,8 @@ def is_quantized(name: str) -> bool:
 def is_transposed(name: str) -> bool:
     """Returns whether files hold this tensor `[out, in]` and we hold it `[in, out]`.
 
-    That is every matrix but the embedding tables and the quantized ones.
+    That is every matrix but the embedding tables and the quantized ones. A vector is
+    its own transpose.
     """
     return name.endswith(_MATRICES)
 

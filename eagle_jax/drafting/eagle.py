@@ -383,7 +383,22 @@ class Eagle3Head(FeatureHead):
 
     def fuse(self, params: Eagle3DrafterParams, features: jax.Array) -> jax.Array:
         """See `FeatureHead.fuse`."""
-        return eagle3_head.fuse(params.head, features)
+        return eagle3_head.fuse(params.head, self.config, features)
+
+    def step(
+        self,
+        params: Eagle3DrafterParams,
+        state: EagleState,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        """See `FeatureHead.step`; some heads read the output normalised."""
+        above = eagle3_head.recycle(params.head, self.config, above)
+        return super().step(params, state, tokens, above, visible, earlier, level=level)
 
     def logits(
         self, params: Eagle3DrafterParams, outputs: jax.Array, *, level: int

@@ -3,7 +3,8 @@
 Input pair `i` is the embedding of token `i + 1` beside feature `i`, at position `i`, as
 in EAGLE-1 and EAGLE-2. The target's feature is the residual stream before three of its
 layers, brought to the head's width by `fuse`; where a draft is continued, the head's
-own output for the parent takes its place as it is (EAGLE-3, section 3.1).
+own output for the parent takes its place as it is (EAGLE-3, section 3.1), or normalised
+where a head was trained so, see `recycle`.
 """
 
 import dataclasses
@@ -38,6 +39,10 @@ class Eagle3HeadConfig:
         feature_size: The width of the features, `F`, three times the target's width.
         feature_layers: The indices of the target's layers whose inputs are the
             features; `None` for the published ones, see `feature_layers`.
+        has_feature_norms: Whether each of the three features is normalised before they
+            are fused (EAGLE-3.1).
+        recycles_normed: Whether a draft is continued from the output as the output head
+            reads it, after `norm`, as speculators can train it.
     """
 
     layer: LayerConfig
@@ -46,6 +51,8 @@ class Eagle3HeadConfig:
     max_positions: int
     feature_size: int
     feature_layers: tuple[int, ...] | None = None
+    has_feature_norms: bool = False
+    recycles_normed: bool = False
 
 
 @struct.dataclass(kw_only=True)
@@ -64,6 +71,8 @@ class Eagle3HeadParams:
             vocabularies are the same.
         embedding: `[V, E]`, the head's own embedding table; `None` where it is the
             target's.
+        fc_norm: Three of `[F / 3]`, the norms of the target's features; `None` for
+            none.
     """
 
     fc: jax.Array
@@ -74,6 +83,7 @@ class Eagle3HeadParams:
     output_head: jax.Array
     offsets: jax.Array | None = None
     embedding: jax.Array | None = None
+    fc_norm: tuple[jax.Array, ...] | None = None
 
 
 def feature_layers(num_layers: int) -> tuple[int, int, int]:
@@ -89,9 +99,44 @@ def feature_layers(num_layers: int) -> tuple[int, int, int]:
     return 2, num_layers // 2, num_layers - 3
 
 
-def fuse(params: Eagle3HeadParams, features: jax.Array) -> jax.Array:
-    """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
-    return linear(features.astype(params.fc.dtype), params.fc)
+def fuse(
+    params: Eagle3HeadParams, config: Eagle3HeadConfig, features: jax.Array
+) -> jax.Array:
+    """Returns features `[..., F]` of the target at the head's width, `[..., E]`.
+
+    The norms of EAGLE-3.1 have the epsilon of the layer's.
+
+    Args:
+        params: The head's weights.
+        config: The head's sizes. Static.
+        features: `[..., F]`, three hidden states of the target side by side.
+    """
+    features = features.astype(params.fc.dtype)
+    if params.fc_norm is not None:
+        epsilon = config.layer.rms_norm_eps
+        parts = jnp.split(features, len(params.fc_norm), axis=-1)
+        pairs = zip(parts, params.fc_norm, strict=True)
+        normed = [rms_norm(part, weight, epsilon) for part, weight in pairs]
+        features = jnp.concatenate(normed, axis=-1)
+    return linear(features, params.fc)
+
+
+def recycle(
+    params: Eagle3HeadParams, config: Eagle3HeadConfig, outputs: jax.Array
+) -> jax.Array:
+    """Returns the features that continue a draft, where the target's are not known.
+
+    Args:
+        params: The head's weights.
+        config: The head's sizes. Static.
+        outputs: `[..., E]`, the outputs of `forward` for the parents.
+
+    Returns:
+        `[..., E]`, the outputs themselves, or normalised if `recycles_normed`.
+    """
+    if not config.recycles_normed:
+        return outputs
+    return rms_norm(outputs, params.norm, config.layer.rms_norm_eps)
 
 
 def forward(
@@ -179,6 +224,9 @@ def init_params(
     if known < config.vocab_size:
         places = np.arange(known, dtype=np.int64)
         offsets = jnp.asarray(places * config.vocab_size // known - places, jnp.int32)
+    norms = None
+    if config.has_feature_norms:  # Not one array three times: it could be donated.
+        norms = tuple(jnp.ones(config.feature_size // 3, kind) for _ in range(3))
     return Eagle3HeadParams(
         fc=init_matrix(fc_key, (config.feature_size, width), kind),
         embedding_norm=jnp.ones(width, kind),
@@ -189,4 +237,5 @@ def init_params(
         norm=jnp.ones(width, kind),
         output_head=init_matrix(head_key, (width, known), kind),
         offsets=offsets,
+        fc_norm=norms,
     )

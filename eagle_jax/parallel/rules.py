@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import GetAttrKey
 
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import LayerConfig
@@ -47,6 +48,7 @@ PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "router": ("embed", "experts"),
     "fc": ("fused", "embed"),
     "fc_bias": ("embed",),
+    "fc_norm": ("feature",),
     "embedding_norm": ("embed",),
     "feature_norm": ("embed",),
     "offsets": ("choices",),
@@ -129,9 +131,11 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
     """
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        name = path[-1].name
+        # One of a field's several weights has a number, and the axes of the field.
+        fields = [key.name for key in path if isinstance(key, GetAttrKey)]
+        name = fields[-1]
         # Integers and scales of a quantized matrix are sharded as the matrix is.
-        axes = PARAM_AXES[path[-2].name if name in ("values", "scales") else name]
+        axes = PARAM_AXES[fields[-2] if name in ("values", "scales") else name]
         assert len(axes) == len(leaf.shape), path
         if name == "scales" and leaf.shape[0] == 1:
             axes = ("all rows", axes[1])

@@ -40,7 +40,7 @@ def draft_chains(
     rows: PackedRows,
     *,
     steps: int,
-    detaches: bool,
+    recycle: Callable[[jax.Array], jax.Array],
 ) -> list[jax.Array]:
     """Drafts `steps` levels of a chain from every position, with the text's tokens.
 
@@ -55,8 +55,8 @@ def draft_chains(
         features: `[B, T, E]`, the true features at the head's width.
         rows: The rows, `[B, T]` fields.
         steps: The number of levels, at least 1. Static.
-        detaches: Whether gradients stop between levels (HASS) or flow through them
-            (EAGLE-3). Static.
+        recycle: A function from a level's outputs to the features of the next; HASS
+            lets no gradient through, EAGLE-3 does. Static.
 
     Returns:
         The outputs `[B, T, E]` of each level; those of level `n`, counted from 0, at
@@ -77,7 +77,7 @@ def draft_chains(
         entries.append(new)
         mixed = _attend(query, entries[0], mask, entries[1:])
         outputs.append(finish(params.layer, layer, x, mixed))
-        features = jax.lax.stop_gradient(outputs[-1]) if detaches else outputs[-1]
+        features = recycle(outputs[-1])
     return outputs
 
 

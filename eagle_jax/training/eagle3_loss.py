@@ -1,5 +1,7 @@
 """The loss of an EAGLE-3 head: its training-time test (EAGLE-3, section 3.2)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -62,10 +64,10 @@ def eagle3_loss(
         params,
         head,
         jax.lax.stop_gradient(tables.embedding),
-        eagle3_head.fuse(params, inputs),
+        eagle3_head.fuse(params, head, inputs),
         rows,
         steps=config.alignment or USUAL_LEVELS,
-        detaches=False,
+        recycle=functools.partial(eagle3_head.recycle, params, head),
     )
     frozen = jax.lax.stop_gradient(output_head(tables))
     theirs = unembed(frozen, hidden.astype(frozen.dtype))

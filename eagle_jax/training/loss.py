@@ -151,7 +151,7 @@ def head_loss(
         inputs,
         rows,
         steps=config.alignment or 1,
-        detaches=True,
+        recycle=jax.lax.stop_gradient,
     )
     frozen = jax.lax.stop_gradient(output_head(tables))
     theirs = unembed(frozen, features)

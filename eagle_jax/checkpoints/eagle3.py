@@ -1,0 +1,396 @@
+"""EAGLE-3 heads as they are stored: read, and written in the published layout.
+
+An EAGLE-3 head has tensors beside those of an EAGLE-1/2 head:
+
+    fc, midlayer.*, norm, lm_head    floating-point weights; `layers.0.*` elsewhere
+    fc_norm.{0,1,2}                  EAGLE-3.1: a norm for each of the three features
+    embed_tokens                     only where the head's width is not the target's
+    d2t [W] integers                 token i of the head is the target's i + d2t[i]
+    t2d [V] bool                     whether the head has this token of the target
+
+The last two are absent where both vocabularies are the same.
+
+Every head normalises what its output head reads. `norm_output` has two meanings:
+SpecForge's says this alone, and the state that the next step reads is not normalised;
+speculators' says that the next step reads the normalised state, too. Who wrote a head
+is known by fields of speculators, which nests the sizes in `transformer_layer_config`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.export import plain_head_fields
+from eagle_jax.checkpoints.export_files import Tensors, host_tensors, write_export
+from eagle_jax.checkpoints.heads import check_eagle3_pair, load_weights, with_table
+from eagle_jax.checkpoints.hf_config import SPECULATORS, check_head_keys, head_sizes
+from eagle_jax.checkpoints.hf_fields import Fields
+from eagle_jax.checkpoints.hub import refuse_other_heads
+from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.checkpoints.weights import Weights, open_weights
+from eagle_jax.errors import InputError
+from eagle_jax.models import eagle3_head
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+
+_FIELDS = (
+    *("draft_vocab_size", "target_hidden_size", "eagle_config"),
+    *("fc_norm", "norm_output"),
+)
+# The one `eagle_config` that asks for nothing but what we do anyway; others name layers.
+_USUAL_FEATURES = {"use_aux_hidden_state": True}
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_NESTED = "transformer_layer_config"
+# What speculators says of itself, of the target and of serving.
+_NO_SIZES = {
+    *(SPECULATORS, "speculators_config", "speculators_version"),
+    *("architectures", "model_type", _NESTED),
+}
+
+
+def eagle3_config(folder: Path) -> Eagle3HeadConfig:
+    """Reads the sizes of an EAGLE-3 head; nothing is derived from a target.
+
+    Args:
+        folder: The head's folder, which holds `config.json`. Its `num_hidden_layers`
+            is not read: published ones name the target's.
+
+    Returns:
+        The head's sizes.
+
+    Raises:
+        InputError: If a field is missing or asks for something that is not
+            implemented.
+    """
+    fields = Fields.read(folder)
+    refuse_other_heads(folder)
+    is_theirs = not {SPECULATORS, "speculators_config"}.isdisjoint(fields.values)
+    if is_theirs:
+        fields = _flat(fields)
+    check_head_keys(fields, *_FIELDS)
+    features = fields.get("eagle_config") or _USUAL_FEATURES
+    layers = features.get(_LAYERS) if isinstance(features, dict) else None
+    named = {} if layers is None else {_LAYERS: layers}
+    if features != _USUAL_FEATURES | named or not _are_layers(layers):
+        raise fields.refusal(
+            f"eagle_config = {features!r} is not supported: features are read where "
+            f"the published heads read them, or before three layers named as {_LAYERS}"
+        )
+    if not fields.flag("norm_output", default=not is_theirs) and not is_theirs:
+        raise fields.refusal(
+            "norm_output = false is not supported: what the output head reads is "
+            "always normalised; leave the field out if this head does so, too"
+        )
+    vocab_size = fields.size("vocab_size")
+    known = fields.size("draft_vocab_size", default=vocab_size)
+    if known > vocab_size:
+        raise fields.refusal(
+            f"draft_vocab_size = {known} is more than vocab_size = {vocab_size}"
+        )
+    sizes = head_sizes(fields)
+    width = fields.size("target_hidden_size", default=sizes["layer"].hidden_size)
+    return Eagle3HeadConfig(
+        **sizes,
+        draft_vocab_size=known,
+        feature_size=3 * width,
+        feature_layers=None if layers is None else tuple(layers),
+        has_feature_norms=fields.flag("fc_norm"),
+        recycles_normed=is_theirs and fields.flag("norm_output"),
+    )
+
+
+def load_eagle3_head(
+    folder: Path,
+    target: TransformerConfig,
+    target_params: TransformerParams,
+    dtype: str | None = "float32",
+    shardings: Any = None,
+) -> tuple[Eagle3HeadConfig, Eagle3HeadParams]:
+    """Loads an EAGLE-3 head.
+
+    A head's own copy of the target's embedding table is dropped where it is equal.
+
+    Args:
+        folder: The head's folder, from `resolve`.
+        target: The target's sizes.
+        target_params: The target's weights.
+        dtype: The dtype of the weights; `None` for the one they are stored in.
+        shardings: A `jax.sharding.Sharding` for all weights, or one for each in an
+            `Eagle3HeadParams`; `None` for the default device. An embedding table for
+            which it names none is sharded as the target's.
+
+    Returns:
+        The head's sizes and weights.
+
+    Raises:
+        InputError: If the head cannot be used, or does not fit the target.
+    """
+    config = eagle3_config(folder)
+    check_eagle3_pair(target, config)
+    files = open_weights(folder)
+    width = config.layer.hidden_size
+    table = names.EAGLE3_HEAD["embedding"]
+    if table not in files.names() and width != target.layer.hidden_size:
+        raise InputError(
+            f"{folder} lacks {table}: the target's table is "
+            f"{target.layer.hidden_size} wide and does not fit a head of {width}"
+        )
+    embedding = target_params.embedding
+    return config, _load(files, config, dtype, shardings, embedding)
+
+
+def read_eagle3_head(
+    folder: Path, dtype: str | None = None
+) -> tuple[Eagle3HeadConfig, Eagle3HeadParams]:
+    """Loads an EAGLE-3 head as it is stored, without its target.
+
+    Args:
+        folder: The head's folder, from `resolve`.
+        dtype: The dtype of the weights; `None` for the one they are stored in.
+
+    Returns:
+        The head's sizes and weights, with the embedding table if it has one.
+
+    Raises:
+        InputError: If the head cannot be used.
+    """
+    config = eagle3_config(folder)
+    return config, _load(open_weights(folder), config, dtype)
+
+
+def export_eagle3(
+    folder: Path,
+    config: Eagle3HeadConfig,
+    params: Eagle3HeadParams,
+    *,
+    dtype: str = "float32",
+    prefix: str = "midlayer",
+    embedding: jax.Array | None = None,
+    with_bin: bool | None = None,
+    also: Callable[[Path], object] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes an EAGLE-3 head in the layout of the published ones, and reads it back.
+
+    The same weights give the same bytes, whatever the folder's name. A head that
+    recycles its normalised state has the `config.json` of speculators, the only one
+    that can say so; what that says about target and serving is left out.
+
+    Args:
+        folder: The folder to write: `config.json`, `model.safetensors` and
+            `pytorch_model.bin`.
+        config: The head's sizes.
+        params: The head's weights.
+        dtype: The dtype of the files: "float32", "bfloat16" or "float16".
+        prefix: What the names of its layer begin with: "midlayer" in published heads,
+            "layers.0" in those of speculators.
+        embedding: The target's embedding table, `[V, E]`, written where the head has
+            none of its own; `None` leaves it out then, as published heads do.
+        with_bin: Whether to write `pytorch_model.bin`, which needs torch; `None`
+            writes it where torch is installed.
+        also: A function that is called with the unfinished folder, to add a
+            calibration.
+        overwrite: Whether to replace an earlier export.
+
+    Raises:
+        InputError: If the layout cannot express the head, a weight does not fit into
+            `dtype`, or the folder cannot be written.
+    """
+    table = names.EAGLE3_HEADS.get(prefix)
+    if table is None:
+        known = " or ".join(names.EAGLE3_HEADS)
+        raise InputError(f"prefix = {prefix!r} must be {known}")
+    if params.embedding is None and embedding is not None:
+        params = dataclasses.replace(params, embedding=embedding)
+    maps = token_maps(config, params.offsets)
+    shapes = _weights(shapes_of(eagle3_head.init_params, config))
+    if params.embedding is not None:
+        shapes = with_table(shapes, config)
+    write_export(
+        folder,
+        eagle3_fields(config, dtype),
+        host_tensors(_weights(params), shapes, table, dtype) | maps,
+        config,
+        eagle3_config,
+        with_pickle=with_bin,
+        also=also,
+        overwrite=overwrite,
+    )
+
+
+def eagle3_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
+    """Returns the `config.json` of an EAGLE-3 head in the published fields.
+
+    Args:
+        config: The head's sizes.
+        dtype: The dtype of the stored weights.
+    """
+    layer = config.layer
+    fields = plain_head_fields(config, dtype) | {
+        "architectures": ["LlamaForCausalLMEagle3"]
+    }
+    if layer.head_dim * layer.num_heads != layer.hidden_size:
+        fields["head_dim"] = layer.head_dim
+    own: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size}
+    if config.feature_size != 3 * layer.hidden_size:
+        own["target_hidden_size"] = config.feature_size // 3
+    if config.has_feature_norms:
+        own["fc_norm"] = True
+    if config.feature_layers is not None:
+        named = {_LAYERS: list(config.feature_layers)}
+        own["eagle_config"] = _USUAL_FEATURES | named
+    if not config.recycles_normed:
+        return fields | own
+    outer = {name: fields.pop(name) for name in ("torch_dtype", "written_by")}
+    theirs = {SPECULATORS: "eagle3", "norm_before_residual": False, "norm_output": True}
+    return theirs | own | outer | {_NESTED: fields}
+
+
+def eagle3_tensors(
+    config: Eagle3HeadConfig, params: Eagle3HeadParams
+) -> dict[str, Any]:
+    """Returns weights and maps by the names that they have in published heads.
+
+    Args:
+        config: The head's sizes.
+        params: The head's weights, in any dtype.
+
+    Raises:
+        InputError: If the maps do not fit the sizes.
+    """
+    maps = token_maps(config, params.offsets)
+    return names.by_name(_weights(params), names.EAGLE3_HEAD) | maps
+
+
+def token_maps(config: Eagle3HeadConfig, offsets: jax.Array | None) -> Tensors:
+    """Returns `d2t`, `[W]` int64, and `t2d`, `[V]` bool, by name.
+
+    Args:
+        config: The head's sizes.
+        offsets: `[W]` integers, how much higher each token is in the target's
+            vocabulary; `None` where both vocabularies are the same, which have no maps.
+
+    Raises:
+        InputError: If they do not lead to ascending tokens of the target.
+    """
+    is_same = config.draft_vocab_size == config.vocab_size
+    if offsets is None and is_same:
+        return {}
+    given = None if offsets is None else np.asarray(offsets)
+    tokens = _check_offsets("the head", given, config)
+    to_target, to_head = names.MAPS
+    if is_same:
+        return {}
+    return {
+        to_target: tokens - np.arange(len(tokens)),
+        to_head: _is_known(tokens, config),
+    }
+
+
+def _are_layers(layers: Any) -> bool:
+    """Returns whether these are three layers, or `None` for the published ones."""
+    if layers is None:
+        return True
+    return isinstance(layers, list) and [type(x) for x in layers] == [int] * 3
+
+
+def _flat(fields: Fields) -> Fields:
+    """Returns what speculators wrote with the sizes beside the other fields."""
+    kind, nested = fields.get(SPECULATORS, "eagle3"), fields.get(_NESTED, {})
+    if kind != "eagle3":
+        raise fields.refusal(f"{SPECULATORS} = {kind!r} is not supported, only eagle3")
+    if not isinstance(nested, dict):
+        raise fields.refusal(f"{_NESTED} = {nested!r} must be an object")
+    outer = {k: v for k, v in fields.values.items() if k not in _NO_SIZES}
+    return Fields(outer | nested, fields.path)
+
+
+def _load(
+    files: Weights,
+    config: Eagle3HeadConfig,
+    dtype: str | None,
+    shardings: Any = None,
+    target_table: jax.Array | None = None,
+) -> Eagle3HeadParams:
+    """Loads maps and weights; for the arguments see `heads.load_weights`."""
+    offsets = _read_offsets(files, config)
+    if shardings is not None and offsets is not None:
+        is_one = isinstance(shardings, Sharding)
+        offsets = jax.device_put(offsets, shardings if is_one else shardings.offsets)
+    if not isinstance(shardings, Sharding | None):
+        shardings = _weights(shardings)
+    stored = files.names()
+    is_official = any(name.startswith("midlayer.") for name in stored)
+    table = names.EAGLE3_HEADS["midlayer" if is_official else "layers.0"]
+    if table["output_head"] not in stored:
+        raise InputError(
+            f"{files.folder} lacks {table['output_head']}: an EAGLE-3 head predicts "
+            "with an output head of its own"
+        )
+    shapes = _weights(shapes_of(eagle3_head.init_params, config))
+    params = load_weights(files, table, shapes, config, dtype, shardings, target_table)
+    return dataclasses.replace(params, offsets=offsets)
+
+
+def _weights(params: Any) -> Any:
+    """Returns an `Eagle3HeadParams` of weights alone: the map holds no weights."""
+    return dataclasses.replace(params, offsets=None)
+
+
+def _read_offsets(files: Weights, config: Eagle3HeadConfig) -> jax.Array | None:
+    """Returns `d2t`, `[W]` int32, or `None` where both vocabularies are the same.
+
+    It is checked against `t2d` and the sizes; neither tensor is left in `files`.
+    """
+    num_known = config.draft_vocab_size
+    found = {name: files.read(name) for name in names.MAPS if name in files.names()}
+    for name in found:
+        files.forget(name)
+    offsets, is_known = (found.get(name) for name in names.MAPS)
+    if offsets is None and num_known == config.vocab_size:
+        offsets = np.zeros(num_known, np.int64)
+    tokens = _check_offsets(str(files.folder), offsets, config)
+    in_head = _is_known(tokens, config)
+    if is_known is not None and not np.array_equal(is_known.astype(bool), in_head):
+        raise InputError(
+            f"{files.folder}: d2t and t2d name different tokens; the checkpoint is "
+            "damaged"
+        )
+    same = num_known == config.vocab_size
+    return None if same else jnp.asarray(tokens - np.arange(num_known), jnp.int32)
+
+
+def _check_offsets(
+    where: str, offsets: np.ndarray | None, config: Eagle3HeadConfig
+) -> np.ndarray:
+    """Returns the target's id of each token, `[W]` int64, or refuses the map."""
+    num_known, vocab_size = config.draft_vocab_size, config.vocab_size
+    if offsets is None:
+        raise InputError(
+            f"{where} lacks d2t, which says where the head's {num_known} tokens stand "
+            f"among the target's {vocab_size}"
+        )
+    if offsets.shape != (num_known,) or offsets.dtype.kind not in "iu":
+        raise InputError(
+            f"{where}: d2t holds {offsets.dtype} {offsets.shape}, no integer for each "
+            f"of draft_vocab_size = {num_known} tokens"
+        )
+    tokens = np.arange(num_known) + offsets.astype(np.int64)
+    if tokens[0] < 0 or tokens[-1] >= vocab_size or (np.diff(tokens) <= 0).any():
+        raise InputError(
+            f"{where}: d2t must lead to ascending tokens of the target, 0 to "
+            f"{vocab_size - 1}; it holds offsets, not tokens"
+        )
+    return tokens
+
+
+def _is_known(tokens: np.ndarray, config: Eagle3HeadConfig) -> np.ndarray:
+    """Returns whether the head has each token of the target, `[V]` bool."""
+    return np.isin(np.arange(config.vocab_size), tokens)
