@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import PackedRows
-from eagle_jax.training.step import StepConfig, init_state, train_step
+from eagle_jax.training.step import StepConfig, init_state, read_target, train_step
 
 
 def time_training(
@@ -42,16 +41,16 @@ def time_training(
         positions=jnp.broadcast_to(jnp.arange(row_length), shape),
         loss_mask=jnp.ones(shape, bool),
     )
-    forward = jax.jit(target_features, static_argnums=0)
+    forward = jax.jit(read_target, static_argnums=0)
     step = jax.jit(train_step, static_argnames=("config",), donate_argnames=("state",))
-    features = forward(config.target, target_params, rows)
+    features = forward(config, target_params, rows)
     state = init_state(config, 0)
 
     def run(name: str) -> None:
         nonlocal state
         result: Any
         if name == "forward":
-            result = forward(config.target, target_params, rows)
+            result = forward(config, target_params, rows)
         else:
             given = features if "cached" in name else None
             state, result = step(state, target_params, rows, given, config=config)

@@ -14,6 +14,10 @@ Every head normalises what its output head reads. `norm_output` has two meanings
 SpecForge's says this alone, and the state that the next step reads is not normalised;
 speculators' says that the next step reads the normalised state, too. Who wrote a head
 is known by fields of speculators, which nests the sizes in `transformer_layer_config`.
+
+Nor do they count layers alike where `eagle_aux_hidden_state_layer_ids` names three: the
+published features are the outputs of layers 1, L // 2 - 1 and L - 4 in SpecForge's
+`eagle_config`, and the inputs of 2, L // 2 and L - 3 in speculators' own field.
 """
 
 import dataclasses
@@ -44,8 +48,9 @@ _FIELDS = (
     *("draft_vocab_size", "target_hidden_size", "eagle_config"),
     *("fc_norm", "norm_output"),
 )
-# The one `eagle_config` that asks for nothing but what we do anyway.
+# The one `eagle_config` that asks for nothing but what we do anyway; others name layers.
 _USUAL_FEATURES = {"use_aux_hidden_state": True}
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "transformer_layer_config"
 # What speculators says of itself, of the target and of serving.
 _NO_SIZES = {
@@ -73,13 +78,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
     is_theirs = not {SPECULATORS, "speculators_config"}.isdisjoint(fields.values)
     if is_theirs:
         fields = _flat(fields)
-    check_head_keys(fields, *_FIELDS)
-    features = fields.get("eagle_config") or _USUAL_FEATURES
-    if features != _USUAL_FEATURES:
-        raise fields.refusal(
-            f"eagle_config = {features!r} is not supported: features are read where "
-            "the published heads read them"
-        )
+    check_head_keys(fields, *_FIELDS, *([_LAYERS] if is_theirs else []))
     if not fields.flag("norm_output", default=not is_theirs) and not is_theirs:
         raise fields.refusal(
             "norm_output = false is not supported: what the output head reads is "
@@ -97,6 +96,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
         **sizes,
         draft_vocab_size=known,
         feature_size=3 * width,
+        feature_layers=_read_layers(fields, is_theirs=is_theirs),
         has_feature_norms=fields.flag("fc_norm"),
         recycles_normed=is_theirs and fields.flag("norm_output"),
     )
@@ -239,8 +239,14 @@ def eagle3_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
         own["target_hidden_size"] = config.feature_size // 3
     if config.has_feature_norms:
         own["fc_norm"] = True
+    layers = config.feature_layers
     if not config.recycles_normed:
+        if layers is not None:
+            outputs = [layer - 1 for layer in layers]
+            own["eagle_config"] = _USUAL_FEATURES | {_LAYERS: outputs}
         return fields | own
+    if layers is not None:
+        own[_LAYERS] = list(layers)
     outer = {name: fields.pop(name) for name in ("torch_dtype", "written_by")}
     theirs = {SPECULATORS: "eagle3", "norm_before_residual": False, "norm_output": True}
     return theirs | own | outer | {_NESTED: fields}
@@ -285,6 +291,25 @@ def token_maps(config: Eagle3HeadConfig, offsets: jax.Array | None) -> Tensors:
         to_target: tokens - np.arange(len(tokens)),
         to_head: _is_known(tokens, config),
     }
+
+
+def _read_layers(fields: Fields, *, is_theirs: bool) -> tuple[int, ...] | None:
+    """Returns the layers whose inputs are read; `None` for the published ones."""
+    features = fields.get("eagle_config") or _USUAL_FEATURES
+    layers = features.get(_LAYERS) if isinstance(features, dict) else None
+    named = {} if layers is None else {_LAYERS: layers}
+    if features != _USUAL_FEATURES | named:
+        raise fields.refusal(
+            f"eagle_config = {features!r} is not supported: features are read where "
+            f"the published heads read them, or at three layers named as {_LAYERS}"
+        )
+    if layers is None and is_theirs:
+        layers = fields.get(_LAYERS)
+    if layers is None:
+        return None
+    if not isinstance(layers, list) or [type(x) for x in layers] != [int] * 3:
+        raise fields.refusal(f"{_LAYERS} = {layers!r} must be three layers")
+    return tuple(layer + (0 if is_theirs else 1) for layer in layers)
 
 
 def _flat(fields: Fields) -> Fields:

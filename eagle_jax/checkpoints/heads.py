@@ -181,7 +181,7 @@ def check_eagle3_pair(target: TransformerConfig, head: Eagle3HeadConfig) -> None
         InputError: If the features or the vocabularies differ, or the target has too
             few layers.
     """
-    width = eagle3_target(target).feature_size
+    width = eagle3_target(target, head.feature_layers).feature_size
     if head.feature_size != width:
         raise InputError(
             f"the head reads features of width {head.feature_size}, three hidden "
@@ -220,19 +220,35 @@ def num_rows(files: Weights, name: str) -> int:
     return sum(shape[:1])
 
 
-def eagle3_target(target: TransformerConfig) -> TransformerConfig:
-    """Returns a target that gives the features which EAGLE-3 heads read.
+def eagle3_target(
+    target: TransformerConfig, layers: tuple[int, ...] | None = None
+) -> TransformerConfig:
+    """Returns a target that gives the features which an EAGLE-3 head reads.
+
+    Args:
+        target: The target's sizes.
+        layers: The indices of the layers whose inputs are read, from a head's
+            `feature_layers`; `None` for the published ones.
 
     Raises:
-        InputError: If the target has too few layers for three different features.
+        InputError: If the target lacks one of the layers, or has too few for three
+            different features where published ones are read.
     """
-    if target.num_layers < _FEWEST_LAYERS:
+    known = target.num_layers
+    if layers is None and known < _FEWEST_LAYERS:
         raise InputError(
-            f"the target has {target.num_layers} layers, and an EAGLE-3 head needs one "
-            f"of at least {_FEWEST_LAYERS}: with fewer, two of its three features are "
-            "the same; give an EAGLE-1/2 head"
+            f"the target has {known} layers, and an EAGLE-3 head needs one of at least "
+            f"{_FEWEST_LAYERS}: with fewer, two of its three features are the same; "
+            "name three layers (feature_layers), or give an EAGLE-1/2 head"
         )
-    return dataclasses.replace(target, feature_layers=feature_layers(target.num_layers))
+    layers = layers or feature_layers(known)
+    is_rising = len(layers) == 3 and sorted({*layers}) == list(layers)
+    if not is_rising or layers[0] < 0 or layers[-1] >= known:
+        raise InputError(
+            f"feature_layers = {list(layers)} must be three different layers of the "
+            f"target's {known}, 0 to {known - 1}, ascending"
+        )
+    return dataclasses.replace(target, feature_layers=tuple(layers))
 
 
 def load_calibration(

@@ -1,6 +1,8 @@
-"""Trains an EAGLE-1/2 head, or Medusa's or Hydra's heads, for a target.
+"""Trains an EAGLE-1/2 or EAGLE-3 head, or Medusa's or Hydra's heads, for a target.
 
     eagle-jax train --target FOLDER --data chats.jsonl --output RUN
+    eagle-jax train ... --kind eagle3
+    eagle-jax train ... --alignment 3 --top-k-loss 10    # HASS
     eagle-jax train ... --mesh data=2,tensor=4
 
 The run's folder gets `head/`, the best head in the official format, beside the log,
@@ -64,6 +66,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="evaluate on these files instead of a share of the data",
     )
     add("--output", type=Path, required=True, help="folder of the run")
+    add("--begin-with", type=Path, help="a head whose weights are trained further")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")
     add_mesh_flags(parser)
@@ -71,6 +74,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser,
         TrainConfig,
         *("kind", "inputs", "draft_heads", "head_layers"),
+        *("draft_vocab_size", "feature_layers"),
+        *("alignment", "top_k_loss", "token_loss"),
         *("steps", "batch_size", "row_length", "learning_rate", "warmup_steps"),
         *("noise", "held_out", "too_long", "max_malformed", "cache_features"),
         *("log_every", "eval_every", "keep", "seed", "dtype"),
@@ -87,13 +92,14 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
         arguments.output,
         config,
         held_out_data=arguments.held_out_data,
+        begin_with=arguments.begin_with,
         mesh=mesh_shape(arguments),
         resume=arguments.resume,
         overwrite=arguments.overwrite,
         **shown,
     )
     # Static trees, which other heads draft, rank nothing by confidence.
-    if config.run.calibrate and config.head.kind == "eagle":
+    if config.run.calibrate and config.head.kind in ("eagle2", "eagle3"):
         if jax.process_count() == 1:
             say("calibrating")
             calibrate_head(trained, say)

@@ -1,9 +1,7 @@
 """Calibration of a pair at once: it decodes prompts, and its drafts are fitted."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from eagle_jax.checkpoints import is_eagle3, load_eagle3_head, load_head
 from eagle_jax.checkpoints.heads import Kind
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.config import TreeConfig
@@ -16,7 +14,6 @@ from eagle_jax.drafting import (
     DraftModel,
     TreeDrafter,
 )
-from eagle_jax.drafting.heads import head_model
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.calibrate import (
     PLAIN,
@@ -29,6 +26,7 @@ from eagle_jax.evaluation.calibrate import (
 )
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.files import write_json
+from eagle_jax.generation.heads import open_heads
 from eagle_jax.interface import Params, Target
 from eagle_jax.progress import Report
 from eagle_jax.training.trainer import Trained
@@ -115,11 +113,10 @@ def calibrate_head(trained: Trained, report: Report) -> None:
     target, target_params = step_config.target, trained.pair.params.target
     sharding = trained.pair.sharding
     everywhere = None if sharding is None else sharding.everywhere
-    load: Any = load_eagle3_head if is_eagle3(trained.head) else load_head
+    model, load = open_heads(trained.head, target.config, step_config.dtype, "eagle2")
     _, head = load(
         trained.head, target.config, target_params, step_config.dtype, everywhere
     )
-    model = head_model(step_config.head, step_config.dtype)
     try:
         fits = calibrate_pair(
             target,

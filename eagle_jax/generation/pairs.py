@@ -349,5 +349,7 @@ def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:
     grower = find_tree_drafter(drafter)
     if grower is None or not isinstance(grower.model, Eagle3Head):
         return target
-    config = checkpoints.eagle3_target(target.config)
+    config = checkpoints.eagle3_target(
+        target.config, grower.model.config.feature_layers
+    )
     return dataclasses.replace(target, config=config)

@@ -37,6 +37,8 @@ class Eagle3HeadConfig:
         draft_vocab_size: The number of these tokens that the head can draft, `W`.
         max_positions: The number of positions that the head was trained for.
         feature_size: The width of the features, `F`, three times the target's width.
+        feature_layers: The indices of the target's layers whose inputs are the
+            features; `None` for the published ones, see `feature_layers`.
         has_feature_norms: Whether each of the three features is normalised before they
             are fused (EAGLE-3.1).
         recycles_normed: Whether a draft is continued from the output as the output head
@@ -48,6 +50,7 @@ class Eagle3HeadConfig:
     draft_vocab_size: int
     max_positions: int
     feature_size: int
+    feature_layers: tuple[int, ...] | None = None
     has_feature_norms: bool = False
     recycles_normed: bool = False
 
@@ -166,25 +169,46 @@ def forward(
         `norm`, the input of the output head; and the keys and values of all `U`
         unconfirmed pairs.
     """
+    x, inputs = layer_inputs(params, config, embeddings, features)
+    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
+    (cached,) = cache.layers
+    return decoder_layer(
+        params.layer,
+        config.layer,
+        x,
+        rotary,
+        cached,
+        cache.length,
+        mask,
+        earlier,
+        inputs=inputs,
+    )
+
+
+def layer_inputs(
+    params: Eagle3HeadParams,
+    config: Eagle3HeadConfig,
+    embeddings: jax.Array,
+    features: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the residual stream before the layer, and what q, k and v read.
+
+    Args:
+        params: The head's weights.
+        config: The head's sizes. Static.
+        embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
+        features: `[B, T, E]`, the pairs' features, from `fuse` or drafted.
+
+    Returns:
+        The features `[B, T, E]`, and both inputs normalised, `[B, T, 2 * E]`.
+    """
     epsilon = config.layer.rms_norm_eps
     features = features.astype(embeddings.dtype)
     inputs = [
         rms_norm(embeddings, params.embedding_norm, epsilon),
         rms_norm(features, params.feature_norm, epsilon),
     ]
-    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
-    (cached,) = cache.layers
-    return decoder_layer(
-        params.layer,
-        config.layer,
-        features,
-        rotary,
-        cached,
-        cache.length,
-        mask,
-        earlier,
-        inputs=jnp.concatenate(inputs, axis=-1),
-    )
+    return features, jnp.concatenate(inputs, axis=-1)
 
 
 def init_params(

@@ -99,17 +99,43 @@ def forward(
         step and of the output head, since there is no final norm; and the keys and
         values of all `U` unconfirmed pairs.
     """
+    x, inputs = layer_inputs(params, config, embeddings, features)
+    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
+    (cached,) = cache.layers
+    return decoder_layer(
+        params.layer,
+        config.layer,
+        x,
+        rotary,
+        cached,
+        cache.length,
+        mask,
+        earlier,
+        inputs=inputs,
+    )
+
+
+def layer_inputs(
+    params: EagleHeadParams,
+    config: EagleHeadConfig,
+    embeddings: jax.Array,
+    features: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the residual stream before the layer, and what q, k and v read: the same.
+
+    Args:
+        params: The head's weights.
+        config: The head's sizes. Static.
+        embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
+        features: `[B, T, E]`, the pairs' features.
+    """
     features = features.astype(embeddings.dtype)
     if config.inputs in ("feature", "token"):
         fused = features if config.inputs == "feature" else embeddings
     else:
         fused = jnp.concatenate([embeddings, features], axis=-1)
     x = linear(fused, params.fc, params.fc_bias)
-    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
-    (cached,) = cache.layers
-    return decoder_layer(
-        params.layer, config.layer, x, rotary, cached, cache.length, mask, earlier
-    )
+    return x, x
 
 
 def init_params(

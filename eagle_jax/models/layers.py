@@ -205,28 +205,64 @@ def decoder_layer(
         The residual stream `[B, T, E]` after the layer, and the keys and values of all
         `U` unconfirmed tokens.
     """
-    batch, num_tokens, _ = x.shape
+    read = x if inputs is None else inputs
+    query, new = project(params, config, read, rotary)
+    if earlier is not None:
+        new = jax.tree.map(lambda *kv: jnp.concatenate(kv, axis=2), earlier, new)
+    mixed = attend(query, cached, length, new, mask, first)
+    return finish(params, config, x, mixed), new
+
+
+def project(
+    params: LayerParams,
+    config: LayerConfig,
+    inputs: jax.Array,
+    rotary: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, KeyValues]:
+    """Returns what attention reads: queries, keys and values, rotated.
+
+    Args:
+        params: The layer's weights.
+        config: The layer's sizes. Static.
+        inputs: `[B, T, E]`, the residual stream, or `[B, T, 2 * E]`, what an EAGLE-3
+            head's layer reads.
+        rotary: The tables of the `T` positions, from `rotary_tables`.
+
+    Returns:
+        The queries `[B, T, H, A]`, and the keys and values `[B, G, T, A]`.
+    """
+    batch, num_tokens, _ = inputs.shape
     heads = (batch, num_tokens, -1, config.head_dim)
-    normed = x if inputs is None else inputs
     if params.input_norm is not None:
-        normed = rms_norm(normed, params.input_norm, config.rms_norm_eps)
-    query = linear(normed, params.query, params.query_bias).reshape(heads)
-    key = linear(normed, params.key, params.key_bias).reshape(heads)
-    value = linear(normed, params.value, params.value_bias).reshape(heads)
+        inputs = rms_norm(inputs, params.input_norm, config.rms_norm_eps)
+    query = linear(inputs, params.query, params.query_bias).reshape(heads)
+    key = linear(inputs, params.key, params.key_bias).reshape(heads)
+    value = linear(inputs, params.value, params.value_bias).reshape(heads)
     if params.query_norm is not None and params.key_norm is not None:
         query = rms_norm(query, params.query_norm, config.rms_norm_eps)
         key = rms_norm(key, params.key_norm, config.rms_norm_eps)
     new = KeyValues(
         keys=rotate(key, rotary).swapaxes(1, 2), values=value.swapaxes(1, 2)
     )
-    if earlier is not None:
-        new = jax.tree.map(lambda *kv: jnp.concatenate(kv, axis=2), earlier, new)
-    mixed = attend(rotate(query, rotary), cached, length, new, mask, first)
-    x = x + linear(mixed, params.output)
+    return rotate(query, rotary), new
 
+
+def finish(
+    params: LayerParams, config: LayerConfig, x: jax.Array, mixed: jax.Array
+) -> jax.Array:
+    """Returns the residual stream after a layer, `[B, T, E]`.
+
+    Args:
+        params: The layer's weights.
+        config: The layer's sizes. Static.
+        x: `[B, T, E]`, the residual stream before it.
+        mixed: `[B, T, H * A]`, the heads' mixed values.
+    """
+    x = x + linear(mixed, params.output)
     normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
-    inner = feed_forward(params.mlp, normed, experts_per_token=config.experts_per_token)
-    return x + inner, new
+    return x + feed_forward(
+        params.mlp, normed, experts_per_token=config.experts_per_token
+    )
 
 
 def init_layer(

@@ -7,6 +7,9 @@ from typing import Literal
 from eagle_jax.config import SamplingConfig, TreeConfig, require, require_int32
 from eagle_jax.models.eagle_head import EAGLE_INPUTS, HeadInputs
 
+MOST_LEVELS = 16
+"""The most levels that are drafted in training; each costs as much as the first."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossConfig:
@@ -28,8 +31,18 @@ class LossConfig:
             for those whose feature (`i`) belongs to such a token.
         normalize: The divisor of the summed loss: "tokens" for the pairs that count,
             "official" (its DeepSpeed trainer) for all positions, padding included.
-        decay: The weight of each head of Medusa and Hydra, relative to the one before
-            (Medusa, section 3.2).
+        alignment: The number of levels drafted from every position of a text (HASS,
+            section 3.2: its passes; EAGLE-3: the steps of its training-time test);
+            `None` for 1, which is EAGLE-1's loss, and for an EAGLE-3 head for 7.
+        top_k_loss: The number of the target's most likely tokens in HASS's top-K loss;
+            0 for none, 10 as published.
+        top_k_weight: The weight of the top-K loss.
+        token_loss: The loss between token distributions: "cross-entropy", as published,
+            or the acceptance rate itself, "alpha" or "lambda", see `loss.token_loss`.
+        kl_scale: The weight of the divergence in "lambda" where no draft is accepted.
+        kl_decay: How fast that weight falls as the acceptance rate rises.
+        decay: The weight of each head of Medusa and Hydra, and of each level of an
+            EAGLE-3 head, relative to the one before (Medusa, section 3.2).
         labels: What Medusa's and Hydra's heads learn: "tokens" for the text's, as
             published for Medusa; "target" for the target's distributions, as published
             for Hydra; `None` for what was published.
@@ -41,15 +54,29 @@ class LossConfig:
     noise_scale: Literal["constant", "official"] = "constant"
     mask: Literal["next", "official"] = "next"
     normalize: Literal["tokens", "official"] = "tokens"
+    alignment: int | None = None
+    top_k_loss: int = 0
+    top_k_weight: float = 1.0
+    token_loss: Literal["cross-entropy", "alpha", "lambda"] = "cross-entropy"
+    kl_scale: float = 1.0
+    kl_decay: float = 3.0
     decay: float = 0.8
     labels: Literal["tokens", "target"] | None = None
 
     def __post_init__(self) -> None:
         """Refuses weights and noise below zero."""
-        for name in ("feature_weight", "token_weight", "noise"):
+        for name in (
+            *("feature_weight", "token_weight", "noise"),
+            *("top_k_weight", "kl_scale", "kl_decay"),
+        ):
             value = getattr(self, name)
             holds = math.isfinite(value) and value >= 0
             require(holds, name, value, "finite, 0 or more")
+        levels = self.alignment
+        holds = levels is None or 1 <= levels <= MOST_LEVELS
+        require(holds, "alignment", levels, f"1 to {MOST_LEVELS}")
+        require(self.top_k_loss >= 0, "top_k_loss", self.top_k_loss, "0 or more")
+        require(self.kl_scale <= 1, "kl_scale", self.kl_scale, "at most 1")
         require(0 < self.decay <= 1, "decay", self.decay, "above 0 and at most 1")
 
 
@@ -125,27 +152,35 @@ class HeadConfig:
     """The kind and the sizes of a new head; `None` stands for the target's.
 
     Attributes:
-        kind: The kind of head: "eagle" for EAGLE-1/2, "medusa", "hydra" for Hydra++
-            with its prefix layer, or "hydra-mlp" for Hydra without one.
-        inputs: What an EAGLE head reads (EAGLE-1, section 4.3.2): "feature+shifted"
+        kind: The kind of head: "eagle2" for EAGLE-1/2, whose heads are the same,
+            "eagle3", "medusa", "hydra" for Hydra++ with its prefix layer, or
+            "hydra-mlp" for Hydra without one.
+        inputs: What an EAGLE-1/2 head reads (EAGLE-1, section 4.3.2): "feature+shifted"
             for a feature and the token after it, as published; "feature+token" for a
             feature and its own token; "feature" or "token" for one of them alone.
         draft_heads: The number of Medusa's or Hydra's heads, one per drafted level;
             `None` for 5 and 4.
         head_layers: The number of blocks of each of Medusa's or Hydra's heads; `None`
             for 1 and 4.
+        draft_vocab_size: The number of tokens that an EAGLE-3 head knows, those most
+            frequent in its data; `None` for 32,000, or all where there are fewer.
+        feature_layers: The indices, such as "1 2 4", of the three layers of the target
+            whose inputs an EAGLE-3 head reads; `None` for the published ones, 2, half
+            of the layers, and three before their end.
         intermediate_size: The width of the feed-forward layer.
         num_heads: The number of query heads.
         num_kv_heads: The number of key/value heads.
         fc_bias: Whether the fusing layer has a bias.
-        include_embedding: Export the target's embedding table with the head, as the
-            official code expects.
+        include_embedding: Export the target's embedding table with an EAGLE-1/2 head,
+            as the official code expects.
     """
 
-    kind: Literal["eagle", "medusa", "hydra", "hydra-mlp"] = "eagle"
+    kind: Literal["eagle2", "eagle3", "medusa", "hydra", "hydra-mlp"] = "eagle2"
     inputs: HeadInputs = EAGLE_INPUTS
     draft_heads: int | None = None
     head_layers: int | None = None
+    draft_vocab_size: int | None = None
+    feature_layers: str | None = None
     intermediate_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None
@@ -156,10 +191,14 @@ class HeadConfig:
         """Refuses sizes below one."""
         for name in (
             *("intermediate_size", "num_heads", "num_kv_heads"),
-            *("draft_heads", "head_layers"),
+            *("draft_heads", "head_layers", "draft_vocab_size"),
         ):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
+        words = (self.feature_layers or "0 1 2").split()
+        holds = len(words) == 3 and all(word.isdecimal() for word in words)
+        wanted = 'three layers, such as "1 2 4"'
+        require(holds, "feature_layers", self.feature_layers, wanted)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

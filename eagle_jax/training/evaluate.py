@@ -23,7 +23,7 @@ from eagle_jax.training.data import TrainingData
 from eagle_jax.training.heads import tie_blocks
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows
-from eagle_jax.training.step import StepConfig, eval_step
+from eagle_jax.training.step import StepConfig, as_type, eval_step
 from eagle_jax.tree import MEDUSA_TREE, Topology, chain
 
 ALPHA_STEPS = 5
@@ -37,6 +37,8 @@ class Evaluation:
     Attributes:
         loss: The loss without noise.
         agreement: The share of pairs whose most likely token is the target's.
+        chain_length: The drafts of a chain that agree before one does not, with the
+            text's own tokens and as many levels as are trained.
         alphas: The n-alpha for n = 0..4: of the chains whose first n drafts the target
             accepted, the share whose next draft it accepts too; NaN where there was
             no such chain (EAGLE-1, section 4).
@@ -46,6 +48,7 @@ class Evaluation:
 
     loss: float
     agreement: float
+    chain_length: float
     alphas: tuple[float, ...]
     tokens_per_round: float
 
@@ -115,6 +118,7 @@ def make_evaluation(
         return Evaluation(
             loss=float(metrics.loss),
             agreement=float(metrics.agreement),
+            chain_length=float(metrics.chain_length),
             alphas=tuple(n_alpha(chain, ALPHA_STEPS).rates.tolist()),
             tokens_per_round=math.nan if tau is None else tau,
         )
@@ -147,7 +151,7 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
 def _cast(params: Any, target_params: Any, config: StepConfig) -> Params:
     """Returns the parameters to decode with: the head in the type of the arithmetic."""
     tied = tie_blocks(params, config.head)
-    cast = jax.tree.map(lambda x: x.astype(config.dtype), tied)
+    cast = as_type(tied, config.dtype)
     head = head_model(config.head, config.dtype)
     return Params(
         target=target_params, drafter=head.join(cast, config.tables(target_params))

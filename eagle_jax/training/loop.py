@@ -16,6 +16,7 @@ from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
+from eagle_jax.training.heads import count_vocabulary
 from eagle_jax.training.log import CsvLog
 from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import PackedRows, rows_at
@@ -70,6 +71,7 @@ class Run:
         sharding: PairSharding,
         data: TrainingData,
         folder: Path,
+        first: Any = None,
     ) -> None:
         """Starts a run, or resumes one at its newest checkpoint.
 
@@ -81,6 +83,7 @@ class Run:
             data: The data of the run.
             folder: The run's folder, which gets `log.csv`, written by the first
                 process, and `checkpoints/`.
+            first: The head's weights to begin with, float32; `None` for new ones.
 
         Raises:
             InputError: If there are fewer rows than a batch takes, or the checkpoint
@@ -91,13 +94,20 @@ class Run:
         self._folder = folder
         self._sharding, self._target_params = sharding, target_params
         self._checkpoints = Checkpoints(
-            folder / "checkpoints", keep=config.run.keep, best="agreement"
+            folder / "checkpoints", keep=config.run.keep, best="chain_length"
         )
         shardings = state_shardings(step_config, sharding)
         self._shapes = state_shapes(step_config, shardings)
         latest = self._checkpoints.latest()
         self._state = (
-            first_state(step_config, shardings, config.run.seed, target_params)
+            first_state(
+                step_config,
+                shardings,
+                config.run.seed,
+                target_params,
+                vocabulary=count_vocabulary(data.rows, step_config.head),
+                params=first,
+            )
             if latest is None
             else self._restore(latest)
         )
@@ -155,7 +165,7 @@ class Run:
             )
             self._log.write(row.columns())
             if evaluation is not None:
-                measured = {"agreement": evaluation.agreement}
+                measured = {"chain_length": evaluation.chain_length}
                 self._checkpoints.save(done, self._state, measured)
             observe(row)
             logged_tokens, pending = tokens, []

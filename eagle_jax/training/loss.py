@@ -1,4 +1,4 @@
-"""The loss of an EAGLE-1/2 head (EAGLE-1, section 3.2)."""
+"""The loss of an EAGLE-1/2 head (EAGLE-1, section 3.2; HASS, section 3)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle_head
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.transformer import Tables, output_head
+from eagle_jax.training.chains import draft_chains, segment_mask
 from eagle_jax.training.config import LossConfig
 from eagle_jax.training.packing import PackedRows
 
@@ -26,11 +26,14 @@ class Metrics:
     """The means over the pairs that count, float32 scalars.
 
     Attributes:
-        loss: The weighted sum of `feature_loss` and `token_loss`.
-        feature_loss: The Smooth L1 loss, a mean over the features' width.
-        token_loss: The cross-entropy in nats.
+        loss: The weighted sum of all losses.
+        feature_loss: The Smooth L1 loss, a mean over the features' width; with several
+            levels their sum, here and below.
+        token_loss: The cross-entropy in nats, or the loss that takes its place.
         agreement: The share of pairs where head and target have the same most likely
-            token.
+            token, at the chain's first level.
+        chain_length: The drafts of a chain that agree before one does not, see
+            `chain_length`; the agreement itself where there is one level.
         pairs: The number of pairs that count.
     """
 
@@ -38,32 +41,33 @@ class Metrics:
     feature_loss: jax.Array
     token_loss: jax.Array
     agreement: jax.Array
+    chain_length: jax.Array
     pairs: jax.Array
 
 
-def segment_mask(segments: jax.Array) -> jax.Array:
-    """Returns the attention mask, `[B, T, T]` bool: causal inside each segment."""
-    length = segments.shape[1]
-    same = segments[:, :, None] == segments[:, None, :]
-    return same & jnp.tri(length, dtype=bool)
-
-
-def target_features(target: Any, params: Any, rows: PackedRows) -> jax.Array:
-    """Returns the target's features `[B, T, E]` of packed rows, without gradient.
+def target_features(
+    target: Any, params: Any, rows: PackedRows, *, with_hidden: bool = False
+) -> jax.Array:
+    """Returns the target's features `[B, T, F]` of packed rows, without gradient.
 
     Args:
         target: The `Target`. Static.
         params: The target's parameters.
         rows: The rows, of which tokens, segments and positions are read, `[B, T]`.
+        with_hidden: Whether the last hidden states follow the features, `[B, T, F +
+            E]`: an EAGLE-3 head learns from them what its features do not say. Static.
     """
     cache = target.init_cache(rows.tokens.shape[0], 0)
     output = target.forward(
         params, rows.tokens, rows.positions, segment_mask(rows.segments), cache
     )
-    return jax.lax.stop_gradient(output.features)
+    found = output.features
+    if with_hidden:
+        found = jnp.concatenate([found, output.hidden], axis=-1)
+    return jax.lax.stop_gradient(found)
 
 
-def pair_weights(rows: PackedRows, mask: str) -> jax.Array:
+def pair_weights(rows: PackedRows, mask: str, step: int = 0) -> jax.Array:
     """Returns the weights of pairs, `[B, T]` float32: 1 for every pair that counts.
 
     Pair `i` joins feature `i` with token `i + 1` and predicts feature `i + 1`, so a
@@ -72,11 +76,18 @@ def pair_weights(rows: PackedRows, mask: str) -> jax.Array:
     Args:
         rows: The rows, of which segments and loss mask are read, `[B, T]`.
         mask: The rule by which pairs count, see `LossConfig.mask`.
+        step: The level of the chain, from 0: at place `i` stands the weight of pair `i
+            + step`, 0 where that is beyond the segment of `i`. Static.
     """
-    follows = rows.segments[:, 1:] == rows.segments[:, :-1]
-    exists = follows & (rows.segments[:, :-1] > 0)
-    wanted = rows.loss_mask[:, 1:] if mask == "next" else rows.loss_mask[:, :-1]
-    return jnp.pad((exists & wanted).astype(jnp.float32), ((0, 0), (0, 1)))
+    length = rows.segments.shape[1]
+    if step + 1 >= length:
+        return jnp.zeros(rows.segments.shape, jnp.float32)
+    ahead = step + 1
+    follows = rows.segments[:, ahead:] == rows.segments[:, :-ahead]
+    exists = follows & (rows.segments[:, :-ahead] > 0)
+    first = ahead if mask == "next" else step
+    wanted = rows.loss_mask[:, first : first + length - ahead]
+    return jnp.pad((exists & wanted).astype(jnp.float32), ((0, 0), (0, ahead)))
 
 
 def add_noise(
@@ -110,11 +121,12 @@ def head_loss(
     config: LossConfig,
     unembed: Unembed,
 ) -> tuple[jax.Array, Metrics]:
-    """Computes the loss of a batch.
+    """Computes the loss of a batch (EAGLE-1, section 3.2; HASS, section 3).
 
-    `L = Smooth L1(f[i+1], g[i]) + w_cls * CE(softmax(f[i+1] U), softmax(g[i] U))`,
-    where `g[i]` is the head's output for (token `i + 1`, noisy feature `i`) and `U`
-    the target's frozen output head.
+    `L = Smooth L1(f[i+1], g[i]) + w_cls * CE(p, q) + w * top-K(p, q)`, where `g[i]` is
+    the head's output for (token `i + 1`, noisy feature `i`), `p = softmax(f[i+1] U)`,
+    `q = softmax(g[i] U)`, and `U` the target's frozen output head. With an alignment
+    above 1 it is the sum over that many levels of chains drafted from every position.
 
     Args:
         params: The head's weights, in the dtype to compute in.
@@ -129,56 +141,121 @@ def head_loss(
     Returns:
         The loss, and its parts.
     """
-    dtype = params.fc.dtype
-    features = features.astype(dtype)
+    features = features.astype(params.fc.dtype)
     inputs = features if key is None else add_noise(key, features, rows, config)
-    tokens = rows.tokens
-    if head.inputs != "feature+token":
-        tokens = jnp.roll(tokens, -1, axis=1)
-    batch = rows.tokens.shape[0]
-    cache = kv.init_cache(
-        num_layers=1,
-        batch=batch,
-        num_kv_heads=head.layer.num_kv_heads,
-        capacity=0,
-        head_dim=head.layer.head_dim,
-        dtype=dtype,
-    )
-    table = jax.lax.stop_gradient(tables.embedding)
-    predicted, _ = eagle_head.forward(
+    outputs = draft_chains(
+        eagle_head.layer_inputs,
         params,
         head,
-        table[tokens].astype(dtype),
+        jax.lax.stop_gradient(tables.embedding),
         inputs,
-        rows.positions,
-        segment_mask(rows.segments),
-        cache,
+        rows,
+        steps=config.alignment or 1,
+        recycle=jax.lax.stop_gradient,
     )
-    wanted = jnp.roll(features, -1, axis=1)
-    weights = pair_weights(rows, config.mask)
-
     frozen = jax.lax.stop_gradient(output_head(tables))
-    distance = optax.huber_loss(
-        predicted.astype(jnp.float32), wanted.astype(jnp.float32)
-    )
-    logits = unembed(frozen, predicted)
-    target_logits = unembed(frozen, wanted)
-    entropy = optax.softmax_cross_entropy(logits, jax.nn.softmax(target_logits))
-    agrees = most_likely(logits) == most_likely(target_logits)
-
-    pairs = jnp.sum(weights)
-    count = jnp.maximum(pairs, 1.0)
-    divisor = count if config.normalize == "tokens" else float(weights.size)
-    feature_loss = jnp.sum(weights * jnp.mean(distance, axis=-1)) / divisor
-    token_loss = jnp.sum(weights * entropy) / divisor
-    loss = config.feature_weight * feature_loss + config.token_weight * token_loss
+    theirs = unembed(frozen, features)
+    levels = []
+    for step, predicted in enumerate(outputs):
+        weights = pair_weights(rows, config.mask, step)
+        distance = optax.huber_loss(
+            predicted.astype(jnp.float32),
+            jnp.roll(features, -step - 1, axis=1).astype(jnp.float32),
+        )
+        wanted = jnp.roll(theirs, -step - 1, axis=1)
+        levels.append(
+            _level(unembed(frozen, predicted), wanted, distance, weights, config)
+        )
+    of_features, of_tokens, of_top_k, agreements = jnp.array(levels).T
+    loss = config.feature_weight * jnp.sum(of_features)
+    loss += config.token_weight * jnp.sum(of_tokens)
+    if config.top_k_loss:
+        loss += config.top_k_weight * jnp.sum(of_top_k)
     return loss, Metrics(
         loss=loss,
-        feature_loss=feature_loss,
-        token_loss=token_loss,
-        agreement=jnp.sum(weights * agrees) / count,
-        pairs=pairs,
+        feature_loss=jnp.sum(of_features),
+        token_loss=jnp.sum(of_tokens),
+        agreement=agreements[0],
+        chain_length=chain_length(agreements),
+        pairs=jnp.sum(pair_weights(rows, config.mask)),
     )
+
+
+def _level(
+    logits: jax.Array,
+    wanted: jax.Array,
+    distance: jax.Array,
+    weights: jax.Array,
+    config: LossConfig,
+) -> tuple[jax.Array, ...]:
+    """Returns the means over the pairs of one level: of losses and of agreement.
+
+    Args:
+        logits: `[B, T, V]`, the head's.
+        wanted: `[B, T, V]`, the target's.
+        distance: `[B, T, E]`, the Smooth L1 loss of each feature.
+        weights: `[B, T]`, 1 for pairs that count.
+        config: The settings of the loss.
+    """
+    count = jnp.maximum(jnp.sum(weights), 1.0)
+    divisor = count if config.normalize == "tokens" else float(weights.size)
+    truth = jax.nn.softmax(wanted)
+    losses = [
+        jnp.mean(distance, axis=-1),
+        token_loss(logits, truth, config),
+        top_k_loss(logits, truth, config.top_k_loss),
+    ]
+    means = [jnp.sum(weights * loss) / divisor for loss in losses]
+    agrees = most_likely(logits) == most_likely(wanted)
+    return *means, jnp.sum(weights * agrees) / count
+
+
+def token_loss(logits: jax.Array, truth: jax.Array, config: LossConfig) -> jax.Array:
+    """Returns how far a head's distributions are from the target's, `[...]` float32.
+
+    "cross-entropy" is the published loss. The others are of the rate at which drafts
+    are accepted, `alpha = sum(min(p, q))`: "alpha" is `-log(alpha)`, "lambda" is `w *
+    KL(p, q) + (1 - w) * (1 - alpha)` with `w = kl_scale * exp(-kl_decay * alpha)`,
+    through which no gradient flows: far from the target it follows the divergence, near
+    it the rate.
+
+    Args:
+        logits: `[..., V]` float32, the head's.
+        truth: `[..., V]` float32, the target's distributions.
+        config: The settings, of which those of the token loss are read.
+    """
+    entropy = optax.safe_softmax_cross_entropy(logits, truth)
+    if config.token_loss == "cross-entropy":
+        return entropy
+    rate = jnp.sum(jnp.minimum(truth, jax.nn.softmax(logits)), axis=-1)
+    rate = jnp.maximum(rate, jnp.finfo(jnp.float32).tiny)
+    if config.token_loss == "alpha":
+        return -jnp.log(rate)
+    divergence = entropy + jnp.sum(jax.scipy.special.xlogy(truth, truth), axis=-1)
+    share = config.kl_scale * jnp.exp(-config.kl_decay * jax.lax.stop_gradient(rate))
+    return share * divergence + (1 - share) * (1 - rate)
+
+
+def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:
+    """Returns the cross-entropy over the target's `k` most likely tokens, `[...]`.
+
+    `-sum(p(x) log q(x))` over these tokens alone, with `p` as it is (HASS, section
+    3.1); 0 for `k = 0`.
+    """
+    if not k:
+        return jnp.zeros(truth.shape[:-1])
+    likely, tokens = jax.lax.top_k(truth, min(k, truth.shape[-1]))
+    drafted = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens, axis=-1)
+    return -jnp.sum(likely * drafted, axis=-1)
+
+
+def chain_length(agreements: jax.Array) -> jax.Array:
+    """Returns the drafts of a chain that agree before one does not, as expected.
+
+    Args:
+        agreements: `[levels]` float32, the share of agreeing pairs of each level.
+    """
+    return jnp.sum(jnp.cumprod(agreements))
 
 
 def most_likely(logits: jax.Array) -> jax.Array:

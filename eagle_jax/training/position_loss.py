@@ -11,8 +11,9 @@ from eagle_jax.models import hydra_heads, medusa_heads
 from eagle_jax.models.hydra_heads import HydraConfig, HydraParams
 from eagle_jax.models.medusa_heads import MedusaConfig, MedusaHeadParams
 from eagle_jax.models.transformer import Tables, output_head
+from eagle_jax.training.chains import segment_mask
 from eagle_jax.training.config import LossConfig
-from eagle_jax.training.loss import Metrics, Unembed, most_likely, segment_mask
+from eagle_jax.training.loss import Metrics, Unembed, most_likely
 from eagle_jax.training.packing import PackedRows
 
 
@@ -138,6 +139,7 @@ def _loss(
         feature_loss=jnp.zeros(()),
         token_loss=token_loss,
         agreement=agreement,
+        chain_length=agreement,
         pairs=pairs,
     )
 

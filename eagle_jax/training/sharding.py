@@ -7,6 +7,7 @@ import jax
 import optax
 
 from eagle_jax.parallel import PairSharding
+from eagle_jax.training.heads import fixed
 from eagle_jax.training.step import StepConfig, TrainState, init_state, make_optimizer
 
 
@@ -27,7 +28,7 @@ def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
         optimizer,
         lambda _, sharding: sharding,
         shapes.opt_state,
-        head,
+        fixed(head)[0],
         transform_non_params=lambda _: sharding.everywhere,
     )
     everywhere: Any = sharding.everywhere
@@ -35,7 +36,11 @@ def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
 
 
 def first_state(
-    config: StepConfig, shardings: TrainState, seed: int, target_params: Any
+    config: StepConfig,
+    shardings: TrainState,
+    seed: int,
+    target_params: Any,
+    **start: Any,
 ) -> TrainState:
     """Returns a run's first state, each shard made on its own device.
 
@@ -44,9 +49,10 @@ def first_state(
         shardings: The shardings that `state_shardings` returned.
         seed: The seed of the weights and the noise.
         target_params: The target's parameters, see `init_state`.
+        **start: What weights begin with, see `init_state`.
     """
     init = functools.partial(init_state, config, seed)
-    return jax.jit(init, out_shardings=shardings)(target_params)
+    return jax.jit(init, out_shardings=shardings)(target_params, **start)
 
 
 def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:

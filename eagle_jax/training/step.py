@@ -12,7 +12,15 @@ from flax import struct
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.models.transformer import Tables, unembed
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.heads import TrainedHead, begin_with, loss_of, tie_blocks
+from eagle_jax.training.heads import (
+    TrainedHead,
+    begin_with,
+    fixed,
+    loss_of,
+    reads_hidden,
+    tie_blocks,
+    with_fixed,
+)
 from eagle_jax.training.loss import Metrics, Unembed, target_features
 from eagle_jax.training.packing import PackedRows
 
@@ -93,7 +101,14 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     return optax.chain(clip, adamw)
 
 
-def init_state(config: StepConfig, seed: int, target_params: Any = None) -> TrainState:
+def init_state(
+    config: StepConfig,
+    seed: int,
+    target_params: Any = None,
+    *,
+    vocabulary: jax.Array | None = None,
+    params: Any = None,
+) -> TrainState:
     """Returns a run's first state, random weights included.
 
     Args:
@@ -101,16 +116,21 @@ def init_state(config: StepConfig, seed: int, target_params: Any = None) -> Trai
         seed: The seed of the weights and the noise.
         target_params: The target's parameters, whose output head heads begin with that
             have one of their own; `None` for random ones.
+        vocabulary: `[W]` int32, the tokens that an EAGLE-3 head knows, from
+            `heads.count_vocabulary`.
+        params: The weights to begin with, float32; `None` for random ones.
     """
     key = jax.random.key(seed)
-    params = init_heads(jax.random.fold_in(key, 0), config.head)
-    if target_params is not None:
-        params = begin_with(params, config.head, config.tables(target_params))
+    if params is None:
+        params = init_heads(jax.random.fold_in(key, 0), config.head)
+        if target_params is not None:
+            tables = config.tables(target_params)
+            params = begin_with(params, config.head, tables, vocabulary)
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(params),
+        opt_state=optimizer.init(fixed(params)[0]),
         key=jax.random.key_data(jax.random.fold_in(key, 1)),
     )
 
@@ -129,30 +149,42 @@ def train_step(
         state: The run's state.
         target_params: The target's frozen parameters.
         rows: The packed rows, `[B, T]` fields.
-        features: `[B, T, E]`, the target's features if they were computed before,
-            otherwise `None`.
+        features: What `read_target` returns, if it was computed before, otherwise
+            `None`.
         config: The static settings of a step. Static.
 
     Returns:
         The next state, and the loss before the step.
     """
     if features is None:
-        features = target_features(config.target, target_params, rows)
+        features = read_target(config, target_params, rows)
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
 
+    learnt, rest = fixed(state.params)
+
     def loss(params: Any) -> tuple[jax.Array, Metrics]:
+        params = with_fixed(params, rest)
         return _loss(params, target_params, features, rows, key, config)
 
-    gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+    gradients, metrics = jax.grad(loss, has_aux=True)(learnt)
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    params: Any = optax.apply_updates(cast(Any, state.params), updates)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, learnt)
+    params: Any = optax.apply_updates(cast(Any, learnt), updates)
     return (
         dataclasses.replace(
-            state, step=state.step + 1, params=params, opt_state=opt_state
+            state,
+            step=state.step + 1,
+            params=with_fixed(params, rest),
+            opt_state=opt_state,
         ),
         metrics,
     )
+
+
+def read_target(config: StepConfig, target_params: Any, rows: PackedRows) -> jax.Array:
+    """Returns what heads of a kind learn from, `[B, T, F]` or `[B, T, F + E]`."""
+    with_hidden = reads_hidden(config.head)
+    return target_features(config.target, target_params, rows, with_hidden=with_hidden)
 
 
 def eval_step(
@@ -163,8 +195,14 @@ def eval_step(
     config: StepConfig,
 ) -> Metrics:
     """Measures the head on rows, without noise and without a step."""
-    features = target_features(config.target, target_params, rows)
+    features = read_target(config, target_params, rows)
     return _loss(params, target_params, features, rows, None, config)[1]
+
+
+def as_type(params: Any, dtype: str) -> Any:
+    """Returns heads whose weights have a type; token offsets stay integers."""
+    learnt, rest = fixed(params)
+    return with_fixed(jax.tree.map(lambda x: x.astype(dtype), learnt), rest)
 
 
 def _loss(
@@ -178,7 +216,7 @@ def _loss(
     """Returns the loss of the head in the arithmetic's type, and its parts."""
     tied = tie_blocks(params, config.head)
     return loss_of(config.head)(
-        jax.tree.map(lambda x: x.astype(config.dtype), tied),
+        as_type(tied, config.dtype),
         config.tables(target_params),
         features,
         rows,

@@ -14,8 +14,10 @@ from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.files import fingerprint_file, write_json, writing
+from eagle_jax.generation.heads import open_heads
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_training
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
@@ -25,11 +27,16 @@ from eagle_jax.training.checkpoint import check_output, check_settings, remove_r
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData, read_data
 from eagle_jax.training.features import FeatureDtype, FeatureStore, write_features
-from eagle_jax.training.heads import TrainedHead, check_kind, new_head, tie_blocks
+from eagle_jax.training.heads import (
+    TrainedHead,
+    check_kind,
+    new_head,
+    tie_blocks,
+    trained_target,
+)
 from eagle_jax.training.log import plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, check_rows
-from eagle_jax.training.loss import target_features
-from eagle_jax.training.step import StepConfig
+from eagle_jax.training.step import StepConfig, read_target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +51,7 @@ class Trained:
         pair: The target as it was loaded.
         data: The data that was read.
         summary: The last evaluation in one line.
+        first: The weights that the run began with, float32; `None` for new ones.
     """
 
     target: Path
@@ -53,6 +61,7 @@ class Trained:
     pair: LoadedPair
     data: TrainingData
     summary: str
+    first: Any = None
 
 
 def train_head(
@@ -62,6 +71,7 @@ def train_head(
     config: TrainConfig,
     *,
     held_out_data: Sequence[Path] = (),
+    begin_with: Path | None = None,
     mesh: MeshShape | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -76,6 +86,8 @@ def train_head(
         output: The run's folder, see `check_output`.
         config: All settings of the run.
         held_out_data: The files to evaluate on instead of a share of the data.
+        begin_with: The folder of a head of the same kind and sizes whose weights are
+            trained further; `None` for new ones.
         mesh: The shape of the mesh; by default all devices share the rows of a step.
         resume: Whether to go on with the run in `output`, bit for bit.
         overwrite: Whether to replace the run in `output`.
@@ -99,8 +111,11 @@ def train_head(
     )
     mesh = mesh or MeshShape(data=jax.device_count())
     sharding, head = _shard(source, config, mesh)
+    read_first = None if begin_with is None else _open_first(begin_with, head, source)
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
+    if begin_with is not None:
+        identity["begin_with"] = checkpoints.fingerprint_folder(begin_with)
     if resume:
         _check_same_run(output, before, identity, config, report)
     report("reading the data")
@@ -116,8 +131,9 @@ def train_head(
     check_rows(read.rows, config.run.batch_size)
     report(f"loading {target}")
     pair = source.load(sharding)
+    target_config = trained_target(pair.target.config, head)
     step_config = StepConfig(
-        target=pair.target,
+        target=dataclasses.replace(pair.target, config=target_config),
         head=head,
         loss=config.loss,
         optimizer=config.optimizer,
@@ -133,6 +149,7 @@ def train_head(
         pair=pair,
         data=read,
         summary="no evaluation was made",
+        first=None if read_first is None else read_first(pair.params.target),
     )
     return _run(trained, sharding, report, progress)
 
@@ -174,6 +191,35 @@ def _shard(
     head = new_head(source.config, config)
     layer = getattr(head, "layer", None) or source.config.layer
     return sharding.with_drafter(layer, shapes_of(init_heads, head)), head
+
+
+def _open_first(
+    folder: Path, head: TrainedHead, source: PairSource
+) -> Callable[[Any], Any]:
+    """Returns the function that reads a head's weights, from the target's parameters.
+
+    Raises:
+        InputError: If the head is of another kind or other sizes than the new one.
+    """
+    if not isinstance(head, EagleHeadConfig | Eagle3HeadConfig):
+        raise InputError("`begin_with` is for EAGLE heads; leave it out")
+    model, load = open_heads(folder, source.config, "float32", "eagle2")
+    for field in dataclasses.fields(head):
+        given, wanted = (
+            getattr(model.config, field.name, None),
+            getattr(head, field.name),
+        )
+        if given != wanted or type(model.config) is not type(head):
+            raise InputError(
+                f"{folder} holds a head whose {field.name} is {given}, not {wanted}; "
+                "begin with a head of the kind and sizes that are trained"
+            )
+
+    def read(target_params: Any) -> Any:
+        params = load(folder, source.config, target_params, "float32")[1]
+        return dataclasses.replace(params, embedding=None)
+
+    return read
 
 
 def _identity(
@@ -250,6 +296,7 @@ def _run(
         sharding=sharding,
         data=data,
         folder=output,
+        first=trained.first,
     )
     summary = trained.summary
     with (
@@ -294,6 +341,9 @@ def _export(trained: Trained, params: Any, embedding: Any) -> None:
             folder, head, params, embedding=embedding, dtype="float32", overwrite=True
         )
         return
+    if isinstance(head, Eagle3HeadConfig):
+        checkpoints.export_eagle3(folder, head, params, dtype="float32", overwrite=True)
+        return
     params, is_hydra = tie_blocks(params, head), isinstance(head, HydraConfig)
     export: Any = checkpoints.export_hydra if is_hydra else checkpoints.export_medusa
     base = str(trained.target)
@@ -309,13 +359,14 @@ def _write_features(
     numbers as computed ones.
     """
     step = trained.step_config
-    compute = jax.jit(functools.partial(target_features, step.target))
+    compute = jax.jit(functools.partial(read_target, step))
     params, dtype = trained.pair.params.target, cast(FeatureDtype, step.dtype)
     return write_features(
         trained.head.parent / "features",
         trained.data.rows,
         lambda batch: compute(params, sharding.put_rows(batch)),
-        target=f"{checkpoints.fingerprint_folder(trained.target)}-{dtype}",
+        target=f"{checkpoints.fingerprint_folder(trained.target)}-{dtype}"
+        + "".join(f"-{layer}" for layer in step.target.config.feature_layers),
         batch_size=trained.config.run.batch_size,
         dtype=dtype,
         progress=update,

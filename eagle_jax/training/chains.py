@@ -1,0 +1,121 @@
+"""Chains drafted from every position of a text at once, as decoding drafts them.
+
+Step `n` at position `i` is the draft that decoding makes when true features end at `i`
+and `n` of the text's tokens have been drafted after it: its pair joins token `i + n +
+1` with the chain's own output of step `n - 1`, stands at position `i + n`, and sees the
+true pairs up to `i` and the chain's own pairs of steps 1 to `n`. This is at once the
+harmonised context alignment of HASS (section 3.2), whose pass `n + 1` it is, read by
+where the true features end, and the training-time test of EAGLE-3 (section 3.2).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.layers import finish, project
+from eagle_jax.models.linear import precision_of
+from eagle_jax.models.rope import rotary_tables
+from eagle_jax.training.packing import PackedRows
+
+LayerInputs = Callable[..., tuple[jax.Array, jax.Array]]
+"""A function like `models.eagle_head.layer_inputs`."""
+
+
+def segment_mask(segments: jax.Array) -> jax.Array:
+    """Returns the attention mask, `[B, T, T]` bool: causal inside each segment."""
+    length = segments.shape[1]
+    same = segments[:, :, None] == segments[:, None, :]
+    return same & jnp.tri(length, dtype=bool)
+
+
+def draft_chains(
+    layer_inputs: LayerInputs,
+    params: Any,
+    config: Any,
+    table: jax.Array,
+    features: jax.Array,
+    rows: PackedRows,
+    *,
+    steps: int,
+    recycle: Callable[[jax.Array], jax.Array],
+) -> list[jax.Array]:
+    """Drafts `steps` levels of a chain from every position, with the text's tokens.
+
+    What would reach beyond the end of a segment is computed from other tokens and
+    means nothing; weights of the loss must leave it out.
+
+    Args:
+        layer_inputs: The head's own, see `LayerInputs`. Static.
+        params: The head's weights, in the type to compute in.
+        config: The head's sizes. Static.
+        table: `[V, E]`, the embedding table.
+        features: `[B, T, E]`, the true features at the head's width.
+        rows: The rows, `[B, T]` fields.
+        steps: The number of levels, at least 1. Static.
+        recycle: A function from a level's outputs to the features of the next; HASS
+            lets no gradient through, EAGLE-3 does. Static.
+
+    Returns:
+        The outputs `[B, T, E]` of each level; those of level `n`, counted from 0, at
+        position `i` predict what the target says of token `i + n + 2`.
+    """
+    layer = config.layer
+    mask = segment_mask(rows.segments)
+    # Heads that pair a feature with its own token are there to be compared with.
+    shift = 0 if getattr(config, "inputs", None) == "feature+token" else 1
+    outputs: list[jax.Array] = []
+    entries: list[KeyValues] = []
+    for step in range(steps):
+        tokens = jnp.roll(rows.tokens, -step - shift, axis=1)
+        embedded = table[tokens].astype(features.dtype)
+        x, inputs = layer_inputs(params, config, embedded, features)
+        rotary = rotary_tables(rows.positions + step, layer.rope, layer.head_dim)
+        query, new = project(params.layer, layer, inputs, rotary)
+        entries.append(new)
+        mixed = _attend(query, entries[0], mask, entries[1:])
+        outputs.append(finish(params.layer, layer, x, mixed))
+        features = recycle(outputs[-1])
+    return outputs
+
+
+@jax.checkpoint  # Scores are made again in the backward pass: they are the memory.
+def _attend(
+    query: jax.Array, true: KeyValues, mask: jax.Array, own: Sequence[KeyValues]
+) -> jax.Array:
+    """Attends over the true pairs, and over the query's own chain, in one softmax.
+
+    Args:
+        query: `[B, T, H, A]`, the queries, rotated.
+        true: `[B, G, T, A]`, the keys and values of the pairs with true features.
+        mask: `[B, T, T]` bool, true where a query sees a true pair.
+        own: For each later level `[B, G, T, A]`: query `i` sees entry `i` alone.
+
+    Returns:
+        The heads' mixed values side by side, `[B, T, H * A]`.
+    """
+    batch, length, _, head_dim = query.shape
+    precision = precision_of(query)
+    grouped = query.reshape(batch, length, true.keys.shape[1], -1, head_dim)
+    grouped = grouped * head_dim**-0.5
+
+    def dot(pattern: str, *operands: jax.Array) -> jax.Array:
+        return jnp.einsum(
+            pattern,
+            *operands,
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+
+    scores = dot("btgra,bgsa->bgrts", grouped, true.keys)
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    for level in own:
+        each = dot("btgra,bgta->bgrt", grouped, level.keys)
+        scores = jnp.concatenate([scores, each[..., None]], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
+    mixed = dot("bgrts,bgsa->btgra", weights[..., :length], true.values)
+    for number, level in enumerate(own, length):
+        mixed += dot("bgrt,bgta->btgra", weights[..., number], level.values)
+    return mixed.astype(query.dtype).reshape(batch, length, -1)
