@@ -48,7 +48,7 @@ _FIELDS = (
     *("draft_vocab_size", "target_hidden_size", "eagle_config"),
     *("fc_norm", "norm_output"),
 )
-# The one `eagle_config` that asks for nothing but what we do anyway; others name layers.
+# The `eagle_config` that asks for nothing but what we do anyway; others name layers.
 _USUAL_FEATURES = {"use_aux_hidden_state": True}
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "transformer_layer_config"
@@ -79,7 +79,8 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
     if is_theirs:
         fields = _flat(fields)
     check_head_keys(fields, *_FIELDS, *([_LAYERS] if is_theirs else []))
-    if not fields.flag("norm_output", default=not is_theirs) and not is_theirs:
+    norms = fields.flag("norm_output", default=not is_theirs)
+    if not norms and not is_theirs:
         raise fields.refusal(
             "norm_output = false is not supported: what the output head reads is "
             "always normalised; leave the field out if this head does so, too"
@@ -98,7 +99,7 @@ def eagle3_config(folder: Path) -> Eagle3HeadConfig:
         feature_size=3 * width,
         feature_layers=_read_layers(fields, is_theirs=is_theirs),
         has_feature_norms=fields.flag("fc_norm"),
-        recycles_normed=is_theirs and fields.flag("norm_output"),
+        recycles_normed=norms and is_theirs,
     )
 
 

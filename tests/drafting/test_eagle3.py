@@ -331,28 +331,3 @@ def test_one_evaluation_compares_such_a_head_with_other_methods(
     answers = [record["choices"][0]["token_ids"] for record in records]
     assert len(answers) == 3
     assert answers[0] == answers[1] == answers[2]
-
-
-def test_a_benchmark_times_the_bare_calls_of_such_heads(
-    flags: list[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "figures.json"
-    sizes = ["--num-nodes", "5", "--depth", "2", "--width", "2", "--slots", "24"]
-    sizes += ["--prompt-length", "4", "--iterations", "2", "--repeats", "1"]
-    command = [*flags, *sizes, "--skip-compilation", "--json", str(file)]
-    assert load_main("benchmark")(command) == 0
-    assert json.loads(file.read_text())["figures"]["bare drafts"]["median"] > 0
-
-
-def test_a_target_rewrites_its_data_with_such_a_head(
-    flags: list[str], tmp_path: Path
-) -> None:
-    texts = []
-    for draft in ([], flags[2:]):
-        output = tmp_path / f"{len(texts)}.jsonl"
-        command = [*flags[:2], *draft, "--samples", "2", "--max-new-tokens", "6"]
-        command += ["--num-nodes", "5", "--depth", "2", "--width", "2"]
-        command += ["--temperature", "1", "--output", str(output)]
-        assert load_main("regenerate")(command) == 0
-        texts.append(output.read_text().splitlines()[1:])
-    assert texts[0] == texts[1] != []

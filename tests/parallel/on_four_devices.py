@@ -44,6 +44,8 @@ def eagle3() -> tiny.Pair:
     head = Eagle3HeadConfig(
         draft_vocab_size=KNOWN,
         feature_size=config.feature_size,
+        has_feature_norms=True,
+        recycles_normed=True,
         **tiny.sizes(**SIZES),
     )
     target = tiny.target_params(config)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding
+from jax.tree_util import GetAttrKey
 
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
@@ -69,7 +70,7 @@ def held(shardings: Any, arrays: Any) -> dict[str, set[tuple[int, ...]]]:
     )
     for (path, array), sharding in pairs:
         assert isinstance(sharding, NamedSharding)
-        name = path[-1].name
+        name = next(key.name for key in path[::-1] if isinstance(key, GetAttrKey))
         found.setdefault(name, set()).add(sharding.shard_shape(array.shape))
     return found
 
@@ -111,14 +112,17 @@ def test_every_weight_of_a_head_has_its_place() -> None:
 
 def test_every_weight_of_an_eagle3_head_has_its_place() -> None:
     head = Eagle3HeadConfig(
-        draft_vocab_size=32, feature_size=96, **tiny.sizes(layer=LAYER)
+        draft_vocab_size=32,
+        feature_size=96,
+        has_feature_norms=True,
+        **tiny.sizes(layer=LAYER),
     )
     params = shapes(eagle3_head.init_params, head)
     rules = draft_rules(MESH, LAYER, params)
     found = held(param_shardings(MESH, rules, params), params)
     both = dict.fromkeys(("query", "key", "value"), (64, 16))
     check(found, params, EXPECTED | both | {"output_head": (32, 8)})
-    assert {"fc", "offsets"} <= found.keys()
+    assert {"fc", "fc_norm", "offsets"} <= found.keys()
 
 
 @pytest.mark.parametrize("layer", [None, LAYER])
