@@ -48,7 +48,7 @@ _FIELDS = (
     *("draft_vocab_size", "target_hidden_size", "eagle_config"),
     *("fc_norm", "norm_output"),
 )
-# The `eagle_config` that asks for nothing but what we do anyway; others name layers.
+# The one `eagle_config` that asks for what we do anyway; others name the layers, too.
 _USUAL_FEATURES = {"use_aux_hidden_state": True}
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "transformer_layer_config"
