@@ -16,8 +16,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.drafting import TreeDrafter
-from eagle_jax.drafting.eagle import FeatureHead
+from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.cache import KeyValues, KVCache
 from eagle_jax.models.layers import LayerConfig, attend
@@ -57,7 +56,7 @@ class ContextCost:
 
 def time_contexts(
     target: Transformer,
-    model: FeatureHead,
+    model: EagleHead | Eagle3Head,
     tree: TreeConfig,
     params: Params,
     lengths: Sequence[int],
@@ -165,7 +164,10 @@ class _Text:
 
 
 def _time_attention(
-    target: Transformer, model: FeatureHead, tree: TreeConfig, iterations: int
+    target: Transformer,
+    model: EagleHead | Eagle3Head,
+    tree: TreeConfig,
+    iterations: int,
 ) -> Callable[[DecodeState], float]:
     """Returns a function that times all calls of `attend` of one round, in seconds."""
     # Each later call of the head also sees the unconfirmed tokens before it.

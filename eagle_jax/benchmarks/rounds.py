@@ -27,8 +27,7 @@ from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import TreeDrafter
-from eagle_jax.drafting.eagle import FeatureHead
+from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.interface import Params, TargetOutput
 from eagle_jax.models.transformer import Transformer, TransformerParams
 from eagle_jax.tree import DraftTree, root_only
@@ -71,7 +70,7 @@ class Pair:
     """
 
     target: Transformer
-    model: FeatureHead
+    model: EagleHead | Eagle3Head
     tree: TreeConfig
     params: Params
     batch: int

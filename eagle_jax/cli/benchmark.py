@@ -37,8 +37,7 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import round_up_slots
-from eagle_jax.drafting import TreeDrafter
-from eagle_jax.drafting.eagle import FeatureHead
+from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
@@ -117,10 +116,10 @@ def _tree_config(arguments: argparse.Namespace) -> TreeConfig:
     )
 
 
-def _head(pair: LoadedPair) -> FeatureHead:
+def _head(pair: LoadedPair) -> EagleHead | Eagle3Head:
     drafter = pair.drafter
     assert isinstance(drafter, TreeDrafter), "a benchmark's pair drafts trees"
-    assert isinstance(drafter.model, FeatureHead), "with a head"
+    assert isinstance(drafter.model, EagleHead | Eagle3Head), "with a head"
     return drafter.model
 
 

@@ -175,6 +175,7 @@ def judged_logits(folder: Path, table: Any, features: Any, tokens: Any) -> np.nd
 
     found = []
     features = torch.tensor(np.asarray(features))
+    feature = features[0]
     for place, token in enumerate(tokens):
         if place < len(features):
             feature = features[place]
