@@ -58,7 +58,9 @@ from eagle_jax.tuning.prediction import (
 )
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
-_STATIC = ("eagle1", "medusa", "hydra", "recycling")
+STATIC = ("eagle1", "medusa", "hydra", "recycling")
+"""The methods whose trees are static."""
+
 _FINALISTS = 5
 
 _Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
@@ -118,7 +120,7 @@ def _tune(arguments: argparse.Namespace) -> int:
     given = _check(arguments)
     if arguments.method in tried.METHODS:
         pair, prompts, entries = _tune_tried(arguments, given)
-    elif arguments.method in _STATIC:
+    elif arguments.method in STATIC:
         pair, prompts, entries = _tune_static(arguments)
     else:
         pair, prompts, entries = _tune_dynamic(arguments, given)
@@ -288,7 +290,7 @@ def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is tuned for depends on the text")
     max_depth = arguments.max_depth or static.MAX_DEPTH
-    if method in _STATIC:
+    if method in STATIC:
         wanted = f"at most {static.MAX_DEPTH} for a static tree"
         require(max_depth <= static.MAX_DEPTH, "--max-depth", max_depth, wanted)
     for name, setting in (("grid", "num_nodes"), ("calibration", "calibration")):
