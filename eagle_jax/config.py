@@ -113,6 +113,8 @@ class TreeConfig:
         guesses: Of lookahead: the n-grams that are kept per token, and tried.
         min_match: Of eagle2+lookup: copy what followed the text's end before if at
             least so many tokens match.
+        max_ngram: Of lookup: the most tokens by which earlier text is told to match the
+            text's end; a longer match is copied first.
     """
 
     num_nodes: int = 60
@@ -129,6 +131,7 @@ class TreeConfig:
     window: int = 7
     guesses: int = 7
     min_match: int = 5
+    max_ngram: int = 3
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
@@ -141,7 +144,9 @@ class TreeConfig:
         for name in ("window", "guesses"):
             value = getattr(self, name)
             require(value >= 1, name, value, "at least 1")
-        require(1 <= self.min_match <= 64, "min_match", self.min_match, "1 to 64")
+        for name in ("min_match", "max_ngram"):
+            value = getattr(self, name)
+            require(1 <= value <= 64, name, value, "1 to 64")
         for name in ("kappa", "sharpness"):
             value = getattr(self, name)
             if value is None:

@@ -33,6 +33,7 @@ TREE, SAMPLING, DECODING = TreeConfig, SamplingConfig, DecodingConfig
             for name in ("kappa", "sharpness")
             for value in (0.0, -1.0, NAN, INF)
         ),
+        *((TREE, n, x, "1 to 64") for n in ("min_match", "max_ngram") for x in (0, 65)),
         (TREE, "kappa", 1e39, "at most 3.4e38"),
         *((SAMPLING, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
         (SAMPLING, "temperature", 1e39, "at most 3.4e38"),

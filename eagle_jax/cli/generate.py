@@ -47,7 +47,7 @@ from eagle_jax.parallel import MeshShape, shard_pair
 from eagle_jax.parsing import read_json
 
 # Other settings come with every pair, whatever drafts: these are asked for.
-_OWN_SETTINGS = ("choices", "level", "window", "guesses", "min_match")
+_OWN_SETTINGS = ("choices", "level", "window", "guesses", "min_match", "max_ngram")
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 
 

@@ -4,23 +4,23 @@
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
     eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
     eagle-jax tune --method medusa --target FOLDER --draft FOLDER --prompts FILE
+    eagle-jax tune --method lookup --target FOLDER --prompts FILE
 
 It times the parts of a round, records once what the draft proposes and the target
 writes, ranks a grid of trees by both, and runs the best few for real beside plain
 decoding. For methods whose tree is static it measures how often drafts of each depth
-and rank are right, and runs the best trees of a few sizes. What drafts from the text so
-far (lookup, lookahead, recycling, eagle2+lookup) has no costs and rates per level to
-predict from: compare its settings with `eagle-jax evaluate`. Without a target it tunes
-the embedded pair. The file that it writes is for `eagle-jax generate --config`.
+and rank are right, and runs the best trees of a few sizes. Of chain, lookup, lookahead
+and eagle2+lookup it runs a few settings, without a prediction. Without a target it
+tunes the embedded pair. The file that it writes is for `eagle-jax generate --config`.
 """
 
 import argparse
 import dataclasses
 import importlib.metadata
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -31,27 +31,37 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
+from eagle_jax.cli.tune_tables import cost_table, result_table
 from eagle_jax.config import GenerateConfig, TreeConfig, require
 from eagle_jax.decoding.requests import bucket_prompt
-from eagle_jax.drafting import TreeDrafter
+from eagle_jax.decoding.speculative import AcceptanceRule
+from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_whole
 from eagle_jax.generation import text
-from eagle_jax.generation.methods import check_draft
-from eagle_jax.generation.pairs import (
-    LoadedPair,
-    PairSource,
-    open_pair,
-)
+from eagle_jax.generation.heads import refuse_draft
+from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
+from eagle_jax.generation.pairs import LoadedPair, PairSource, make_drafter, open_pair
+from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.runner import Runner
-from eagle_jax.markdown import decimals
+from eagle_jax.interface import Drafter
 from eagle_jax.tree import Topology
-from eagle_jax.tuning import contest, static
-from eagle_jax.tuning.costs import StepCosts
-from eagle_jax.tuning.prediction import finalists, grid, parse_grid, predict, show
+from eagle_jax.tuning import contest, static, tried
+from eagle_jax.tuning.prediction import (
+    Prediction,
+    finalists,
+    grid,
+    parse_grid,
+    predict,
+    show,
+    sizes,
+)
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
-_STATIC = ("eagle1", "medusa", "hydra")
+STATIC = ("eagle1", "medusa", "hydra", "recycling")
+"""The methods whose trees are static."""
+
+_FINALISTS = 5
 
 _Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
 """A pair, its prompts, and the trees that were run, the quickest first."""
@@ -71,10 +81,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
     add(
         "--method",
-        choices=("eagle2", "small-model", *_STATIC),
+        choices=[name for name in SETTINGS if name != "autoregressive"],
         default="eagle2",
-        help="the tree of eagle1, medusa and hydra is static: its paths go into a JSON "
-        "file beside the settings",
+        help="the tree of eagle1, medusa, hydra and recycling is static: its paths go "
+        "into a JSON file beside the settings",
     )
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
@@ -89,34 +99,70 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-size", type=int, default=1)
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add("--max-nodes", type=int, default=64, help="largest tree, root included")
-    add("--max-depth", type=int, default=8, help="deepest tree")
+    add("--max-depth", type=int, help="deepest tree; default 8, or any")
     add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
     add("--sweep", action="store_true", help="with --grid: run all of them for real")
-    add("--finalists", type=int, default=5, help="trees that are run for real")
+    add("--finalists", type=int, help=f"trees run for real; default {_FINALISTS}")
     add("--repeats", type=int, default=5, help="measurements of each")
     add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
     arguments = parser.parse_args(argv)
     has_embedded = arguments.method not in ("medusa", "hydra")
     if has_embedded and arguments.target is None and arguments.draft is None:
         arguments.target = str(assets.TARGET)
-        is_small = arguments.method == "small-model"
-        arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
+        if arguments.method in DRAFTS:
+            is_small = arguments.method == "small-model"
+            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
         arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
     return arguments
 
 
 def _tune(arguments: argparse.Namespace) -> int:
     given = _check(arguments)
-    tune = _tune_static if arguments.method in _STATIC else _tune_dynamic
-    pair, prompts, entries = tune(arguments, given)
+    if arguments.method in tried.METHODS:
+        pair, prompts, entries = _tune_tried(arguments, given)
+    elif arguments.method in STATIC:
+        pair, prompts, entries = _tune_static(arguments)
+    else:
+        pair, prompts, entries = _tune_dynamic(arguments, given)
     _write(arguments, pair, len(prompts), entries[0])
     return 0
 
 
-def _tune_dynamic(arguments: argparse.Namespace, given: list[TreeConfig]) -> _Tuned:
-    trees = [
-        dataclasses.replace(tree, calibration=arguments.calibration) for tree in given
-    ]
+def _tune_tried(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tuned:
+    method, rule = arguments.method, _rule(arguments)
+    source = open_pair(
+        arguments.target,
+        arguments.draft,
+        tree=trees[0],
+        dtype=arguments.dtype,
+        method=method,
+        rule=rule,
+    )
+
+    def drafter_of(tree: TreeConfig) -> Drafter:
+        size = source.config.vocab_size
+        drafter = make_drafter(method, source.draft, tree, rule, vocab_size=size)
+        assert drafter is not None, "plain decoding has no settings"
+        return drafter
+
+    if arguments.grid is None:
+        trees = tried.fitting(
+            trees,
+            drafter_of,
+            max_nodes=arguments.max_nodes,
+            max_depth=arguments.max_depth,
+        )
+    for tree in trees:
+        check_depth(tree, source.config)
+        _check_room(arguments, source, drafter_of(tree))
+    pair, measured = _load(arguments, source, drafter_of)
+    entries = measured.run([Prediction(tree=tree) for tree in trees], "settings")
+    title = f"{method}, {'/'.join(sizes(method))}"
+    Console().print(_results(title, arguments, entries))
+    return pair, measured.prompts, entries
+
+
+def _tune_dynamic(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tuned:
     source = open_pair(
         arguments.target,
         arguments.draft,
@@ -129,34 +175,29 @@ def _tune_dynamic(arguments: argparse.Namespace, given: list[TreeConfig]) -> _Tu
         ),
         dtype=arguments.dtype,
         method=arguments.method,
-        rule="greedy" if arguments.temperature == 0 else "coupled",
+        rule=_rule(arguments),
     )
-    assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
+    drafter_of = _with_tree(source)
     for tree in trees:
-        dataclasses.replace(
-            source, drafter=dataclasses.replace(source.drafter, tree=tree)
-        ).check_room(
-            batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
-        )
-    pair, measured = _load(arguments, source)
+        _check_room(arguments, source, drafter_of(tree))
+    pair, measured = _load(arguments, source, drafter_of)
     costs = contest.time_parts(measured, trees)
     recorded = contest.record_texts(measured, trees)
     ranking = predict(trees, recorded, costs, batch_size=arguments.batch_size)
-    where = f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
     console = Console()
-    console.print(_cost_table(f"costs, {where}", costs))
+    console.print(cost_table(f"costs, {_where(arguments)}", costs))
 
-    chosen = finalists(ranking, arguments.finalists)
+    chosen = finalists(ranking, arguments.finalists or _FINALISTS)
     entries = measured.run(chosen, "finalists")
-    console.print(_result_table(f"finalists, {where}", entries))
+    console.print(_results("finalists", arguments, entries))
     if arguments.sweep:
         swept = measured.run(ranking, "sweep")
-        console.print(_result_table(f"sweep, {where}", swept))
+        console.print(_results("sweep", arguments, swept))
         print(contest.distance(entries[0], swept))
     return pair, measured.prompts, entries
 
 
-def _tune_static(arguments: argparse.Namespace, _: list[TreeConfig]) -> _Tuned:
+def _tune_static(arguments: argparse.Namespace) -> _Tuned:
     source = open_pair(
         arguments.target,
         arguments.draft,
@@ -164,36 +205,62 @@ def _tune_static(arguments: argparse.Namespace, _: list[TreeConfig]) -> _Tuned:
         dtype=arguments.dtype,
         method=arguments.method,
     )
-    drafter = source.drafter
-    assert isinstance(drafter, TreeDrafter)
-    wide = static.widest_tree(static.deepest(drafter, arguments.max_depth))
-    source = dataclasses.replace(
-        source, drafter=dataclasses.replace(drafter, tree=wide)
-    )
-    source.check_room(
-        batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
-    )
-    pair, measured = _load(arguments, source)
+    assert source.drafter is not None, "these methods draft"
+    wide = static.recorded_tree(source.drafter, arguments.max_depth or static.MAX_DEPTH)
+    drafter_of = _with_tree(source)
+    _check_room(arguments, source, drafter_of(wide))
+    pair, measured = _load(arguments, source, drafter_of)
     rates = static.measure_rates(measured, wide)
     trees = static.static_trees(
-        rates, max_nodes=arguments.max_nodes, count=arguments.finalists
+        rates,
+        max_nodes=arguments.max_nodes,
+        count=arguments.finalists or _FINALISTS,
     )
     entries = measured.run(trees, "finalists")
-    where = f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
-    Console().print(_result_table(f"static trees, {where}", entries))
+    Console().print(_results("static trees", arguments, entries))
     return pair, measured.prompts, entries
 
 
+def _rule(arguments: argparse.Namespace) -> AcceptanceRule:
+    return "greedy" if arguments.temperature == 0 else "coupled"
+
+
+def _where(arguments: argparse.Namespace) -> str:
+    return f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
+
+
+def _results(
+    title: str, arguments: argparse.Namespace, entries: list[contest.Entry]
+) -> Table:
+    return result_table(f"{title}, {_where(arguments)}", arguments.method, entries)
+
+
+def _with_tree(source: PairSource) -> Callable[[TreeConfig | Topology], Drafter]:
+    """Returns the function from a tree to the pair's drafter with that tree."""
+    drafter = source.drafter
+    assert isinstance(drafter, TreeDrafter | RecyclingDrafter), "these draft trees"
+    return lambda tree: dataclasses.replace(drafter, tree=tree)
+
+
+def _check_room(
+    arguments: argparse.Namespace, source: PairSource, drafter: Drafter
+) -> None:
+    dataclasses.replace(source, drafter=drafter).check_room(
+        batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
+    )
+
+
 def _load(
-    arguments: argparse.Namespace, source: PairSource
+    arguments: argparse.Namespace,
+    source: PairSource,
+    drafter_of: Callable[[Any], Drafter],
 ) -> tuple[LoadedPair, contest.Contest]:
-    assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
     prompts = _choose_prompts(arguments, source)
     say(f"loading {arguments.target}")
     pair = source.load()
     return pair, contest.Contest(
         plain=_plain_runner(arguments, pair, prompts),
-        drafter=source.drafter,
+        drafter_of=drafter_of,
         prompts=prompts,
         repeats=arguments.repeats,
         progress=progress,
@@ -201,39 +268,53 @@ def _load(
 
 
 def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
-    """Refuses flags that cannot be run, before long work starts; returns the grid."""
+    """Refuses flags that cannot be run, before long work; returns what may be run."""
     check_writable(arguments.output)
     for name in ("num_prompts", "max_depth", "finalists", "repeats", "batch_size"):
         value = getattr(arguments, name)
-        require(value >= 1, "--" + name.replace("_", "-"), value, "at least 1")
+        holds = value is None or value >= 1
+        require(holds, "--" + name.replace("_", "-"), value, "at least 1")
     for name in ("max_nodes", "max_new_tokens"):
         value = getattr(arguments, name)
         require(value >= 2, "--" + name.replace("_", "-"), value, "at least 2")
     # Settings that lie outside their range are refused here.
     join_settings(GenerateConfig, None, arguments)
-    check_draft(arguments.method, arguments.draft)
-    if arguments.target is None or arguments.draft is None:
+    method = arguments.method
+    check_draft(method, arguments.draft)
+    if arguments.draft is not None and method not in DRAFTS:
+        refuse_draft(arguments.draft, method)
+    if arguments.target is None:
         raise InputError(
             "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
         )
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is tuned for depends on the text")
-    is_static = arguments.method in _STATIC
-    if is_static:
-        depth = arguments.max_depth
+    max_depth = arguments.max_depth or static.MAX_DEPTH
+    if method in STATIC:
         wanted = f"at most {static.MAX_DEPTH} for a static tree"
-        require(depth <= static.MAX_DEPTH, "--max-depth", depth, wanted)
-    for name in ("grid", "calibration"):
-        if is_static and getattr(arguments, name) is not None:
+        require(max_depth <= static.MAX_DEPTH, "--max-depth", max_depth, wanted)
+    for name, setting in (("grid", "num_nodes"), ("calibration", "calibration")):
+        if getattr(arguments, name) is not None and setting not in SETTINGS[method]:
+            readers = ", ".join(one for one in SETTINGS if setting in SETTINGS[one])
             raise InputError(
-                f"--{name} is for dynamic trees, and that of method {arguments.method} "
-                "is static; leave it out"
+                f"--{name} is for methods that read {setting}: {readers}; leave it out "
+                f"for {method}"
             )
-    if arguments.grid is not None:
-        return parse_grid(arguments.grid)
-    if arguments.sweep:
+    is_tried = method in tried.METHODS
+    if is_tried and (arguments.sweep or arguments.finalists is not None):
+        raise InputError(
+            "--sweep and --finalists choose from predictions, and all settings of "
+            f"{method} are run for real; leave them out"
+        )
+    given = None if arguments.grid is None else parse_grid(arguments.grid)
+    if given is None and arguments.sweep:
         raise InputError('--sweep runs all trees of a grid: give --grid "8/7/1 10/4/4"')
-    return grid(arguments.max_nodes, arguments.max_depth)
+    if is_tried:
+        trees = tried.settings(method, given)
+    else:
+        trees = given or grid(arguments.max_nodes, max_depth)
+    calibration = arguments.calibration
+    return [dataclasses.replace(tree, calibration=calibration) for tree in trees]
 
 
 def _choose_prompts(
@@ -277,46 +358,6 @@ def _plain_runner(
     )
 
 
-def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
-    """Returns a table of trees beside plain decoding.
-
-    Its "known" is the share of tokens at which the prediction guesses nothing.
-    """
-    table = Table(
-        *("tree", "known", "predicted tokens/round", "speedup"),
-        *("measured tokens/round", "speedup"),
-        title=title,
-    )
-    for entry in measured:
-        prediction = entry.prediction
-        table.add_row(
-            show(prediction.tree),
-            "-" if math.isnan(prediction.certainty) else f"{prediction.certainty:.1%}",
-            f"{prediction.tokens_per_round:.3f}",
-            decimals(prediction.speedup),
-            f"{entry.tokens_per_round:.3f}",
-            f"{entry.speedup:.2f}",
-        )
-    table.add_row("plain decoding", "", "1.000", "1.00", "1.000", "1.00")
-    return table
-
-
-def _cost_table(title: str, costs: StepCosts) -> Table:
-    """Returns a table of the costs of a round's parts."""
-    table = Table("part", "by", "milliseconds", title=title)
-
-    def add(part: str, by: str, values: dict[int, float]) -> None:
-        shown = ", ".join(f"{key}: {1e3 * x:.2f}" for key, x in sorted(values.items()))
-        table.add_row(part, by, shown)
-
-    table.add_row("plain decoding", "", f"{1e3 * costs.token:.2f}")
-    add("verification", "nodes", costs.verify)
-    add("first level", "width", costs.read)
-    add("each further level", "width", costs.step)
-    table.add_row("rest of a round", "", f"{1e3 * costs.overhead:.2f}")
-    return table
-
-
 def _write(
     arguments: argparse.Namespace,
     pair: LoadedPair,
@@ -328,7 +369,8 @@ def _write(
     version = importlib.metadata.version("jax")
     comments = (
         f"eagle-jax tune on {device}, {pair.target.dtype}, jax {version}",
-        f"target {arguments.target}, draft {arguments.draft}",
+        f"target {arguments.target}"
+        + (f", draft {arguments.draft}" if arguments.draft else ""),
         f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
         f"tokens each, temperature {arguments.temperature:g}",
     )
@@ -346,7 +388,7 @@ def _write(
         comments=comments,
     )
     write_whole(arguments.output, settings)
-    found = show(tree)
+    found = show(tree, arguments.method)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
     else:

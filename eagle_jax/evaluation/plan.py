@@ -57,6 +57,8 @@ class RunPlan:
         elif "level" in known:
             parts += [f"{tree.level}-{tree.window}-{tree.guesses}"]
         parts += [f"match{tree.min_match}"] if "min_match" in known else []
+        if "max_ngram" in known and tree.max_ngram != TreeConfig.max_ngram:
+            parts += [f"ngram{tree.max_ngram}"]
         if "choices" in known and tree.choices is not None:
             parts += [Path(tree.choices).stem]
         if "rank_by" in known:
@@ -192,7 +194,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     """
     config = plan.config
     shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
-    for name in ("level", "window", "guesses", "min_match"):
+    for name in ("level", "window", "guesses", "min_match", "max_ngram"):
         if name in SETTINGS[plan.method]:
             shape[name] = getattr(config.tree, name)
     if "choices" in SETTINGS[plan.method]:

@@ -26,7 +26,7 @@ TREE = (
     *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
     *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
-    *("choices", "level", "window", "guesses", "min_match"),
+    *("choices", "level", "window", "guesses", "min_match", "max_ngram"),
 )
 """The settings of one method."""
 

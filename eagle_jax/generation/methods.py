@@ -60,7 +60,7 @@ SETTINGS: Mapping[Method, tuple[str, ...]] = {
     "small-model": _DYNAMIC,
     "recycling": ("choices", "acceptance"),
     "lookahead": ("level", "window", "guesses", "acceptance"),
-    "lookup": ("num_nodes", "depth", "width", "acceptance"),
+    "lookup": ("num_nodes", "depth", "width", "max_ngram", "acceptance"),
     "autoregressive": (),
 }
 """The settings that each method reads; one that changes nothing would mislead."""
@@ -281,4 +281,6 @@ def lookup_drafter(tree: TreeConfig) -> LookupDrafter:
             matches are followed as `num_nodes` allows, `width` at most.
     """
     matches = min(tree.width, (tree.num_nodes - 1) // max(tree.levels, 1))
-    return LookupDrafter(depth=tree.levels, num_matches=max(matches, 1))
+    return LookupDrafter(
+        depth=tree.levels, num_matches=max(matches, 1), max_ngram=tree.max_ngram
+    )

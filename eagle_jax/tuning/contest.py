@@ -10,19 +10,18 @@ import numpy as np
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.requests import make_requests, round_up_slots
-from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.runner import Runner
+from eagle_jax.interface import Drafter
 from eagle_jax.progress import Progress
 from eagle_jax.tree import Topology
 from eagle_jax.tuning.costs import StepCosts, num_programs, time_steps
-from eagle_jax.tuning.prediction import NODES, Prediction, show
+from eagle_jax.tuning.prediction import NODES, Prediction, show, sizes
 from eagle_jax.tuning.recording import Recording, all_candidates, record
 
 MOST_TREES = 12
 """The most trees measured in turns: their programs must all be kept meanwhile."""
 
-_SIZES = ("num_nodes", "depth", "width")
 _TIMED_STEPS = 12
 _TIMED_DEPTH = 4  # Deeper programs take long to compile.
 _RECORDED_TOGETHER = 8  # Rows of a batch; recording is not timed.
@@ -85,7 +84,7 @@ class Contest:
 
     Attributes:
         plain: The runner that decodes plainly; others differ in their drafter alone.
-        drafter: The pair's drafter, of any tree.
+        drafter_of: The function from a tree to the drafter that grows it.
         prompts: The prompts' ids.
         repeats: The number of measurements of each way.
         progress: Called to show how far work is, with a label and a total, as
@@ -93,14 +92,10 @@ class Contest:
     """
 
     plain: Runner
-    drafter: TreeDrafter
+    drafter_of: Callable[[TreeConfig | Topology], Drafter]
     prompts: list[list[int]]
     repeats: int
     progress: Progress
-
-    def drafter_of(self, tree: TreeConfig | Topology) -> TreeDrafter:
-        """Returns the drafter that grows a tree."""
-        return dataclasses.replace(self.drafter, tree=tree)
 
     def num_slots(self, depth: int) -> int:
         """Returns the slots of every cache, `S`."""
@@ -278,7 +273,7 @@ def settings_file(
         "times the speed of plain decoding"
     )
     if not pays:
-        figures = f"no tree pays; the best, {show(tree)}: {figures}"
+        figures = f"no tree pays; the best, {show(tree, method)}: {figures}"
     lines = [f"# {line}".rstrip() for line in (*comments, figures)]
     if pays:
         table = "sampled_tree" if temperature > 0 else "tree"
@@ -286,7 +281,7 @@ def settings_file(
         if isinstance(tree, Topology):
             lines.append(f"choices = {json.dumps(choices)}")
         else:
-            lines += [f"{name} = {getattr(tree, name)}" for name in _SIZES]
+            lines += [f"{name} = {getattr(tree, name)}" for name in sizes(method)]
             if tree.calibration is not None:
                 lines.append(f"calibration = {json.dumps(tree.calibration)}")
     chosen = method if pays else "autoregressive"
@@ -298,7 +293,7 @@ def settings_file(
 
 def _record_batch(
     contest: Contest,
-    drafters: dict[int, TreeDrafter],
+    drafters: dict[int, Drafter],
     widths: Sequence[int],
     numbers: range,
 ) -> list[dict[int, Recording]]:

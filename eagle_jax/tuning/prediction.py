@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import Method, TreeConfig
 from eagle_jax.errors import InputError
+from eagle_jax.generation.methods import SETTINGS
 from eagle_jax.tree import Topology
 from eagle_jax.tuning.costs import StepCosts
 from eagle_jax.tuning.recording import Recording
@@ -31,14 +32,15 @@ class Prediction:
 
     Attributes:
         tree: The tree's settings, or a static tree.
-        tokens_per_round: The expected number of emitted tokens per round.
+        tokens_per_round: The expected number of emitted tokens per round; NaN where
+            none is predicted.
         speedup: The expected speed over plain decoding's; NaN where none is predicted.
         certainty: The share of the text's tokens at which the tree is known exactly;
             NaN where rates alone are known.
     """
 
     tree: TreeConfig | Topology
-    tokens_per_round: float
+    tokens_per_round: float = math.nan
     speedup: float = math.nan
     certainty: float = math.nan
 
@@ -93,11 +95,19 @@ def parse_grid(text: str) -> list[TreeConfig]:
     return trees
 
 
-def show(tree: TreeConfig | Topology) -> str:
-    """Returns a tree's settings as `parse_grid` reads them; no width if static."""
+def sizes(method: Method) -> list[str]:
+    """Returns the names of the numbers that a method reads, those of a tree first."""
+    default = TreeConfig()
+    return [
+        name for name in SETTINGS[method] if type(getattr(default, name, None)) is int
+    ]
+
+
+def show(tree: TreeConfig | Topology, method: Method = "eagle2") -> str:
+    """Returns a method's `sizes` as `parse_grid` reads them; no width if static."""
     if isinstance(tree, Topology):
         return f"{tree.num_nodes}/{tree.depth}"
-    return f"{tree.num_nodes}/{tree.depth}/{tree.width}"
+    return "/".join(str(getattr(tree, name)) for name in sizes(method))
 
 
 def predict(

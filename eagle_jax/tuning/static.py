@@ -15,7 +15,8 @@ from eagle_jax.decoding.speculative import Round
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.drafting.heads import most_levels
 from eagle_jax.errors import InputError
-from eagle_jax.tree import Topology, from_paths, optimal_topology
+from eagle_jax.interface import Drafter
+from eagle_jax.tree import RECYCLING_TREE, Topology, from_paths, optimal_topology
 from eagle_jax.tuning.contest import Contest
 from eagle_jax.tuning.prediction import Prediction
 
@@ -27,9 +28,18 @@ _WIDTH = 10  # Medusa's TOPK: the ranks that published trees have.
 _MOST_RECORDED = 256  # Nodes, which the target verifies in every recorded round.
 
 
-def deepest(drafter: TreeDrafter, max_depth: int) -> int:
-    """Returns the depth of the deepest tree: heads that draft a level each end it."""
-    return min(most_levels(drafter.model) or max_depth, max_depth)
+def recorded_tree(drafter: Drafter, max_depth: int) -> Topology:
+    """Returns the tree that is drafted to measure rates.
+
+    Args:
+        drafter: The drafter, of any tree. Heads that draft a level each end it, and
+            Token Recycling fills its matrix from all that is drafted, so that a wider
+            tree than its own would make it better than it is.
+        max_depth: The largest depth, at most `MAX_DEPTH`.
+    """
+    if isinstance(drafter, TreeDrafter):
+        return widest_tree(min(most_levels(drafter.model) or max_depth, max_depth))
+    return RECYCLING_TREE.cut(max_depth)
 
 
 def widest_tree(depth: int) -> Topology:
@@ -95,9 +105,7 @@ def measure_rates(contest: Contest, tree: Topology) -> np.ndarray:
     Raises:
         InputError: If no text has a second token.
     """
-    runner = dataclasses.replace(
-        contest.plain, drafter=dataclasses.replace(contest.drafter, tree=tree)
-    )
+    runner = dataclasses.replace(contest.plain, drafter=contest.drafter_of(tree))
     rounds: list[Round] = []
     with contest.progress("recording", len(contest.prompts)) as done:
         for start in range(0, len(contest.prompts), runner.batch_size):

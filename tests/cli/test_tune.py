@@ -4,10 +4,15 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from eagle_jax.config import GenerateConfig, load_config
+from eagle_jax.cli import tune as command
+from eagle_jax.config import GenerateConfig, Method, load_config
+from eagle_jax.generation.methods import DRAFTS
+from eagle_jax.tuning import contest, tried
+from eagle_jax.tuning.prediction import show
 from tests.conftest import Main, load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -51,16 +56,63 @@ def test_what_is_written_can_be_generated_with(output: str, flags: list[str]) ->
     assert names == ["prompts.json", "tuned.toml"]
 
 
+def test_every_method_but_plain_decoding_is_tuned(
+    tune: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = {"eagle2", "small-model", *command.STATIC, *tried.METHODS}
+    assert tuned == {*get_args(Method)} - {"autoregressive"}
+    for method in tuned:
+        given = ["--method", method, "--target", "a", "--draft", "b", "--repeats", "0"]
+        assert tune(given) == 2
+        assert "--repeats = 0 must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "settings", "tree"),
+    [
+        ("lookahead", ["--max-nodes", "4"], "level/window/guesses", "2/2/2"),
+        ("eagle2+lookup", ["--grid", "2/1/1"], "num_nodes/depth/width", "2/1/1/3"),
+    ],
+)
+def test_settings_without_a_prediction_are_run(
+    tune: Main,
+    tiny_pair: Path,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    method: Method,
+    sizes: list[str],
+    settings: str,
+    tree: str,
+) -> None:
+    # Of equally quick ones the first is taken.
+    monkeypatch.setattr(contest.Timing, "speedup", lambda *_: 2.0)
+    given = ["--target", f"{tiny_pair}/target", "--method", method, *sizes]
+    given += ["--draft", f"{tiny_pair}/head"] if method in DRAFTS else []
+    given += ["--prompts", flags[flags.index("--prompts") + 1], "--repeats", "1"]
+    given += ["--max-new-tokens", "8", "--output", f"{tmp_path}/tuned.toml"]
+    assert tune(given) == 0
+    printed = capsys.readouterr().out
+    assert f"{method}, {settings}" in printed
+    assert f"{tree}: 2.00 times" in printed
+    config = load_config(tmp_path / "tuned.toml", GenerateConfig)
+    assert config.decoding.method == method
+    assert show(config.tree, method) == tree
+
+
+@pytest.mark.parametrize("method", ["eagle1", "recycling"])
 def test_a_static_tree_is_found_for_a_method_that_has_one(
-    tune: Main, tiny_pair: Path, flags: list[str], tmp_path: Path
+    tune: Main, tiny_pair: Path, flags: list[str], tmp_path: Path, method: Method
 ) -> None:
     prompts = flags[flags.index("--prompts") + 1]
-    given = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
-    given += ["--method", "eagle1", "--prompts", prompts, "--max-depth", "2"]
+    given = ["--target", f"{tiny_pair}/target"]
+    given += ["--draft", f"{tiny_pair}/head"] if method in DRAFTS else []
+    given += ["--method", method, "--prompts", prompts, "--max-depth", "2"]
     given += ["--max-new-tokens", "8", "--repeats", "1", "--max-nodes", "3"]
     assert tune([*given, "--output", f"{tmp_path}/tuned.toml"]) == 0
     config = load_config(tmp_path / "tuned.toml", GenerateConfig)
-    pays = config.decoding.method == "eagle1"
+    pays = config.decoding.method == method
     assert pays or config.decoding.method == "autoregressive"
     choices = tmp_path / "tuned.choices.json"
     assert choices.is_file() == pays

@@ -33,6 +33,7 @@ def test_a_runs_name_has_the_settings_of_its_method() -> None:
         "lookahead:level=3,window=2,guesses=1": "lookahead-3-2-1",
         "eagle2+lookup": "eagle2+lookup-60-6-10-match5",
         "eagle2+lookup:min_match=9": "eagle2+lookup-60-6-10-match9",
+        "lookup:max_ngram=5": "lookup-60-6-10-ngram5",
     }
     wanted = [f"{name}-t0-b1" for name in methods.values()]
     assert names(*methods, temperatures=(0.0,)) == wanted
@@ -118,6 +119,7 @@ def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
             "lookup": (11, 10),
         }[method]
         assert found["choices"] is found["min_match"] is None
+        assert found["max_ngram"] == (3 if method == "lookup" else None)
     assert names("lookahead:window=9", temperatures=(0.0,)) == ["lookahead-5-9-7-t0-b1"]
 
 

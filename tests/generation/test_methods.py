@@ -9,7 +9,7 @@ import pytest
 
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import Calibration, Confidence, RecyclingDrafter
+from eagle_jax.drafting import Calibration, Confidence, LookupDrafter, RecyclingDrafter
 from eagle_jax.drafting.calibration import UNCALIBRATED
 from eagle_jax.generation.methods import (
     switch_drafter,
@@ -116,6 +116,13 @@ def test_recycling_fills_its_own_tree_or_the_one_that_is_named(
 ) -> None:
     drafter = weightless_drafter("recycling", TreeConfig(choices=choices), 24)
     assert drafter == RecyclingDrafter(vocab_size=24, tree=tree)
+
+
+@pytest.mark.parametrize("longest", [1, 64])
+def test_lookup_seeks_matches_as_long_as_told(longest: int) -> None:
+    chain = TreeConfig(num_nodes=5, depth=4, width=1, max_ngram=longest)
+    drafter = weightless_drafter("lookup", chain, 24)
+    assert drafter == LookupDrafter(depth=4, num_matches=1, max_ngram=longest)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, load_config
-from eagle_jax.tuning.contest import Entry, Timing, distance, entries, settings_file
+from eagle_jax.tuning import tried
+from eagle_jax.tuning.contest import (
+    MOST_TREES,
+    Entry,
+    Timing,
+    distance,
+    entries,
+    settings_file,
+)
 from eagle_jax.tuning.prediction import Prediction, parse_grid, show
 
 
@@ -51,6 +59,26 @@ def test_the_best_tree_is_recommended_if_it_pays(
     config = load_config(file, GenerateConfig)
     assert config.decoding.method == "autoregressive"
     assert config.tree == TreeConfig()
+
+
+@pytest.mark.parametrize("method", tried.METHODS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_setting_that_is_tried_is_generated_with(
+    tmp_path: Path, method: Method, temperature: float
+) -> None:
+    trees = tried.settings(method)
+    assert len(trees) == len(set(trees)) <= MOST_TREES
+    shown = {show(tree, method) for tree in trees}
+    assert len(shown) == len(trees)
+    for tree in trees:
+        best = Entry(
+            prediction=Prediction(tree=tree), tokens_per_round=2.0, speedup=1.5
+        )
+        common = {"temperature": temperature, "batch_size": 1, "dtype": "auto"}
+        file = tmp_path / "tuned.toml"
+        file.write_text(settings_file(best, method=method, comments=(), **common))
+        config = load_config(file, GenerateConfig).at(temperature)
+        assert (config.tree, config.decoding.method) == (tree, method)
 
 
 def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:

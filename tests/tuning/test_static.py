@@ -11,9 +11,11 @@ import pytest
 
 from eagle_jax.config import GenerateConfig, load_config
 from eagle_jax.decoding.speculative import Round
+from eagle_jax.drafting import RecyclingDrafter
 from eagle_jax.generation.methods import read_choices
 from eagle_jax.tree import (
     EAGLE1_TREE,
+    RECYCLING_TREE,
     Acceptance,
     Topology,
     chain,
@@ -40,6 +42,14 @@ def test_the_recorded_tree_is_small_at_every_depth():
         tree = static.widest_tree(depth)
         assert tree.depth == depth
         assert depth < tree.num_nodes <= 256
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_recyclings_rates_are_those_of_its_own_tree(depth):
+    tree = static.recorded_tree(RecyclingDrafter(vocab_size=9), depth)
+    assert tree.depth == min(depth, RECYCLING_TREE.depth)
+    assert set(tree.paths) <= set(RECYCLING_TREE.paths)
+    assert tree.ranks.max() == RECYCLING_TREE.ranks.max()
 
 
 def test_nodes_are_tried_where_their_parent_was_accepted():
