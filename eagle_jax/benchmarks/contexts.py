@@ -18,8 +18,9 @@ from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.interface import Params
+from eagle_jax.models.attention import attend
 from eagle_jax.models.cache import KeyValues, KVCache
-from eagle_jax.models.layers import LayerConfig, attend
+from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.progress import Report, say_nothing
 

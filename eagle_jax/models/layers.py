@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.models.attention import attend
 from eagle_jax.models.cache import KeyValues
-from eagle_jax.models.linear import init_matrix, linear, precision_of
+from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.mlp import MixtureParams, MlpParams, feed_forward, init_mlp
 from eagle_jax.models.quantized import Matrix
 from eagle_jax.models.rope import RopeConfig, rotate
@@ -97,75 +98,6 @@ def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     return (wide * scale).astype(x.dtype) * weight
-
-
-def attend(
-    query: jax.Array,
-    cached: KeyValues,
-    length: jax.Array,
-    new: KeyValues,
-    mask: jax.Array,
-    first: jax.Array | None = None,
-) -> jax.Array:
-    """Attends over two segments, the cache and the new tokens, in one softmax.
-
-    Args:
-        query: `[B, T, H, A]`, the queries, rotated.
-        cached: `[B, G, S, A]`, the keys and values of the cache; `S` may be 0.
-        length: `[B]` int32, the number of visible slots of the cache.
-        new: `[B, G, U, A]`, the keys and values of the new tokens.
-        mask: `[B, T, U]` bool, true where a query sees a new token; each sees one at
-            least.
-        first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
-
-    Returns:
-        The heads' mixed values side by side, `[B, T, H * A]`.
-    """
-    batch, num_tokens, num_heads, head_dim = query.shape
-    num_kv_heads = new.keys.shape[1]
-    num_slots = cached.keys.shape[2]
-    # Query heads that share keys become rows of one product: [B, G, R * T, A].
-    rows = query.reshape(batch, num_tokens, num_kv_heads, -1, head_dim)
-    rows = rows.transpose(0, 2, 3, 1, 4) * head_dim**-0.5
-    shape = rows.shape
-    rows = rows.reshape(batch, num_kv_heads, -1, head_dim)
-
-    def scores(keys: jax.Array, is_visible: jax.Array) -> jax.Array:
-        logits = _batched_dot(rows, keys, contract=3).reshape(*shape[:4], -1)
-        return jnp.where(is_visible, logits, jnp.finfo(jnp.float32).min)
-
-    slots = jnp.arange(num_slots)
-    in_cache = (slots < length[:, None])[:, None, None, None, :]
-    if first is not None:
-        in_cache &= (slots >= first[..., None])[:, None, None, :, :]
-    joined = jnp.concatenate(
-        [
-            scores(cached.keys, in_cache),
-            scores(new.keys, mask[:, None, None, :, :]),
-        ],
-        axis=-1,
-    )
-    weights = jax.nn.softmax(joined, axis=-1).astype(new.values.dtype)
-    weights = weights.reshape(*rows.shape[:3], -1)
-    mixed = _batched_dot(weights[..., :num_slots], cached.values, contract=2)
-    mixed = mixed + _batched_dot(weights[..., num_slots:], new.values, contract=2)
-    mixed = mixed.astype(query.dtype).reshape(shape).transpose(0, 3, 1, 2, 4)
-    return mixed.reshape(batch, num_tokens, num_heads * head_dim)
-
-
-def _batched_dot(rows: jax.Array, segment: jax.Array, *, contract: int) -> jax.Array:
-    """Multiplies `[B, G, M, X]` with `[B, G, S, A]` over `X` and axis `contract`.
-
-    It is spelled out because `jnp.einsum` swaps the operands, for which XLA:CPU
-    transposes the whole segment: twice the time of attention.
-    """
-    return jax.lax.dot_general(
-        rows,
-        segment,
-        (((3,), (contract,)), ((0, 1), (0, 1))),
-        precision=precision_of(rows),
-        preferred_element_type=jnp.float32,
-    )
 
 
 @functools.partial(jax.jit, static_argnames=("config",))

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eagle_jax.models import attention
+from eagle_jax.models.attention import attend
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import (
     LayerParams,
-    attend,
     decoder_layer,
     init_layer,
     rms_norm,
@@ -94,14 +95,16 @@ AFTER_TWO = np.concatenate([np.ones((T, 2), bool), CAUSAL], axis=1)
 
 @pytest.mark.parametrize("mask", [CAUSAL, SIBLINGS, np.eye(T, dtype=bool), AFTER_TWO])
 @pytest.mark.parametrize("has_window", [False, True])
+@pytest.mark.parametrize("block", [1, 2, S, 512])
 def test_attention_is_one_softmax_over_the_cache_and_the_mask(
-    mask: np.ndarray, has_window: bool
+    mask: np.ndarray, has_window: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention, "BLOCK", block)
     query, masks = drawn(B, T, H, A), np.stack([mask, mask])
     cached, new = key_values(S, 1), key_values(mask.shape[1], 2)
     first = np.array([[1, 2, 4], [0, 0, 0]]) if has_window else None
     arrays = jax.tree.map(jnp.array, (query, cached, LENGTHS, new, masks, first))
-    found = jax.jit(attend)(*arrays)
+    found = jax.jit(lambda *arrays: attend(*arrays))(*arrays)  # Not cached.
     np.testing.assert_allclose(
         found, judge(query, cached, new, masks, first), rtol=1e-5, atol=1e-6
     )

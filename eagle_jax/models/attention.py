@@ -1,0 +1,137 @@
+"""Attention over a cache and the new tokens, whose scores never stand in memory whole.
+
+A segment's softmax is kept in three parts, which join with those of another segment:
+the highest score, the sum of the weights relative to it, and the values mixed by them
+(online softmax, Milakov and Gimelshein 2018; FlashAttention, section 3.1). A long cache
+is read in blocks, as far as the longest row has filled it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.models.cache import KeyValues
+from eagle_jax.models.linear import precision_of
+
+BLOCK = 512
+"""The slots of a cache that are read at once; shorter caches are read whole."""
+
+_LOWEST = jnp.finfo(jnp.float32).min
+
+_Mixed = tuple[jax.Array, jax.Array, jax.Array]
+"""Highest scores and sums `[B, G, R, T, 1]`, and mixed values `[B, G, R, T, A]`."""
+
+
+def attend(
+    query: jax.Array,
+    cached: KeyValues,
+    length: jax.Array,
+    new: KeyValues,
+    mask: jax.Array,
+    first: jax.Array | None = None,
+) -> jax.Array:
+    """Attends over two segments, the cache and the new tokens, in one softmax.
+
+    Args:
+        query: `[B, T, H, A]`, the queries, rotated.
+        cached: `[B, G, S, A]`, the keys and values of the cache; `S` may be 0.
+        length: `[B]` int32, the number of visible slots of the cache.
+        new: `[B, G, U, A]`, the keys and values of the new tokens.
+        mask: `[B, T, U]` bool, true where a query sees a new token; each sees one at
+            least.
+        first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
+
+    Returns:
+        The heads' mixed values side by side, `[B, T, H * A]`.
+    """
+    batch, num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads = new.keys.shape[1]
+    # Query heads that share keys become rows of one product: [B, G, R * T, A].
+    rows = query.reshape(batch, num_tokens, num_kv_heads, -1, head_dim)
+    rows = rows.transpose(0, 2, 3, 1, 4) * head_dim**-0.5
+    found = _mix(rows, new, mask[:, None, None])
+    if cached.keys.shape[2]:
+        found = _join(found, _over_cache(rows, cached, length, first))
+    _, total, mixed = found
+    mixed = (mixed / total).astype(query.dtype).transpose(0, 3, 1, 2, 4)
+    return mixed.reshape(batch, num_tokens, num_heads * head_dim)
+
+
+def _over_cache(
+    rows: jax.Array, cached: KeyValues, length: jax.Array, first: jax.Array | None
+) -> _Mixed:
+    """Mixes the visible slots of a cache, block by block where it is a long one."""
+    num_slots = cached.keys.shape[2]
+
+    def mix(slots: jax.Array, kept: KeyValues) -> _Mixed:
+        is_visible = (slots < length[:, None])[:, None, None, None, :]
+        if first is not None:
+            is_visible &= (slots >= first[..., None])[:, None, None]
+        return _mix(rows, kept, is_visible)
+
+    if num_slots <= BLOCK:
+        return mix(jnp.arange(num_slots), cached)
+
+    def add(number: jax.Array, found: _Mixed) -> _Mixed:
+        # The last block may reach back into the one before, whose slots are hidden.
+        start = jnp.minimum(number * BLOCK, num_slots - BLOCK)
+        slots = start + jnp.arange(BLOCK)
+        slots = jnp.where(slots < number * BLOCK, num_slots, slots)
+        kept = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, start, BLOCK, axis=2), cached
+        )
+        return _join(found, mix(slots, kept))
+
+    shape = (*rows.shape[:-1], 1)
+    begin = 0 if first is None else jnp.maximum(jnp.min(first), 0) // BLOCK
+    nothing = (
+        jnp.full(shape, _LOWEST),
+        jnp.zeros(shape),
+        jnp.zeros(rows.shape, jnp.float32),
+    )
+    return jax.lax.fori_loop(begin, -(-jnp.max(length) // BLOCK), add, nothing)
+
+
+def _mix(rows: jax.Array, kept: KeyValues, is_visible: jax.Array) -> _Mixed:
+    """Mixes the values of one segment: `[B, G, R, T, A]` over `[B, G, S, A]`.
+
+    Args:
+        rows: The queries, scaled.
+        kept: The segment's keys and values.
+        is_visible: `[B, 1, 1, T or 1, S]` bool.
+    """
+    flat = rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
+    scores = _batched_dot(flat, kept.keys, contract=3).reshape(*rows.shape[:4], -1)
+    scores = jnp.where(is_visible, scores, _LOWEST)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    # A row that sees nothing here has weights of 1, which `_join` scales by 0.
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = weights.astype(kept.values.dtype).reshape(*flat.shape[:3], -1)
+    mixed = _batched_dot(weights, kept.values, contract=2)
+    return top, total, mixed.reshape(rows.shape)
+
+
+def _join(one: _Mixed, other: _Mixed) -> _Mixed:
+    """Returns the softmax over both of two segments."""
+    top = jnp.maximum(one[0], other[0])
+    scales = jnp.exp(one[0] - top), jnp.exp(other[0] - top)
+    return (
+        top,
+        one[1] * scales[0] + other[1] * scales[1],
+        one[2] * scales[0] + other[2] * scales[1],
+    )
+
+
+def _batched_dot(rows: jax.Array, segment: jax.Array, *, contract: int) -> jax.Array:
+    """Multiplies `[B, G, M, X]` with `[B, G, S, A]` over `X` and axis `contract`.
+
+    It is spelled out because `jnp.einsum` swaps the operands, for which XLA:CPU
+    transposes the whole segment: twice the time of attention.
+    """
+    return jax.lax.dot_general(
+        rows,
+        segment,
+        (((3,), (contract,)), ((0, 1), (0, 1))),
+        precision=precision_of(rows),
+        preferred_element_type=jnp.float32,
+    )
