@@ -6,6 +6,9 @@ the highest score, the sum of the weights relative to it, and the values mixed b
 is read in blocks, as far as the longest row has filled it.
 """
 
+import functools
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -45,31 +48,46 @@ def attend(
     """
     batch, num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = new.keys.shape[1]
-    # Query heads that share keys become rows of one product: [B, G, R * T, A].
+    num_slots = cached.keys.shape[2]
+    # Query heads that share keys become rows of one product: [B, G, R, T, A].
     rows = query.reshape(batch, num_tokens, num_kv_heads, -1, head_dim)
     rows = rows.transpose(0, 2, 3, 1, 4) * head_dim**-0.5
-    found = _mix(rows, new, mask[:, None, None])
-    if cached.keys.shape[2]:
-        found = _join(found, _over_cache(rows, cached, length, first))
+
+    def in_cache(slots: jax.Array) -> jax.Array:
+        is_visible = (slots < length[:, None])[:, None, None, None, :]
+        if first is not None:
+            is_visible &= (slots >= first[..., None])[:, None, None]
+        return is_visible
+
+    segments = [(new, mask[:, None, None])]
+    if 0 < num_slots <= BLOCK:
+        segments.append((cached, in_cache(jnp.arange(num_slots))))
+    found = _mix(rows, segments)
+    if num_slots > BLOCK:
+        blocks = _blocks(length, first)
+        found = _add_blocks(rows, cached, in_cache, blocks, found)
     _, total, mixed = found
     mixed = (mixed / total).astype(query.dtype).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(batch, num_tokens, num_heads * head_dim)
 
 
-def _over_cache(
-    rows: jax.Array, cached: KeyValues, length: jax.Array, first: jax.Array | None
+def _blocks(
+    length: jax.Array, first: jax.Array | None
+) -> tuple[jax.Array | int, jax.Array]:
+    """Returns the first block of a cache that is seen, and the one after the last."""
+    begin = 0 if first is None else jnp.maximum(jnp.min(first), 0) // BLOCK
+    return begin, -(-jnp.max(length) // BLOCK)
+
+
+def _add_blocks(
+    rows: jax.Array,
+    cached: KeyValues,
+    in_cache: Callable[[jax.Array], jax.Array],
+    blocks: tuple[jax.Array | int, jax.Array],
+    found: _Mixed,
 ) -> _Mixed:
-    """Mixes the visible slots of a cache, block by block where it is a long one."""
+    """Mixes the visible slots of a long cache into what was found, block by block."""
     num_slots = cached.keys.shape[2]
-
-    def mix(slots: jax.Array, kept: KeyValues) -> _Mixed:
-        is_visible = (slots < length[:, None])[:, None, None, None, :]
-        if first is not None:
-            is_visible &= (slots >= first[..., None])[:, None, None]
-        return _mix(rows, kept, is_visible)
-
-    if num_slots <= BLOCK:
-        return mix(jnp.arange(num_slots), cached)
 
     def add(number: jax.Array, found: _Mixed) -> _Mixed:
         # The last block may reach back into the one before, whose slots are hidden.
@@ -79,36 +97,41 @@ def _over_cache(
         kept = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, start, BLOCK, axis=2), cached
         )
-        return _join(found, mix(slots, kept))
+        return _join(found, _mix(rows, [(kept, in_cache(slots))]))
 
-    shape = (*rows.shape[:-1], 1)
-    begin = 0 if first is None else jnp.maximum(jnp.min(first), 0) // BLOCK
-    nothing = (
-        jnp.full(shape, _LOWEST),
-        jnp.zeros(shape),
-        jnp.zeros(rows.shape, jnp.float32),
-    )
-    return jax.lax.fori_loop(begin, -(-jnp.max(length) // BLOCK), add, nothing)
+    return jax.lax.fori_loop(*blocks, add, found)
 
 
-def _mix(rows: jax.Array, kept: KeyValues, is_visible: jax.Array) -> _Mixed:
-    """Mixes the values of one segment: `[B, G, R, T, A]` over `[B, G, S, A]`.
+def _mix(rows: jax.Array, segments: Sequence[tuple[KeyValues, jax.Array]]) -> _Mixed:
+    """Mixes the values of segments in one softmax.
 
     Args:
-        rows: The queries, scaled.
-        kept: The segment's keys and values.
-        is_visible: `[B, 1, 1, T or 1, S]` bool.
+        rows: `[B, G, R, T, A]`, the queries, scaled.
+        segments: For each its keys and values `[B, G, S, A]`, and where they are
+            visible, `[B, 1, 1, T or 1, S]` bool.
     """
     flat = rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
-    scores = _batched_dot(flat, kept.keys, contract=3).reshape(*rows.shape[:4], -1)
-    scores = jnp.where(is_visible, scores, _LOWEST)
-    top = jnp.max(scores, axis=-1, keepdims=True)
+
+    def score(kept: KeyValues, is_visible: jax.Array) -> jax.Array:
+        scores = _batched_dot(flat, kept.keys, contract=3).reshape(*rows.shape[:4], -1)
+        return jnp.where(is_visible, scores, _LOWEST)
+
+    def highest(scores: jax.Array) -> jax.Array:
+        return jnp.max(scores, axis=-1, keepdims=True)
+
+    def mix(weights: jax.Array, values: jax.Array) -> jax.Array:
+        weights = weights.astype(values.dtype).reshape(*flat.shape[:3], -1)
+        return _batched_dot(weights, values, contract=2)
+
+    scores = [score(*segment) for segment in segments]
+    top = functools.reduce(jnp.maximum, map(highest, scores))
     # A row that sees nothing here has weights of 1, which `_join` scales by 0.
-    weights = jnp.exp(scores - top)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = weights.astype(kept.values.dtype).reshape(*flat.shape[:3], -1)
-    mixed = _batched_dot(weights, kept.values, contract=2)
-    return top, total, mixed.reshape(rows.shape)
+    weights = [jnp.exp(one - top) for one in scores]
+    total = sum(jnp.sum(one, axis=-1, keepdims=True) for one in weights)
+    mixed = sum(
+        mix(one, kept.values) for one, (kept, _) in zip(weights, segments, strict=True)
+    )
+    return top, jnp.asarray(total), jnp.asarray(mixed).reshape(rows.shape)
 
 
 def _join(one: _Mixed, other: _Mixed) -> _Mixed:
