@@ -3,6 +3,7 @@
     eagle-jax tune
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
     eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
+    eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --costs predicted:v5e-4
     eagle-jax tune --method medusa --target FOLDER --draft FOLDER --prompts FILE
 
 It times the parts of a round, records once what the draft proposes and the target
@@ -12,6 +13,9 @@ and rank are right, and runs the best trees of a few sizes. What drafts from the
 far (lookup, lookahead, recycling, eagle2+lookup) has no costs and rates per level to
 predict from: compare its settings with `eagle-jax evaluate`. Without a target it tunes
 the embedded pair. The file that it writes is for `eagle-jax generate --config`.
+
+With `--costs predicted:MACHINE` it measures no time: the costs are what that machine's
+published peaks allow, tokens per round are replayed, and what it writes is a prediction.
 """
 
 import argparse
@@ -27,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_jax import assets
+from eagle_jax.benchmarks.peaks import Machine, parse_machine
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable, read_prompts
 from eagle_jax.cli.progress import progress
@@ -48,7 +53,15 @@ from eagle_jax.markdown import decimals
 from eagle_jax.tree import Topology
 from eagle_jax.tuning import contest, static
 from eagle_jax.tuning.costs import StepCosts
-from eagle_jax.tuning.prediction import finalists, grid, parse_grid, predict, show
+from eagle_jax.tuning.predicted import predict_steps
+from eagle_jax.tuning.prediction import (
+    Prediction,
+    finalists,
+    grid,
+    parse_grid,
+    predict,
+    show,
+)
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 _STATIC = ("eagle1", "medusa", "hydra")
@@ -88,6 +101,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--batch-size", type=int, default=1)
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add(
+        "--costs",
+        default="measured",
+        help="or predicted:MACHINE, such as predicted:v5e-4: for a machine elsewhere",
+    )
     add("--max-nodes", type=int, default=64, help="largest tree, root included")
     add("--max-depth", type=int, default=8, help="deepest tree")
     add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
@@ -139,12 +157,29 @@ def _tune_dynamic(arguments: argparse.Namespace, given: list[TreeConfig]) -> _Tu
             batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
         )
     pair, measured = _load(arguments, source)
-    costs = contest.time_parts(measured, trees)
+    machine = _machine(arguments)
+    if machine is None:
+        costs = contest.time_parts(measured, trees)
+    else:
+        costs = predict_steps(
+            pair.target,
+            measured.drafter,
+            pair.params,
+            machine,
+            trees,
+            num_slots=measured.num_slots(max(tree.levels for tree in trees)),
+            batch_size=arguments.batch_size,
+        )
     recorded = contest.record_texts(measured, trees)
     ranking = predict(trees, recorded, costs, batch_size=arguments.batch_size)
-    where = f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
+    where = f"batch size {arguments.batch_size}, {_place(machine)}"
     console = Console()
     console.print(_cost_table(f"costs, {where}", costs))
+    if machine is not None:
+        best = ranking[: arguments.finalists]
+        entries = [_predicted_entry(prediction) for prediction in best]
+        console.print(_result_table(f"best, {where}", entries, is_measured=False))
+        return pair, measured.prompts, entries
 
     chosen = finalists(ranking, arguments.finalists)
     entries = measured.run(chosen, "finalists")
@@ -154,6 +189,33 @@ def _tune_dynamic(arguments: argparse.Namespace, given: list[TreeConfig]) -> _Tu
         console.print(_result_table(f"sweep, {where}", swept))
         print(contest.distance(entries[0], swept))
     return pair, measured.prompts, entries
+
+
+def _machine(arguments: argparse.Namespace) -> Machine | None:
+    """Returns the machine whose costs are predicted; `None` where they are measured."""
+    how, _, name = arguments.costs.partition(":")
+    if arguments.costs != "measured" and how != "predicted":
+        raise InputError(
+            f"--costs {arguments.costs!r} must be measured, or predicted:MACHINE such "
+            "as predicted:v5e-4"
+        )
+    return parse_machine(name) if how == "predicted" else None
+
+
+def _place(machine: Machine | None) -> str:
+    """Returns where costs come from, in words."""
+    if machine is None:
+        return jax.devices()[0].device_kind
+    return f"PREDICTED from published peaks of {machine}"
+
+
+def _predicted_entry(prediction: Prediction) -> contest.Entry:
+    """Returns a tree that was not run, with the figures that are predicted for it."""
+    return contest.Entry(
+        prediction=prediction,
+        tokens_per_round=prediction.tokens_per_round,
+        speedup=prediction.speedup,
+    )
 
 
 def _tune_static(arguments: argparse.Namespace, _: list[TreeConfig]) -> _Tuned:
@@ -219,6 +281,11 @@ def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is tuned for depends on the text")
     is_static = arguments.method in _STATIC
+    if _machine(arguments) is not None and (is_static or arguments.sweep):
+        raise InputError(
+            "--costs predicted runs no tree for real, so it takes no --sweep and no "
+            f"static tree of method {arguments.method}; leave it out"
+        )
     if is_static:
         depth = arguments.max_depth
         wanted = f"at most {static.MAX_DEPTH} for a static tree"
@@ -277,7 +344,9 @@ def _plain_runner(
     )
 
 
-def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
+def _result_table(
+    title: str, measured: Sequence[contest.Entry], *, is_measured: bool = True
+) -> Table:
     """Returns a table of trees beside plain decoding.
 
     Its "known" is the share of tokens at which the prediction guesses nothing.
@@ -294,8 +363,8 @@ def _result_table(title: str, measured: Sequence[contest.Entry]) -> Table:
             "-" if math.isnan(prediction.certainty) else f"{prediction.certainty:.1%}",
             f"{prediction.tokens_per_round:.3f}",
             decimals(prediction.speedup),
-            f"{entry.tokens_per_round:.3f}",
-            f"{entry.speedup:.2f}",
+            f"{entry.tokens_per_round:.3f}" if is_measured else "-",
+            f"{entry.speedup:.2f}" if is_measured else "-",
         )
     table.add_row("plain decoding", "", "1.000", "1.00", "1.000", "1.00")
     return table
@@ -306,14 +375,14 @@ def _cost_table(title: str, costs: StepCosts) -> Table:
     table = Table("part", "by", "milliseconds", title=title)
 
     def add(part: str, by: str, values: dict[int, float]) -> None:
-        shown = ", ".join(f"{key}: {1e3 * x:.2f}" for key, x in sorted(values.items()))
+        shown = ", ".join(f"{key}: {1e3 * x:.3g}" for key, x in sorted(values.items()))
         table.add_row(part, by, shown)
 
-    table.add_row("plain decoding", "", f"{1e3 * costs.token:.2f}")
+    table.add_row("plain decoding", "", f"{1e3 * costs.token:.3g}")
     add("verification", "nodes", costs.verify)
     add("first level", "width", costs.read)
     add("each further level", "width", costs.step)
-    table.add_row("rest of a round", "", f"{1e3 * costs.overhead:.2f}")
+    table.add_row("rest of a round", "", f"{1e3 * costs.overhead:.3g}")
     return table
 
 
@@ -324,10 +393,11 @@ def _write(
     best: contest.Entry,
 ) -> None:
     """Writes the settings file, and prints in one line what is in it."""
-    device = jax.devices()[0].device_kind
+    machine = _machine(arguments)
+    device = _place(machine)
     version = importlib.metadata.version("jax")
     comments = (
-        f"eagle-jax tune on {device}, {pair.target.dtype}, jax {version}",
+        f"eagle-jax tune, {device}, texts in {pair.target.dtype}, jax {version}",
         f"target {arguments.target}, draft {arguments.draft}",
         f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
         f"tokens each, temperature {arguments.temperature:g}",
@@ -343,12 +413,14 @@ def _write(
         batch_size=arguments.batch_size,
         dtype=arguments.dtype,
         choices=str(choices),
+        how="measured" if machine is None else "PREDICTED, not measured",
         comments=comments,
     )
     write_whole(arguments.output, settings)
     found = show(tree)
     if best.speedup > 1:
-        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
+        said = "" if machine is None else f", {_place(machine)}"
+        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding{said}")
     else:
         print(
             f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "
