@@ -54,10 +54,10 @@ TPU is needed, and reads this table from what comes out (last with jax {jax} and
   whose expert is chosen.
 - **Compile s** is processor time, all cores together.
 - **GFLOP** and **GB in memory** are what a chip computes by XLA's count and what it
-  reads from and writes to its main memory: of the loops one round or one token. **Predicted
-  ms** is a PREDICTION from the peaks that are published for the chip
-  (`eagle_jax/benchmarks/peaks.py`), a floor: the longer of operations over peak and
-  bytes over bandwidth, and the collectives' bytes over the links after it. Rows without
+  reads from and writes to its main memory: of the loops one round or one token.
+  **Predicted ms** is a PREDICTION from the peaks that are published for the chip
+  (`eagle_jax/benchmarks/peaks.py`), and a floor: the longer of operations over peak and
+  bytes over bandwidth, and after it the collectives' bytes over the links. Rows without
   these figures are older than they.
 
 Nothing runs on a TPU here: there are no speeds, and no tokens to compare. `jax.export`

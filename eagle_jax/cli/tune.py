@@ -14,8 +14,8 @@ far (lookup, lookahead, recycling, eagle2+lookup) has no costs and rates per lev
 predict from: compare its settings with `eagle-jax evaluate`. Without a target it tunes
 the embedded pair. The file that it writes is for `eagle-jax generate --config`.
 
-With `--costs predicted:MACHINE` it measures no time: the costs are what that machine's
-published peaks allow, tokens per round are replayed, and what it writes is a prediction.
+With `--costs predicted:MACHINE` it measures no time: costs are what the peaks published
+for that machine allow, tokens per round are replayed, and the result is a prediction.
 """
 
 import argparse
