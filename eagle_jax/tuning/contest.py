@@ -253,6 +253,7 @@ def settings_file(
     batch_size: int,
     dtype: str,
     choices: str = "",
+    how: str = "measured",
     comments: Sequence[str],
 ) -> str:
     """Returns a settings file of `GenerateConfig`.
@@ -265,11 +266,12 @@ def settings_file(
         batch_size: The number of rows that was tuned for, `B`.
         dtype: The type as it was given; "auto" is left out of the file.
         choices: The file that holds the paths of a static tree.
+        how: How its figures were found, as the file says it.
         comments: Lines that say where the figures come from.
     """
     tree, pays = best.prediction.tree, best.speedup > 1
     figures = (
-        f"measured: {best.tokens_per_round:.2f} tokens per round, {best.speedup:.2f} "
+        f"{how}: {best.tokens_per_round:.2f} tokens per round, {best.speedup:.2f} "
         "times the speed of plain decoding"
     )
     if not pays:
