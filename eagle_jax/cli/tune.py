@@ -30,7 +30,7 @@ from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable, read_prompts
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.settings import join_settings
+from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import GenerateConfig, TreeConfig, require
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import TreeDrafter
@@ -83,6 +83,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="of eagle-jax calibrate; default the head's own, none for none",
     )
+    add_settings(parser, GenerateConfig, "draft_vocabulary")
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
     add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
     add("--temperature", type=float, default=0.0)
@@ -130,6 +131,7 @@ def _tune_dynamic(arguments: argparse.Namespace, given: list[TreeConfig]) -> _Tu
         dtype=arguments.dtype,
         method=arguments.method,
         rule="greedy" if arguments.temperature == 0 else "coupled",
+        draft_vocabulary=arguments.draft_vocabulary,
     )
     assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
     for tree in trees:
@@ -163,6 +165,7 @@ def _tune_static(arguments: argparse.Namespace, _: list[TreeConfig]) -> _Tuned:
         tree=TreeConfig(),
         dtype=arguments.dtype,
         method=arguments.method,
+        draft_vocabulary=arguments.draft_vocabulary,
     )
     drafter = source.drafter
     assert isinstance(drafter, TreeDrafter)
@@ -343,6 +346,7 @@ def _write(
         batch_size=arguments.batch_size,
         dtype=arguments.dtype,
         choices=str(choices),
+        draft_vocabulary=arguments.draft_vocabulary,
         comments=comments,
     )
     write_whole(arguments.output, settings)

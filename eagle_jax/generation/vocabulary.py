@@ -55,7 +55,7 @@ def read_vocabulary(
             were asked for or lack a stop token, or if the draft model has an output
             head of its own.
     """
-    count = int(given) if isinstance(given, int) or (given or "").isdigit() else None
+    count = int(given) if given is not None and str(given).isdecimal() else None
     own = None if folder is None else folder / VOCABULARY_FILE
     has_own = own is not None and own.is_file()
     if given == "none" or (given is None and not has_own):
@@ -73,7 +73,7 @@ def read_vocabulary(
             f"`draft_vocabulary` {count} takes the most frequent tokens of a file, but "
             f"{place}; {_COUNT}"
         )
-    path = Path(given) if isinstance(given, str) and count is None else own
+    path = own if given is None or count is not None else Path(str(given))
     assert path is not None
     ids = _read_ids(path, vocab_size)
     if count is not None:
@@ -168,7 +168,7 @@ def most_frequent(
     wanted = (
         f"{max(len(always), 1)} (special and stop tokens) to {len(counts)} (all tokens)"
     )
-    require(max(len(always), 1) <= size <= len(counts), "size", size, wanted)
+    require(max(len(always), 1) <= size <= len(counts), "`size`", size, wanted)
     order = np.argsort(-counts, kind="stable")
     others = order[~np.isin(order, always)]
     return [*always, *others[: size - len(always)].tolist()]

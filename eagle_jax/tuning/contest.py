@@ -258,6 +258,7 @@ def settings_file(
     batch_size: int,
     dtype: str,
     choices: str = "",
+    draft_vocabulary: str | None = None,
     comments: Sequence[str],
 ) -> str:
     """Returns a settings file of `GenerateConfig`.
@@ -270,6 +271,7 @@ def settings_file(
         batch_size: The number of rows that was tuned for, `B`.
         dtype: The type as it was given; "auto" is left out of the file.
         choices: The file that holds the paths of a static tree.
+        draft_vocabulary: See `DecodingConfig.draft_vocabulary`.
         comments: Lines that say where the figures come from.
     """
     tree, pays = best.prediction.tree, best.speedup > 1
@@ -293,6 +295,8 @@ def settings_file(
     lines += ["", "[decoding]", f'method = "{chosen}"', f"batch_size = {batch_size}"]
     if dtype != "auto":
         lines.append(f'dtype = "{dtype}"')
+    if draft_vocabulary is not None and pays:
+        lines.append(f"draft_vocabulary = {json.dumps(draft_vocabulary)}")
     return "\n".join(lines) + "\n"
 
 

@@ -49,6 +49,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--choices", "eagle1_25"], "eagle2 does not read --choices|choose eagle1, "),
         (["--method", "lookup", "--level", "9"], "--level; leave|choose lookahead"),
         ([*_LOOKAHEAD, "--min-match", "2"], "--min-match; |choose eagle2+lookup"),
+        (
+            ["--method", "lookup", "--draft-vocabulary", "9"],
+            "--draft-vocabulary; leave",
+        ),
+        (["--draft-vocabulary", "9"], "--draft-vocabulary 9|no |draft_vocabulary.json"),
+        ([*_RANDOM, "--draft-vocabulary", "none.json"], "cannot read none.json"),
         ([*_RANDOM, "--guesses", "7"], "method eagle2 does not read --guesses"),
         ([*_RANDOM, "--window", "7"], "method eagle2 does not read --window"),
         (
@@ -82,6 +88,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_EVALUATE, "eagle1:choices=big.toml"], "big.toml is not valid JSON"),
         ([*_EVALUATE, "lookahead:level=1"], "level = 1 must be at least 2"),
         ([*_EVALUATE, "medusa:acceptance=likely"], "one of 'coupled', 'rejection'"),
+        ([*_EVALUATE, "chain:draft_vocabulary=none.json"], "cannot read none.json"),
+        ([*_EVALUATE, "chain:draft_vocabulary=1.5"], "must be str or int"),
+        (
+            [*_EVALUATE, "medusa:draft_vocabulary=9"],
+            "'draft_vocabulary=9' is not known",
+        ),
         ([*_EVALUATE, "lookup", "--max-length", "9999"], "512 positions"),
         ([*_EVALUATE, "lookup", "--max-new-tokens", "512"], "no room for a prompt"),
         ([*_EVALUATE, "lookup", "--template", "tokenizer"], "needs a chat template"),
@@ -152,6 +164,13 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     "calibrate": [
         ([], "required: records, --output"),
         (["records", "--output", "/dev/full"], _FULL),
+    ],
+    "count_tokens": [
+        ([], "required: --output"),
+        (["--output", "out.json", "--size", "0"], "--size = 0 must be 2 (special"),
+        (["--output", "out.json", "none.json"], "cannot read the data none.json"),
+        (["--output", "out.json", "."], "holds no *.jsonl file|question"),
+        (["--output", "/dev/full"], _FULL),
     ],
     "convert": [
         ([*_TARGET, "--output", "/proc/out"], "cannot write /proc/out"),

@@ -125,7 +125,9 @@ def test_special_tokens_come_first_then_those_counted_most() -> None:
     assert most_frequent(counts, [6]) == [6, 3]  # A quarter.
     assert most_frequent(counts, [6, 5, 0]) == [6, 5, 0]
     for size in (0, 1, 9):
-        refused(lambda s=size: most_frequent(counts, [6, 0], s), f"size = {size}", "2 ")
+        refused(
+            lambda s=size: most_frequent(counts, [6, 0], s), f"`size` = {size}", "2 "
+        )
 
 
 def test_what_is_written_is_read(folder: Path) -> None:
