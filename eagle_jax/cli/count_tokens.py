@@ -20,6 +20,7 @@ from eagle_jax import assets, checkpoints
 from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.files import check_writable
 from eagle_jax.errors import InputError
+from eagle_jax.evaluation.fields import numbers
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.files import write_whole
 from eagle_jax.generation.tokenizer import load_tokenizer
@@ -103,11 +104,7 @@ def _count_records(folder: Path, tokenizer: Any, vocab_size: int) -> np.ndarray:
             )
         for record in run.answers.values():
             for turn in record.turns:
-                found = np.bincount(turn.token_ids, minlength=vocab_size)
-                if len(found) > vocab_size:
-                    raise InputError(
-                        f"{run.paths[0]} holds token {len(found) - 1}, but the "
-                        f"target's are 0 to {vocab_size - 1}"
-                    )
-                counts += found
+                name = f"token_ids of {run.paths[0]}"
+                ids = numbers(turn.token_ids, name, int, most=vocab_size - 1)
+                counts += np.bincount(np.array(ids, int), minlength=vocab_size)
     return counts

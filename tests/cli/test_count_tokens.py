@@ -8,6 +8,7 @@ import pytest
 
 from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.conftest import Main, load_main
+from tests.evaluation.synthetic import plain, write
 
 BOS, STOP = 298, 299
 
@@ -43,30 +44,19 @@ def test_the_tokens_of_texts_stand_in_the_order_of_their_counts(
 def test_the_answers_of_an_evaluation_are_counted(
     count: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records = tmp_path / "records"
-    records.mkdir()
-    turn = {"turns": ["x"], "token_ids": [[5, 5, 7]], "prompt_tokens": [1]}
-    times = {"wall_time": [1.0], "decode_time": [1.0], "stop_reasons": ["max_tokens"]}
-    settings = {"method": "autoregressive", "label": "x", "temperature": 0.0}
-    line = {
-        **{"question_id": 1, "category": "a", "question": "f", "model_id": "m"},
-        "choices": [{"index": 0, **turn, **times, "accept_lengths": [1, 1]}],
-        "run": settings | {"batch_size": 1, "vocab_size": 2048},
-    }
-    file, output = records / "a.jsonl", tmp_path / "out.json"
-    file.write_text(json.dumps(line))
-    assert count([str(records), "--output", str(output)]) == 0
+    file, output = tmp_path / "records" / "a.jsonl", tmp_path / "out.json"
+    command = [str(file.parent), "--output", str(output)]
+
+    def run(ids: list[int], vocab_size: int) -> int:
+        sizes = {"new_tokens": [len(ids)], "vocab_size": vocab_size}
+        write(file, [plain(1, token_ids=[ids], **sizes)])
+        return count(command)
+
+    assert run([5, 7, 7], 2048) == 0
     found = json.loads(output.read_text())
     kept = [one for one in found["ids"] if one in (5, 7, 8)]
-    assert (kept, found["counted"]) == ([5, 7, 8], 3)
-
-    line["run"]["vocab_size"] = 300
-    file.write_text(json.dumps(line))
-    assert count([str(records), "--output", str(output)]) == 2
-    line["run"]["vocab_size"] = 2048
-    line["choices"][0]["token_ids"] = [[5, 2048, 7]]
-    file.write_text(json.dumps(line))
-    assert count([str(records), "--output", str(output)]) == 2
+    assert (kept, found["counted"]) == ([7, 5, 8], 3)
+    assert run([5, 7, 7], 300) == run([5, 2048, 7], 2048) == 2
     errors = capsys.readouterr().err.splitlines()
     assert "a target with 300 tokens, and this one has 2048" in errors[0]
-    assert "holds token 2048" in errors[1] and len(errors) == 2
+    assert "holds 2048, which is more than 2047" in errors[1] and len(errors) == 2

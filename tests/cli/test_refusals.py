@@ -167,9 +167,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     ],
     "count_tokens": [
         ([], "required: --output"),
-        (["--output", "out.json", "--size", "0"], "--size = 0 must be 2 (special"),
+        (["--output", "out.json", "--size", "0"], "--size = 0 must be 1 (special"),
         (["--output", "out.json", "none.json"], "cannot read the data none.json"),
-        (["--output", "out.json", "."], "holds no *.jsonl file|question"),
+        (
+            ["--output", "out.json", "."],
+            "questions.jsonl:1: no field|eagle-jax evaluate",
+        ),
         (["--output", "/dev/full"], _FULL),
     ],
     "convert": [
@@ -181,7 +184,10 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--head", str(assets.TARGET), "--output", "out"], "config.json"),
     ],
     "report": [(["records", "--output", "/proc/out"], "cannot write to /proc/out")],
-    "compile_report": [(["--output", "/nowhere/out.md"], "cannot write /nowhere")],
+    "compile_report": [
+        (["--output", "/nowhere/out.md"], "cannot write /nowhere"),
+        (["--draft-vocabulary", "0"], "--draft-vocabulary = 0 must be 1 to 128255"),
+    ],
 }
 
 
