@@ -62,6 +62,8 @@ class Case:
         training_rows: The number of rows of a training step.
         row_length: The number of tokens of each of these rows.
         dtype: The type of weights and caches; a head in training is float32.
+        draft_vocabulary: The number of tokens that the head drafts, `W`; `None` for
+            all.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Case:
     training_rows: int = 4
     row_length: int = 2048
     dtype: str = "bfloat16"
+    draft_vocabulary: int | None = None
 
     @property
     def chip(self) -> Chip:
@@ -341,6 +344,9 @@ def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
     joined = EagleHead.join(head, weights)
+    if case.draft_vocabulary is not None:
+        tokens = jax.ShapeDtypeStruct((case.draft_vocabulary,), np.int32)
+        joined = jax.eval_shape(EagleHead.narrow, joined, tokens)
     sharding = sharding.with_drafter(case.head.layer, joined)
     params = Params(
         target=_with(weights, sharding.target_shardings(weights)),

@@ -20,7 +20,12 @@ from pathlib import Path
 
 import jax
 
-from eagle_jax.benchmarks.cases import every_case, label, with_layers
+from eagle_jax.benchmarks.cases import (
+    every_case,
+    label,
+    with_draft_vocabulary,
+    with_layers,
+)
 from eagle_jax.benchmarks.compilation import PROGRAMS, Case, compile_case
 from eagle_jax.benchmarks.compile_table import CompileTable
 from eagle_jax.benchmarks.peaks import parse_machine
@@ -56,6 +61,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--only", metavar="CASE", help=f"those that begin so: {names}")
     add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
     add("--layers", type=int, help="compile as many layers only, to have it quickly")
+    add("--draft-vocabulary", type=int, metavar="N", help="draft as many tokens only")
     add("--output", type=Path, metavar="FILE", help="markdown; without one, print it")
     add("--predict", nargs="+", metavar="MACHINE", help="such as v5e-4 or h200-1")
     add("--contexts", type=int, nargs="+", default=[512, 4096, 16384], metavar="SLOTS")
@@ -135,6 +141,9 @@ def _chosen(arguments: argparse.Namespace) -> list[Case]:
     if not cases:
         names = ", ".join(label(case) for case in every_case())
         raise InputError(f"--only {arguments.only!r}: no case begins so; see {names}")
-    if arguments.layers is None:
-        return cases
-    return [with_layers(case, arguments.layers) for case in cases]
+    if arguments.layers is not None:
+        cases = [with_layers(case, arguments.layers) for case in cases]
+    if arguments.draft_vocabulary is not None:
+        size = arguments.draft_vocabulary
+        cases = [with_draft_vocabulary(case, size) for case in cases]
+    return cases

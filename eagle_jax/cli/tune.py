@@ -84,6 +84,7 @@ def _tune_tried(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tune
         dtype=arguments.dtype,
         method=method,
         rule=rule,
+        draft_vocabulary=arguments.draft_vocabulary,
     )
 
     def drafter_of(tree: TreeConfig) -> Drafter:
@@ -123,6 +124,7 @@ def _tune_dynamic(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tu
         dtype=arguments.dtype,
         method=arguments.method,
         rule=_rule(arguments),
+        draft_vocabulary=arguments.draft_vocabulary,
     )
     drafter_of = _with_tree(source)
     for tree in trees:
@@ -169,6 +171,7 @@ def _tune_static(arguments: argparse.Namespace) -> _Tuned:
         tree=TreeConfig(),
         dtype=arguments.dtype,
         method=arguments.method,
+        draft_vocabulary=arguments.draft_vocabulary,
     )
     assert source.drafter is not None, "these methods draft"
     wide = static.recorded_tree(source.drafter, arguments.max_depth or static.MAX_DEPTH)
@@ -323,6 +326,7 @@ def _write(
         dtype=arguments.dtype,
         choices=str(choices),
         how="measured" if machine is None else "PREDICTED, not measured",
+        draft_vocabulary=arguments.draft_vocabulary,
         comments=comments,
     )
     write_whole(arguments.output, settings)

@@ -8,7 +8,7 @@ from eagle_jax import assets
 from eagle_jax.benchmarks.peaks import Machine, parse_machine
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.files import check_writable
-from eagle_jax.cli.settings import join_settings
+from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import GenerateConfig, TreeConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.generation.heads import refuse_draft
@@ -49,6 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="of eagle-jax calibrate; default the head's own, none for none",
     )
+    add_settings(parser, GenerateConfig, "draft_vocabulary")
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
     add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
     add("--temperature", type=float, default=0.0)
@@ -105,12 +106,13 @@ def check(arguments: argparse.Namespace) -> list[TreeConfig]:
     if method in STATIC:
         wanted = f"at most {static.MAX_DEPTH} for a static tree"
         require(max_depth <= static.MAX_DEPTH, "--max-depth", max_depth, wanted)
-    for name, setting in (("grid", "num_nodes"), ("calibration", "calibration")):
+    for setting in ("num_nodes", "calibration", "draft_vocabulary"):
+        name = "grid" if setting == "num_nodes" else setting
         if getattr(arguments, name) is not None and setting not in SETTINGS[method]:
             readers = ", ".join(one for one in SETTINGS if setting in SETTINGS[one])
             raise InputError(
-                f"--{name} is for methods that read {setting}: {readers}; leave it out "
-                f"for {method}"
+                f"--{name.replace('_', '-')} is for methods that read {setting}: "
+                f"{readers}; leave it out for {method}"
             )
     is_tried = method in tried.METHODS
     if is_tried and (arguments.sweep or arguments.finalists is not None):

@@ -9,6 +9,7 @@ from eagle_jax.benchmarks.roofline import ModelSizes, call_work, part_seconds
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.drafting.eagle import Eagle3DrafterParams, FeatureHead
+from eagle_jax.drafting.small_model import NarrowParams
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params, Target
 from eagle_jax.models.transformer import Transformer
@@ -75,7 +76,8 @@ def _target_sizes(target: Any, params: Any) -> ModelSizes:
 def _draft_sizes(drafter: TreeDrafter, params: Any) -> ModelSizes:
     model = drafter.model
     if isinstance(model, SmallModel):
-        return _target_sizes(model.target, params)
+        is_narrow = isinstance(params, NarrowParams)
+        return _target_sizes(model.target, params.model if is_narrow else params)
     if not isinstance(model, FeatureHead):
         raise InputError(
             "costs are predicted for EAGLE heads and small models, not for "
