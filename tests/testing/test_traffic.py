@@ -75,7 +75,9 @@ def test_a_gather_reads_its_rows_alone() -> None:
 )
 def test_an_update_in_place_writes_its_rows_alone(update: Callable[..., Any]) -> None:
     text = compiled(update, jnp.ones_like(_TABLE), _TABLE[:4], 5, donated=1).as_text()
-    assert memory_bytes(text) == pytest.approx(2 * 4 * 4 * 256, abs=200)
+    rows = 4 * 4 * 256
+    # Where XLA writes a scatter as a loop, it also reads what it replaces.
+    assert 2 * rows <= memory_bytes(text) < 3 * rows + 400
 
 
 def test_of_two_branches_one_counts() -> None:
