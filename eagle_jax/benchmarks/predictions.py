@@ -90,20 +90,27 @@ def predict_round(
     return Predicted(token=sum(token.values()), round=part_seconds(calls, machine))
 
 
-def published_sizes(model: str) -> tuple[ModelSizes, ModelSizes]:
+def published_sizes(
+    model: str, draft_vocabulary: int | None = None
+) -> tuple[ModelSizes, ModelSizes]:
     """Returns the sizes of a published model and of its EAGLE head, in bfloat16.
 
     Args:
         model: The model's name, of `cases.MODELS`.
+        draft_vocabulary: The most tokens that the head drafts, `W`; `None` for all.
     """
     config, dtype = MODELS[model], "bfloat16"
     head, key = published_head(config), jax.random.key(0)
     weights = jax.eval_shape(lambda: transformer.init_params(key, config, dtype))
     drafts = jax.eval_shape(lambda: eagle_head.init_params(key, head, dtype))
     table = weights.output_head
+    assert table is not None, "published models have output heads"
+    width, size = table.shape
+    drafted = min(draft_vocabulary or size, size)
+    columns = jax.ShapeDtypeStruct((width, drafted), table.dtype)
     return (
         ModelSizes.of(config.layer, weights.layers, table, dtype=dtype),
-        ModelSizes.of(head.layer, drafts, table, dtype=dtype),
+        ModelSizes.of(head.layer, drafts, columns, dtype=dtype),
     )
 
 
@@ -113,6 +120,7 @@ def prediction_table(
     trees: Sequence[TreeConfig],
     *,
     tokens_per_round: float | None = None,
+    draft_vocabulary: int | None = None,
 ) -> str:
     """Returns a markdown table of predictions for the models of `PAPER_TAU`.
 
@@ -121,10 +129,11 @@ def prediction_table(
         contexts: The numbers of cache slots, `S`.
         trees: The trees that are drafted.
         tokens_per_round: The tokens that a round gives; `None` for `PAPER_TAU`.
+        draft_vocabulary: See `published_sizes`.
     """
     rows = []
     for model, paper in PAPER_TAU.items():
-        target, draft = published_sizes(model)
+        target, draft = published_sizes(model, draft_vocabulary)
         published = paper / _PAPER_SPEEDUP[model]
         row = [model, "the paper's GPU", NOTHING, NOTHING, NOTHING, NOTHING]
         rows.append([*row, f"{published:.2f}", NOTHING, f"{paper:.2f}"])

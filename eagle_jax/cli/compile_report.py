@@ -79,11 +79,15 @@ def _predict(arguments: argparse.Namespace) -> int:
     )
     if arguments.tau is not None:
         require(arguments.tau >= 1, "--tau", arguments.tau, "at least 1")
+    if arguments.draft_vocabulary is not None:
+        size = arguments.draft_vocabulary
+        require(size >= 1, "--draft-vocabulary", size, "at least 1")
     table = prediction_table(
         machines,
         arguments.contexts,
         parse_grid(arguments.trees),
         tokens_per_round=arguments.tau,
+        draft_vocabulary=arguments.draft_vocabulary,
     )
     print(f"PREDICTION from published peaks; nothing was measured\n\n{table}")
     return 0
