@@ -233,6 +233,10 @@ class DecodingConfig:
             and the checkpoint's own elsewhere.
         quantization: The type that the matrices of the target's layers are rounded to
             as they are read; "none" takes them as they are stored.
+        draft_vocabulary: The tokens that an EAGLE-1/2 head or a small model drafts: as
+            many of the most frequent ones of `draft_vocabulary.json` in the draft's own
+            folder, or a file of `eagle-jax count-tokens`; "none" for all tokens, `None`
+            for all of that file, if there is one. The text stays the same.
         ignore_eos: Go on after stop tokens.
     """
 
@@ -242,6 +246,7 @@ class DecodingConfig:
     batch_size: int = 1
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Quantization = "none"
+    draft_vocabulary: str | int | None = None
     ignore_eos: bool = False
 
     @property
@@ -258,6 +263,9 @@ class DecodingConfig:
             length = self.max_length
             require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
             require_int32("max_length", length)
+        if isinstance(self.draft_vocabulary, int):
+            count = self.draft_vocabulary
+            require(count >= 1, "draft_vocabulary", count, "at least 1")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         require_int32("batch_size", self.batch_size)
 

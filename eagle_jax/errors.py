@@ -5,6 +5,7 @@ import re
 _LONGEST = 1000
 _ARGUMENTS = (
     *("cache_features", "categories", "chat", "coordinator", "data", "draft", "dtype"),
+    *("draft_vocabulary", "size"),
     *(
         "grid",
         "hydra",

@@ -60,7 +60,7 @@ ALLOWED = {
     },
     "tuning": {
         *("benchmarks", "config", "decoding", "drafting", "errors", "generation"),
-        *("interface", "progress", "tree"),
+        *("interface", "models", "progress", "tree"),
     },
     "cli": {
         *("assets", "automaton", "benchmarks", "checkpoints", "config"),

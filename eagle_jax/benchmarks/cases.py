@@ -3,7 +3,7 @@
 import dataclasses
 
 from eagle_jax.benchmarks.compilation import Case
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import TreeConfig, require
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -32,7 +32,7 @@ def _target(
     )
 
 
-def _head(target: TransformerConfig) -> EagleHeadConfig:
+def published_head(target: TransformerConfig) -> EagleHeadConfig:
     """Returns the head that was published for such a target."""
     layer = dataclasses.replace(
         target.layer,
@@ -49,12 +49,16 @@ def _head(target: TransformerConfig) -> EagleHeadConfig:
     )
 
 
-_MODELS = {
+MODELS = {
+    "Llama-2-7B": _target((4096, 11008, 32, 32, 32, 32000), theta=1e4),
+    "Llama-2-13B": _target((5120, 13824, 40, 40, 40, 32000), theta=1e4),
     "Llama-3-8B": _target((4096, 14336, 32, 32, 8, 128256), theta=5e5),
     "Llama-2-70B": _target((8192, 28672, 80, 64, 8, 32000), theta=1e4),
     "Llama-3-70B": _target((8192, 28672, 80, 64, 8, 128256), theta=5e5),
     "Mixtral-8x7B": _target((4096, 14336, 32, 32, 8, 32000), theta=1e6, experts=8),
 }
+"""The sizes of published models by name."""
+
 # Model, topology, mesh, nodes, rows of a batch, rows of a training step.
 _RUNS = (
     ("Llama-3-8B", "v5e:2x2", "tensor=4", 60, 1, 1),
@@ -73,8 +77,8 @@ def every_case() -> list[Case]:
     return [
         Case(
             name=name,
-            target=_MODELS[name],
-            head=_head(_MODELS[name]),
+            target=MODELS[name],
+            head=published_head(MODELS[name]),
             topology=topology,
             mesh=parse_mesh(mesh),
             tree=TreeConfig(num_nodes=num_nodes, depth=6, width=10),
@@ -95,3 +99,15 @@ def with_layers(case: Case, layers: int) -> Case:
     target = dataclasses.replace(case.target, num_layers=layers)
     name = f"{case.name} ({layers} layers)"
     return dataclasses.replace(case, name=name, target=target)
+
+
+def with_draft_vocabulary(case: Case, size: int) -> Case:
+    """Returns a case whose head drafts only `size` tokens.
+
+    Raises:
+        InputError: If the target has not more tokens than that.
+    """
+    most = case.target.vocab_size - 1
+    require(1 <= size <= most, "`draft_vocabulary`", size, f"1 to {most}")
+    name = f"{case.name} ({size} drafted tokens)"
+    return dataclasses.replace(case, name=name, draft_vocabulary=size)

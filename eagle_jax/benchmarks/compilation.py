@@ -17,6 +17,8 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
+from eagle_jax.benchmarks.peaks import CHIPS, Chip
+from eagle_jax.benchmarks.roofline import Work
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
@@ -29,14 +31,11 @@ from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.parallel.sharding import Program
-from eagle_jax.testing import programs
+from eagle_jax.testing import programs, traffic
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import StepConfig, init_state, train_step
-
-HBM_GIB = {"v5e": 16.0, "v6e": 32.0, "v5p": 95.0}
-"""The memory of a chip in GiB, by the name in front of a topology's colon."""
 
 PROGRAMS = ("prefill", "round", "sampled round", "token", "training step")
 """Names of the compiled programs: "round" is all rounds, "token" is plain decoding."""
@@ -63,6 +62,8 @@ class Case:
         training_rows: The number of rows of a training step.
         row_length: The number of tokens of each of these rows.
         dtype: The type of weights and caches; a head in training is float32.
+        draft_vocabulary: The number of tokens that the head drafts, `W`; `None` for
+            all.
     """
 
     name: str
@@ -77,6 +78,12 @@ class Case:
     training_rows: int = 4
     row_length: int = 2048
     dtype: str = "bfloat16"
+    draft_vocabulary: int | None = None
+
+    @property
+    def chip(self) -> Chip:
+        """The peaks of its chips."""
+        return CHIPS[self.topology.split(":")[0]]
 
     @property
     def num_slots(self) -> int:
@@ -106,6 +113,10 @@ class Report:
             name.
         moved: The bytes that a device gets from them; each counts once, however often
             it runs.
+        flops: The operations of the whole program by XLA's own count, where a loop
+            counts as often as it is known to run: that of all rounds, or of all
+            tokens, is not, so these are one round's, or one token's.
+        traffic: The bytes that it moves in a device's main memory, counted likewise.
         random_words: The words of the largest array of noise that a device makes.
         most_collectives: The largest number of collectives that is allowed; `None`
             where no rule gives one.
@@ -122,6 +133,8 @@ class Report:
     host_calls: list[str]
     collectives: dict[str, int]
     moved: int
+    flops: float
+    traffic: int
     random_words: int
     most_collectives: int | None
 
@@ -129,6 +142,13 @@ class Report:
     def is_in_place(self) -> bool:
         """Whether the results take over the memory of all that changes."""
         return self.aliased >= self.state
+
+    def predicted_seconds(self, case: Case) -> float:
+        """Returns the least seconds that the chips' published peaks allow."""
+        # A ring passes a sum twice, but for the device's own part.
+        moved = 2 * (1 - 1 / case.mesh.tensor) * self.moved
+        work = Work(flops=self.flops, read=self.traffic, moved=moved)
+        return work.seconds(case.chip)
 
 
 def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]:
@@ -274,6 +294,8 @@ def _compile(
         host_calls=programs.find_host_calls(lines),
         collectives=programs.count_collectives(lines),
         moved=programs.moved_bytes(lines),
+        flops=compiled.cost_analysis()["flops"] + traffic.repeated_flops(text),
+        traffic=traffic.memory_bytes(text),
         random_words=programs.random_words(lines),
         most_collectives=most_collectives(case, name),
     )
@@ -322,6 +344,9 @@ def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
     joined = EagleHead.join(head, weights)
+    if case.draft_vocabulary is not None:
+        tokens = jax.ShapeDtypeStruct((case.draft_vocabulary,), np.int32)
+        joined = jax.eval_shape(EagleHead.narrow, joined, tokens)
     sharding = sharding.with_drafter(case.head.layer, joined)
     params = Params(
         target=_with(weights, sharding.target_shardings(weights)),

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from eagle_jax.benchmarks.cases import every_case
-from eagle_jax.benchmarks.compilation import HBM_GIB, LOOPS, PROGRAMS, Case, Report
+from eagle_jax.benchmarks.compilation import LOOPS, PROGRAMS, Case, Report
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_whole
 from eagle_jax.markdown import NOTHING, markdown
@@ -17,7 +17,9 @@ _HEADER = (
     *("HBM GiB", "arguments", "temporaries", "changed", "in place"),
     *("cache copies", "host calls", "collectives", "at most", "MiB moved"),
     "compile s",
+    *("GFLOP", "GB in memory", "predicted ms"),
 )
+_OLD = _HEADER.index("GFLOP")  # Reports that are older end before it.
 _WORDS = """\
 # Compiled for TPUs
 
@@ -51,6 +53,12 @@ TPU is needed, and reads this table from what comes out (last with jax {jax} and
   its own part. In a mixture each expert has one of a layer's two, and only those run
   whose expert is chosen.
 - **Compile s** is processor time, all cores together.
+- **GFLOP** and **GB in memory** are what a chip computes by XLA's count and what it
+  reads from and writes to its main memory: of the loops one round or one token.
+  **Predicted ms** is a PREDICTION from the peaks that are published for the chip
+  (`eagle_jax/benchmarks/peaks.py`), and a floor: the longer of operations over peak and
+  bytes over bandwidth, and after it the collectives' bytes over the links. Rows without
+  these figures are older than they.
 
 Nothing runs on a TPU here: there are no speeds, and no tokens to compare. `jax.export`
 writes the same programs into one file for CPUs, CUDA GPUs and TPUs;
@@ -109,7 +117,7 @@ def _row(case: Case, report: Report) -> list[str]:
         str(case.mesh),
         str(case.training_rows if is_training else case.batch_size),
         report.program,
-        f"{HBM_GIB[case.topology.split(':')[0]]:g}",
+        f"{case.chip.memory_gib:g}",
         f"{report.arguments / _GIB:.2f}",
         f"{report.temporaries / _GIB:.2f}",
         f"{report.state / _GIB:.2f}" if report.state else NOTHING,
@@ -120,6 +128,9 @@ def _row(case: Case, report: Report) -> list[str]:
         NOTHING if most is None else str(most),
         f"{report.moved / _MIB:.1f}",
         f"{report.seconds:.0f}",
+        f"{report.flops / 1e9:.1f}",
+        f"{report.traffic / 1e9:.2f}",
+        f"{1e3 * report.predicted_seconds(case):.2f}" if is_loop else NOTHING,
     ]
 
 
@@ -129,6 +140,8 @@ def _read(path: Path) -> dict[tuple[str, ...], list[str]]:
     lines = path.read_text(encoding="utf-8").splitlines()
     table = [line.strip("| ") for line in lines if line.startswith("|")]
     cells = [re.split(r"\s*\|\s*", line) for line in table]
-    if not cells or tuple(cells[0]) != _HEADER:
+    known = len(cells[0]) if cells else 0
+    if known < _OLD or tuple(cells[0]) != _HEADER[:known]:
         raise InputError(f"{path} is no report of this command; give another file")
-    return {tuple(row[: len(_KEY)]): row for row in cells[2:]}
+    missing = [NOTHING] * (len(_HEADER) - known)
+    return {tuple(row[: len(_KEY)]): row + missing for row in cells[2:]}

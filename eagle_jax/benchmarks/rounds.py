@@ -9,12 +9,16 @@ import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.benchmarks.own_peaks import own_machine, time_products, time_reads
+from eagle_jax.benchmarks.peaks import Machine
+from eagle_jax.benchmarks.predictions import predict_round
+from eagle_jax.benchmarks.roofline import ModelSizes
 from eagle_jax.benchmarks.timing import (
     Body,
     draft_body,
@@ -31,8 +35,6 @@ from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.interface import Params, TargetOutput
 from eagle_jax.models.transformer import Transformer, TransformerParams
 from eagle_jax.tree import DraftTree, root_only
-
-_READ_BYTES = 512 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,8 +135,8 @@ def time_rounds(
 
     Returns:
         The figures by name: "token" and "round" in milliseconds with their parts, the
-        "floor" of a token, and the ratios "overhead", "token / floor" and
-        "round / token".
+        "floor" of a token, what is predicted of both from the peaks of the same turns,
+        and the ratios "overhead", "token / floor" and "round / token".
     """
     settings = (pair.decoder, pair.params, pair.requests(iterations + 1))
     bodies = {
@@ -154,7 +156,8 @@ def time_rounds(
             for name, body in bodies.items()
         },
         "accept + commit": _time_commits(pair, iterations),
-        "read": _time_reads(),
+        "read": time_reads(),
+        "multiply": time_products(pair.target.dtype),
     }
     for program in programs.values():
         program()  # Compiles, and touches all memory once.
@@ -164,14 +167,36 @@ def time_rounds(
             times[name].append(program() * 1e3)
         report(repeat + 1)
 
+    peaks = zip(times.pop("read"), times.pop("multiply"), strict=True)
+    machines = [own_machine(1e-3 * read, 1e-3 * multiply) for read, multiply in peaks]
     read_bytes = token_bytes(pair.params.target)
-    times["floor"] = [ms * read_bytes / _READ_BYTES for ms in times.pop("read")]
+    times["floor"] = [1e3 * read_bytes / x.chip.bandwidth for x in machines]
+    times |= _predicted(pair, machines)
     columns = {name: np.array(values) for name, values in times.items()}
     bare = columns["bare verify"] + columns["bare drafts"]
     columns["overhead"] = columns["round"] / bare
     columns["token / floor"] = columns["token"] / columns["floor"]
     columns["round / token"] = columns["round"] / columns["token"]
     return {name: Spread.of(values.tolist()) for name, values in columns.items()}
+
+
+def _predicted(pair: Pair, machines: Sequence[Machine]) -> dict[str, list[float]]:
+    """Returns predicted milliseconds, one per turn, from the peaks of that turn."""
+    dtype, params = pair.target.dtype, pair.params.target
+    table = params.embedding if params.output_head is None else params.output_head
+    head = pair.params.drafter.head
+    target = ModelSizes.of(pair.target.config.layer, params.layers, table, dtype=dtype)
+    draft = ModelSizes.of(pair.model.config.layer, head, table, dtype=dtype)
+    found = [
+        predict_round(
+            target, draft, x, pair.tree, slots=pair.num_slots, batch=pair.batch
+        )
+        for x in machines
+    ]
+    return {
+        "predicted token": [1e3 * x.token for x in found],
+        "predicted round": [1e3 * x.token * x.ratio for x in found],
+    }
 
 
 def token_bytes(params: TransformerParams) -> int:
@@ -341,19 +366,3 @@ def _bare_drafts(
             outputs[:, :1], (pair.batch, width, outputs.shape[-1])
         )
     return result
-
-
-def _time_reads() -> Callable[[], float]:
-    """Returns a function that times reading `_READ_BYTES` once, in seconds."""
-    values = jnp.ones(_READ_BYTES // 4, jnp.float32)
-
-    @jax.jit
-    def read(values: jax.Array) -> jax.Array:
-        return jnp.max(values)
-
-    def run() -> float:
-        started = time.perf_counter()
-        read(values).block_until_ready()
-        return time.perf_counter() - started
-
-    return run

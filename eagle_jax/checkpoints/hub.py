@@ -13,6 +13,9 @@ from eagle_jax.parsing import read_json
 CALIBRATION_FILE = "calibration.json"
 """The name of the calibration in a head's folder; `heads` describes it."""
 
+VOCABULARY_FILE = "draft_vocabulary.json"
+"""The name of the draft vocabulary beside a draft model; `generation` describes it."""
+
 STORE_LIST = "store.json"
 """The name of the list in half of a converted pair; `orbax_store` describes it."""
 
@@ -36,6 +39,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt")
 _SAFETENSORS = ("model*.safetensors", "*_lm_head.safetensors")
 _PICKLES = ("pytorch_model*.bin", "*_lm_head.pt")
 _TEXTS = (".json", ".model", ".jinja", ".txt")
+
+_ABOUT_DRAFTS = (CALIBRATION_FILE, VOCABULARY_FILE)
 
 _WHOLE_BYTES = 1 << 26
 _END_BYTES = 1 << 20  # Headers stand at the beginning, tables of pickles at the end.
@@ -157,7 +162,8 @@ def fingerprint_folder(folder: Path) -> str:
     It covers the settings and the tokenizer's files whole; of a converted pair the
     checksums of all tensors; of every other file of weights its size and all of its
     bytes or, beyond 64 MiB, a MiB at both ends and 1,024 blocks at even distances,
-    16 MiB together. A calibration is left out: it changes no weight.
+    16 MiB together. A calibration and a draft vocabulary are left out: they change no
+    weight.
 
     Args:
         folder: The folder of a Hugging Face checkpoint or one half of a converted
@@ -183,7 +189,7 @@ def fingerprint_folder(folder: Path) -> str:
                 for start, length in _pieces(size):
                     file.seek(start)
                     digest.update(file.read(length))
-        elif path.suffix in _TEXTS and path.name != CALIBRATION_FILE:
+        elif path.suffix in _TEXTS and path.name not in _ABOUT_DRAFTS:
             digest.update(f"{path.name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 

@@ -58,6 +58,8 @@ _MEANINGS = {
     "accept + commit": "of a round: walk, text and caches",
     "bare verify": "the target's forward and unembed over N rows, alone",
     "bare drafts": "the head's D calls and unembeds, alone",
+    "predicted token": "PREDICTION: from the read bandwidth and FLOP/s of each turn",
+    "predicted round": "PREDICTION: likewise",
     "overhead": "round / (bare verify + bare drafts)",
     "token / floor": "what plain decoding costs over its floor",
     "round / token": "what a round must be accepted for to pay",

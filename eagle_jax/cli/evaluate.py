@@ -103,6 +103,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser,
         GenerateConfig,
         *("max_new_tokens", "max_length", "dtype", "quantization", "ignore_eos"),
+        "draft_vocabulary",
         *("top_p", "top_k", "min_p", "seed"),
     )
     arguments = parser.parse_args(argv)

@@ -47,7 +47,10 @@ from eagle_jax.parallel import MeshShape, shard_pair
 from eagle_jax.parsing import read_json
 
 # Other settings come with every pair, whatever drafts: these are asked for.
-_OWN_SETTINGS = ("choices", "level", "window", "guesses", "min_match", "max_ngram")
+_OWN_SETTINGS = (
+    *("choices", "level", "window", "guesses", "min_match", "max_ngram"),
+    "draft_vocabulary",
+)
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 
 
@@ -176,6 +179,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
             method=decoding.method,
             rule=rule,
             bits=decoding.bits,
+            draft_vocabulary=decoding.draft_vocabulary,
         )
     return open_pair(
         arguments.target,
@@ -185,6 +189,7 @@ def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
         method=decoding.method,
         rule=rule,
         bits=decoding.bits,
+        draft_vocabulary=decoding.draft_vocabulary,
     )
 
 

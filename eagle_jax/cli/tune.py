@@ -3,6 +3,7 @@
     eagle-jax tune
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
     eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
+    eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --costs predicted:v5e-4
     eagle-jax tune --method medusa --target FOLDER --draft FOLDER --prompts FILE
     eagle-jax tune --method lookup --target FOLDER --prompts FILE
 
@@ -12,6 +13,9 @@ decoding. For methods whose tree is static it measures how often drafts of each 
 and rank are right, and runs the best trees of a few sizes. Of chain, lookup, lookahead
 and eagle2+lookup it runs a few settings, without a prediction. Without a target it
 tunes the embedded pair. The file that it writes is for `eagle-jax generate --config`.
+
+With `--costs predicted:MACHINE` it measures no time: costs are what the peaks published
+for that machine allow, tokens per round are replayed, and the result is a prediction.
 """
 
 import argparse
@@ -19,49 +23,34 @@ import dataclasses
 import importlib.metadata
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax import assets
-from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import check_writable, read_prompts
+from eagle_jax.benchmarks.peaks import Machine
+from eagle_jax.cli.command import run_command, say
+from eagle_jax.cli.files import read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
+from eagle_jax.cli.tune_flags import FINALISTS, STATIC, check, machine_of, parse
 from eagle_jax.cli.tune_tables import cost_table, result_table
-from eagle_jax.config import GenerateConfig, TreeConfig, require
+from eagle_jax.config import GenerateConfig, TreeConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_whole
 from eagle_jax.generation import text
-from eagle_jax.generation.heads import refuse_draft
-from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.generation.pairs import LoadedPair, PairSource, make_drafter, open_pair
 from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import Topology
 from eagle_jax.tuning import contest, static, tried
-from eagle_jax.tuning.prediction import (
-    Prediction,
-    finalists,
-    grid,
-    parse_grid,
-    predict,
-    show,
-    sizes,
-)
-
-_EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
-STATIC = ("eagle1", "medusa", "hydra", "recycling")
-"""The methods whose trees are static."""
-
-_FINALISTS = 5
+from eagle_jax.tuning.predicted import predict_steps
+from eagle_jax.tuning.prediction import Prediction, finalists, predict, show, sizes
 
 _Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
 """A pair, its prompts, and the trees that were run, the quickest first."""
@@ -70,54 +59,12 @@ _Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     return run_command(
-        lambda: _tune(_parse(argv)), unwritable="cannot write the settings: {error}"
+        lambda: _tune(parse(argv)), unwritable="cannot write the settings: {error}"
     )
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Find the tree that pays.")
-    add = parser.add_argument
-    add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
-    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
-    add(
-        "--method",
-        choices=[name for name in SETTINGS if name != "autoregressive"],
-        default="eagle2",
-        help="the tree of eagle1, medusa, hydra and recycling is static: its paths go "
-        "into a JSON file beside the settings",
-    )
-    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
-    add("--chat", action="store_true", help="wrap prompts in the chat template")
-    add(
-        "--calibration",
-        metavar="FILE",
-        help="of eagle-jax calibrate; default the head's own, none for none",
-    )
-    add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
-    add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
-    add("--temperature", type=float, default=0.0)
-    add("--batch-size", type=int, default=1)
-    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    add("--max-nodes", type=int, default=64, help="largest tree, root included")
-    add("--max-depth", type=int, help="deepest tree; default 8, or any")
-    add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
-    add("--sweep", action="store_true", help="with --grid: run all of them for real")
-    add("--finalists", type=int, help=f"trees run for real; default {_FINALISTS}")
-    add("--repeats", type=int, default=5, help="measurements of each")
-    add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
-    arguments = parser.parse_args(argv)
-    has_embedded = arguments.method not in ("medusa", "hydra")
-    if has_embedded and arguments.target is None and arguments.draft is None:
-        arguments.target = str(assets.TARGET)
-        if arguments.method in DRAFTS:
-            is_small = arguments.method == "small-model"
-            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
-        arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
-    return arguments
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    given = _check(arguments)
+    given = check(arguments)
     if arguments.method in tried.METHODS:
         pair, prompts, entries = _tune_tried(arguments, given)
     elif arguments.method in STATIC:
@@ -137,6 +84,7 @@ def _tune_tried(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tune
         dtype=arguments.dtype,
         method=method,
         rule=rule,
+        draft_vocabulary=arguments.draft_vocabulary,
     )
 
     def drafter_of(tree: TreeConfig) -> Drafter:
@@ -176,18 +124,37 @@ def _tune_dynamic(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tu
         dtype=arguments.dtype,
         method=arguments.method,
         rule=_rule(arguments),
+        draft_vocabulary=arguments.draft_vocabulary,
     )
     drafter_of = _with_tree(source)
     for tree in trees:
         _check_room(arguments, source, drafter_of(tree))
     pair, measured = _load(arguments, source, drafter_of)
-    costs = contest.time_parts(measured, trees)
+    machine = machine_of(arguments)
+    if machine is None:
+        costs = contest.time_parts(measured, trees)
+    else:
+        assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
+        costs = predict_steps(
+            pair.target,
+            source.drafter,
+            pair.params,
+            machine,
+            trees,
+            num_slots=measured.num_slots(max(tree.levels for tree in trees)),
+            batch_size=arguments.batch_size,
+        )
     recorded = contest.record_texts(measured, trees)
     ranking = predict(trees, recorded, costs, batch_size=arguments.batch_size)
     console = Console()
     console.print(cost_table(f"costs, {_where(arguments)}", costs))
+    if machine is not None:
+        best = ranking[: arguments.finalists or FINALISTS]
+        entries = [_predicted_entry(prediction) for prediction in best]
+        console.print(_results("best", arguments, entries))
+        return pair, measured.prompts, entries
 
-    chosen = finalists(ranking, arguments.finalists or _FINALISTS)
+    chosen = finalists(ranking, arguments.finalists or FINALISTS)
     entries = measured.run(chosen, "finalists")
     console.print(_results("finalists", arguments, entries))
     if arguments.sweep:
@@ -204,6 +171,7 @@ def _tune_static(arguments: argparse.Namespace) -> _Tuned:
         tree=TreeConfig(),
         dtype=arguments.dtype,
         method=arguments.method,
+        draft_vocabulary=arguments.draft_vocabulary,
     )
     assert source.drafter is not None, "these methods draft"
     wide = static.recorded_tree(source.drafter, arguments.max_depth or static.MAX_DEPTH)
@@ -214,7 +182,7 @@ def _tune_static(arguments: argparse.Namespace) -> _Tuned:
     trees = static.static_trees(
         rates,
         max_nodes=arguments.max_nodes,
-        count=arguments.finalists or _FINALISTS,
+        count=arguments.finalists or FINALISTS,
     )
     entries = measured.run(trees, "finalists")
     Console().print(_results("static trees", arguments, entries))
@@ -226,13 +194,34 @@ def _rule(arguments: argparse.Namespace) -> AcceptanceRule:
 
 
 def _where(arguments: argparse.Namespace) -> str:
-    return f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
+    return f"batch size {arguments.batch_size}, {_place(machine_of(arguments))}"
+
+
+def _place(machine: Machine | None) -> str:
+    """Returns where costs come from, in words."""
+    if machine is None:
+        return jax.devices()[0].device_kind
+    return f"PREDICTED from published peaks of {machine}"
+
+
+def _predicted_entry(prediction: Prediction) -> contest.Entry:
+    """Returns a tree that was not run, with the figures that are predicted for it."""
+    return contest.Entry(
+        prediction=prediction,
+        tokens_per_round=prediction.tokens_per_round,
+        speedup=prediction.speedup,
+    )
 
 
 def _results(
     title: str, arguments: argparse.Namespace, entries: list[contest.Entry]
 ) -> Table:
-    return result_table(f"{title}, {_where(arguments)}", arguments.method, entries)
+    return result_table(
+        f"{title}, {_where(arguments)}",
+        arguments.method,
+        entries,
+        is_measured=machine_of(arguments) is None,
+    )
 
 
 def _with_tree(source: PairSource) -> Callable[[TreeConfig | Topology], Drafter]:
@@ -265,56 +254,6 @@ def _load(
         repeats=arguments.repeats,
         progress=progress,
     )
-
-
-def _check(arguments: argparse.Namespace) -> list[TreeConfig]:
-    """Refuses flags that cannot be run, before long work; returns what may be run."""
-    check_writable(arguments.output)
-    for name in ("num_prompts", "max_depth", "finalists", "repeats", "batch_size"):
-        value = getattr(arguments, name)
-        holds = value is None or value >= 1
-        require(holds, "--" + name.replace("_", "-"), value, "at least 1")
-    for name in ("max_nodes", "max_new_tokens"):
-        value = getattr(arguments, name)
-        require(value >= 2, "--" + name.replace("_", "-"), value, "at least 2")
-    # Settings that lie outside their range are refused here.
-    join_settings(GenerateConfig, None, arguments)
-    method = arguments.method
-    check_draft(method, arguments.draft)
-    if arguments.draft is not None and method not in DRAFTS:
-        refuse_draft(arguments.draft, method)
-    if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
-    if arguments.prompts is None:
-        raise InputError("give --prompts FILE: what is tuned for depends on the text")
-    max_depth = arguments.max_depth or static.MAX_DEPTH
-    if method in STATIC:
-        wanted = f"at most {static.MAX_DEPTH} for a static tree"
-        require(max_depth <= static.MAX_DEPTH, "--max-depth", max_depth, wanted)
-    for name, setting in (("grid", "num_nodes"), ("calibration", "calibration")):
-        if getattr(arguments, name) is not None and setting not in SETTINGS[method]:
-            readers = ", ".join(one for one in SETTINGS if setting in SETTINGS[one])
-            raise InputError(
-                f"--{name} is for methods that read {setting}: {readers}; leave it out "
-                f"for {method}"
-            )
-    is_tried = method in tried.METHODS
-    if is_tried and (arguments.sweep or arguments.finalists is not None):
-        raise InputError(
-            "--sweep and --finalists choose from predictions, and all settings of "
-            f"{method} are run for real; leave them out"
-        )
-    given = None if arguments.grid is None else parse_grid(arguments.grid)
-    if given is None and arguments.sweep:
-        raise InputError('--sweep runs all trees of a grid: give --grid "8/7/1 10/4/4"')
-    if is_tried:
-        trees = tried.settings(method, given)
-    else:
-        trees = given or grid(arguments.max_nodes, max_depth)
-    calibration = arguments.calibration
-    return [dataclasses.replace(tree, calibration=calibration) for tree in trees]
 
 
 def _choose_prompts(
@@ -365,10 +304,11 @@ def _write(
     best: contest.Entry,
 ) -> None:
     """Writes the settings file, and prints in one line what is in it."""
-    device = jax.devices()[0].device_kind
+    machine = machine_of(arguments)
     version = importlib.metadata.version("jax")
     comments = (
-        f"eagle-jax tune on {device}, {pair.target.dtype}, jax {version}",
+        f"eagle-jax tune, {_place(machine)}, texts in {pair.target.dtype}, "
+        f"jax {version}",
         f"target {arguments.target}"
         + (f", draft {arguments.draft}" if arguments.draft else ""),
         f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
@@ -385,12 +325,15 @@ def _write(
         batch_size=arguments.batch_size,
         dtype=arguments.dtype,
         choices=str(choices),
+        how="measured" if machine is None else "PREDICTED, not measured",
+        draft_vocabulary=arguments.draft_vocabulary,
         comments=comments,
     )
     write_whole(arguments.output, settings)
     found = show(tree, arguments.method)
     if best.speedup > 1:
-        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
+        said = "" if machine is None else f", {_place(machine)}"
+        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding{said}")
     else:
         print(
             f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "

@@ -12,7 +12,9 @@ from eagle_jax.tuning.costs import StepCosts
 from eagle_jax.tuning.prediction import show
 
 
-def result_table(title: str, method: Method, measured: Sequence[Entry]) -> Table:
+def result_table(
+    title: str, method: Method, entries: Sequence[Entry], *, is_measured: bool
+) -> Table:
     """Returns a table of trees beside plain decoding.
 
     Its "known" is the share of tokens at which the prediction guesses nothing.
@@ -20,22 +22,23 @@ def result_table(title: str, method: Method, measured: Sequence[Entry]) -> Table
     Args:
         title: The title.
         method: The method that drafts.
-        measured: The trees, the quickest first.
+        entries: The trees, the quickest first.
+        is_measured: Whether they were run; the measured columns are empty if not.
     """
     table = Table(
         *("tree", "known", "predicted tokens/round", "speedup"),
         *("measured tokens/round", "speedup"),
         title=title,
     )
-    for entry in measured:
+    for entry in entries:
         expected = entry.prediction
         table.add_row(
             show(expected.tree, method),
             "-" if math.isnan(expected.certainty) else f"{expected.certainty:.1%}",
             decimals(expected.tokens_per_round, 3),
             decimals(expected.speedup),
-            f"{entry.tokens_per_round:.3f}",
-            f"{entry.speedup:.2f}",
+            f"{entry.tokens_per_round:.3f}" if is_measured else "-",
+            f"{entry.speedup:.2f}" if is_measured else "-",
         )
     table.add_row("plain decoding", "", "1.000", "1.00", "1.000", "1.00")
     return table
@@ -46,12 +49,12 @@ def cost_table(title: str, costs: StepCosts) -> Table:
     table = Table("part", "by", "milliseconds", title=title)
 
     def add(part: str, by: str, values: dict[int, float]) -> None:
-        shown = ", ".join(f"{key}: {1e3 * x:.2f}" for key, x in sorted(values.items()))
+        shown = ", ".join(f"{key}: {1e3 * x:.3g}" for key, x in sorted(values.items()))
         table.add_row(part, by, shown)
 
-    table.add_row("plain decoding", "", f"{1e3 * costs.token:.2f}")
+    table.add_row("plain decoding", "", f"{1e3 * costs.token:.3g}")
     add("verification", "nodes", costs.verify)
     add("first level", "width", costs.read)
     add("each further level", "width", costs.step)
-    table.add_row("rest of a round", "", f"{1e3 * costs.overhead:.2f}")
+    table.add_row("rest of a round", "", f"{1e3 * costs.overhead:.3g}")
     return table

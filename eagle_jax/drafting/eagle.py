@@ -9,13 +9,19 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.drafting.model import read_waiting
+from eagle_jax.drafting.model import read_waiting, target_tokens
 from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle3_head, eagle_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
 from eagle_jax.models.layers import rms_norm
-from eagle_jax.models.transformer import Tables, causal_mask, output_head, unembed
+from eagle_jax.models.transformer import (
+    Tables,
+    causal_mask,
+    output_columns,
+    output_head,
+    unembed,
+)
 from eagle_jax.ordering import after
 from eagle_jax.prefill import chunk_size, in_pieces
 
@@ -27,13 +33,16 @@ class EagleDrafterParams:
     Attributes:
         head: The weights of the head.
         embedding: `[V, E]`, the embedding table, the target's or the head's own.
-        output_head: `[E, V]`, the target's output head; `None` where it is the
-            embedding's transpose.
+        output_head: `[E, V]`, the target's output head, or `[E, W]` of its columns;
+            `None` where it is the embedding's transpose.
+        offsets: `[W]` int32, how much higher each token of these columns is in the
+            target's vocabulary, see `Eagle3HeadParams`; `None` where all are there.
     """
 
     head: EagleHeadParams
     embedding: jax.Array
     output_head: jax.Array | None
+    offsets: jax.Array | None = None
 
 
 @struct.dataclass(kw_only=True)
@@ -286,6 +295,20 @@ class EagleHead(FeatureHead):
             output_head=target.output_head if shares_table else output_head(target),
         )
 
+    @staticmethod
+    def narrow(params: EagleDrafterParams, tokens: jax.Array) -> EagleDrafterParams:
+        """Returns weights that draft some of the target's tokens alone (FR-Spec).
+
+        Args:
+            params: The drafter's weights, from `join`.
+            tokens: `[W]` int32, the tokens in ascending order, none twice.
+        """
+        return dataclasses.replace(
+            params,
+            output_head=output_columns(params, tokens),
+            offsets=tokens - jnp.arange(tokens.size),
+        )
+
     @property
     def feature_size(self) -> int:
         """The width of the target's features, `F`, which is `E`."""
@@ -305,56 +328,8 @@ class EagleHead(FeatureHead):
         return unembed(params.embedding.T if table is None else table, outputs)
 
     def tokens(self, params: EagleDrafterParams, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`; the output head is the target's, so `W = V`."""
-        del params
-        return choices
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnshiftedEagleHead(EagleHead):
-    """An EAGLE head that pairs a feature with its own token (EAGLE-1, section 4.3.2).
-
-    A drafted feature's own token is the parent's, so a node's output is the predicted
-    feature and the embedding of its token side by side, `X = 2 * E`.
-    """
-
-    def paired(self, tokens: jax.Array, following: jax.Array) -> jax.Array:
-        """See `FeatureHead.paired`; here they are the features' own."""
-        del following
-        return tokens
-
-    def read(
-        self, params: EagleDrafterParams, state: EagleState, root: jax.Array
-    ) -> tuple[jax.Array, EagleState]:
-        """See `DraftModel.read`."""
-        output, state = super().read(params, state, root)
-        return jnp.concatenate([output, params.embedding[root]], axis=-1), state
-
-    def step(
-        self,
-        params: EagleDrafterParams,
-        state: EagleState,
-        tokens: jax.Array,
-        above: jax.Array,
-        visible: jax.Array,
-        earlier: Any,
-        *,
-        level: int,
-    ) -> tuple[jax.Array, Any]:
-        """See `DraftModel.step`."""
-        features, embedded = jnp.split(above, 2, axis=-1)
-        positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
-        inputs = features, positions, visible, state.cache, earlier
-        outputs, entries = self.forward(params.head, self.config, embedded, *inputs)
-        own = params.embedding[tokens]
-        return jnp.concatenate([outputs, own], axis=-1), entries
-
-    def logits(
-        self, params: EagleDrafterParams, outputs: jax.Array, *, level: int
-    ) -> jax.Array:
-        """See `DraftModel.logits`."""
-        features, _ = jnp.split(outputs, 2, axis=-1)
-        return super().logits(params, features, level=level)
+        """See `DraftModel.tokens`; `W = V` unless the output head is narrowed."""
+        return target_tokens(params.offsets, choices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -411,8 +386,7 @@ class Eagle3Head(FeatureHead):
 
     def tokens(self, params: Eagle3DrafterParams, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`."""
-        offsets = params.head.offsets
-        return choices if offsets is None else choices + offsets[choices]
+        return target_tokens(params.head.offsets, choices)
 
 
 def _pad_rows(x: jax.Array, num_rows: int) -> jax.Array:

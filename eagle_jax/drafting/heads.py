@@ -4,10 +4,11 @@ from typing import Any, Protocol
 
 import jax
 
-from eagle_jax.drafting.eagle import Eagle3Head, EagleHead, UnshiftedEagleHead
+from eagle_jax.drafting.eagle import Eagle3Head, EagleHead
 from eagle_jax.drafting.hydra import HydraHeads, PrefixHydraHeads
 from eagle_jax.drafting.medusa import MedusaHeads
 from eagle_jax.drafting.model import DraftModel
+from eagle_jax.drafting.unshifted import UnshiftedEagleHead
 from eagle_jax.models import eagle3_head, eagle_head, hydra_heads, medusa_heads
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig

@@ -137,6 +137,17 @@ class DraftModel(Protocol):
         ...
 
 
+def target_tokens(offsets: jax.Array | None, choices: jax.Array) -> jax.Array:
+    """Returns the target's tokens for places among the fewer that a model knows.
+
+    Args:
+        offsets: `[W]` int32, how much higher each known token is in the target's
+            vocabulary than its place; `None` where all are known.
+        choices: `[...]` int32, places in `0 .. W - 1`.
+    """
+    return choices if offsets is None else choices + offsets[choices]
+
+
 def read_waiting(
     state: Any, root: jax.Array, run: Run, commit: Commit
 ) -> tuple[jax.Array, Any]:

@@ -1,6 +1,7 @@
 """Evaluations: one target answers questions by several methods, and all is recorded."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import Answerer
 from eagle_jax.evaluation.plan import (
     RunPlan,
+    draft_source,
     make_drafter,
     open_models,
     run_settings,
@@ -27,6 +29,7 @@ from eagle_jax.generation.methods import DRAFTS, draft_kind
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.room import check_depth
+from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Params
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 
@@ -178,6 +181,10 @@ def _open(
     )
     vocab_size = source.config.vocab_size
     drafters = [make_drafter(run, models, vocab_size=vocab_size) for run in runs]
+    drafts = [
+        draft_source(run, models, vocab_size=vocab_size, stop_tokens=source.stop_tokens)
+        for run in runs
+    ]
     for run, drafter in zip(runs, drafters, strict=True):
         decoding = run.config.decoding
         dataclasses.replace(source, drafter=drafter).check_room(
@@ -192,17 +199,22 @@ def _open(
     }
     shared = _target_settings(evaluation, source) | {"max_length": max_length}
     settings = [
-        run_settings(run, drafter) | shared | _draft_settings(evaluation, run, prints)
-        for run, drafter in zip(runs, drafters, strict=True)
+        run_settings(run, drafter, draft and draft.tokens)
+        | shared
+        | _draft_settings(evaluation, run, prints)
+        for run, drafter, draft in zip(runs, drafters, drafts, strict=True)
     ]
     for run, wanted in zip(runs, settings, strict=True):
         check_records(evaluation.path(run), wanted, questions)
     evaluation.output.mkdir(parents=True, exist_ok=True)
     report(f"loading {evaluation.target}")
     pair = source.load()
-    params: dict[Method | None, Any] = {
-        kind: model.load(pair.params.target) for kind, model in models.items()
-    }
+    weights = {kind: model.load(pair.params.target) for kind, model in models.items()}
+
+    @functools.cache
+    def params(kind: Method | None, tokens: tuple[int, ...] | None) -> Any:
+        return () if kind is None else narrow(models[kind].model, weights[kind], tokens)
+
     programs = Programs()
     return [
         Answerer(
@@ -213,7 +225,7 @@ def _open(
                 drafter=drafter,
                 params=Params(
                     target=pair.params.target,
-                    drafter=params.get(draft_kind(run.method), ()),
+                    drafter=params(draft_kind(run.method), draft and draft.tokens),
                 ),
             ),
             settings=wanted,
@@ -223,7 +235,9 @@ def _open(
             with_nodes=evaluation.with_nodes,
             programs=programs,
         )
-        for run, drafter, wanted in zip(runs, drafters, settings, strict=True)
+        for run, drafter, draft, wanted in zip(
+            runs, drafters, drafts, settings, strict=True
+        )
     ]
 
 

@@ -71,6 +71,9 @@ class RunPlan:
                 parts += [] if value is None else [f"{name}{shortest(value)}"]
         if "shared_noise" in known and not tree.shared_noise:
             parts += ["likeliest"]
+        vocabulary = self.config.decoding.draft_vocabulary
+        if "draft_vocabulary" in known and vocabulary is not None:
+            parts += [f"vocabulary-{Path(str(vocabulary)).stem}"]
         if self.acceptance in ("rejection", "typical"):
             parts += [self.acceptance]
         parts += [f"t{shortest(self.config.sampling.temperature)}"]
@@ -82,7 +85,7 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
 
     Args:
         text: The method as `name` or `name:key=value,key=value`, where keys are fields
-            of `TreeConfig` and `acceptance`.
+            of `TreeConfig`, `acceptance` and `draft_vocabulary`.
         config: The settings that hold where the text names none.
 
     Raises:
@@ -106,6 +109,7 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
             raise InputError(f"`methods` {text}: {key} is given twice")
         values[key] = _read_value(value)
     acceptance = values.pop("acceptance", config.sampling.acceptance)
+    vocabulary = values.pop("draft_vocabulary", config.decoding.draft_vocabulary)
     where = f"`methods` {text}"
     # Only the types are checked here; the sizes must fit with those not given, too.
     typed = from_table(TreeConfig, values, where)
@@ -113,6 +117,8 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
     if method == "autoregressive":
         acceptance = "coupled"
     sampling = from_table(type(config.sampling), {"acceptance": acceptance}, where)
+    given = {} if vocabulary is None else {"draft_vocabulary": vocabulary}
+    decoding = from_table(type(config.decoding), given, where)
     return RunPlan(
         label=text,
         method=method,
@@ -126,6 +132,9 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
             ),
             sampling=dataclasses.replace(
                 config.sampling, acceptance=sampling.acceptance
+            ),
+            decoding=dataclasses.replace(
+                config.decoding, draft_vocabulary=decoding.draft_vocabulary
             ),
         ),
     )
@@ -160,7 +169,7 @@ def make_runs(
             ),
         )
         same = runs.setdefault(run.model_id, run)
-        if _tree(same) != _tree(run):
+        if _drafts(same) != _drafts(run):
             raise InputError(
                 f"`methods` {same.label} and {run.label} would both be written to "
                 f"{run.model_id}.jsonl; evaluate them into two folders"
@@ -183,7 +192,11 @@ def _without_idle_noise(config: GenerateConfig) -> TreeConfig:
     )
 
 
-def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
+def run_settings(
+    plan: RunPlan,
+    drafter: Drafter | None,
+    tokens: tuple[int, ...] | None = None,
+) -> dict[str, Any]:
     """Returns a record's settings of a run's method, as JSON can hold them.
 
     Settings that a method does not have are `None`.
@@ -191,6 +204,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     Args:
         plan: The run's plan.
         drafter: The run's drafter, which has its own numbers of nodes and levels.
+        tokens: The tokens that it drafts; `None` for all.
     """
     config = plan.config
     shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
@@ -216,6 +230,9 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
         shape["width"] = drafter.num_matches
     if grower is not None:
         shape |= _confidence(plan, grower)
+    if tokens is not None:
+        print_of = zlib.crc32(repr(tokens).encode())
+        shape["draft_vocabulary"] = f"{len(tokens)} tokens {print_of:08x}"
     return {
         "method": plan.method,
         "label": plan.label,
@@ -282,6 +299,33 @@ def open_models(
     return models
 
 
+def draft_source(
+    plan: RunPlan, models: Models, *, vocab_size: int, stop_tokens: tuple[int, ...]
+) -> DraftSource | None:
+    """Returns a run's draft model with the tokens that it chooses among.
+
+    Args:
+        plan: The run's plan.
+        models: The models that `open_models` returned.
+        vocab_size: The number of tokens the target knows, `V`.
+        stop_tokens: The tokens that end the target's texts.
+
+    Returns:
+        The draft model; `None` for a method without one.
+
+    Raises:
+        InputError: If the tokens cannot be used.
+    """
+    kind = draft_kind(plan.method)
+    reads = "draft_vocabulary" in SETTINGS[plan.method]
+    return pairs.with_vocabulary(
+        None if kind is None else models[kind],
+        plan.config.decoding.draft_vocabulary if reads else None,
+        vocab_size=vocab_size,
+        stop_tokens=stop_tokens,
+    )
+
+
 def make_drafter(plan: RunPlan, models: Models, *, vocab_size: int) -> Drafter | None:
     """Returns a run's drafter.
 
@@ -307,7 +351,8 @@ def _read_value(text: str) -> Any:
         return text
 
 
-def _tree(plan: RunPlan) -> dict[str, Any]:
-    """Returns those fields of the tree that a method reads."""
+def _drafts(plan: RunPlan) -> dict[str, Any]:
+    """Returns those settings of drafts that a method reads."""
+    every = vars(plan.config.tree) | vars(plan.config.decoding)
     names = [name for name in SETTINGS[plan.method] if name != "acceptance"]
-    return {name: getattr(plan.config.tree, name) for name in names}
+    return {name: every[name] for name in names}

@@ -49,15 +49,16 @@ _DYNAMIC = (
     *("calibration", "kappa", "sharpness", "shared_noise", "acceptance"),
 )
 _STATIC = ("choices", "shared_noise", "acceptance")
+_VOCABULARY = "draft_vocabulary"
 
 SETTINGS: Mapping[Method, tuple[str, ...]] = {
-    "eagle2": _DYNAMIC,
-    "eagle1": _STATIC,
-    "chain": ("depth", "shared_noise", "acceptance"),
-    "eagle2+lookup": (*_DYNAMIC, "min_match"),
+    "eagle2": (*_DYNAMIC, _VOCABULARY),
+    "eagle1": (*_STATIC, _VOCABULARY),
+    "chain": ("depth", "shared_noise", "acceptance", _VOCABULARY),
+    "eagle2+lookup": (*_DYNAMIC, "min_match", _VOCABULARY),
     "medusa": _STATIC,
     "hydra": _STATIC,
-    "small-model": _DYNAMIC,
+    "small-model": (*_DYNAMIC, _VOCABULARY),
     "recycling": ("choices", "acceptance"),
     "lookahead": ("level", "window", "guesses", "acceptance"),
     "lookup": ("num_nodes", "depth", "width", "max_ngram", "acceptance"),

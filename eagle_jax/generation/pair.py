@@ -204,6 +204,7 @@ def load_pair(
     dtype: str = "auto",
     mesh: MeshShape | None = None,
     quantization: Quantization | None = None,
+    draft_vocabulary: str | int | None = None,
     tree: TreeConfig | None = None,
     sampled_tree: TreeConfig | None = None,
 ) -> Pair:
@@ -221,6 +222,8 @@ def load_pair(
             default device.
         quantization: The type that the matrices of the target's layers are rounded to,
             "int8" or "int4"; `None` takes them as they are stored.
+        draft_vocabulary: The tokens that an EAGLE-1/2 head or a small model drafts, see
+            `DecodingConfig.draft_vocabulary`.
         tree: The tree's settings; `None` for `TreeConfig()`.
         sampled_tree: The tree's settings above temperature 0; `None` for the same.
 
@@ -231,7 +234,11 @@ def load_pair(
     config = GenerateConfig(
         tree=tree or TreeConfig(),
         sampled_tree=sampled_tree,
-        decoding=DecodingConfig(method=method, quantization=quantization or "none"),
+        decoding=DecodingConfig(
+            method=method,
+            quantization=quantization or "none",
+            draft_vocabulary=draft_vocabulary,
+        ),
     )
     check_draft(method, draft)
     try:
@@ -242,6 +249,7 @@ def load_pair(
             dtype=dtype,
             method=method,
             bits=config.decoding.bits,
+            draft_vocabulary=draft_vocabulary,
         )
         rows = 1 if mesh is None else mesh.data
         sharding = mesh and shard_pair(mesh, source.config, batch_size=rows)

@@ -38,6 +38,7 @@ from eagle_jax.generation.shardings import (
     with_drafter,
 )
 from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
+from eagle_jax.generation.vocabulary import narrow, read_vocabulary
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import (
@@ -62,11 +63,13 @@ class DraftSource:
         model: The draft model.
         load: The function that reads or makes its weights.
         folder: The folder of its files, `None` if it has none.
+        tokens: The tokens that it chooses among, ascending; `None` for all.
     """
 
     model: DraftModel
     load: LoadDraft
     folder: Path | None = None
+    tokens: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +188,10 @@ class PairSource:
         target_params = self.read_target(shardings)
         drafter_params: Any = ()
         if self.draft is not None:
-            drafter_params = self.draft.load(target_params, sharding)
+            whole = self.draft.load(target_params, sharding)
+            drafter_params = narrow(
+                self.draft.model, whole, self.draft.tokens, sharding
+            )
         target = Transformer(config=self.config, dtype=self.dtype)
         return LoadedPair(
             target=with_features(target, self.drafter),
@@ -214,6 +220,7 @@ def open_pair(
     rule: AcceptanceRule = "greedy",
     bits: int | None = None,
     date: str | None = None,
+    draft_vocabulary: str | int | None = None,
 ) -> PairSource:
     """Opens a target and its draft model, without reading their weights.
 
@@ -228,6 +235,7 @@ def open_pair(
         rule: The acceptance rule, see `methods.tree_drafter`.
         bits: The bits of the target's matrices, see `checkpoints.load_target`.
         date: The chat template's date of today, see `tokenizer.fix_date`.
+        draft_vocabulary: See `DecodingConfig.draft_vocabulary`.
 
     Raises:
         InputError: If something is missing or does not fit.
@@ -243,7 +251,10 @@ def open_pair(
     draft = None
     if draft_name is not None and method in DRAFTS:
         draft = open_draft_model(draft_name, config, dtype=dtype, method=method)
-    vocab_size = config.vocab_size
+    vocab_size, stops = config.vocab_size, checkpoints.stop_tokens(folder)
+    draft = with_vocabulary(
+        draft, draft_vocabulary, vocab_size=vocab_size, stop_tokens=stops
+    )
     drafter = make_drafter(method, draft, tree, rule, vocab_size=vocab_size)
     check_product(bits, dtype)
 
@@ -263,7 +274,7 @@ def open_pair(
         drafter=drafter,
         read_target=read_target,
         read_tokenizer=read_tokenizer,
-        stop_tokens=checkpoints.stop_tokens(folder),
+        stop_tokens=stops,
         bits=bits,
         folder=folder,
     )
@@ -338,6 +349,36 @@ def open_draft_model(
         return head.join(params, target_params)
 
     return DraftSource(model=head, load=load, folder=folder)
+
+
+def with_vocabulary(
+    draft: DraftSource | None,
+    given: str | int | None,
+    *,
+    vocab_size: int,
+    stop_tokens: tuple[int, ...],
+) -> DraftSource | None:
+    """Returns a draft model that chooses among some tokens alone.
+
+    Args:
+        draft: The draft model, `None` if there is none.
+        given: What `DecodingConfig.draft_vocabulary` says.
+        vocab_size: The number of tokens the target knows, `V`.
+        stop_tokens: The tokens that end the target's texts.
+
+    Raises:
+        InputError: If the tokens cannot be used, see `read_vocabulary`.
+    """
+    if draft is None:
+        return None
+    tokens = read_vocabulary(
+        given,
+        draft.model,
+        draft.folder,
+        vocab_size=vocab_size,
+        stop_tokens=stop_tokens,
+    )
+    return dataclasses.replace(draft, tokens=tokens)
 
 
 def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:

@@ -13,7 +13,12 @@ from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.methods import DRAFTS
-from eagle_jax.generation.pairs import DraftSource, PairSource, make_drafter
+from eagle_jax.generation.pairs import (
+    DraftSource,
+    PairSource,
+    make_drafter,
+    with_vocabulary,
+)
 from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.models import transformer
@@ -49,6 +54,7 @@ def open_random(
     method: Method = "eagle2",
     rule: AcceptanceRule = "greedy",
     bits: int | None = None,
+    draft_vocabulary: str | int | None = None,
 ) -> PairSource:
     """Opens a pair whose weights will be random.
 
@@ -63,9 +69,11 @@ def open_random(
         rule: The acceptance rule, see `methods.tree_drafter`.
         bits: The bits of the matrices of the target's layers, 8 or 4; `None` if they
             are not quantized.
+        draft_vocabulary: See `DecodingConfig.draft_vocabulary`; a file, or nothing.
 
     Raises:
-        InputError: If a size is missing, unknown or impossible.
+        InputError: If a size is missing, unknown or impossible, or the draft vocabulary
+            cannot be used.
     """
     if method == "small-model":
         raise InputError(
@@ -85,7 +93,14 @@ def open_random(
     bits = checkpoints.target_bits(None, config, bits)
     check_product(bits, dtype)
 
+    stop_tokens = (_NUM_BYTES + 1,) if with_tokenizer else ()
     draft = _random_draft(config, dtype, method) if method in DRAFTS else None
+    draft = with_vocabulary(
+        draft,
+        draft_vocabulary,
+        vocab_size=config.vocab_size,
+        stop_tokens=stop_tokens,
+    )
 
     def make_target(shardings: Any) -> TransformerParams:
         make = jax.jit(
@@ -105,7 +120,7 @@ def open_random(
         drafter=make_drafter(method, draft, tree, rule, vocab_size=config.vocab_size),
         read_target=make_target,
         read_tokenizer=read_tokenizer,
-        stop_tokens=(_NUM_BYTES + 1,) if with_tokenizer else (),
+        stop_tokens=stop_tokens,
         bits=bits,
     )
 

@@ -7,6 +7,7 @@ import jax
 
 from eagle_jax.checkpoints.load import shapes_of, target_shapes
 from eagle_jax.drafting import (
+    DraftModel,
     HydraHeads,
     MedusaHeads,
     SmallModel,
@@ -83,7 +84,19 @@ def with_drafter(
     grower = find_tree_drafter(drafter)
     if sharding is None or grower is None:
         return sharding
-    model = grower.model
+    return model_sharding(sharding, grower.model, params)
+
+
+def model_sharding(
+    sharding: PairSharding, model: DraftModel, params: Any
+) -> PairSharding:
+    """Returns the sharding of a target with a draft model.
+
+    Args:
+        sharding: The target's sharding.
+        model: The draft model.
+        params: The draft model's weights.
+    """
     if isinstance(model, SmallModel):
         assert isinstance(model.target, Transformer)
         return _with_drafter(sharding, model.target.config, params)

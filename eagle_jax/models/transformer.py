@@ -258,3 +258,15 @@ class Transformer:
 def output_head(tables: Tables) -> jax.Array:
     """Returns the `[E, V]` output head; inside a jitted function nothing is copied."""
     return tables.embedding.T if tables.output_head is None else tables.output_head
+
+
+def output_columns(tables: Tables, tokens: jax.Array) -> jax.Array:
+    """Returns the `[E, W]` columns of the output head that score some tokens.
+
+    Args:
+        tables: The arrays that hold the output head.
+        tokens: `[W]` int32, the tokens.
+    """
+    if tables.output_head is None:
+        return tables.embedding[tokens].T
+    return tables.output_head[:, tokens]

@@ -167,6 +167,8 @@ class HeadConfig:
         feature_layers: The indices, such as "1 2 4", of the three layers of the target
             whose inputs an EAGLE-3 head reads; `None` for the published ones, 2, half
             of the layers, and three before their end.
+        recycles_normed: Whether an EAGLE-3 head continues drafts from its normalised
+            output, as some heads of speculators do; a head begun with must agree.
         intermediate_size: The width of the feed-forward layer.
         num_heads: The number of query heads.
         num_kv_heads: The number of key/value heads.
@@ -181,6 +183,7 @@ class HeadConfig:
     head_layers: int | None = None
     draft_vocab_size: int | None = None
     feature_layers: str | None = None
+    recycles_normed: bool = False
     intermediate_size: int | None = None
     num_heads: int | None = None
     num_kv_heads: int | None = None

@@ -44,7 +44,7 @@ _USED = {
     "eagle2": {*_ATTENTION, *_OF_CHAINS, *_FEATURE_LOSS, "inputs", "fc_bias"},
     "eagle3": {
         *(*_ATTENTION, *_OF_CHAINS, "decay"),
-        *("draft_vocab_size", "feature_layers"),
+        *("draft_vocab_size", "feature_layers", "recycles_normed"),
     },
     "medusa": _BY_POSITION,
     "hydra": _BY_POSITION,
@@ -115,6 +115,7 @@ def new_eagle3_head(target: TransformerConfig, config: TrainConfig) -> Eagle3Hea
         max_positions=min(target.max_positions, config.data.row_length),
         feature_size=3 * target.layer.hidden_size,
         feature_layers=None if layers is None else tuple(map(int, layers.split())),
+        recycles_normed=config.head.recycles_normed,
     )
     checkpoints.eagle3_target(target, head.feature_layers)
     return head

@@ -253,6 +253,8 @@ def settings_file(
     batch_size: int,
     dtype: str,
     choices: str = "",
+    how: str = "measured",
+    draft_vocabulary: str | None = None,
     comments: Sequence[str],
 ) -> str:
     """Returns a settings file of `GenerateConfig`.
@@ -265,11 +267,13 @@ def settings_file(
         batch_size: The number of rows that was tuned for, `B`.
         dtype: The type as it was given; "auto" is left out of the file.
         choices: The file that holds the paths of a static tree.
+        how: How its figures were found, as the file says it.
+        draft_vocabulary: See `DecodingConfig.draft_vocabulary`.
         comments: Lines that say where the figures come from.
     """
     tree, pays = best.prediction.tree, best.speedup > 1
     figures = (
-        f"measured: {best.tokens_per_round:.2f} tokens per round, {best.speedup:.2f} "
+        f"{how}: {best.tokens_per_round:.2f} tokens per round, {best.speedup:.2f} "
         "times the speed of plain decoding"
     )
     if not pays:
@@ -288,6 +292,8 @@ def settings_file(
     lines += ["", "[decoding]", f'method = "{chosen}"', f"batch_size = {batch_size}"]
     if dtype != "auto":
         lines.append(f'dtype = "{dtype}"')
+    if draft_vocabulary is not None and pays:
+        lines.append(f"draft_vocabulary = {json.dumps(draft_vocabulary)}")
     return "\n".join(lines) + "\n"
 
 

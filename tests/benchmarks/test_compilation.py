@@ -12,7 +12,6 @@ import pytest
 from jax.experimental import topologies
 
 from eagle_jax.benchmarks.compilation import (
-    HBM_GIB,
     PROGRAMS,
     Case,
     Report,
@@ -83,7 +82,7 @@ def problems(report: Report) -> list[str]:
 
 def test_the_programs_fit_and_copy_no_cache(reports: dict[str, Report]) -> None:
     assert tuple(reports) == PROGRAMS
-    hbm = HBM_GIB["v5e"] * 2**30
+    hbm = _CASE.chip.memory_gib * 2**30
     for report in reports.values():
         assert problems(report) == []
         assert report.arguments + report.temporaries + report.results < hbm

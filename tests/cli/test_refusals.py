@@ -23,6 +23,7 @@ _EVALUATE = [*_QUESTIONS, "--methods"]
 _TRAIN = [*_TARGET, "--data", "texts.jsonl", "--output", "out"]
 _REGENERATE = [*_TARGET, "--output", "out.jsonl"]
 _GRID = ["--grid", "2/1/1"]
+_PREDICTED = ["--costs", "predicted:v5e-4"]
 _REWRITE = [*_REGENERATE, "--data", "texts.jsonl"]
 
 _INT32 = "must be below 2**31"
@@ -49,6 +50,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--choices", "eagle1_25"], "eagle2 does not read --choices|choose eagle1, "),
         (["--method", "lookup", "--level", "9"], "--level; leave|choose lookahead"),
         ([*_LOOKAHEAD, "--min-match", "2"], "--min-match; |choose eagle2+lookup"),
+        (
+            ["--method", "lookup", "--draft-vocabulary", "9"],
+            "--draft-vocabulary; leave",
+        ),
+        (["--draft-vocabulary", "9"], "--draft-vocabulary 9|no |draft_vocabulary.json"),
+        ([*_RANDOM, "--draft-vocabulary", "none.json"], "cannot read none.json"),
         ([*_RANDOM, "--guesses", "7"], "method eagle2 does not read --guesses"),
         ([*_RANDOM, "--window", "7"], "method eagle2 does not read --window"),
         (
@@ -82,6 +89,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_EVALUATE, "eagle1:choices=big.toml"], "big.toml is not valid JSON"),
         ([*_EVALUATE, "lookahead:level=1"], "level = 1 must be at least 2"),
         ([*_EVALUATE, "medusa:acceptance=likely"], "one of 'coupled', 'rejection'"),
+        ([*_EVALUATE, "chain:draft_vocabulary=none.json"], "cannot read none.json"),
+        ([*_EVALUATE, "chain:draft_vocabulary=1.5"], "must be str or int"),
+        (
+            [*_EVALUATE, "medusa:draft_vocabulary=9"],
+            "'draft_vocabulary=9' is not known",
+        ),
         ([*_EVALUATE, "lookup", "--max-length", "9999"], "512 positions"),
         ([*_EVALUATE, "lookup", "--max-new-tokens", "512"], "no room for a prompt"),
         ([*_EVALUATE, "lookup", "--template", "tokenizer"], "needs a chat template"),
@@ -140,6 +153,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--method", "chain", "--sweep"], "all settings of chain"),
         (["--method", "lookahead", "--max-nodes", "3"], "have --max-nodes 3 or fewer"),
         (["--method", "eagle1", "--max-depth", "9"], "--max-depth = 9 must be at most"),
+        (["--method", "eagle1", *_PREDICTED], "part by part: eagle2, small-model;"),
+        (["--method", "lookup", *_PREDICTED], "leave it out for lookup"),
+        (
+            ["--method", "lookup", "--draft-vocabulary", "9"],
+            "--draft-vocabulary is for methods|leave it out for lookup",
+        ),
         (["--acceptance", "typical"], "unrecognized arguments: --acceptance"),
     ],
     "benchmark": [
@@ -159,6 +178,16 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([], "required: records, --output"),
         (["records", "--output", "/dev/full"], _FULL),
     ],
+    "count_tokens": [
+        ([], "required: --output"),
+        (["--output", "out.json", "--size", "0"], "--size = 0 must be 1 (special"),
+        (["--output", "out.json", "none.json"], "cannot read the data none.json"),
+        (
+            ["--output", "out.json", "."],
+            "questions.jsonl:1: no field|eagle-jax evaluate",
+        ),
+        (["--output", "/dev/full"], _FULL),
+    ],
     "convert": [
         ([*_TARGET, "--output", "/proc/out"], "cannot write /proc/out"),
         ([*_TARGET, "--output", "~nobody-of-that-name/out"], "home"),
@@ -168,7 +197,10 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--head", str(assets.TARGET), "--output", "out"], "config.json"),
     ],
     "report": [(["records", "--output", "/proc/out"], "cannot write to /proc/out")],
-    "compile_report": [(["--output", "/nowhere/out.md"], "cannot write /nowhere")],
+    "compile_report": [
+        (["--output", "/nowhere/out.md"], "cannot write /nowhere"),
+        (["--draft-vocabulary", "0"], "--draft-vocabulary = 0 must be 1 to 128255"),
+    ],
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle_jax.config import GenerateConfig, TreeConfig
+from eagle_jax.config import DecodingConfig, GenerateConfig, TreeConfig
 from eagle_jax.drafting import (
     LookaheadDrafter,
     LookupDrafter,
@@ -53,6 +53,21 @@ def test_settings_of_noise_are_one_run_where_no_noise_is_shared() -> None:
         assert len(both) == 3 and sum("likeliest" in name for name in both) == 1
     rejection = "eagle2:acceptance=rejection"
     assert len(names(rejection, f"{rejection},kappa=2", temperatures=(1.0,))) == 2
+
+
+def test_draft_vocabularies_are_runs_of_their_own() -> None:
+    given = ("", ":draft_vocabulary=512", ":draft_vocabulary=to/some.json")
+    methods = [f"small-model{one}" for one in given]
+    assert names(*methods, "lookup", temperatures=(0.0,)) == [
+        "small-model-60-6-10-t0-b1",
+        "small-model-60-6-10-vocabulary-512-t0-b1",
+        "small-model-60-6-10-vocabulary-some-t0-b1",
+        "lookup-60-6-10-t0-b1",
+    ]
+    flag = GenerateConfig(decoding=DecodingConfig(draft_vocabulary="none"))
+    (run,) = make_runs([parse_method("eagle1:draft_vocabulary=9", flag)], [0.0], [1])
+    assert run.config.decoding.draft_vocabulary == 9
+    assert run_settings(run, None, (1, 2))["draft_vocabulary"].startswith("2 tokens")
 
 
 def test_switches_at_other_lengths_are_runs_of_their_own() -> None:

@@ -57,7 +57,33 @@ def check(kind: str, pair: Path, home: Path) -> None:
     assert held(one.blocks[0].linear) == (target.layer.hidden_size,) * 2
 
     flags = ["--target", names[0], "--draft", names[1], "--method", method]
-    flags += ["--config", str(settings), "--batch-size", "2", "--temperature", "0.8"]
+    check_texts([*flags, "--config", str(settings)], home)
+    print("equal", kind, flush=True)
+
+
+def check_narrowed(method: Method, pair: Path, home: Path, size: int) -> None:
+    """A draft vocabulary is split like any, or whole where it cannot be."""
+    target, file = target_config(pair / "target"), home / "vocabulary.json"
+    ids = [target.vocab_size - 1, *range(size - 1)]
+    file.write_text(json.dumps({"vocab_size": target.vocab_size, "ids": ids}))
+    draft = "target" if method == "small-model" else "head"
+    names = (str(pair / "target"), str(pair / draft))
+    tree = TreeConfig(num_nodes=5, depth=2, width=2)
+    source = open_pair(
+        *names, tree=tree, dtype="float32", method=method, draft_vocabulary=str(file)
+    )
+    params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
+    head = getattr(params, "model", params).output_head
+    assert held(head) == (target.layer.hidden_size, size if size % 4 else size // 4)
+    flags = ["--target", names[0], "--draft", names[1], "--method", method]
+    flags += ["--draft-vocabulary", str(file), "--num-nodes", "5", "--depth", "2"]
+    check_texts([*flags, "--width", "2"], home)
+    print("equal", method, size, flush=True)
+
+
+def check_texts(flags: list[str], home: Path) -> None:
+    """The command with a mesh says what it says without."""
+    flags = [*flags, "--batch-size", "2", "--temperature", "0.8"]
     flags += ["--prompt", "the", "--prompt", "ten", "--max-new-tokens", "12"]
     runs = []
     for extra in ([], ["--mesh", "data=2,tensor=4"]):
@@ -65,11 +91,12 @@ def check(kind: str, pair: Path, home: Path) -> None:
         assert load_main("generate")([*flags, *extra, "--json", str(file)]) == 0
         runs.append(json.loads(file.read_text())["runs"])
     assert runs[0] == runs[1]
-    print("equal", kind, flush=True)
 
 
 if __name__ == "__main__":
     assert jax.device_count() == 8
     for name in ("medusa", "hydra", "hydra, prefix"):
         check(name, Path(sys.argv[1]), Path(sys.argv[2]))
+    check_narrowed("small-model", Path(sys.argv[1]), Path(sys.argv[2]), 100)
+    check_narrowed("eagle2", Path(sys.argv[1]), Path(sys.argv[2]), 99)
     print("done")

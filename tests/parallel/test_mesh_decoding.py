@@ -26,13 +26,14 @@ def test_experts_eagle3_heads_and_training_are_split_over_a_mesh() -> None:
     ]
 
 
-def test_heads_of_medusa_and_hydra_are_split_over_a_mesh(
+def test_heads_and_draft_vocabularies_are_split_over_a_mesh(
     tiny_pair: Path, tmp_path: Path
 ) -> None:
     module = "heads_on_eight_devices"
     lines = run_module(module, tiny_pair, tmp_path, num_devices=8)
     assert [line for line in lines if line.startswith("equal")] == [
         *("equal medusa", "equal hydra", "equal hydra, prefix"),
+        *("equal small-model 100", "equal eagle2 99"),
     ]
 
 

@@ -187,6 +187,14 @@ def test_new_heads_have_the_published_sizes(
     assert (one.num_heads, one.num_layers) == (1, 2)
 
 
+@pytest.mark.parametrize("recycles_normed", [False, True])
+def test_an_eagle3_head_continues_drafts_as_is_set(recycles_normed: bool) -> None:
+    sizes = HeadConfig(kind="eagle3", recycles_normed=recycles_normed)
+    target = tiny.target_config(num_layers=7)
+    head: Any = new_head(target, TrainConfig(head=sizes))
+    assert head.recycles_normed == recycles_normed
+
+
 @pytest.mark.parametrize(
     ("sizes", "loss", "name"),
     [
@@ -201,6 +209,7 @@ def test_new_heads_have_the_published_sizes(
         ({"kind": "medusa"}, {"token_weight": 1.0}, "token_weight = 1.0"),
         ({"kind": "hydra"}, {"noise": 0.0}, "noise = 0.0"),
         ({"kind": "hydra"}, {"noise_scale": "official"}, "noise_scale = official"),
+        ({"recycles_normed": True}, {}, "recycles_normed = True"),
         ({"kind": "hydra"}, {"mask": "official"}, "mask = official"),
         ({"kind": "medusa"}, {"normalize": "official"}, "normalize = official"),
     ],

@@ -1,0 +1,173 @@
+"""Predicted rounds of published models on machines that are not at hand."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+
+from eagle_jax.benchmarks.cases import MODELS, published_head
+from eagle_jax.benchmarks.peaks import Machine
+from eagle_jax.benchmarks.roofline import (
+    ModelSizes,
+    part_seconds,
+    round_calls,
+    token_calls,
+)
+from eagle_jax.config import TreeConfig
+from eagle_jax.markdown import NOTHING, markdown
+from eagle_jax.models import eagle_head, transformer
+
+PAPER_TAU = {
+    "Llama-2-7B": 4.70,
+    "Llama-2-13B": 4.75,
+    "Llama-3-8B": 4.53,
+    "Llama-2-70B": 4.48,
+    "Llama-3-70B": 4.16,
+}
+"""Tokens per round of EAGLE-2 on MT-bench at temperature 0 (arXiv 2406.16858, tables 1
+and 2), by model."""
+
+_PAPER_SPEEDUP = {
+    "Llama-2-7B": 3.43,
+    "Llama-2-13B": 4.21,
+    "Llama-3-8B": 3.46,
+    "Llama-2-70B": 3.51,
+    "Llama-3-70B": 3.29,
+}
+_HEADER = (
+    *("model", "machine", "context", "tree", "token ms", "round ms", "round / token"),
+    *("most of a round", "tokens/round", "speedup"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """The predicted costs of a token and of a round.
+
+    Attributes:
+        token: The seconds of a token of plain decoding.
+        round: The seconds of a round by part, see `roofline.PARTS`.
+    """
+
+    token: float
+    round: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """The round over the token: how many tokens a round must give to pay."""
+        return sum(self.round.values()) / self.token
+
+    @property
+    def bound(self) -> str:
+        """The part that takes most of a round, with its share."""
+        part = max(self.round, key=lambda name: self.round[name])
+        return f"{part} {self.round[part] / sum(self.round.values()):.0%}"
+
+
+def predict_round(
+    target: ModelSizes,
+    draft: ModelSizes,
+    machine: Machine,
+    tree: TreeConfig,
+    *,
+    slots: int,
+    batch: int = 1,
+) -> Predicted:
+    """Returns the predicted costs of a token and of a round.
+
+    Args:
+        target: The target.
+        draft: The model that drafts.
+        machine: The machine.
+        tree: The tree.
+        slots: The slots of all caches, `S`.
+        batch: The number of requests, `B`.
+    """
+    context = {"slots": slots, "batch": batch}
+    token = part_seconds(token_calls(target, machine, **context), machine)
+    calls = round_calls(target, draft, machine, tree, **context)
+    return Predicted(token=sum(token.values()), round=part_seconds(calls, machine))
+
+
+def published_sizes(
+    model: str, draft_vocabulary: int | None = None
+) -> tuple[ModelSizes, ModelSizes]:
+    """Returns the sizes of a published model and of its EAGLE head, in bfloat16.
+
+    Args:
+        model: The model's name, of `cases.MODELS`.
+        draft_vocabulary: The most tokens that the head drafts, `W`; `None` for all.
+    """
+    config, dtype = MODELS[model], "bfloat16"
+    head, key = published_head(config), jax.random.key(0)
+    weights = jax.eval_shape(lambda: transformer.init_params(key, config, dtype))
+    drafts = jax.eval_shape(lambda: eagle_head.init_params(key, head, dtype))
+    table = weights.output_head
+    assert table is not None, "published models have output heads"
+    width, size = table.shape
+    drafted = min(draft_vocabulary or size, size)
+    columns = jax.ShapeDtypeStruct((width, drafted), table.dtype)
+    return (
+        ModelSizes.of(config.layer, weights.layers, table, dtype=dtype),
+        ModelSizes.of(head.layer, drafts, columns, dtype=dtype),
+    )
+
+
+def prediction_table(
+    machines: Sequence[Machine],
+    contexts: Sequence[int],
+    trees: Sequence[TreeConfig],
+    *,
+    tokens_per_round: float | None = None,
+    draft_vocabulary: int | None = None,
+) -> str:
+    """Returns a markdown table of predictions for the models of `PAPER_TAU`.
+
+    Args:
+        machines: The machines; a model that does not fit one has no figures there.
+        contexts: The numbers of cache slots, `S`.
+        trees: The trees that are drafted.
+        tokens_per_round: The tokens that a round gives; `None` for `PAPER_TAU`.
+        draft_vocabulary: See `published_sizes`.
+    """
+    rows = []
+    for model, paper in PAPER_TAU.items():
+        target, draft = published_sizes(model, draft_vocabulary)
+        published = paper / _PAPER_SPEEDUP[model]
+        row = [model, "the paper's GPU", NOTHING, NOTHING, NOTHING, NOTHING]
+        rows.append([*row, f"{published:.2f}", NOTHING, f"{paper:.2f}"])
+        rows[-1].append(f"{_PAPER_SPEEDUP[model]:.2f}")
+        tau = tokens_per_round or paper
+        for machine in machines:
+            for slots in contexts:
+                for tree in trees:
+                    row = _row(target, draft, machine, tree, slots, tau)
+                    rows.append([model, str(machine), f"{slots:,}", *row])
+    return markdown(_HEADER, rows)
+
+
+def _row(
+    target: ModelSizes,
+    draft: ModelSizes,
+    machine: Machine,
+    tree: TreeConfig,
+    slots: int,
+    tau: float,
+) -> list[str]:
+    shown = f"{tree.num_nodes}/{tree.depth}/{tree.width}"
+    needed = target.gib(slots) + draft.gib(slots)
+    # What a program needs beside them is little, but never nothing.
+    if needed > 0.95 * machine.num_chips * machine.chip.memory_gib:
+        needs = f"needs {math.ceil(needed)} GiB"
+        return [shown, NOTHING, NOTHING, NOTHING, needs, NOTHING, NOTHING]
+    found = predict_round(target, draft, machine, tree, slots=slots)
+    return [
+        shown,
+        f"{1e3 * found.token:.2f}",
+        f"{1e3 * found.token * found.ratio:.2f}",
+        f"{found.ratio:.2f}",
+        found.bound,
+        f"{tau:.2f}",
+        f"{tau / found.ratio:.2f}",
+    ]

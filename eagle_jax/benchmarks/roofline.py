@@ -1,0 +1,230 @@
+"""Predicted costs of tokens and rounds: bytes and operations over published peaks.
+
+Nothing is measured and nothing compiled here. Of each model call the bytes that it must
+read and the operations that it must do are counted from the weights' shapes, part by
+part, and a part takes the longer of the two: operations over the chip's peak, or bytes
+over its bandwidth. Parts run one after another, and collectives after the parts that
+need them, so all are added. What no peak bounds is left out: starting a kernel, waiting
+for a collective's first byte, choosing and following a tree. So a predicted time is a
+floor, and a prediction for a round, which starts more calls, is more hopeful than one
+for a token.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.benchmarks.peaks import Chip, Machine
+from eagle_jax.config import TreeConfig
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.mlp import MixtureParams
+from eagle_jax.models.quantized import QuantizedMatrix
+
+PARTS = ("weights", "cache", "scores", "head", "collectives")
+"""Names of what a call spends its time on: the layers' weights, keys and values, the
+scores of attention, the output head with its logits, and the links between chips."""
+
+SCORE_BYTES = 20
+"""Bytes that a score of attention moves where it goes through main memory: a float32
+that is written once and read three times, and its weight in bfloat16, written and read
+once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one device does for one part of a call.
+
+    Attributes:
+        flops: The operations.
+        read: The bytes that pass between the device and its main memory.
+        moved: The bytes that it gets from other devices.
+    """
+
+    flops: float = 0.0
+    read: float = 0.0
+    moved: float = 0.0
+
+    def seconds(self, chip: Chip) -> float:
+        """Returns the least time that this takes, in seconds."""
+        busy = max(self.flops / chip.flops, self.read / chip.bandwidth)
+        return busy + (self.moved / chip.link if self.moved else 0.0)
+
+
+Call = dict[str, Work]
+"""The work of a model call by part, of `PARTS`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """What a call of a model reads and multiplies with, on all devices together.
+
+    Attributes:
+        layer: The sizes of a layer.
+        num_layers: The number of layers, `L`.
+        weights: The bytes of all layers, without the experts of mixtures.
+        experts: The bytes of all experts; 0 where there are none.
+        products: The multiplications of one row with all matrices that it meets, but
+            the output head.
+        head: The bytes of the output head.
+        vocab_size: The tokens that the output head scores, `V`.
+        itemsize: The bytes of a key, a value and an activation.
+    """
+
+    layer: LayerConfig
+    num_layers: int
+    weights: int
+    experts: int
+    products: float
+    head: int
+    vocab_size: int
+    itemsize: int
+
+    @classmethod
+    def of(
+        cls, layer: LayerConfig, layers: Any, output_head: Any, *, dtype: str
+    ) -> "ModelSizes":
+        """Returns the sizes of a decoder or of an EAGLE head.
+
+        Args:
+            layer: The sizes of a layer.
+            layers: The weights of all layers, or their shapes alone: a tuple of
+                `LayerParams`, or whatever a head holds besides its tables.
+            output_head: `[E, V]` or `[V, E]`, the table that scores tokens.
+            dtype: The type of weights, caches and activations, whatever type `layers`
+                have now; quantized weights stay integers.
+        """
+        many = layers if isinstance(layers, tuple) else (layers,)
+        mixtures = [getattr(one, "mlp", None) for one in many]
+        experts = [x.experts for x in mixtures if isinstance(x, MixtureParams)]
+        met = layer.experts_per_token / max(layer.num_experts, 1)
+        return cls(
+            layer=layer,
+            num_layers=len(many),
+            weights=_bytes(layers, dtype) - _bytes(experts, dtype),
+            experts=_bytes(experts, dtype),
+            products=_products(layers) - (1 - met) * _products(experts),
+            head=_bytes(output_head, dtype),
+            vocab_size=math.prod(output_head.shape) // layer.hidden_size,
+            itemsize=jnp.dtype(dtype).itemsize,
+        )
+
+    def gib(self, slots: int) -> float:
+        """Returns the GiB of weights, an output head and a request's cache."""
+        layer = self.layer
+        entries = 2 * slots * layer.num_kv_heads * layer.head_dim * self.num_layers
+        total = self.weights + self.experts + self.head + entries * self.itemsize
+        return total / 2**30
+
+
+def call_work(
+    sizes: ModelSizes,
+    machine: Machine,
+    *,
+    rows: int,
+    scored: int,
+    slots: int,
+    batch: int = 1,
+) -> Call:
+    """Returns the work of a model call, per device.
+
+    A layer's scores are taken to stay on the chip where they fill up to half of its own
+    memory, as they do in programs that are compiled for v5e.
+
+    Args:
+        sizes: The model.
+        machine: The devices that share its matrices.
+        rows: The tokens of each request, `T`.
+        scored: How many of them go through the output head.
+        slots: The slots of the cache, `S`.
+        batch: The number of requests, `B`.
+    """
+    layer, share, tokens = sizes.layer, 1 / machine.num_chips, batch * rows
+    # Keys and values are split by heads, of which a device has one at least.
+    kept = max(share, 1 / layer.num_kv_heads)
+    entries = 2 * batch * slots * layer.num_kv_heads * layer.head_dim
+    scores = tokens * slots * layer.num_heads * share
+    fits = 4 * scores <= machine.chip.near / 2
+    logits = batch * scored * sizes.vocab_size
+    # An expert is read if any token chooses it, here each with the same probability.
+    unread = (1 - layer.experts_per_token / max(layer.num_experts, 1)) ** tokens
+    # Two sums per layer and one for the rows looked up; a ring passes each sum twice.
+    sums = (2 * sizes.num_layers + 1) * tokens * layer.hidden_size * sizes.itemsize
+    return {
+        "weights": Work(
+            flops=2 * tokens * sizes.products * share,
+            read=(sizes.weights + (1 - unread) * sizes.experts) * share,
+        ),
+        "cache": Work(
+            flops=4 * scores * sizes.num_layers * layer.head_dim,
+            read=entries * sizes.num_layers * sizes.itemsize * kept,
+        ),
+        "scores": Work(read=0 if fits else scores * sizes.num_layers * SCORE_BYTES),
+        "head": Work(
+            flops=2 * logits * layer.hidden_size * share,
+            # Logits are written in float32 and read once.
+            read=(sizes.head + 8 * logits) * share,
+        ),
+        "collectives": Work(moved=2 * (1 - share) * sums),
+    }
+
+
+def token_calls(target: ModelSizes, machine: Machine, **context: int) -> list[Call]:
+    """Returns the work of a token of plain decoding.
+
+    Args:
+        target: The target.
+        machine: The devices that share its matrices.
+        **context: `slots` and `batch`, see `call_work`.
+    """
+    return [call_work(target, machine, rows=1, scored=1, **context)]
+
+
+def round_calls(
+    target: ModelSizes,
+    draft: ModelSizes,
+    machine: Machine,
+    tree: TreeConfig,
+    **context: int,
+) -> list[Call]:
+    """Returns the work of a round: a call of the target, and one per drafted level.
+
+    The first level reads the accepted path, `P` rows, and each later one `K` nodes.
+
+    Args:
+        target: The target.
+        draft: The model that drafts.
+        machine: The devices that share their matrices.
+        tree: The tree.
+        **context: `slots` and `batch`, see `call_work`.
+    """
+    nodes, path, width = tree.num_nodes, tree.levels + 1, tree.width
+    verify = call_work(target, machine, rows=nodes, scored=nodes, **context)
+    first = call_work(draft, machine, rows=path, scored=1, **context)
+    further = call_work(draft, machine, rows=width, scored=width, **context)
+    return [verify, first, *[further] * (tree.levels - 1)]
+
+
+def part_seconds(calls: Sequence[Call], machine: Machine) -> dict[str, float]:
+    """Returns the predicted seconds of some calls, one after another, by part."""
+    chip = machine.chip
+    return {part: sum(call[part].seconds(chip) for call in calls) for part in PARTS}
+
+
+def _bytes(weights: Any, dtype: str) -> int:
+    def itemsize(x: Any) -> int:
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.dtype(dtype if is_float else x.dtype).itemsize
+
+    return sum(math.prod(x.shape) * itemsize(x) for x in jax.tree.leaves(weights))
+
+
+def _products(weights: Any) -> int:
+    """Returns how many elements all matrices have, quantized or not."""
+    matrices = jax.tree.leaves(
+        weights, is_leaf=lambda x: isinstance(x, QuantizedMatrix)
+    )
+    return sum(math.prod(x.shape) for x in matrices if len(x.shape) == 2)

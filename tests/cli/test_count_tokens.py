@@ -1,0 +1,62 @@
+"""Counting tokens from the command line: of texts, of records, of nothing."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from eagle_jax.generation.tokenizer import load_tokenizer
+from tests.conftest import Main, load_main
+from tests.evaluation.synthetic import plain, write
+
+BOS, STOP = 298, 299
+
+
+@pytest.fixture(scope="module")
+def count() -> Main:
+    return load_main("count_tokens")
+
+
+def test_the_tokens_of_texts_stand_in_the_order_of_their_counts(
+    count: Main, tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, texts = tiny_pair / "target", ["bbb ccc", "ab"]
+    data, output = tmp_path / "texts.jsonl", tmp_path / "draft_vocabulary.json"
+    data.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    flags = ["--target", str(target), "--output", str(output)]
+    assert count([*flags, str(data), str(data), "--size", "4"]) == 0
+    tokenizer = load_tokenizer(target, 300)
+    # The first token of a text is never drafted, and stop tokens may end it.
+    ids = [tokenizer(text).input_ids[1:] for text in texts]
+    counts = Counter(one for text in ids for one in text)
+    ranked = sorted(counts, key=lambda one: (-counts[one], one))
+    found = json.loads(output.read_text())
+    assert found["vocab_size"] == 300
+    assert set(found["ids"][:2]) == {BOS, STOP}
+    assert found["ids"][2:] == ranked[:2]
+    assert "4 of 300 tokens" in capsys.readouterr().out
+    assert count(flags) == 0
+    ids = json.loads(output.read_text())["ids"]
+    assert len(ids) == 75 and ids[2:] == list(range(73))  # The tokenizer's order.
+
+
+def test_the_answers_of_an_evaluation_are_counted(
+    count: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "records" / "a.jsonl", tmp_path / "out.json"
+    command = [str(file.parent), "--output", str(output)]
+
+    def run(ids: list[int], vocab_size: int) -> int:
+        sizes = {"new_tokens": [len(ids)], "vocab_size": vocab_size}
+        write(file, [plain(1, token_ids=[ids], **sizes)])
+        return count(command)
+
+    assert run([5, 7, 7], 2048) == 0
+    found = json.loads(output.read_text())
+    kept = [one for one in found["ids"] if one in (5, 7, 8)]
+    assert (kept, found["counted"]) == ([7, 5, 8], 3)
+    assert run([5, 7, 7], 300) == run([5, 2048, 7], 2048) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert "a target with 300 tokens, and this one has 2048" in errors[0]
+    assert "holds 2048, which is more than 2047" in errors[1] and len(errors) == 2

@@ -1,0 +1,116 @@
+"""Draft models that choose among some of the target's tokens alone (FR-Spec)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import make_requests
+from eagle_jax.drafting import EagleHead, SmallModel, TreeDrafter
+from eagle_jax.interface import Params
+from eagle_jax.models.transformer import Transformer
+from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from eagle_jax.tree import Topology, chain
+from tests import tiny
+from tests.helpers import make_draws, texts
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+VOCABULARY = 24
+CONFIG = tiny.target_config(vocab_size=VOCABULARY)
+HEAD = EagleHead(config=tiny.head_config(vocab_size=VOCABULARY))
+SMALL = SmallModel(
+    target=Transformer(config=dataclasses.replace(CONFIG, num_layers=1)),
+    vocab_size=VOCABULARY,
+)
+TREE = TreeConfig(num_nodes=10, depth=3, width=4)
+TOKENS = [0, 3, 4, 9, 10, 11, 17, 18, 22, 23]
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 5, 6], [2, 2]]
+KINDS = ["head", "head, tied", "small model", "small model, tied"]
+
+
+def make(
+    kind: str, tokens: list[int], tree: TreeConfig | Topology = TREE
+) -> tuple[TreeDrafter, Params, Any]:
+    """A drafter, its narrowed weights, and those of all tokens."""
+    tied = dataclasses.replace(CONFIG, tie_embeddings=True)
+    target = tiny.target_params(tied if "tied" in kind else CONFIG)
+    model, whole = HEAD, tiny.head_params(HEAD.config, target)
+    if "small" in kind:
+        model, whole = SMALL, dataclasses.replace(target, layers=target.layers[:1])
+    narrowed = model.narrow(whole, jnp.array(tokens))
+    params = Params(target=target, drafter=narrowed)
+    return TreeDrafter(model=model, tree=tree), params, whole
+
+
+@pytest.mark.parametrize("kind", ["head", "small model, tied"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_plain_decodings(kind: str, temperature: float) -> None:
+    drafter, params, _ = make(kind, TOKENS)
+    requests = make_requests(
+        PROMPTS,
+        max_new_tokens=[30, 1, 17, 29],
+        temperature=temperature,
+        seeds=range(4),
+        prompt_bucket=16,
+    )
+    target = Transformer(config=CONFIG)
+    rule = "coupled" if temperature else "greedy"
+    decoder = Decoder(target=target, drafter=drafter, acceptance=rule)
+    found = speculative.generate(decoder, params, requests)
+    plain = autoregressive.generate(
+        dataclasses.replace(decoder, drafter=None), params, requests
+    )
+    expected = texts(requests, plain)
+    assert_same_tokens(texts(requests, found), expected)
+    written = {token for text in expected for token in text}
+    assert written - set(TOKENS) and written & set(TOKENS)
+    assert found.accept_lengths.sum() > 0  # Drafts did take part.
+
+
+def read(drafter: TreeDrafter, params: Any) -> tuple[Any, Any, jax.Array]:
+    """A state after random prompts, its roots, and their output."""
+    shape = (4, 8, CONFIG.feature_size)
+    state = jax.jit(drafter.prefill)(
+        params,
+        drafter.init_state(4, 64),
+        jnp.broadcast_to(jnp.arange(8), (4, 8)),
+        jax.random.normal(jax.random.key(5), shape),
+        jnp.arange(4) + 1,
+    )
+    root = jnp.arange(4)
+    return state, root, drafter.model.read(params, state, root)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_child_is_the_best_known_token_under_the_targets_noise(kind: str) -> None:
+    drafter, params, whole = make(kind, TOKENS, chain(1))
+    state, root, output = read(drafter, params.drafter)
+    noise = jax.random.gumbel(jax.random.key(3), (4, 2, VOCABULARY))
+    propose = jax.jit(drafter.propose)
+    tree, _ = propose(params.drafter, state, root, make_draws(4, noise))
+    scores = drafter.model.logits(whole, output, level=1) + noise[:, 0]
+    best = jnp.argmax(scores[:, jnp.array(TOKENS)], axis=-1)
+    assert tree.tokens[:, 1].tolist() == np.array(TOKENS)[best].tolist()
+
+
+@pytest.mark.parametrize("kind", ["head", "small model, tied"])
+@pytest.mark.parametrize(
+    "tokens", [[VOCABULARY - 1], TOKENS[:2], list(range(1, VOCABULARY))], ids=len
+)
+def test_only_known_tokens_are_drafted(kind: str, tokens: list[int]) -> None:
+    drafter, params, _ = make(kind, tokens)
+    state, root, _ = read(drafter, params.drafter)
+    propose = jax.jit(drafter.propose)
+    trees, _ = propose(params.drafter, state, root, make_draws(4))
+    for row in range(4):
+        tree = jax.tree.map(lambda x, row=row: np.asarray(x[row]), trees)
+        assert_valid_tree(tree)
+        assert set(tree.tokens[1:][tree.is_node[1:]]) <= set(tokens)
+        assert tree.is_node[1]
