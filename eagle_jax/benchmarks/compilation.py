@@ -165,7 +165,8 @@ def most_collectives(case: Case, program: str) -> int | None:
     Noise needs none: each device makes its own part, and the argmax under it is found
     like any other. The filters of a sampled round, which run only where a row asks for
     one, need five per call: the maximum and the sum of a softmax, the largest
-    probability, and the mass and the count of a step of the search for thresholds.
+    probability, and a mass and a count. The target's draw needs an argmax and a lookup
+    more, to test a token.
 
     Args:
         case: The case, see `Case`.
@@ -179,6 +180,8 @@ def most_collectives(case: Case, program: str) -> int | None:
     filters = 5 if program == "sampled round" else 0
     layer = 1 + max(case.target.layer.num_experts, 1)
     target = lookup + layer * case.target.num_layers + argmax + filters
+    if filters:
+        target += argmax + lookup
     head = lookup + 2 + argmax + total + filters
     return target + (0 if program == "token" else head * case.tree.levels)
 
