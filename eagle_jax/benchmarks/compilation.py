@@ -157,7 +157,7 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
 def most_collectives(case: Case, program: str) -> int | None:
     """Returns how many collectives a loop needs where each row's work is split.
 
-    A layer needs two, one of them for each expert of a mixture. Tables that are split
+    A layer needs two, with all experts of a mixture together. Tables that are split
     over the vocabulary need one to look tokens up, two for an argmax, its value and its
     index, and one more for the sum that makes it a probability. A round runs the target
     once and the head `D` times, and takes one more argmax per node that it accepts.
@@ -178,8 +178,7 @@ def most_collectives(case: Case, program: str) -> int | None:
         return 0
     lookup, argmax, total = 1, 2, 1
     filters = 5 if program == "sampled round" else 0
-    layer = 1 + max(case.target.layer.num_experts, 1)
-    target = lookup + layer * case.target.num_layers + argmax + filters
+    target = lookup + 2 * case.target.num_layers + argmax + filters
     if filters:
         target += argmax + lookup
     head = lookup + 2 + argmax + total + filters

@@ -51,8 +51,8 @@ TPU is needed, and reads this table from what comes out (last with jax {jax} and
   of each call need the maximum and the sum of a softmax, the largest probability, and a
   mass and a count, which may travel together; the target's draw also an argmax and a
   lookup, to test a token. Its noise needs none: each device makes
-  its own part. In a mixture each expert has one of a layer's two, and only those run
-  whose expert is chosen.
+  its own part. A mixture adds up the outputs of its experts on each device before
+  they are summed over devices.
 - **Compile s** is processor time, all cores together.
 
 Nothing runs on a TPU here: there are no speeds, and no tokens to compare. `jax.export`
