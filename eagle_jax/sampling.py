@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-_MAX_BITS = 0x3F800001  # One above the bits of 1.0: no probability reaches it.
+from eagle_jax.mesh_axes import num_parts
+
+_MAX_BITS_PER_PASS = 5  # 6 passes; more would save few and test many thresholds.
 
 # At this temperature float32 rounds the divided logits by as much as noise weighs, so
 # the most likely token is certain; further down their sums would be NaN.
@@ -59,9 +61,12 @@ class SamplingParams:
 def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Array:
     """Returns which tokens top-p and top-k keep, ties at the threshold included.
 
-    Both keep what is at least as likely as a threshold, so the order does not
-    matter. A threshold is found by bisection on the bits of a float, which for
-    positive floats are ordered like the floats: 30 sums instead of a sort.
+    Both keep what is at least as likely as a threshold, so the order does not matter
+    and the higher threshold decides. It is searched among the bits of a float, which
+    for positive floats are ordered like the floats: a few sums instead of a sort. Each
+    pass tests about twice as many thresholds as there are devices that share the
+    vocabulary: the more they are, the fewer elements has each, and the fewer passes,
+    which wait for one all-reduce each, are left.
 
     Args:
         probs: `[..., V]` float32 probabilities.
@@ -72,25 +77,52 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
     Returns:
         `[..., V]` bool, true where a token is kept; some token always is.
     """
-    wanted_count = jnp.where(top_k > 0, top_k, probs.shape[-1])
+    bits = min(num_parts().bit_length(), _MAX_BITS_PER_PASS)
+    top_p, wanted = _bounds(top_p, top_k, probs.shape[-1])
+    numbers = jnp.arange(1, 2**bits, dtype=jnp.int32).reshape(
+        -1, *[1] * (probs.ndim - 1)
+    )
 
-    def halve(
-        _: jax.Array, bounds: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds  # `low` keeps enough, `high` too little: mass, count.
-        middle = low + (high - low) // 2
-        mass, count = jax.lax.bitcast_convert_type(middle, jnp.float32)[..., None]
-        by_mass = jnp.where(probs >= mass, probs, 0.0).sum(axis=-1) >= top_p
-        by_count = (probs >= count).sum(axis=-1) >= wanted_count
-        is_enough = jnp.stack([by_mass, by_count])
-        return jnp.where(is_enough, middle, low), jnp.where(is_enough, high, middle)
+    # `low` keeps enough and is the threshold's first bits; `shift` bits are left. What
+    # it keeps beside what the next such number keeps is the threshold, once it is one
+    # token.
+    def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
+        shift, _, most, least = state
+        return (shift > 0) & (most - least > 1).any()
 
-    shape = (2, *probs.shape[:-1])
-    start = (jnp.zeros(shape, jnp.int32), jnp.full(shape, _MAX_BITS, jnp.int32))
-    low, _ = jax.lax.fori_loop(0, 30, halve, start)
-    mass, count = jax.lax.bitcast_convert_type(low, jnp.float32)[..., None]
-    by_mass = (top_p[..., None] >= 1) | (probs >= mass)
-    return by_mass & (probs >= count)
+    def narrow(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        shift, low, most, least = state
+        shift = jnp.maximum(shift - bits, 0)
+        tried = jax.lax.bitcast_convert_type(low + (numbers << shift), jnp.float32)
+        mass, count = _mass_and_count(probs, probs >= tried[..., None])
+        is_enough = (mass >= top_p) | (count >= wanted)
+        num_enough = is_enough.sum(axis=0, dtype=jnp.int32)
+        counts = jnp.concatenate([most[None], count, least[None]])
+        most, least = jnp.take_along_axis(
+            counts, jnp.stack([num_enough, num_enough + 1]), axis=0
+        )
+        return shift, low + (num_enough << shift), most, least
+
+    low = jnp.zeros(probs.shape[:-1], jnp.int32)
+    every = jnp.full(low.shape, probs.shape[-1], jnp.float32)
+    # From 30 bits on it would be 2.0, and no probability is.
+    start = (jnp.int32(30), low, every, jnp.zeros_like(every))
+    _, low, _, _ = jax.lax.while_loop(goes_on, narrow, start)
+    return probs >= jax.lax.bitcast_convert_type(low, jnp.float32)[..., None]
+
+
+def _bounds(
+    top_p: jax.Array, top_k: jax.Array, vocab_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the mass and the number of tokens `[...]` that are enough, float32."""
+    count = jnp.where(top_k > 0, top_k, vocab_size).astype(jnp.float32)
+    return jnp.where(top_p < 1, top_p, jnp.inf), count
+
+
+def _mass_and_count(probs: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns two sums over the last axis, of one type: one all-reduce takes both."""
+    mass = jnp.where(chosen, probs, 0.0).sum(axis=-1)
+    return mass, jnp.where(chosen, 1.0, 0.0).sum(axis=-1)
 
 
 def process_logits(
@@ -108,24 +140,25 @@ def process_logits(
     Returns:
         Logits of the same shape, `-inf` where a token is filtered out.
     """
-    missing = logits.ndim - 1 - sampling.temperature.ndim
-
-    def per_node(field: jax.Array) -> jax.Array:
-        return field.reshape(*field.shape, *(1,) * missing)
-
-    rows = jax.tree.map(per_node, sampling)
-    is_drawn = rows.temperature[..., None] > 0
+    rows = _per_node(sampling, logits)
     scaled = logits / rows.divisor[..., None]
 
     def filtered(scaled: jax.Array) -> jax.Array:
         probs = jax.nn.softmax(scaled)
-        least = rows.min_p[..., None] * probs.max(axis=-1, keepdims=True)
-        kept = keep_likely(probs, rows.top_p, rows.top_k) & (probs >= least)
+        least = rows.min_p * probs.max(axis=-1)
+        kept = keep_likely(probs, rows.top_p, rows.top_k) & (probs >= least[..., None])
+        is_drawn = rows.temperature[..., None] > 0
         return jnp.where(kept | ~is_drawn, scaled, -jnp.inf)
 
     if any_filter is None:
         any_filter = sampling.any_filter
     return jax.lax.cond(any_filter, filtered, lambda scaled: scaled, scaled)
+
+
+def _per_node(sampling: SamplingParams, logits: jax.Array) -> SamplingParams:
+    """Returns the settings with axes for the nodes of `[B, ..., V]` logits."""
+    missing = logits.ndim - 1 - sampling.temperature.ndim
+    return jax.tree.map(lambda x: x.reshape(*x.shape, *(1,) * missing), sampling)
 
 
 def position_noise(
@@ -161,6 +194,13 @@ def draw_tokens(
 ) -> jax.Array:
     """Draws tokens: under Gumbel noise the largest sum is a draw from the distribution.
 
+    The filters need no threshold for it. The token that is drawn without them is tested
+    by what is more likely; if they drop it, they drop all that is no more likely, and
+    the rest is drawn from. What they keep has most of the mass as a rule, so that the
+    first test is mostly the last (as in the kernels of FlashInfer, Ye et al. 2025,
+    arXiv 2501.01005). The token is that of the largest sum of `process_logits` and
+    noise.
+
     Args:
         logits: `[B, V]` float32, or `[V]` of one row.
         noise: The noise of `position_noise`, float32, in the shape of `logits`.
@@ -170,8 +210,41 @@ def draw_tokens(
     Returns:
         `[B]` int32, or `[]` of one row.
     """
-    noisy = process_logits(logits, sampling, any_filter) + noise
-    return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+    scaled = logits / sampling.divisor[..., None]
+    noisy = scaled + noise
+
+    def filtered(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
+        probs = jax.nn.softmax(scaled)
+        floor = sampling.min_p * probs.max(axis=-1)
+        top_p, wanted = _bounds(sampling.top_p, sampling.top_k, probs.shape[-1])
+
+        def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
+            return ~state[-1].all()
+
+        def draw(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            _, dropped, _ = state
+            rest = jnp.where(probs > dropped[..., None], noisy, -jnp.inf)
+            token = jnp.argmax(rest, axis=-1).astype(jnp.int32)
+            prob = jnp.take_along_axis(probs, token[..., None], axis=-1)
+            mass, count = _mass_and_count(probs, probs > prob)
+            prob = prob[..., 0]
+            is_kept = (mass < top_p) & (count < wanted) & (prob >= floor)
+            # Whatever the settings, the most likely token is kept, and the loop ends.
+            is_kept = is_kept | (count == 0) | ~(sampling.temperature > 0)
+            return token, jnp.where(is_kept, dropped, prob), is_kept
+
+        shape = sampling.temperature.shape
+        token = jnp.zeros(shape, jnp.int32)
+        start = token, jnp.full(shape, -1.0), jnp.zeros(shape, bool)
+        return jax.lax.while_loop(goes_on, draw, start)[0]
+
+    def unfiltered(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
+        del scaled
+        return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
+
+    if any_filter is None:
+        any_filter = sampling.any_filter
+    return jax.lax.cond(any_filter, filtered, unfiltered, scaled, noisy)
 
 
 def choose_tokens(

@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from eagle_jax import sampling as sampling_module
 from eagle_jax.sampling import (
     SamplingParams,
     choose_tokens,
     distribution,
     drafting_keys,
     draw_tokens,
+    keep_likely,
     position_noise,
     process_logits,
     rejection_noise,
@@ -102,15 +106,83 @@ def test_filters_keep_what_a_plain_judge_keeps(
     logits = random_logits(32, seed=1)
     if has_ties:
         logits = np.round(logits)
-    settings = {"top_k": top_k, "min_p": min_p}
-    found = kept(logits, temperature=temperature, top_p=top_p, **settings)
-    check = functools.partial(judge, temperature=temperature, **settings)
+    filters = {"top_k": top_k, "min_p": min_p}
+    found = kept(logits, temperature=temperature, top_p=top_p, **filters)
+    check = functools.partial(judge, temperature=temperature, **filters)
     for row, left in zip(logits, found, strict=True):
         assert left.any()
         bounds = [top_p - 1e-5, top_p + 1e-5] if top_p < 1 else [top_p] * 2
         least, most = (check(row, top_p=bound) for bound in bounds)
         # Where they differ the mass is the bound up to rounding: either will do.
         assert not (least & ~left).any() and not (left & ~most).any()
+
+
+@functools.cache
+def keep_in_parts(num_parts: int) -> Any:
+    """The filters as they are traced where so many devices share a vocabulary."""
+
+    def keep(*args: jax.Array) -> jax.Array:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampling_module, "num_parts", lambda: num_parts)
+            return keep_likely(*args)
+
+    return jax.jit(keep)
+
+
+UNITS = 2**12
+"""Probabilities are multiples of one part of so many, and their sums exact."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    counts=st.lists(
+        st.sampled_from([0, 1, 2, 3, 40, 41, 500]) | st.integers(0, 500),
+        min_size=8,
+        max_size=8,
+    ),
+    mass=st.integers(1, UNITS),
+    top_k=st.integers(0, 9),
+)
+@example(counts=[512] * 8, mass=1, top_k=0)
+@example(counts=[512] * 8, mass=UNITS, top_k=1)
+@example(counts=[UNITS] + [0] * 7, mass=UNITS - 1, top_k=8)
+@example(counts=[500, 41, 41, 40, 1, 1, 0, 0], mass=541, top_k=3)
+def test_filters_keep_what_sorting_keeps_however_many_devices_share_a_vocabulary(
+    counts: list[int], mass: int, top_k: int
+) -> None:
+    ranked = np.sort(counts)[::-1]
+    by_mass, by_count = 0, 0
+    if mass < UNITS and ranked.sum() >= mass:
+        by_mass = ranked[np.argmax(ranked.cumsum() >= mass)]
+    if 0 < top_k <= len(ranked):
+        by_count = ranked[top_k - 1]
+    expected = np.array(counts) >= max(by_mass, by_count)
+    probs = jnp.array([counts], jnp.float32) / UNITS
+    bounds = jnp.array([mass / UNITS], jnp.float32), jnp.array([top_k])
+    for num_parts in (1, 2, 4, 8, 64):
+        found = keep_in_parts(num_parts)(probs, *bounds)
+        np.testing.assert_array_equal(found[0], expected)
+
+
+@pytest.mark.parametrize("shape", [0.0, 1.0, 8.0])
+def test_a_draw_is_the_largest_sum_of_what_the_filters_keep(shape: float) -> None:
+    """Also where the noise favours what they drop, and among ties."""
+    source = np.random.default_rng(0)
+    rows = 256
+    logits = np.round(shape * source.normal(size=(rows, VOCABULARY)))
+    logits[source.random(logits.shape) < 0.2] = -np.inf
+    logits[:, 7] = 0
+    noise = np.round(4 * source.gumbel(size=logits.shape))
+    sampling = SamplingParams(
+        temperature=jnp.asarray(source.choice([0.0, 0.5, 1.0], rows), jnp.float32),
+        top_p=jnp.asarray(source.choice([1e-30, 0.3, 0.9, 1.0], rows), jnp.float32),
+        top_k=jnp.asarray(source.choice([0, 1, 5, VOCABULARY], rows), jnp.int32),
+        min_p=jnp.asarray(source.choice([0.0, 0.1, 1.0], rows), jnp.float32),
+    )
+    arrays = jnp.asarray(logits, jnp.float32), jnp.asarray(noise, jnp.float32)
+    found = jax.jit(draw_tokens)(*arrays, sampling)
+    expected = jnp.argmax(process_logits(arrays[0], sampling) + arrays[1], axis=-1)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_min_p_of_1_keeps_the_ties_of_the_most_likely_token() -> None:

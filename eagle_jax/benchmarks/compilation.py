@@ -177,7 +177,7 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
 def most_collectives(case: Case, program: str) -> int | None:
     """Returns how many collectives a loop needs where each row's work is split.
 
-    A layer needs two, one of them for each expert of a mixture. Tables that are split
+    A layer needs two, with all experts of a mixture together. Tables that are split
     over the vocabulary need one to look tokens up, two for an argmax, its value and its
     index, and one more for the sum that makes it a probability. A round runs the target
     once and the head `D` times, and takes one more argmax per node that it accepts.
@@ -185,7 +185,8 @@ def most_collectives(case: Case, program: str) -> int | None:
     Noise needs none: each device makes its own part, and the argmax under it is found
     like any other. The filters of a sampled round, which run only where a row asks for
     one, need five per call: the maximum and the sum of a softmax, the largest
-    probability, and the mass and the count of a step of the search for thresholds.
+    probability, and a mass and a count. The target's draw needs an argmax and a lookup
+    more, to test a token.
 
     Args:
         case: The case, see `Case`.
@@ -197,8 +198,9 @@ def most_collectives(case: Case, program: str) -> int | None:
         return 0
     lookup, argmax, total = 1, 2, 1
     filters = 5 if program == "sampled round" else 0
-    layer = 1 + max(case.target.layer.num_experts, 1)
-    target = lookup + layer * case.target.num_layers + argmax + filters
+    target = lookup + 2 * case.target.num_layers + argmax + filters
+    if filters:
+        target += argmax + lookup
     head = lookup + 2 + argmax + total + filters
     return target + (0 if program == "token" else head * case.tree.levels)
 

@@ -1,9 +1,16 @@
 """The feed-forward part of a layer: gated, or a sparse mixture of gated ones."""
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import PartitionSpec
+from jax.tree_util import GetAttrKey
 
+from eagle_jax.mesh_axes import split_axes
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.quantized import Matrix
 
@@ -52,8 +59,33 @@ def feed_forward(
     if isinstance(params, MlpParams):
         return _gated(params, x)
     shares = _shares(params.router, x, experts_per_token)
+    experts, axes = params.experts, split_axes()
+    specs = _specs(experts, axes)
+    if specs is None:
+        return _mixed(experts, x, shares)
+
+    def parts(
+        experts: tuple[MlpParams, ...], x: jax.Array, shares: jax.Array
+    ) -> jax.Array:
+        return jax.lax.psum(_mixed(experts, x, shares), tuple(axes))
+
+    # Left to the compiler, each expert's output would be summed over the devices.
+    whole = PartitionSpec()
+    return jax.shard_map(
+        parts,
+        in_specs=(specs, whole, whole),
+        out_specs=whole,
+        axis_names=set(axes),
+        check_vma=False,
+    )(experts, x, shares)
+
+
+def _mixed(
+    experts: tuple[MlpParams, ...], x: jax.Array, shares: jax.Array
+) -> jax.Array:
+    """Returns the sum `[..., E]` of the experts' outputs by their shares `[..., X]`."""
     total = jnp.zeros_like(x)
-    for number, expert in enumerate(params.experts):
+    for number, expert in enumerate(experts):
         share = shares[..., number, None]
 
         def add(
@@ -68,6 +100,33 @@ def feed_forward(
         # neighbours a token has changes nothing, as it adds 0 for them.
         total = jax.lax.cond((share > 0).any(), add, lambda total: total, total)
     return total
+
+
+def _specs(experts: tuple[MlpParams, ...], axes: Mapping[str, int]) -> Any:
+    """Returns how experts are split over mesh axes; `None` if they are not, or cannot.
+
+    Inner features are split, as `parallel.rules` splits them: the rows of `down`, and
+    the columns of the others. A scale of all rows is whole; of 4 bits, whose groups
+    share their bytes in pairs, each device needs whole pairs.
+    """
+    num_devices = math.prod(axes.values())
+    is_divided = num_devices > 1
+
+    def spec(path: tuple[Any, ...], leaf: jax.Array) -> PartitionSpec:
+        nonlocal is_divided
+        is_scales = path[-1] == GetAttrKey("scales")
+        if GetAttrKey("down") not in path:
+            size, split = leaf.shape[1], PartitionSpec(None, tuple(axes))
+        elif is_scales and leaf.shape[0] == 1:
+            return PartitionSpec()
+        else:
+            size = leaf.shape[0] // 2 if is_scales else leaf.shape[0]
+            split = PartitionSpec(tuple(axes))
+        is_divided &= size % num_devices == 0
+        return split
+
+    specs = jax.tree_util.tree_map_with_path(spec, experts)
+    return specs if is_divided else None
 
 
 def _gated(params: MlpParams, x: jax.Array) -> jax.Array:

@@ -115,7 +115,7 @@ def test_no_loop_moves_a_vocabulary_of_logits(reports: dict[str, Report]) -> Non
 def test_each_device_makes_its_own_part_of_the_noise(
     reports: dict[str, Report],
 ) -> None:
-    """It needs no collective; the filters need five per call of head and target."""
+    """It needs no collective; the filters do, and stay within the rule."""
     sampled, greedy = reports["sampled round"], reports["round"]
     positions = _CASE.tree.levels + 1
     assert sampled.random_words == positions * _VOCABULARY // _CASE.mesh.tensor

@@ -142,7 +142,8 @@ def check_program(text: str, sharding: PairSharding, target: Transformer) -> Non
     # What is left is per level, not per layer, and a number per node: a sum, and
     # what filters ask of a level's drafts and of the target.
     assert sums <= found["all-reduce"] <= sums + calls + 5 * (calls + 1), found
-    assert found["all-gather"] <= calls + 2, found
+    # The argmax of a draw stands there twice: with filters, and without.
+    assert found["all-gather"] <= calls + 4, found
     # Each device makes the noise of its own tokens.
     noise = f"[{rows},{TREE.depth + 1},{VOCABULARY}]"
     assert not any(noise in line for line in lines)

@@ -3,12 +3,14 @@
 python -m tests.parallel.on_four_devices
 """
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.decoding import speculative
@@ -17,8 +19,17 @@ from eagle_jax.drafting import Eagle3Head, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle3_head, eagle_head, transformer
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.mlp import feed_forward, init_mlp
+from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
+from eagle_jax.parallel import (
+    MeshShape,
+    PairSharding,
+    make_mesh,
+    param_shardings,
+    shard_pair,
+    split_rules,
+)
 from eagle_jax.testing.programs import count_collectives, every_line
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.packing import PackedRows
@@ -102,6 +113,40 @@ def check(
     print("equal", name, shape, flush=True)
 
 
+def check_experts(shape: MeshShape, bits: int | None) -> None:
+    """A mixture's outputs are one device's, and summed over devices once."""
+    intermediate = 512  # Of 4 bits, a pair of groups per device.
+    layer = dataclasses.replace(
+        tiny.LAYER, num_experts=4, experts_per_token=2, intermediate_size=intermediate
+    )
+    mlp = init_mlp(
+        jax.random.key(0), layer.hidden_size, intermediate, jnp.float32, num_experts=4
+    )
+    if bits:
+        mlp = quantize_layers(mlp, bits)
+    mesh = make_mesh(shape, 1)
+    rows = jax.random.normal(jax.random.key(1), (2, 1, layer.hidden_size))
+    run: Any = functools.partial(feed_forward, experts_per_token=2)
+    by_row = PartitionSpec("data")
+    split = jax.jit(
+        jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), by_row),
+            out_specs=by_row,
+            axis_names={"data"},
+            check_vma=False,
+        )
+    )
+    shardings = param_shardings(mesh, split_rules(mesh, layer), mlp)
+    there = jax.device_put(mlp, shardings)
+    np.testing.assert_allclose(split(there, rows), run(mlp, rows), atol=1e-5)
+    compiled: Any = split.lower(there, rows).compile()
+    lines = every_line(compiled.as_text())
+    assert sum(" conditional(" in line for line in lines) == 4, "one per expert"
+    assert count_collectives(lines) == {"all-reduce": 1}
+
+
 def check_training() -> None:
     """A training step moves sums, and no weight."""
     config = tiny.target_config(num_layers=1, num_kv_heads=4, **SIZES)
@@ -161,5 +206,8 @@ if __name__ == "__main__":
     assert jax.device_count() == 4
     check("mixtral", *mixtral(), MeshShape(tensor=4))
     check("eagle3", *eagle3(), MeshShape(data=2, tensor=2))
+    for shape in (MeshShape(tensor=4), MeshShape(data=2, tensor=2)):
+        for bits in (None, 8, 4):
+            check_experts(shape, bits)
     check_training()
     print("done")
