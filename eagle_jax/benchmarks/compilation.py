@@ -17,11 +17,14 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
+from eagle_jax.benchmarks.training import TRAININGS, training_step
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting.heads import init_heads
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.cache import KeyValues
@@ -30,15 +33,20 @@ from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.parallel.sharding import Program
 from eagle_jax.testing import programs
-from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.sharding import state_shardings
-from eagle_jax.training.step import StepConfig, init_state, train_step
+from eagle_jax.training.step import init_state, train_step
 
 HBM_GIB = {"v5e": 16.0, "v6e": 32.0, "v5p": 95.0}
 """The memory of a chip in GiB, by the name in front of a topology's colon."""
 
-PROGRAMS = ("prefill", "round", "sampled round", "token", "training step")
+STEPS = {
+    "training step": "eagle2",
+    **{f"training step, {name}": name for name in TRAININGS if name != "eagle2"},
+}
+"""The `TRAININGS` by the names of their programs."""
+
+PROGRAMS = ("prefill", "round", "sampled round", "token", *STEPS)
 """Names of the compiled programs: "round" is all rounds, "token" is plain decoding."""
 
 LOOPS = ("round", "sampled round", "token")
@@ -148,10 +156,11 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
         platform="tpu", topology_name=case.topology, **alone
     ).devices
     sharding, params = _sharded_params(case, devices)
-    if set(only) - {"training step"}:
+    if set(only) - STEPS.keys():
         yield from _decoding(case, sharding, params, only)
-    if "training step" in only:
-        yield _training(case, sharding, params)
+    for program in STEPS:
+        if program in only:
+            yield _training(case, sharding, params, program)
 
 
 def most_collectives(case: Case, program: str) -> int | None:
@@ -218,16 +227,17 @@ def _sharded(
     return sharding.shard(program, donates_state=donates_state)
 
 
-def _training(case: Case, sharding: PairSharding, params: Params) -> Report:
+def _training(
+    case: Case, sharding: PairSharding, params: Params, program: str
+) -> Report:
     """Compiles a step, sharded as a run of `training.loop` shards it."""
-    config = StepConfig(
-        target=Transformer(config=case.target, dtype=case.dtype),
-        head=case.head,
-        loss=LossConfig(),
-        optimizer=OptimizerConfig(),
-        steps=10_000,
-        dtype=case.dtype,
+    config = training_step(
+        STEPS[program], case.target, case.dtype, row_length=case.row_length
     )
+    if isinstance(config.head, EagleHeadConfig):
+        config = dataclasses.replace(config, head=case.head)
+    layer = getattr(config.head, "layer", None) or case.target.layer
+    sharding = sharding.with_drafter(layer, shapes_of(init_heads, config.head))
     shardings = state_shardings(config, sharding)
     state = _with(jax.eval_shape(lambda: init_state(config, 0)), shardings)
     shape = (case.training_rows, case.row_length)
@@ -244,7 +254,7 @@ def _training(case: Case, sharding: PairSharding, params: Params) -> Report:
         out_shardings=(shardings, sharding.everywhere),
     )
     inputs = (state, params.target, _shapes(rows, sharding), None)
-    return _compile(case, "training step", step, inputs, jax.tree.leaves(state))
+    return _compile(case, program, step, inputs, jax.tree.leaves(state))
 
 
 def _compile(
