@@ -23,6 +23,9 @@ TRAININGS: dict[str, TrainConfig] = {
 }
 """The ways of training, each with heads of the published sizes."""
 
+TIMED = ("forward", "step", "step, cached features")
+"""The names of what is timed: the target alone, and a step with and without it."""
+
 _ENOUGH_LAYERS = 7  # For the three layers that published EAGLE-3 heads read.
 
 
@@ -75,8 +78,7 @@ def time_training(
         repeats: The number of measurements of each.
 
     Returns:
-        The tokens per second of each measurement, by name: "forward", "step" and "step,
-        cached features".
+        The tokens per second of each measurement, by its name of `TIMED`.
     """
     shape = (batch_size, row_length)
     vocab_size = config.target.config.vocab_size
@@ -103,11 +105,7 @@ def time_training(
             state, result = step(state, target_params, rows, given, config=config)
         jax.block_until_ready((result, state))
 
-    speeds: dict[str, list[float]] = {
-        "forward": [],
-        "step": [],
-        "step, cached features": [],
-    }
+    speeds: dict[str, list[float]] = {name: [] for name in TIMED}
     for name in speeds:
         run(name)  # The first call compiles.
     for _ in range(repeats):

@@ -29,7 +29,12 @@ from eagle_jax.benchmarks.rounds import (
     time_compilation,
     time_rounds,
 )
-from eagle_jax.benchmarks.training import TRAININGS, time_training, training_step
+from eagle_jax.benchmarks.training import (
+    TIMED,
+    TRAININGS,
+    time_training,
+    training_step,
+)
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
@@ -274,7 +279,8 @@ def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> in
     """Prints how fast heads are trained, and the target's share of a step."""
     target, every = loaded.target, {}
     sizes = {"batch_size": arguments.batch_size, "row_length": arguments.row_length}
-    table = Table(title="training, medians of tokens per second")
+    columns = ("kind", *TIMED, "forward's share of a step")
+    table = Table(*columns, title="training, medians of tokens per second")
     for kind in TRAININGS:
         say(f"timing {kind}")
         config = training_step(
@@ -283,13 +289,10 @@ def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> in
         speeds = time_training(
             config, loaded.params.target, **sizes, repeats=arguments.repeats
         )
-        if not every:
-            for column in ("kind", *speeds, "forward's share"):
-                table.add_column(column)
         every[kind] = speeds
         share = np.median(np.array(speeds["step"]) / np.array(speeds["forward"]))
         shown = (f"{np.median(values):,.0f}" for values in speeds.values())
-        table.add_row(kind, *shown, f"{share:.0%} of a step")
+        table.add_row(kind, *shown, f"{share:.0%}")
     Console().print(table)
     if arguments.json is not None:
         settings = vars(arguments) | {"json": str(arguments.json)}

@@ -10,7 +10,6 @@ import pytest
 from eagle_jax.drafting.heads import HeadModel, head_model, init_heads
 from eagle_jax.models import eagle3_head, eagle_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.training.chains import draft_chains
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.packing import PackedRows, pack
@@ -19,7 +18,10 @@ from tests import tiny
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LEVELS, LENGTHS = 4, (7, 1, 6, 14, 3, 2)  # Of segments, in rows of 14 tokens.
-EAGLE3 = {"draft_vocab_size": 40, "feature_size": 3 * tiny.LAYER.hidden_size}
+EAGLE3: dict[str, Any] = {
+    "draft_vocab_size": 40,
+    "feature_size": 3 * tiny.LAYER.hidden_size,
+}
 HEADS: dict[str, Any] = {
     "feature+shifted": tiny.HEAD,
     "feature+token": tiny.head_config(inputs="feature+token", fc_bias=False),
@@ -44,7 +46,7 @@ def packed_rows() -> PackedRows:
 
 
 def trained_chains(
-    config: EagleHeadConfig | Eagle3HeadConfig,
+    config: Any,
     params: Any,
     table: jax.Array,
     features: jax.Array,
@@ -72,9 +74,9 @@ def decoded_chains(
 ) -> list[jax.Array]:
     """Drafts a chain of teacher tokens after every prompt of `[n]` tokens."""
     num = tokens.shape[0]
-    every = (jnp.broadcast_to(x, (num, *x.shape)) for x in (tokens, features))
+    prompts, known = (jnp.stack([x] * num) for x in (tokens, features))
     state = model.init_state(num, num + LEVELS + 1, LEVELS)
-    state = model.prefill(params, state, *every, jnp.arange(num) + 1)
+    state = model.prefill(params, state, prompts, known, jnp.arange(num) + 1)
     output, state = model.read(params, state, jnp.roll(tokens, -1))
     outputs, earlier = [output], None
     for level in range(1, LEVELS):
