@@ -18,13 +18,11 @@ import numpy as np
 from jax.experimental import topologies
 
 from eagle_jax.benchmarks.training import TRAININGS, training_step
-from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
 from eagle_jax.drafting import EagleHead, TreeDrafter
-from eagle_jax.drafting.heads import init_heads
 from eagle_jax.interface import Params
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.cache import KeyValues
@@ -237,9 +235,10 @@ def _training(
     if isinstance(config.head, EagleHeadConfig):
         config = dataclasses.replace(config, head=case.head)
     layer = getattr(config.head, "layer", None) or case.target.layer
-    sharding = sharding.with_drafter(layer, shapes_of(init_heads, config.head))
+    shapes = jax.eval_shape(lambda: init_state(config, 0))
+    sharding = sharding.with_drafter(layer, shapes.params)
     shardings = state_shardings(config, sharding)
-    state = _with(jax.eval_shape(lambda: init_state(config, 0)), shardings)
+    state = _with(shapes, shardings)
     shape = (case.training_rows, case.row_length)
     numbers = np.zeros(shape, np.int32)
     rows = PackedRows(
