@@ -19,6 +19,7 @@ from jax.experimental import topologies
 
 from eagle_jax.benchmarks.peaks import CHIPS, Chip
 from eagle_jax.benchmarks.roofline import Work
+from eagle_jax.benchmarks.training import TRAININGS, training_step
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
@@ -32,12 +33,17 @@ from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.parallel.sharding import Program
 from eagle_jax.testing import programs, traffic
-from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.sharding import state_shardings
-from eagle_jax.training.step import StepConfig, init_state, train_step
+from eagle_jax.training.step import init_state, train_step
 
-PROGRAMS = ("prefill", "round", "sampled round", "token", "training step")
+STEPS = {
+    "training step": "eagle2",
+    **{f"training step, {name}": name for name in TRAININGS if name != "eagle2"},
+}
+"""The `TRAININGS` by the names of their programs."""
+
+PROGRAMS = ("prefill", "round", "sampled round", "token", *STEPS)
 """Names of the compiled programs: "round" is all rounds, "token" is plain decoding."""
 
 LOOPS = ("round", "sampled round", "token")
@@ -168,10 +174,11 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
         platform="tpu", topology_name=case.topology, **alone
     ).devices
     sharding, params = _sharded_params(case, devices)
-    if set(only) - {"training step"}:
+    if set(only) - STEPS.keys():
         yield from _decoding(case, sharding, params, only)
-    if "training step" in only:
-        yield _training(case, sharding, params)
+    for program in STEPS:
+        if program in only:
+            yield _training(case, sharding, params, program)
 
 
 def most_collectives(case: Case, program: str) -> int | None:
@@ -240,18 +247,20 @@ def _sharded(
     return sharding.shard(program, donates_state=donates_state)
 
 
-def _training(case: Case, sharding: PairSharding, params: Params) -> Report:
+def _training(
+    case: Case, sharding: PairSharding, params: Params, program: str
+) -> Report:
     """Compiles a step, sharded as a run of `training.loop` shards it."""
-    config = StepConfig(
-        target=Transformer(config=case.target, dtype=case.dtype),
-        head=case.head,
-        loss=LossConfig(),
-        optimizer=OptimizerConfig(),
-        steps=10_000,
-        dtype=case.dtype,
+    config = training_step(
+        STEPS[program], case.target, case.dtype, row_length=case.row_length
     )
+    if isinstance(config.head, EagleHeadConfig):
+        config = dataclasses.replace(config, head=case.head)
+    layer = getattr(config.head, "layer", None) or case.target.layer
+    shapes = jax.eval_shape(lambda: init_state(config, 0))
+    sharding = sharding.with_drafter(layer, shapes.params)
     shardings = state_shardings(config, sharding)
-    state = _with(jax.eval_shape(lambda: init_state(config, 0)), shardings)
+    state = _with(shapes, shardings)
     shape = (case.training_rows, case.row_length)
     numbers = np.zeros(shape, np.int32)
     rows = PackedRows(
@@ -266,7 +275,7 @@ def _training(case: Case, sharding: PairSharding, params: Params) -> Report:
         out_shardings=(shardings, sharding.everywhere),
     )
     inputs = (state, params.target, _shapes(rows, sharding), None)
-    return _compile(case, "training step", step, inputs, jax.tree.leaves(state))
+    return _compile(case, program, step, inputs, jax.tree.leaves(state))
 
 
 def _compile(

@@ -5,7 +5,13 @@ import re
 from pathlib import Path
 
 from eagle_jax.benchmarks.cases import every_case
-from eagle_jax.benchmarks.compilation import LOOPS, PROGRAMS, Case, Report
+from eagle_jax.benchmarks.compilation import (
+    LOOPS,
+    PROGRAMS,
+    STEPS,
+    Case,
+    Report,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_whole
 from eagle_jax.markdown import NOTHING, markdown
@@ -32,7 +38,8 @@ TPU is needed, and reads this table from what comes out (last with jax {jax} and
   round* the same at temperatures above 0, with the noise that drafting and verification
   share, and *token* the loop of plain decoding at temperature 0, all with {slots} cache
   slots; *training step* is one step of the head over rows of 2,048 tokens, target
-  included, with a float32 head and AdamW.
+  included, with a float32 head and AdamW, and those with a name after it are of HASS
+  (three levels) and of heads of other kinds, in their published sizes.
 - **Sizes.** *Arguments* are weights, caches and requests; the tables that a head
   borrows from its target are counted twice, though a run has them once. *Temporaries*
   are all memory beside them and the results. *Changed* are all caches, or the head and
@@ -111,7 +118,7 @@ class CompileTable:
 
 def _row(case: Case, report: Report) -> list[str]:
     collectives = [f"{n} {name}" for name, n in sorted(report.collectives.items())]
-    is_training = report.program == "training step"
+    is_training = report.program in STEPS
     is_loop = report.program in LOOPS
     most = report.most_collectives
     return [

@@ -1,5 +1,6 @@
 """The cost of training a head, beside the target's forward that it needs."""
 
+import dataclasses
 import time
 from typing import Any
 
@@ -7,8 +8,56 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.training.config import DataConfig, HeadConfig, LossConfig, TrainConfig
+from eagle_jax.training.heads import new_head, trained_target
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, init_state, read_target, train_step
+
+TRAININGS: dict[str, TrainConfig] = {
+    "eagle2": TrainConfig(),
+    "eagle2, alignment 3": TrainConfig(loss=LossConfig(alignment=3, top_k_loss=10)),
+    "eagle3": TrainConfig(head=HeadConfig(kind="eagle3")),
+    "medusa": TrainConfig(head=HeadConfig(kind="medusa")),
+    "hydra": TrainConfig(head=HeadConfig(kind="hydra")),
+}
+"""The ways of training, each with heads of the published sizes."""
+
+TIMED = ("forward", "step", "step, cached features")
+"""The names of what is timed: the target alone, and a step with and without it."""
+
+_ENOUGH_LAYERS = 7  # For the three layers that published EAGLE-3 heads read.
+
+
+def training_step(
+    name: str, target: TransformerConfig, dtype: str, *, row_length: int
+) -> StepConfig:
+    """Returns the static settings of a step.
+
+    Args:
+        name: The way of training, one of `TRAININGS`.
+        target: The target's sizes. Of one with fewer than 7 layers an EAGLE-3 head
+            reads the first three.
+        dtype: The type of the arithmetic.
+        row_length: The number of tokens per row, `T`.
+
+    Raises:
+        InputError: If the target has fewer than three layers, for an EAGLE-3 head.
+    """
+    config = TRAININGS[name]
+    head = config.head
+    if head.kind == "eagle3" and target.num_layers < _ENOUGH_LAYERS:
+        head = dataclasses.replace(head, feature_layers="0 1 2")
+    data = DataConfig(row_length=row_length)
+    sizes = new_head(target, dataclasses.replace(config, head=head, data=data))
+    return StepConfig(
+        target=Transformer(config=trained_target(target, sizes), dtype=dtype),
+        head=sizes,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=10_000,
+        dtype=dtype,
+    )
 
 
 def time_training(
@@ -29,8 +78,7 @@ def time_training(
         repeats: The number of measurements of each.
 
     Returns:
-        The tokens per second of each measurement, by name: "forward", "step" and "step,
-        cached features".
+        The tokens per second of each measurement, by its name of `TIMED`.
     """
     shape = (batch_size, row_length)
     vocab_size = config.target.config.vocab_size
@@ -44,7 +92,8 @@ def time_training(
     forward = jax.jit(read_target, static_argnums=0)
     step = jax.jit(train_step, static_argnames=("config",), donate_argnames=("state",))
     features = forward(config, target_params, rows)
-    state = init_state(config, 0)
+    # Compiled, so that no two weights are one array, which cannot be donated.
+    state = jax.jit(init_state, static_argnums=(0, 1))(config, 0)
 
     def run(name: str) -> None:
         nonlocal state
@@ -56,11 +105,7 @@ def time_training(
             state, result = step(state, target_params, rows, given, config=config)
         jax.block_until_ready((result, state))
 
-    speeds: dict[str, list[float]] = {
-        "forward": [],
-        "step": [],
-        "step, cached features": [],
-    }
+    speeds: dict[str, list[float]] = {name: [] for name in TIMED}
     for name in speeds:
         run(name)  # The first call compiles.
     for _ in range(repeats):

@@ -29,7 +29,12 @@ from eagle_jax.benchmarks.rounds import (
     time_compilation,
     time_rounds,
 )
-from eagle_jax.benchmarks.training import time_training
+from eagle_jax.benchmarks.training import (
+    TIMED,
+    TRAININGS,
+    time_training,
+    training_step,
+)
 from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
@@ -46,8 +51,6 @@ from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.room import check_training
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.step import StepConfig
 
 _MEANINGS = {
     "token": "autoregressive decoding, one token",
@@ -97,7 +100,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="time a round of each of these instead, with random weights",
     )
     instead.add_argument(
-        "--training", action="store_true", help="time training steps instead"
+        "--training",
+        action="store_true",
+        help="time training steps instead, of every kind",
     )
     instead.add_argument(
         "--contexts",
@@ -274,31 +279,27 @@ def _benchmark_methods(arguments: argparse.Namespace) -> int:
 
 
 def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> int:
-    """Prints a head's training speed beside that of the target's bare forward."""
-    config = StepConfig(
-        target=loaded.target,
-        head=_head(loaded).config,
-        loss=LossConfig(),
-        optimizer=OptimizerConfig(),
-        steps=1000,
-        dtype=loaded.target.dtype,
-    )
-    speeds = time_training(
-        config,
-        loaded.params.target,
-        batch_size=arguments.batch_size,
-        row_length=arguments.row_length,
-        repeats=arguments.repeats,
-    )
-    table = Table("tokens/s", "median", "low", "high", "forward / this")
-    for name, values in speeds.items():
-        ratio = np.median(np.array(speeds["forward"]) / np.array(values))
-        shown = (f"{x:,.0f}" for x in (np.median(values), min(values), max(values)))
-        table.add_row(name, *shown, f"{ratio:.2f}")
+    """Prints how fast heads are trained, and the target's share of a step."""
+    target, every = loaded.target, {}
+    sizes = {"batch_size": arguments.batch_size, "row_length": arguments.row_length}
+    columns = ("kind", *TIMED, "forward's share of a step")
+    table = Table(*columns, title="training, medians of tokens per second")
+    for kind in TRAININGS:
+        say(f"timing {kind}")
+        config = training_step(
+            kind, target.config, target.dtype, row_length=arguments.row_length
+        )
+        speeds = time_training(
+            config, loaded.params.target, **sizes, repeats=arguments.repeats
+        )
+        every[kind] = speeds
+        share = np.median(np.array(speeds["step"]) / np.array(speeds["forward"]))
+        shown = (f"{np.median(values):,.0f}" for values in speeds.values())
+        table.add_row(kind, *shown, f"{share:.0%}")
     Console().print(table)
     if arguments.json is not None:
         settings = vars(arguments) | {"json": str(arguments.json)}
-        write_json(arguments.json, {"settings": settings, "tokens_per_second": speeds})
+        write_json(arguments.json, {"settings": settings, "tokens_per_second": every})
     return 0
 
 

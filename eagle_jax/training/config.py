@@ -198,10 +198,11 @@ class HeadConfig:
         ):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
-        words = (self.feature_layers or "0 1 2").split()
+        layers = self.feature_layers
+        words = [] if layers is None else layers.split()
         holds = len(words) == 3 and all(word.isdecimal() for word in words)
         wanted = 'three layers, such as "1 2 4"'
-        require(holds, "feature_layers", self.feature_layers, wanted)
+        require(layers is None or holds, "feature_layers", layers, wanted)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

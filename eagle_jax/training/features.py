@@ -14,12 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import ml_dtypes
 import numpy as np
 
 from eagle_jax.checkpoints.tensors import saving
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole, writing
+from eagle_jax.parallel import wait_for_all
 from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training.packing import PackedRows
 
@@ -91,6 +93,8 @@ def write_features(
 ) -> "FeatureStore":
     """Computes what a folder still lacks of the rows' features, and opens it.
 
+    Of several processes, which share the folder, all compute and the first one writes.
+
     Args:
         folder: The folder, which is made if it is missing.
         rows: The rows, `[R, T]` fields.
@@ -111,6 +115,7 @@ def write_features(
         InputError: If the folder holds features of other rows, another target or
             another type, the disk is too small, or features do not fit the type.
     """
+    is_first = jax.process_index() == 0
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     wanted = {
@@ -121,6 +126,7 @@ def write_features(
         "dtype": dtype,
     }
     index = _read_index(folder)
+    is_new = index is None
     if index is None:
         if next(folder.glob("*.safetensors"), None) is not None:
             raise InputError(
@@ -130,11 +136,12 @@ def write_features(
         first = _compute(rows, range(min(batch_size, len(rows))), compute, batch_size)
         _cast(first, dtype)  # Features that do not fit must not claim the folder.
         index = _new_index(wanted, first.shape, dtype, rows_per_shard)
-        _check_space(folder, index, range(index.num_shards))
-        write_json(folder / "index.json", dataclasses.asdict(index))
     _check_same(folder, index, wanted)
     missing = [s for s in range(index.num_shards) if not _is_complete(folder, index, s)]
     _check_space(folder, index, missing)
+    wait_for_all("all have seen which features are missing")
+    if is_new and is_first:
+        write_json(folder / "index.json", dataclasses.asdict(index))
     done = sum(len(index.shard_rows(s)) for s in range(index.num_shards))
     done -= sum(len(index.shard_rows(s)) for s in missing)
     report = progress or (lambda done: None)
@@ -148,7 +155,9 @@ def write_features(
             features[start : start + len(some)] = _cast(found, dtype)
             report(done + start + len(some))
         done += len(numbers)
-        write_whole(_shard_path(folder, shard), functools.partial(_save, features))
+        if is_first:
+            write_whole(_shard_path(folder, shard), functools.partial(_save, features))
+    wait_for_all("all features are written")
     return FeatureStore(folder, rows=rows, target=target)
 
 
@@ -319,7 +328,7 @@ def _check_same(folder: Path, index: _Index, wanted: dict[str, Any]) -> None:
         "rows": "of other data, or packed in another way",
         "num_rows": "of other data, or packed in another way",
         "length": "of rows of another length",
-        "target": "of another target",
+        "target": "of another target, or of other layers of it",
         "dtype": "stored in another type",
     }
     for name, value in wanted.items():

@@ -195,7 +195,8 @@ def count_vocabulary(rows: PackedRows, head: TrainedHead) -> np.ndarray | None:
             "cannot be counted; give data with answers"
         )
     counts = np.bincount(wanted, minlength=head.vocab_size)
-    return np.sort(np.argsort(-counts, kind="stable")[: head.draft_vocab_size])
+    order = np.argsort(-counts, kind="stable").astype(np.int32)
+    return np.sort(order[: head.draft_vocab_size])
 
 
 def fixed(params: Any) -> tuple[Any, Any]:

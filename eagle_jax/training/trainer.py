@@ -17,6 +17,7 @@ from eagle_jax.files import fingerprint_file, write_json, writing
 from eagle_jax.generation.heads import open_heads
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_training
+from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
@@ -30,6 +31,7 @@ from eagle_jax.training.features import FeatureDtype, FeatureStore, write_featur
 from eagle_jax.training.heads import (
     TrainedHead,
     check_kind,
+    count_vocabulary,
     new_head,
     tie_blocks,
     trained_target,
@@ -111,7 +113,9 @@ def train_head(
     )
     mesh = mesh or MeshShape(data=jax.device_count())
     sharding, head = _shard(source, config, mesh)
-    read_first = None if begin_with is None else _open_first(begin_with, head, source)
+    read_first = None
+    if begin_with is not None:
+        read_first = _open_first(begin_with, head, source, sharding)
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
     if begin_with is not None:
@@ -129,8 +133,10 @@ def train_head(
         report=report,
     )
     check_rows(read.rows, config.run.batch_size)
+    count_vocabulary(read.rows, head)  # Refuses rows that it cannot be counted in.
     report(f"loading {target}")
     pair = source.load(sharding)
+    first = None if read_first is None else read_first(pair.params.target)
     target_config = trained_target(pair.target.config, head)
     step_config = StepConfig(
         target=dataclasses.replace(pair.target, config=target_config),
@@ -149,7 +155,7 @@ def train_head(
         pair=pair,
         data=read,
         summary="no evaluation was made",
-        first=None if read_first is None else read_first(pair.params.target),
+        first=first,
     )
     return _run(trained, sharding, report, progress)
 
@@ -186,40 +192,56 @@ def _shard(
         source.config, source.dtype, batch_size=batch_size, row_length=row_length
     )
     sharding = shard_pair(mesh, source.config, batch_size=batch_size)
-    if config.data.cache_features and jax.process_count() > 1:
-        raise InputError("`cache_features` is for one process; leave it out")
     head = new_head(source.config, config)
     layer = getattr(head, "layer", None) or source.config.layer
     return sharding.with_drafter(layer, shapes_of(init_heads, head)), head
 
 
 def _open_first(
-    folder: Path, head: TrainedHead, source: PairSource
+    folder: Path, head: TrainedHead, source: PairSource, sharding: PairSharding
 ) -> Callable[[Any], Any]:
     """Returns the function that reads a head's weights, from the target's parameters.
 
     Raises:
-        InputError: If the head is of another kind or other sizes than the new one.
+        InputError: If the head is of another kind or other sizes than the new one, or,
+            when it is read, if its embedding table is not the target's.
     """
     if not isinstance(head, EagleHeadConfig | Eagle3HeadConfig):
         raise InputError("`begin_with` is for EAGLE heads; leave it out")
     model, load = open_heads(folder, source.config, "float32", "eagle2")
-    for field in dataclasses.fields(head):
-        given, wanted = (
-            getattr(model.config, field.name, None),
-            getattr(head, field.name),
+    if type(model.config) is not type(head):
+        is_eagle3 = isinstance(head, Eagle3HeadConfig)
+        found, kind = ("EAGLE-1/2", "eagle3") if is_eagle3 else ("EAGLE-3", "eagle2")
+        raise InputError(
+            f"{folder} holds an {found} head, and heads of kind {kind} are trained; "
+            "begin with one of these, or train the other kind"
         )
-        if given != wanted or type(model.config) is not type(head):
+    # Texts may be cut at another length than those that it was trained on.
+    wanted = dataclasses.replace(head, max_positions=model.config.max_positions)
+    given, wanted = (_flat(sizes) for sizes in (model.config, wanted))
+    for name, value in wanted.items():
+        if given[name] != value:
             raise InputError(
-                f"{folder} holds a head whose {field.name} is {given}, not {wanted}; "
-                "begin with a head of the kind and sizes that are trained"
+                f"{folder} holds a head whose {name} is {given[name]}, not {value}; "
+                "set its sizes in [head], or begin with a head that has these"
             )
 
     def read(target_params: Any) -> Any:
-        params = load(folder, source.config, target_params, "float32")[1]
-        return dataclasses.replace(params, embedding=None)
+        shardings = draft_shardings(sharding, init_heads, head)
+        _, params = load(folder, source.config, target_params, "float32", shardings)
+        if params.embedding is not None:
+            raise InputError(
+                f"{folder} holds a head with an embedding table of its own, and heads "
+                "are trained with the target's; begin with another head"
+            )
+        return params
 
     return read
+
+
+def _flat(sizes: Any) -> dict[str, Any]:
+    """Returns the sizes of a head and of its layer by name."""
+    return vars(sizes) | vars(sizes.layer) | {"layer": None}
 
 
 def _identity(
@@ -255,6 +277,11 @@ def _check_same_run(
         raise InputError(
             f"{output} holds a run that did not record which date its chat template "
             "was given, so its rows cannot be made again; start it again"
+        )
+    if before.get("begin_with") != identity.get("begin_with"):
+        raise InputError(
+            f"{output} holds a run that began with another head, or with a new one; "
+            "give the same `begin_with`"
         )
     check_settings(output, before.get("settings"), config)
     if before.get("mesh", identity["mesh"]) != identity["mesh"]:
@@ -364,7 +391,7 @@ def _write_features(
     return write_features(
         trained.head.parent / "features",
         trained.data.rows,
-        lambda batch: compute(params, sharding.put_rows(batch)),
+        lambda batch: sharding.fetch(compute(params, sharding.put_rows(batch))),
         target=f"{checkpoints.fingerprint_folder(trained.target)}-{dtype}"
         + "".join(f"-{layer}" for layer in step.target.config.feature_layers),
         batch_size=trained.config.run.batch_size,

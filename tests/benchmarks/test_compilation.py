@@ -13,6 +13,7 @@ from jax.experimental import topologies
 
 from eagle_jax.benchmarks.compilation import (
     PROGRAMS,
+    STEPS,
     Case,
     Report,
     compile_case,
@@ -36,7 +37,7 @@ _SIZES = {
 }
 _CASE = Case(
     name="small",
-    target=tiny.target_config(num_layers=1, max_positions=8192, **_SIZES),
+    target=tiny.target_config(num_layers=3, max_positions=8192, **_SIZES),
     head=tiny.head_config(max_positions=2048, **_SIZES),
     topology="v5e:2x2",
     mesh=MeshShape(tensor=4),
@@ -91,7 +92,7 @@ def test_the_programs_fit_and_copy_no_cache(reports: dict[str, Report]) -> None:
 def test_a_layer_needs_two_all_reduces(reports: dict[str, Report]) -> None:
     """And the tables, split over the vocabulary, a few more per call."""
     deeper = dataclasses.replace(
-        _CASE, target=dataclasses.replace(_CASE.target, num_layers=2)
+        _CASE, target=dataclasses.replace(_CASE.target, num_layers=4)
     )
     for more in compile_case(deeper, ("round", "token")):
         before, after = reports[more.program].collectives, more.collectives
@@ -101,8 +102,11 @@ def test_a_layer_needs_two_all_reduces(reports: dict[str, Report]) -> None:
         assert sum(after.values()) <= more.most_collectives
 
 
-def test_training_moves_nothing_but_sums(reports: dict[str, Report]) -> None:
-    assert reports["training step"].collectives.keys() == {"all-reduce"}
+@pytest.mark.parametrize("program", STEPS)
+def test_training_moves_nothing_but_sums(
+    reports: dict[str, Report], program: str
+) -> None:
+    assert reports[program].collectives.keys() == {"all-reduce"}
 
 
 def test_no_loop_moves_a_vocabulary_of_logits(reports: dict[str, Report]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import chex
@@ -50,7 +52,12 @@ num_nodes = 5
 depth = 2
 width = 2
 """
-# How often a run is killed; set the variable to be surer.
+KINDS = {
+    "eagle2": (),
+    "hass": ("--alignment", "3", "--top-k-loss", "10"),
+    "eagle3": ("--kind", "eagle3", "--alignment", "3", "--draft-vocab-size", "40"),
+}
+# How often a run of each kind is killed; set the variable to be surer.
 NUM_KILLS = int(os.environ.get("EAGLE_JAX_KILLS", "1"))
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -89,6 +96,38 @@ def run(
     output = folder / "run"
     assert train([*flags, "--config", str(config), "--output", str(output)]) == 0
     return output
+
+
+@pytest.fixture(scope="module")
+def flags_of(flags: list[str], eagle3_pair: Path) -> Callable[[str], list[str]]:
+    """The flags of a run of a kind."""
+
+    def of(kind: str) -> list[str]:
+        # The other target has too few layers for one.
+        target = ["--target", f"{eagle3_pair}/target"] if kind == "eagle3" else []
+        return [*flags, *target, *KINDS[kind]]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def run_of(
+    train: Main,
+    run: Path,
+    flags_of: Callable[[str], list[str]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Path]:
+    """An uninterrupted run of each kind."""
+
+    @functools.cache
+    def of(kind: str) -> Path:
+        if kind == "eagle2":
+            return run
+        output = tmp_path_factory.mktemp("runs") / "run"
+        assert train([*flags_of(kind), "--output", str(output)]) == 0
+        return output
+
+    return of
 
 
 def head_of(run: Path) -> dict[str, np.ndarray]:
@@ -188,11 +227,17 @@ def kill(process: subprocess.Popen[str], output: Path, at: str, step: int) -> No
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 @pytest.mark.parametrize("seed", range(NUM_KILLS))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_killed_run_resumes_bit_for_bit(
-    flags: list[str], run: Path, tmp_path: Path, train: Main, seed: int
+    flags_of: Callable[[str], list[str]],
+    run_of: Callable[[str], Path],
+    tmp_path: Path,
+    train: Main,
+    kind: str,
+    seed: int,
 ) -> None:
-    output = tmp_path / "killed"
+    output, flags, run = tmp_path / "killed", flags_of(kind), run_of(kind)
     at = "checkpoint" if seed % 2 else "step"
     # Checkpoints follow steps 3 and 7, and each takes a while.
     step = random.Random(seed).choice((3, 7) if seed % 2 else range(1, 12))
@@ -218,10 +263,14 @@ def assert_like(run: Path, other: Path) -> None:
     np.testing.assert_allclose(*losses, rtol=2e-4)
 
 
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3"])
 def test_eight_devices_train_what_one_trains(
-    flags: list[str], run: Path, tmp_path: Path
+    flags_of: Callable[[str], list[str]],
+    run_of: Callable[[str], Path],
+    tmp_path: Path,
+    kind: str,
 ) -> None:
-    output = tmp_path / "eight"
+    output, flags, run = tmp_path / "eight", flags_of(kind), run_of(kind)
     mesh = ["--mesh", "data=2,tensor=4", "--output", str(output)]
     subprocess.run(
         [sys.executable, str(SCRIPT), *flags, *mesh],
@@ -239,9 +288,13 @@ def test_two_processes_go_on_with_what_one_began(
     shutil.copytree(run, output)
     shutil.rmtree(output / "checkpoints" / "12")
     shutil.rmtree(output / "head")
+    # Features that are read from the folder are those that a step would compute.
+    identity = json.loads((output / "run.json").read_text())
+    identity["settings"]["data"]["cache_features"] = True
+    (output / "run.json").write_text(json.dumps(identity))
     settings = ["--config", str(run.parent / "config.toml")]
     command = [*flags, *settings, "--mesh", "tensor=2", "--resume"]
-    command += ["--output", str(output)]
+    command += ["--output", str(output), "--cache-features"]
     # As SLURM tells of them.
     slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1"}
     slurm |= {"SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": str(port)}
@@ -265,6 +318,7 @@ def test_two_processes_go_on_with_what_one_began(
     assert "several processes write no calibration" in errors
     assert "step" not in others and silent == ""
     assert printed.startswith(f"{output / 'head'} | step 12")
+    assert (output / "features" / "index.json").is_file()
     assert_like(run, output)
 
 

@@ -1,7 +1,9 @@
 """The loss against NumPy, written from the paper's formulas."""
 
 import dataclasses
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from eagle_jax.models.transformer import (
     output_head,
     unembed,
 )
+from eagle_jax.training import chains
 from eagle_jax.training.config import LossConfig
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.loss import (
@@ -45,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 LOSS = jax.jit(head_loss, static_argnames=("head", "config", "unembed"))
 FEATURES = jax.jit(target_features, static_argnums=0)
 HEAD = EagleHeadConfig(layer=LAYER, vocab_size=19, max_positions=64)
-LENGTHS = ((7, 3), (5, 5), (2, 9))  # Of the segments of each row of 12 tokens.
+LENGTHS = ((7, 3), (5, 5), (2, 9, 1))  # Of the segments of each row of 12 tokens.
 
 
 @pytest.fixture(scope="module")
@@ -141,47 +144,116 @@ def numpy_weights(setting: SimpleNamespace) -> dict[str, np.ndarray]:
     }
 
 
-def numpy_loss(setting: SimpleNamespace, config: LossConfig) -> tuple[float, ...]:
-    """Smooth L1 and cross-entropy over every pair that counts, sample by sample."""
-    weights = numpy_weights(setting)
-    table = np.asarray(setting.target_params.embedding, np.float64)
-    where = {}
-    for row in range(len(setting.rows)):
-        for segment in range(1, setting.rows.segments[row].max() + 1):
-            where[row, segment] = np.flatnonzero(setting.rows.segments[row] == segment)
-    feature_sum = token_sum = agreed = count = 0.0
-    for (row, _), slots in where.items():
-        tokens = setting.rows.tokens[row, slots]
-        mask = setting.rows.loss_mask[row, slots]
-        features = np.asarray(setting.features, np.float64)[row, slots]
-        predicted = numpy_head(weights, table[tokens[1:]], features[:-1])
-        for i in range(len(tokens) - 1):
-            if not mask[i + 1]:
-                continue
-            gap = np.abs(predicted[i] - features[i + 1])
-            feature_sum += np.where(gap < 1, gap**2 / 2, gap - 0.5).mean()
-            logits = [
-                np.asarray(unembed(output_head(setting.target_params), jnp.asarray(x)))
-                for x in (features[i + 1], predicted[i])
-            ]
-            wanted = np.exp(log_softmax(logits[0].astype(np.float64)))
-            token_sum -= (wanted * log_softmax(logits[1].astype(np.float64))).sum()
-            agreed += logits[0].argmax() == logits[1].argmax()
-            count += 1
-    feature_loss, token_loss = feature_sum / count, token_sum / count
-    loss = config.feature_weight * feature_loss + config.token_weight * token_loss
-    return loss, feature_loss, token_loss, agreed / count, count
+def numpy_chain(
+    setting: SimpleNamespace, tokens: np.ndarray, features: np.ndarray, levels: int
+) -> list[np.ndarray]:
+    """The levels `[16]` drafted where the true features `[n, 16]` end.
+
+    Every pair follows all others of its chain, drafted ones as they were drafted.
+    """
+    weights, table = numpy_weights(setting), np.asarray(setting.target_params.embedding)
+    outputs = []
+    for last in range(len(features), len(features) + levels):
+        embeddings = table[tokens[1 : last + 1]].astype(np.float64)
+        outputs.append(numpy_head(weights, embeddings, features)[-1])
+        features = np.concatenate([features, outputs[-1][None]])
+    return outputs
 
 
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, 0.1), (2.0, 1.0)])
-def test_the_loss_is_the_papers(
-    setting: SimpleNamespace, weights: tuple[float, float]
-) -> None:
-    config = LossConfig(feature_weight=weights[0], token_weight=weights[1])
+def numpy_token_loss(logits: np.ndarray, p: np.ndarray, config: LossConfig) -> float:
+    log_q = log_softmax(logits)
+    entropy = -sum(p[x] * log_q[x] for x in range(len(p)))
+    if config.token_loss == "cross-entropy":
+        return entropy
+    alpha = sum(min(p[x], np.exp(log_q[x])) for x in range(len(p)))
+    if config.token_loss == "alpha":
+        return -np.log(alpha)
+    divergence = entropy + sum(x * np.log(x) for x in p)
+    share = config.kl_scale * np.exp(-config.kl_decay * alpha)
+    return share * divergence + (1 - share) * (1 - alpha)
+
+
+def numpy_loss(setting: SimpleNamespace, config: LossConfig) -> list[float]:
+    """The losses over every pair that counts, level by level, sample by sample."""
+    head = np.asarray(output_head(setting.target_params), np.float64)
+    rows, levels = setting.rows, config.alignment or 1
+    sums = np.zeros((levels, 5))  # Smooth L1, token loss, top-K, agreement, count.
+    for row, segments in enumerate(rows.segments):
+        for segment in range(1, segments.max() + 1):
+            slots = np.flatnonzero(segments == segment)
+            tokens, mask = rows.tokens[row, slots], rows.loss_mask[row, slots]
+            features = np.asarray(setting.features, np.float64)[row, slots]
+            for i in range(len(slots) - 1):
+                left = min(levels, len(slots) - 1 - i)
+                chain = numpy_chain(setting, tokens, features[: i + 1], left)
+                for n, predicted in enumerate(chain):
+                    if not mask[i + n + (config.mask == "next")]:
+                        continue
+                    gap = np.abs(predicted - features[i + n + 1])
+                    logits = predicted @ head
+                    p = np.exp(log_softmax(features[i + n + 1] @ head))
+                    top = np.argsort(-p)[: config.top_k_loss]
+                    sums[n] += (
+                        np.where(gap < 1, gap**2 / 2, gap - 0.5).mean(),
+                        numpy_token_loss(logits, p, config),
+                        -sum(p[x] * log_softmax(logits)[x] for x in top),
+                        logits.argmax() == p.argmax(),
+                        1,
+                    )
+    counts = np.maximum(sums[:, 4], 1)
+    divisor = counts if config.normalize == "tokens" else float(rows.tokens.size)
+    feature_loss, loss, top_k = (sums[:, :3].T / divisor).sum(axis=1)
+    total = config.feature_weight * feature_loss + config.token_weight * loss
+    total += config.top_k_weight * top_k
+    agreements = sums[:, 3] / counts
+    length = agreements.cumprod().sum()
+    return [total, feature_loss, loss, agreements[0], length, sums[0, 4]]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LossConfig(token_weight=0.0),
+        LossConfig(),
+        LossConfig(feature_weight=2.0, token_weight=1.0, token_loss="lambda"),
+        LossConfig(alignment=3, top_k_loss=4, top_k_weight=0.5),
+        LossConfig(alignment=2, token_loss="alpha", top_k_loss=99),
+        # More levels than the longest sample has pairs.
+        LossConfig(alignment=10, mask="official", normalize="official"),
+    ],
+)
+def test_the_loss_is_the_papers(setting: SimpleNamespace, config: LossConfig) -> None:
     loss, m = loss_of(setting, config)
-    wanted = numpy_loss(setting, config)
-    found = (loss, m.feature_loss, m.token_loss, m.agreement, m.pairs)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    found = (loss, m.feature_loss, m.token_loss, m.agreement, m.chain_length, m.pairs)
+    np.testing.assert_allclose(found, numpy_loss(setting, config), rtol=1e-5)
+
+
+def gradient_of(loss: Callable[[Any], jax.Array], params: Any) -> np.ndarray:
+    """That of the fusing matrix, of a program that is traced anew."""
+    return np.asarray(jax.jit(jax.grad(lambda params: loss(params)))(params).fc)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_no_gradient_flows_through_the_features_between_levels(
+    setting: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    def loss(params: Any) -> jax.Array:
+        return head_loss(
+            *(params, setting.target_params, setting.features, setting.rows, None),
+            head=HEAD,
+            config=LossConfig(alignment=2),
+            unembed=unembed,
+        )[0]
+
+    ours, draft = gradient_of(loss, setting.params), chains.draft_chains
+
+    def other(*inputs: Any, recycle: Any, **settings: Any) -> Any:
+        recycle = jax.lax.stop_gradient if is_cut else lambda outputs: outputs
+        return draft(*inputs, recycle=recycle, **settings)
+
+    monkeypatch.setattr("eagle_jax.training.loss.draft_chains", other)
+    theirs = gradient_of(loss, setting.params)
+    assert np.allclose(ours, theirs, atol=1e-6) == is_cut
 
 
 def test_packing_changes_no_loss(setting: SimpleNamespace) -> None:
@@ -229,12 +301,22 @@ def test_pairs_count_by_their_token_and_officially_by_their_feature() -> None:
     rows = PackedRows(tokens=empty, segments=segments, positions=empty, loss_mask=mask)
     assert pair_weights(rows, "next").tolist() == [[0, 1, 1, 1, 0, 1, 0, 0]]
     assert pair_weights(rows, "official").tolist() == [[0, 0, 1, 1, 0, 1, 0, 0]]
+    # At the place where a chain begins stands what its later levels weigh.
+    assert pair_weights(rows, "next", 1).tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]]
+    assert pair_weights(rows, "official", 1).tolist() == [[0, 1, 1, 0, 0, 0, 0, 0]]
+    for level in (4, 6, 7, 20):
+        assert not pair_weights(rows, "next", level).any()
 
 
-def test_padding_alone_gives_a_loss_of_zero(setting: SimpleNamespace) -> None:
-    rows = jax.tree.map(np.zeros_like, setting.rows)
+@pytest.mark.parametrize("emptied", ["segments", "loss_mask"])
+def test_nothing_to_predict_gives_a_loss_of_zero(
+    setting: SimpleNamespace, emptied: str
+) -> None:
+    nothing = np.zeros_like(getattr(setting.rows, emptied))
+    rows = dataclasses.replace(setting.rows, **{emptied: nothing})
     one = SimpleNamespace(**{**vars(setting), "rows": rows})
-    loss, metrics = loss_of(one, LossConfig())
+    config = LossConfig(alignment=3, top_k_loss=4, top_k_weight=0.5)
+    loss, metrics = loss_of(one, config)
     assert float(loss) == 0.0 and float(metrics.pairs) == 0.0
 
 

@@ -13,6 +13,7 @@ import pytest
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.models import transformer
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import (
@@ -100,6 +101,30 @@ def test_bfloat16_computes_but_float32_remembers(
     _, exact = step_of(CONFIG)(init_state(CONFIG, 0), target_params, rows)
     np.testing.assert_allclose(float(metrics.loss), float(exact.loss), rtol=0.02)
     assert float(metrics.loss) != float(exact.loss)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_leaves_the_tokens_that_a_head_knows_alone(
+    rows: PackedRows, dtype: str
+) -> None:
+    target = Transformer(
+        config=tiny.target_config(num_layers=3, feature_layers=(0, 1, 2)), dtype=dtype
+    )
+    sizes = tiny.sizes(vocab_size=64)
+    head = Eagle3HeadConfig(**sizes, draft_vocab_size=9, feature_size=96)
+    config = dataclasses.replace(
+        CONFIG, target=target, head=head, dtype=dtype, loss=LossConfig(alignment=2)
+    )
+    weights = transformer.init_params(jax.random.key(0), target.config, dtype)
+    known = np.array([3, 8, 9, 20, 21, 40, 41, 42, 63])
+    state = init_state(config, 0, weights, vocabulary=jnp.asarray(known))
+    before = np.asarray(state.params.output_head)
+    np.testing.assert_array_equal(before, transformer.output_head(weights)[:, known])
+    for _ in range(2):  # The first step of the warm-up has rate 0.
+        state, _ = step_of(config)(state, weights, rows)
+    np.testing.assert_array_equal(state.params.offsets, known - np.arange(9))
+    chex.assert_type(state.params.offsets, jnp.int32)
+    assert np.abs(state.params.output_head - before).max() > 0
 
 
 def test_every_step_draws_other_noise(

@@ -1,24 +1,36 @@
 """Training a head: its sizes, and what is refused before anything is trained."""
 
 import dataclasses
+import functools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from eagle_jax import checkpoints
 from eagle_jax.config import TreeConfig
 from eagle_jax.files import fingerprint_file
 from eagle_jax.generation.pair import load_pair
 from eagle_jax.parallel import MeshShape
-from eagle_jax.training.config import DataConfig, HeadConfig, RunConfig, TrainConfig
-from eagle_jax.training.heads import new_eagle_head
-from eagle_jax.training.trainer import train_head
+from eagle_jax.training.config import (
+    DataConfig,
+    HeadConfig,
+    LossConfig,
+    RunConfig,
+    TrainConfig,
+)
+from eagle_jax.training.heads import count_vocabulary, new_eagle_head
+from eagle_jax.training.trainer import Trained, train_head
 from tests import tiny
-from tests.helpers import refused
+from tests.helpers import file_bytes, refused
 
+TREE = TreeConfig(num_nodes=5, depth=2, width=2)
+Train = Callable[..., Trained]
 CONFIG = TrainConfig(data=DataConfig(row_length=32), run=RunConfig(batch_size=1))
 
 
@@ -165,3 +177,93 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
     )
     assert drafted[0].token_ids == plain[0].token_ids
     assert drafted[0].accept_lengths
+
+
+@pytest.fixture
+def train_eagle3(eagle3_pair: Path, data: Path, tmp_path: Path) -> Train:
+    def train(name: str, changes: dict[str, Any], **given: Any) -> Trained:
+        usual = {"steps": 4, "batch_size": 2, "eval_every": 2, "learning_rate": 0.01}
+        limits = {"warmup_steps": 1, "eval_prompts": 1, "eval_new_tokens": 4}
+        return train_head(
+            str(eagle3_pair / "target"),
+            [data],
+            tmp_path / name,
+            dataclasses.replace(
+                config(**(usual | limits | changes)),
+                head=HeadConfig(kind="eagle3", draft_vocab_size=40),
+                loss=LossConfig(alignment=2),
+                tree=TREE,
+            ),
+            mesh=MeshShape(data=1),
+            **given,
+        )
+
+    return train
+
+
+def tensors_of(head: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(head / "model.safetensors")
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_an_eagle3_head_is_trained_resumed_and_drafted_with(
+    train_eagle3: Train, eagle3_pair: Path
+) -> None:
+    whole = train_eagle3("whole", {})
+
+    def stop(line: str) -> None:
+        if "step 2" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle3("stopped", {}, report=stop)
+    assert not (whole.head.parent.parent / "stopped" / "head").exists()
+    resumed = train_eagle3("stopped", {}, resume=True)
+    assert file_bytes(resumed.head) == file_bytes(whole.head)
+    # It knows the tokens that its texts have most often, and gradients let them be.
+    offsets = tensors_of(whole.head)["d2t"]
+    known = count_vocabulary(whole.data.rows, whole.step_config.head)
+    assert offsets.dtype == np.int64
+    np.testing.assert_array_equal(offsets + np.arange(40), known)
+    target = str(eagle3_pair / "target")
+    plain = load_pair(target, method="autoregressive")
+    pair = load_pair(target, str(whole.head), tree=TREE)
+    plain, drafted = (
+        loaded.generate("ten hats", max_new_tokens=12) for loaded in (plain, pair)
+    )
+    assert drafted[0].token_ids == plain[0].token_ids
+    # Weights that are trained further are those that were exported.
+    still = {"steps": 1, "learning_rate": 1e-30, "cache_features": True}
+    further = train_eagle3("further", still, begin_with=whole.head)
+    for name, tensor in tensors_of(further.head).items():
+        np.testing.assert_array_equal(tensor, tensors_of(whole.head)[name])
+    index = json.loads((further.head.parent / "features" / "index.json").read_text())
+    assert index["width"] == 4 * tiny.LAYER.hidden_size
+    refused(
+        lambda: train_eagle3("further", still, resume=True), "the same `begin_with`"
+    )
+
+
+def test_heads_of_another_kind_or_size_are_not_trained_further(
+    eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path
+) -> None:
+    eagle2, eagle3 = tiny_pair / "head", eagle3_pair / "head"
+    own = Path(shutil.copytree(eagle2, tmp_path / "own"))
+    tensors = tensors_of(eagle2)
+    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"] + 1
+    safetensors.numpy.save_file(tensors, own / "model.safetensors")
+
+    def begin(folder: Path, *named: str, kind: Any = "eagle2", **sizes: Any) -> None:
+        settings = dataclasses.replace(CONFIG, head=HeadConfig(kind=kind, **sizes))
+        target, output = str(eagle3_pair / "target"), tmp_path / "run"
+        run = functools.partial(train_head, target, [data], output, settings)
+        refused(lambda: run(begin_with=folder, mesh=MeshShape(data=1)), *named)
+        assert not output.exists()
+
+    begin(eagle2, "holds an EAGLE-1/2 head", "kind eagle3", kind="eagle3")
+    begin(eagle3, "holds an EAGLE-3 head", "kind eagle2")
+    begin(eagle3, "draft_vocab_size is 150, not 300", kind="eagle3")
+    begin(eagle2, "intermediate_size is 48, not 40", intermediate_size=40)
+    begin(eagle2, "for EAGLE heads", kind="medusa")
+    begin(tmp_path / "none", "none")
+    begin(own, "embedding table of its own")

@@ -1,0 +1,21 @@
+"""Timing of training steps."""
+
+import jax
+import pytest
+
+from eagle_jax.benchmarks.training import TIMED, time_training, training_step
+from eagle_jax.models import transformer
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+# The head of many levels, and the one whose first weights share arrays.
+@pytest.mark.parametrize("name", ["eagle3", "hydra"])
+def test_steps_are_timed_beside_the_targets_forward(name: str) -> None:
+    target = tiny.target_config(num_layers=3)
+    config = training_step(name, target, "float32", row_length=8)
+    weights = transformer.init_params(jax.random.key(0), target)
+    speeds = time_training(config, weights, batch_size=1, row_length=8, repeats=2)
+    assert tuple(speeds) == TIMED
+    assert all(len(values) == 2 and min(values) > 0 for values in speeds.values())

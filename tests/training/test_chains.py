@@ -1,0 +1,129 @@
+"""Chains of training against the heads that decode."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.drafting.heads import HeadModel, head_model, init_heads
+from eagle_jax.models import eagle3_head, eagle_head
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.training.chains import draft_chains
+from eagle_jax.training.encode import EncodedExample
+from eagle_jax.training.packing import PackedRows, pack
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+LEVELS, LENGTHS = 4, (7, 1, 6, 14, 3, 2)  # Of segments, in rows of 14 tokens.
+EAGLE3: dict[str, Any] = {
+    "draft_vocab_size": 40,
+    "feature_size": 3 * tiny.LAYER.hidden_size,
+}
+HEADS: dict[str, Any] = {
+    "feature+shifted": tiny.HEAD,
+    "feature+token": tiny.head_config(inputs="feature+token", fc_bias=False),
+    "feature": tiny.head_config(inputs="feature"),
+    "token": tiny.head_config(inputs="token", num_kv_heads=4),
+    "eagle3": Eagle3HeadConfig(**tiny.sizes(), **EAGLE3),
+    "eagle3, normed": Eagle3HeadConfig(
+        **tiny.sizes(num_kv_heads=4),
+        **EAGLE3,
+        has_feature_norms=True,
+        recycles_normed=True,
+    ),
+}
+
+
+def packed_rows() -> PackedRows:
+    random = np.random.default_rng(0)
+    samples = [random.integers(64, size=n).astype(np.int32) for n in LENGTHS]
+    masks = [np.ones(n, bool) for n in LENGTHS]
+    pairs = zip(samples, masks, strict=True)
+    return pack([EncodedExample(tokens=t, loss_mask=m) for t, m in pairs], 14)
+
+
+def trained_chains(
+    config: Any,
+    params: Any,
+    table: jax.Array,
+    features: jax.Array,
+    rows: PackedRows,
+) -> list[jax.Array]:
+    is_eagle3 = isinstance(config, Eagle3HeadConfig)
+
+    def recycle(outputs: jax.Array) -> jax.Array:
+        return eagle3_head.recycle(params, config, outputs) if is_eagle3 else outputs
+
+    return draft_chains(
+        (eagle3_head if is_eagle3 else eagle_head).layer_inputs,
+        params,
+        config,
+        table,
+        eagle3_head.fuse(params, config, features) if is_eagle3 else features,
+        rows,
+        steps=LEVELS,
+        recycle=recycle,
+    )
+
+
+def decoded_chains(
+    model: HeadModel, params: Any, tokens: jax.Array, features: jax.Array
+) -> list[jax.Array]:
+    """Drafts a chain of teacher tokens after every prompt of `[n]` tokens."""
+    num = tokens.shape[0]
+    prompts, known = (jnp.stack([x] * num) for x in (tokens, features))
+    state = model.init_state(num, num + LEVELS + 1, LEVELS)
+    state = model.prefill(params, state, prompts, known, jnp.arange(num) + 1)
+    output, state = model.read(params, state, jnp.roll(tokens, -1))
+    outputs, earlier = [output], None
+    for level in range(1, LEVELS):
+        node = jnp.roll(tokens, -level - 1)[:, None]
+        above = outputs[-1][:, None]
+        visible = jnp.ones((num, 1, level), bool)
+        found, earlier = model.step(
+            params, state, node, above, visible, earlier, level=level
+        )
+        outputs.append(found[:, 0])
+    width = model.config.layer.hidden_size
+    return [output[:, :width] for output in outputs]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_level_is_what_decoding_drafts_after_true_features(name: str) -> None:
+    config, rows = HEADS[name], packed_rows()
+    model: Any = head_model(config, "float32")
+    shapes = jax.eval_shape(lambda key: init_heads(key, config), jax.random.key(0))
+    # Of a size that lets no level grow: the bound is one of absolute values.
+    params = jax.tree.map(lambda x: x * 0.4, tiny.random_like(shapes))
+    target: Any = tiny.random_target()
+    shape = (*rows.tokens.shape, model.feature_size)
+    features = jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32)
+    found = jax.jit(lambda *x: trained_chains(config, *x))(
+        params, target.embedding, features, rows
+    )
+    decode = jax.jit(lambda *x: decoded_chains(model, *x))
+    compared, joined = 0, model.join(params, target)
+    longest = rows.tokens.shape[1]
+    for row, segments in enumerate(rows.segments):
+        for segment in range(1, segments.max() + 1):
+            slots = np.flatnonzero(segments == segment)
+            # What follows a segment is no part of it: zeros that no chain may see.
+            inside = np.arange(longest) < len(slots)
+            places = np.resize(slots, longest)
+            wanted = decode(
+                joined,
+                jnp.where(inside, rows.tokens[row, places], 0),
+                jnp.where(inside[:, None], features[row, places], 0.0),
+            )
+            for level, outputs in enumerate(wanted):
+                # As many of the text's tokens are there to be drafted.
+                last = len(slots) - level - 1
+                near = found[level][row, slots[: max(last, 0)]]
+                np.testing.assert_allclose(
+                    near, outputs[: max(last, 0)], rtol=1e-5, atol=1e-5
+                )
+                compared += max(last, 0)
+    assert compared == sum(max(n - k - 1, 0) for n in LENGTHS for k in range(LEVELS))

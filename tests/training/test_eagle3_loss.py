@@ -1,0 +1,174 @@
+"""The loss of EAGLE-3 heads against NumPy; `test_chains.py` judges what it drafts."""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagle_jax.models import eagle3_head
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.transformer import unembed
+from eagle_jax.training import chains
+from eagle_jax.training.config import LossConfig
+from eagle_jax.training.eagle3_loss import USUAL_LEVELS, eagle3_loss
+from eagle_jax.training.packing import PackedRows
+from tests import tiny
+from tests.training.test_chains import EAGLE3, packed_rows
+from tests.training.test_loss import log_softmax, numpy_token_loss
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+HEAD = Eagle3HeadConfig(**tiny.sizes(), **EAGLE3)
+WHOLE = dataclasses.replace(HEAD, draft_vocab_size=HEAD.vocab_size)
+KNOWN = np.sort(np.random.default_rng(4).choice(64, 40, replace=False))
+LOSS = jax.jit(eagle3_loss, static_argnames=("head", "config", "unembed"))
+
+
+@pytest.fixture(scope="module")
+def setting() -> SimpleNamespace:
+    random, rows = np.random.default_rng(2), packed_rows()
+    mask = random.random(rows.tokens.shape) < 0.7
+    width = HEAD.feature_size + tiny.LAYER.hidden_size
+    features = random.normal(size=(*rows.tokens.shape, width)).astype(np.float32)
+    return SimpleNamespace(
+        tables=tiny.random_target(),
+        rows=dataclasses.replace(rows, loss_mask=mask),
+        features=jnp.asarray(features),
+    )
+
+
+def params_of(head: Eagle3HeadConfig) -> Any:
+    shapes = jax.eval_shape(
+        lambda key: eagle3_head.init_params(key, head), jax.random.key(0)
+    )
+    params = tiny.random_like(shapes)
+    if head.draft_vocab_size == head.vocab_size:
+        return params
+    offsets = jnp.asarray(KNOWN - np.arange(len(KNOWN)), jnp.int32)
+    return dataclasses.replace(params, offsets=offsets)
+
+
+def numpy_loss(
+    setting: SimpleNamespace, head: Eagle3HeadConfig, config: LossConfig
+) -> list[float]:
+    """The losses over every pair that counts, level by level, sample by sample."""
+    params, rows, levels = params_of(head), setting.rows, config.alignment
+    levels = USUAL_LEVELS if levels is None else levels
+    inputs, hidden = np.split(setting.features, [head.feature_size], axis=-1)
+    outputs = chains.draft_chains(
+        eagle3_head.layer_inputs,
+        params,
+        head,
+        setting.tables.embedding,
+        eagle3_head.fuse(params, head, jnp.asarray(inputs)),
+        rows,
+        steps=levels,
+        recycle=lambda outputs: outputs,
+    )
+    of_target = np.asarray(setting.tables.output_head, np.float64)
+    known = np.arange(64) if head is WHOLE else KNOWN
+    sums = np.zeros((levels, 4))  # Token loss, agreement, learnt pairs, pairs.
+    for row, segments in enumerate(rows.segments):
+        for i, segment in enumerate(segments):
+            for n in range(levels):
+                there = i + n + 1
+                if not segment or there >= len(segments) or segments[there] != segment:
+                    continue
+                if not rows.loss_mask[row, there - (config.mask == "official")]:
+                    continue
+                sums[n, 3] += 1
+                theirs = hidden[row, there] @ of_target
+                if theirs.argmax() not in known:
+                    continue
+                state = np.asarray(outputs[n][row, i], np.float64)
+                state = state / np.sqrt((state**2).mean() + 1e-5) * params.norm
+                logits = state @ np.asarray(params.output_head)
+                p = np.exp(log_softmax(theirs[known]))
+                loss = numpy_token_loss(logits, p, config)
+                sums[n, :3] += loss, logits.argmax() == p.argmax(), 1
+    divisor = np.maximum(sums[:, 2], 1)
+    if config.normalize == "official":
+        divisor = np.full(levels, rows.tokens.size)
+    losses = sums[:, 0] / divisor
+    agreements = sums[:, 1] / np.maximum(sums[:, 3], 1)
+    total = sum(config.decay**n * loss for n, loss in enumerate(losses))
+    length = agreements.cumprod().sum()
+    return [total, losses[0], agreements[0], length, sums[0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("head", "config"),
+    [
+        (HEAD, LossConfig()),
+        (HEAD, LossConfig(alignment=3, decay=0.5, mask="official")),
+        (HEAD, LossConfig(alignment=2, normalize="official", token_loss="alpha")),
+        (WHOLE, LossConfig(alignment=1, token_loss="lambda", kl_scale=0.5, decay=1.0)),
+    ],
+)
+def test_the_loss_is_a_decaying_sum_over_levels(
+    setting: SimpleNamespace, head: Eagle3HeadConfig, config: LossConfig
+) -> None:
+    loss, m = run(setting, head, config)
+    found = (loss, m.token_loss, m.agreement, m.chain_length, m.pairs)
+    wanted = numpy_loss(setting, head, config)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def run(
+    setting: SimpleNamespace,
+    head: Eagle3HeadConfig,
+    config: LossConfig,
+    rows: PackedRows | None = None,
+) -> Any:
+    return LOSS(
+        params_of(head),
+        setting.tables,
+        setting.features,
+        setting.rows if rows is None else rows,
+        None,
+        head=head,
+        config=config,
+        unembed=unembed,
+    )
+
+
+def test_nothing_to_predict_gives_a_loss_of_zero(setting: SimpleNamespace) -> None:
+    mask = np.zeros_like(setting.rows.loss_mask)
+    rows = dataclasses.replace(setting.rows, loss_mask=mask)
+    loss, metrics = run(setting, HEAD, LossConfig(alignment=2), rows)
+    assert float(loss) == float(metrics.pairs) == 0.0
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_gradients_flow_through_all_levels_and_to_the_head_alone(
+    setting: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    whole = chains.draft_chains
+
+    def loss(params: Any, tables: Any) -> jax.Array:
+        return eagle3_loss(
+            *(params, tables, setting.features, setting.rows, None),
+            head=WHOLE,
+            config=LossConfig(alignment=2),
+            unembed=unembed,
+        )[0]
+
+    def gradients() -> Any:
+        gradient = jax.grad(functools.partial(loss), argnums=(0, 1))
+        return jax.jit(gradient)(params_of(WHOLE), setting.tables)
+
+    def other(*inputs: Any, recycle: Any, **settings: Any) -> Any:
+        recycle = jax.lax.stop_gradient if is_cut else lambda outputs: outputs
+        return whole(*inputs, recycle=recycle, **settings)
+
+    ours, borrowed = gradients()
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(ours))
+    assert not any(np.abs(leaf).max() for leaf in jax.tree.leaves(borrowed))
+    monkeypatch.setattr("eagle_jax.training.eagle3_loss.draft_chains", other)
+    theirs, _ = gradients()
+    assert np.allclose(ours.fc, theirs.fc, atol=1e-6) != is_cut
