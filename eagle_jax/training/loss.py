@@ -240,13 +240,26 @@ def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:
     """Returns the cross-entropy over the target's `k` most likely tokens, `[...]`.
 
     `-sum(p(x) log q(x))` over these tokens alone, with `p` as it is (HASS, section
-    3.1); 0 for `k = 0`.
+    3.1); 0 for `k = 0`. Equally likely tokens count as one of the `k`.
+
+    Args:
+        logits: `[..., V]` float32, the head's.
+        truth: `[..., V]` float32, the target's distributions; no gradient reaches them.
+        k: The number of tokens; all if it is `V` or more. Static.
     """
     if not k:
         return jnp.zeros(truth.shape[:-1])
-    likely, tokens = jax.lax.top_k(truth, min(k, truth.shape[-1]))
-    drafted = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens, axis=-1)
-    return -jnp.sum(likely * drafted, axis=-1)
+    truth = jax.lax.stop_gradient(truth)
+
+    def lower(_: jax.Array, bound: jax.Array) -> jax.Array:
+        below = jnp.where(truth < bound, truth, -jnp.inf)
+        return jnp.max(below, axis=-1, keepdims=True)
+
+    # A vocabulary that is split over devices stays where it is; `top_k` would move it.
+    bound = jnp.full((*truth.shape[:-1], 1), jnp.inf)
+    bound = jax.lax.fori_loop(0, min(k, truth.shape[-1]), lower, bound)
+    likely = jnp.where(truth >= bound, truth, 0)
+    return -jnp.sum(likely * jax.nn.log_softmax(logits), axis=-1)
 
 
 def chain_length(agreements: jax.Array) -> jax.Array:
