@@ -17,7 +17,8 @@ ALLOWED = {
     "config": {"errors", "parsing"},
     "mesh_axes": set(),
     "sampling": {"mesh_axes"},
-    "tree": {"config"},
+    "top_k": {"mesh_axes"},
+    "tree": {"config", "top_k"},
     "constraints": {"tree"},
     "automaton": set(),
     "interface": {"constraints", "sampling", "tree"},
@@ -26,7 +27,7 @@ ALLOWED = {
     "models": {"interface", "mesh_axes", "ordering"},
     "drafting": {
         *("checked", "config", "constraints", "interface", "models", "ordering"),
-        *("prefill", "sampling", "tree"),
+        *("prefill", "sampling", "top_k", "tree"),
     },
     "decoding": {
         *("checked", "config", "constraints", "errors", "interface", "prefill"),

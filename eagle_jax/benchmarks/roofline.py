@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from eagle_jax.benchmarks.peaks import Chip, Machine
 from eagle_jax.config import TreeConfig
+from eagle_jax.models.attention import BLOCK
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.mlp import MixtureParams
 from eagle_jax.models.quantized import QuantizedMatrix
@@ -131,8 +132,9 @@ def call_work(
 ) -> Call:
     """Returns the work of a model call, per device.
 
-    A layer's scores are taken to stay on the chip where they fill up to half of its own
-    memory, as they do in programs that are compiled for v5e.
+    Attention scores a block of slots at a time (`models.attention.BLOCK`). A layer's
+    scores of a block are taken to stay on the chip where they fill up to half of its
+    own memory, as they do in programs that are compiled for v5e.
 
     Args:
         sizes: The model.
@@ -147,7 +149,7 @@ def call_work(
     kept = max(share, 1 / layer.num_kv_heads)
     entries = 2 * batch * slots * layer.num_kv_heads * layer.head_dim
     scores = tokens * slots * layer.num_heads * share
-    fits = 4 * scores <= machine.chip.near / 2
+    fits = 4 * scores * min(1, BLOCK / slots) <= machine.chip.near / 2
     logits = batch * scored * sizes.vocab_size
     # An expert is read if any token chooses it, here each with the same probability.
     unread = (1 - layer.experts_per_token / max(layer.num_experts, 1)) ** tokens

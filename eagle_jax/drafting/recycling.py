@@ -15,6 +15,7 @@ from flax import struct
 
 from eagle_jax.config import require
 from eagle_jax.interface import Draws, Verified
+from eagle_jax.top_k import top_k
 from eagle_jax.tree import NO_PARENT, RECYCLING_TREE, ROOT, DraftTree, Topology
 
 UNKNOWN = -1
@@ -120,7 +121,7 @@ class RecyclingDrafter:
         """
         del params
         tree, width = verified.tree, state.likely.shape[-1]
-        _, likely = jax.lax.top_k(verified.logits, width)
+        _, likely = top_k(verified.logits, width)
         teaches = tree.is_node & (verified.count > 0)[:, None]
         nodes = jnp.arange(tree.tokens.shape[1])
         is_same = tree.tokens[:, :, None] == tree.tokens[:, None, :]

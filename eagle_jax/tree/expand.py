@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.top_k import top_k
 from eagle_jax.tree.structure import NO_PARENT, Candidates, empty_candidates
 
 RankBy = Literal["value", "confidence"]
@@ -50,13 +51,10 @@ def top_children(logits: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
         descending order.
     """
     rows = logits.shape[:-1]
-    # As a matrix: where devices hold parts of the vocabulary, XLA ranks each part where
-    # it lies and joins the winners, but of any other shape it gathers the whole.
+    # As a matrix, whose parts on several devices XLA can rank where they lie.
     logits = logits.astype(jnp.float32).reshape(-1, logits.shape[-1])
     count = min(width, logits.shape[-1])
-    # Without the barrier XLA folds the slices below into the sort that top_k stands
-    # for, no longer sees a top-k in it, and sorts the vocabulary: 150 times slower.
-    best, tokens = jax.lax.optimization_barrier(jax.lax.top_k(logits, count))
+    best, tokens = top_k(logits, count)
     # The maximum is the first of the top: no second pass over the vocabulary.
     total = jnp.exp(logits - best[:, :1]).sum(axis=-1, keepdims=True)
     # XLA may compute what it subtracts from more exactly than it stored the maximum:

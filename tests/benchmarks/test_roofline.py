@@ -100,9 +100,13 @@ def test_each_part_takes_the_longer_of_its_two_times() -> None:
         assert (times[1] > times[0]) == (rows > 1)
 
 
-def test_scores_cost_memory_where_they_do_not_fit_the_chip() -> None:
-    for slots, is_free in ((1024, True), (2**20, False)):
-        call = call_work(sizes(), _V5E, rows=60, scored=1, slots=slots)
+def test_scores_cost_memory_where_a_block_of_them_does_not_fit_the_chip() -> None:
+    for rows, slots, is_free in (
+        (60, 512, True),
+        (60, 2**20, True),  # As many at once as of 512 slots.
+        (2**16, 512, False),
+    ):
+        call = call_work(sizes(), _V5E, rows=rows, scored=1, slots=slots)
         assert (call["scores"].read == 0) == is_free
 
 
