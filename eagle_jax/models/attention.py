@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.linear import precision_of
 
-BLOCK = 512
+BLOCK = 2048
 """The slots of a cache that are read at once; shorter caches are read whole."""
 
 _LOWEST = jnp.finfo(jnp.float32).min

@@ -103,7 +103,7 @@ def test_each_part_takes_the_longer_of_its_two_times() -> None:
 def test_scores_cost_memory_where_a_block_of_them_does_not_fit_the_chip() -> None:
     for rows, slots, is_free in (
         (60, 512, True),
-        (60, 2**20, True),  # As many at once as of 512 slots.
+        (60, 2**20, True),  # As many at once as of a block.
         (2**16, 512, False),
     ):
         call = call_work(sizes(), _V5E, rows=rows, scored=1, slots=slots)
