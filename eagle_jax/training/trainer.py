@@ -137,15 +137,7 @@ def train_head(
     report(f"loading {target}")
     pair = source.load(sharding)
     first = None if read_first is None else read_first(pair.params.target)
-    target_config = trained_target(pair.target.config, head)
-    step_config = StepConfig(
-        target=dataclasses.replace(pair.target, config=target_config),
-        head=head,
-        loss=config.loss,
-        optimizer=config.optimizer,
-        steps=config.run.steps,
-        dtype=pair.target.dtype,
-    )
+    step_config = _step_config(pair, head, config)
     _claim(output, identity, overwrite=overwrite)
     trained = Trained(
         target=folder,
@@ -158,6 +150,20 @@ def train_head(
         first=first,
     )
     return _run(trained, sharding, report, progress)
+
+
+def _step_config(
+    pair: LoadedPair, head: TrainedHead, config: TrainConfig
+) -> StepConfig:
+    target_config = trained_target(pair.target.config, head)
+    return StepConfig(
+        target=dataclasses.replace(pair.target, config=target_config),
+        head=head,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=config.run.steps,
+        dtype=pair.target.dtype,
+    )
 
 
 def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:

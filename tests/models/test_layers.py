@@ -23,7 +23,7 @@ from tests import tiny
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 B, T, H, G, A, S = 2, 3, 4, 2, 8, 6
-LENGTHS = np.array([4, 0])  # Of the second row nothing is cached.
+LENGTHS = np.array([5, 0])  # Of the second row nothing is cached.
 
 
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:
@@ -95,7 +95,8 @@ AFTER_TWO = np.concatenate([np.ones((T, 2), bool), CAUSAL], axis=1)
 
 @pytest.mark.parametrize("mask", [CAUSAL, SIBLINGS, np.eye(T, dtype=bool), AFTER_TWO])
 @pytest.mark.parametrize("has_window", [False, True])
-@pytest.mark.parametrize("block", [1, 2, S, 512])
+# Of blocks of 4 the second reaches back into the first.
+@pytest.mark.parametrize("block", [1, 2, 4, S, 512])
 def test_attention_is_one_softmax_over_the_cache_and_the_mask(
     mask: np.ndarray, has_window: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
