@@ -41,6 +41,7 @@ from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
 from eagle_jax.generation.vocabulary import narrow, read_vocabulary
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models import transformer
+from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -51,8 +52,8 @@ from eagle_jax.parallel import PairSharding
 DrafterOf = Callable[[TreeConfig, AcceptanceRule], Drafter | None]
 """Makes the drafter of a tree and an acceptance rule, `None` for plain decoding."""
 
-LoadDraft = Callable[..., Any]
-"""Reads a draft model's weights: `(target_params, sharding=None) -> params`."""
+ReadDraft = Callable[[Any, PairSharding | None], Any]
+"""Reads a draft model's weights: `(target_params, sharding) -> params`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,15 +62,25 @@ class DraftSource:
 
     Attributes:
         model: The draft model.
-        load: The function that reads or makes its weights.
+        read: The function that reads or makes its weights, to be laid out by a
+            sharding or, given `None`, on the default device.
         folder: The folder of its files, `None` if it has none.
         tokens: The tokens that it chooses among, ascending; `None` for all.
     """
 
     model: DraftModel
-    load: LoadDraft
+    read: ReadDraft
     folder: Path | None = None
     tokens: tuple[int, ...] | None = None
+
+    def load(self, target_params: Any, sharding: PairSharding | None = None) -> Any:
+        """Reads or makes the weights, ready to run for all tokens.
+
+        Args:
+            target_params: The target's weights, of which a head borrows tables.
+            sharding: The target's sharding; `None` for the default device.
+        """
+        return _joined(self.read(target_params, sharding), sharding)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +196,7 @@ class PairSource:
             InputError: If the weights or the tokenizer cannot be read.
         """
         shardings = target_shardings(sharding, self.config, self.bits)
-        target_params = self.read_target(shardings)
+        target_params = _joined(self.read_target(shardings), sharding)
         drafter_params: Any = ()
         if self.draft is not None:
             whole = self.draft.load(target_params, sharding)
@@ -280,6 +291,11 @@ def open_pair(
     )
 
 
+def _joined(params: Any, sharding: PairSharding | None) -> Any:
+    """Returns weights that were just read, their products joined on a single device."""
+    return join_products(params, donate=True) if sharding is None else params
+
+
 def make_drafter(
     method: Method,
     draft: DraftSource | None,
@@ -330,25 +346,23 @@ def open_draft_model(
         small, _ = checkpoints.open_target(folder)
         checkpoints.check_small_model(target, small)
 
-        def load_small(
-            _: TransformerParams, sharding: PairSharding | None = None
-        ) -> Any:
+        def read_small(_: TransformerParams, sharding: PairSharding | None) -> Any:
             shardings = draft_shardings(sharding, transformer.init_params, small)
             return checkpoints.load_target(folder, dtype, shardings)[1]
 
         decoder = Transformer(config=small, dtype=dtype)
         model = SmallModel(target=decoder, vocab_size=small.vocab_size)
-        return DraftSource(model=model, load=load_small, folder=folder)
+        return DraftSource(model=model, read=read_small, folder=folder)
     head, read = open_heads(folder, target, dtype, method)
 
-    def load(
-        target_params: TransformerParams, sharding: PairSharding | None = None
+    def read_head(
+        target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
         shardings = draft_shardings(sharding, init_heads, head.config)
         params: Any = read(folder, target, target_params, dtype, shardings)[1]
         return head.join(params, target_params)
 
-    return DraftSource(model=head, load=load, folder=folder)
+    return DraftSource(model=head, read=read_head, folder=folder)
 
 
 def with_vocabulary(

@@ -135,15 +135,15 @@ def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> Draf
     """
     model = head_model(_random_heads(target, method), dtype)
 
-    def load(
-        target_params: TransformerParams, sharding: PairSharding | None = None
+    def make_heads(
+        target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
         shardings = draft_shardings(sharding, init_heads, model.config)
         make = jax.jit(init_heads, static_argnums=(1, 2), out_shardings=shardings)
         made = make(jax.random.key(1), model.config, dtype)
         return model.join(made, target_params)
 
-    return DraftSource(model=model, load=load)
+    return DraftSource(model=model, read=make_heads)
 
 
 def _random_heads(target: TransformerConfig, method: Method) -> HeadSizes:

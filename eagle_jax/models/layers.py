@@ -65,14 +65,15 @@ class LayerParams:
 
     Attributes:
         query: `[E, H * A]`, the matrix of q; an EAGLE-3 head's q, k and v are
-            `[2 * E, ...]`.
-        key: `[E, G * A]`, the matrix of k.
-        value: `[E, G * A]`, the matrix of v.
+            `[2 * E, ...]`. Of joined layers `[E, (H + 2 * G) * A]`, q, k and v.
+        key: `[E, G * A]`, the matrix of k; `None` where `query` holds it.
+        value: `[E, G * A]`, the matrix of v; `None` where `query` holds it.
         output: `[H * A, E]`, the matrix after attention.
         mlp_norm: `[E]`, the norm before the feed-forward layer.
         mlp: The feed-forward layer, or the mixture of several.
         input_norm: `[E]`, the norm before attention; `None` for none (EAGLE heads).
-        query_bias: `[H * A]`, the bias of q; `None` for none.
+        query_bias: `[H * A]`, the bias of q; `None` for none. Of joined layers those
+            of q, k and v.
         key_bias: `[G * A]`, the bias of k; `None` for none.
         value_bias: `[G * A]`, the bias of v; `None` for none.
         query_norm: `[A]`, the norm of each head's q; `None` for none.
@@ -80,8 +81,8 @@ class LayerParams:
     """
 
     query: Matrix
-    key: Matrix
-    value: Matrix
+    key: Matrix | None
+    value: Matrix | None
     output: Matrix
     mlp_norm: jax.Array
     mlp: MlpParams | MixtureParams
@@ -167,9 +168,15 @@ def project(
     heads = (batch, num_tokens, -1, config.head_dim)
     if params.input_norm is not None:
         inputs = rms_norm(inputs, params.input_norm, config.rms_norm_eps)
-    query = linear(inputs, params.query, params.query_bias).reshape(heads)
-    key = linear(inputs, params.key, params.key_bias).reshape(heads)
-    value = linear(inputs, params.value, params.value_bias).reshape(heads)
+    query = linear(inputs, params.query, params.query_bias)
+    if params.key is None or params.value is None:
+        widths = config.num_heads, config.num_heads + config.num_kv_heads
+        ends = [width * config.head_dim for width in widths]
+        query, key, value = jnp.split(query, ends, axis=-1)
+    else:
+        key = linear(inputs, params.key, params.key_bias)
+        value = linear(inputs, params.value, params.value_bias)
+    query, key, value = (x.reshape(heads) for x in (query, key, value))
     if params.query_norm is not None and params.key_norm is not None:
         query = rms_norm(query, params.query_norm, config.rms_norm_eps)
         key = rms_norm(key, params.key_norm, config.rms_norm_eps)

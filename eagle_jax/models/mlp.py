@@ -20,13 +20,15 @@ class MlpParams:
     """The weights of a gated feed-forward layer; every matrix is `[in, out]`.
 
     Attributes:
-        gate: `[E, intermediate]`, the matrix of the gate.
-        up: `[E, intermediate]`, the matrix of the gated values.
+        gate: `[E, intermediate]`, the matrix of the gate; of joined layers `[E, 2 *
+            intermediate]`, that of the gate and then `up`.
+        up: `[E, intermediate]`, the matrix of the gated values; `None` where `gate`
+            holds it.
         down: `[intermediate, E]`, the matrix back to the model's width.
     """
 
     gate: Matrix
-    up: Matrix
+    up: Matrix | None
     down: Matrix
 
 
@@ -130,8 +132,12 @@ def _specs(experts: tuple[MlpParams, ...], axes: Mapping[str, int]) -> Any:
 
 
 def _gated(params: MlpParams, x: jax.Array) -> jax.Array:
-    inner = jax.nn.silu(linear(x, params.gate)) * linear(x, params.up)
-    return linear(inner, params.down)
+    gate = linear(x, params.gate)
+    if params.up is None:
+        gate, up = jnp.split(gate, 2, axis=-1)
+    else:
+        up = linear(x, params.up)
+    return linear(jax.nn.silu(gate) * up, params.down)
 
 
 def _shares(router: jax.Array, x: jax.Array, experts_per_token: int) -> jax.Array:

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -320,3 +321,7 @@ def _check_finite(value: float, step: int, folder: Path, latest: int | None) -> 
             f"at step {step} the loss is {value}: training has diverged; the last good "
             f"checkpoint: {kept}; try a lower learning_rate"
         )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

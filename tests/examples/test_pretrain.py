@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +222,16 @@ def test_a_folder_with_something_in_it_is_refused(
 ) -> None:
     assert pretrain([*flags, "--output", str(run)]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_the_module_is_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = command.__name__
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    # A module that is imported already would be run with a warning.
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module(name, run_name="__main__")
+    assert stopped.value.code == 0
+    assert "--deepen" in capsys.readouterr().out
