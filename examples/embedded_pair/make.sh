@@ -19,7 +19,7 @@ pretrain "$runs/shallow"
 pretrain "$runs/target" --config "$here/deep.toml" --deepen "$runs/shallow"
 pretrain "$runs/small" --config "$here/small.toml" --tokenizer "$runs/target"
 
-for samples in 0:1000 1:500; do  # Temperature and number.
+for samples in 0:2000 1:2000; do  # Temperature and number.
   temperature=${samples%:*}
   "$python" scripts/regenerate.py --target "$runs/target/model" \
     --data "$runs/target/train.jsonl" --config "$here/answers.toml" \
