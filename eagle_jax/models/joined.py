@@ -1,7 +1,7 @@
 """Products of the same rows, joined: one of q, k and v, and one of gate and up.
 
 XLA:CPU gives a product of few rows to one core unless its matrix is wide: joined, the
-products of seven rows of a small model take four fifths of the time on two cores.
+products of seven rows of a small model take four fifths of the time on two free cores.
 Elsewhere fewer operations are started. Training, quantization, meshes and files know
 the matrices of the checkpoint alone, so only what decodes on one device is joined.
 """
