@@ -103,6 +103,7 @@ def test_configs_are_found_by_name(
 
 
 OTHER_CONFIGS = {
+    "acceptance": TrainConfig,
     "answers": RegenerateConfig,
     "deep": PretrainConfig,
     "head": TrainConfig,
