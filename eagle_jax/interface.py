@@ -66,7 +66,7 @@ class Draws:
     Attributes:
         sampling: The settings of sampling, `[B]` fields.
         noise: `[B, P, V]` float32, or `None` where the target's tokens are drawn with
-            none that is known before ("greedy", "rejection"). After a node at depth
+            none that is known before (all rules but "coupled"). After a node at depth
             `d` the target takes the argmax of its own processed logits plus row `d`: a
             drafter that adds the same row to *its* processed logits and takes the
             largest sums drafts what the target will draw, wherever the two

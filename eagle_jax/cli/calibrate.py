@@ -4,7 +4,9 @@
 
 The records must hold drafted trees of uncalibrated confidences, at temperature 0, above
 it, or both, such as `eagle-jax evaluate --nodes --temperatures 0 1 --methods
-eagle2:kappa=1 eagle2:kappa=2` writes them. Every second question judges a fit to the
+eagle2:num_nodes=60,depth=8,width=6,kappa=1 eagle2:num_nodes=60,depth=8,width=6,kappa=2`
+writes them. Levels and ranks are fitted as far as these trees have them, and no deeper
+tree can be calibrated with the fit. Every second question judges a fit to the
 others; the calibration that is written is fitted to all. As `calibration.json` in the
 folder of a head, it is used by default.
 """

@@ -99,6 +99,7 @@ def generate(
     Raises:
         InputError: If `num_slots` is too small for the requests, or a temperature
             above 0 meets a greedy decoder.
+        ValueError: If the decoder has no drafter.
     """
     decoder.check(params, requests)
     sizes = cache_sizes(requests, num_slots, depth=decoder.depth)

@@ -128,16 +128,16 @@ class Topology:
         above, found = np.zeros(1, np.int32), []
         run = self.inner[1:]  # The draft reads the root before it drafts.
         for level in range(1, self.depth + 1):
-            nodes = np.flatnonzero(depths == level)
+            nodes = np.flatnonzero(depths == level).astype(np.int32)
             inner = run[depths[run] == level]
             found.append(
                 Level(
                     nodes=nodes,
                     ranks=ranks[nodes],
                     parents=parents[nodes],
-                    rows=np.searchsorted(above, parents[nodes]),
+                    rows=np.searchsorted(above, parents[nodes]).astype(np.int32),
                     inner=inner,
-                    inner_rows=np.searchsorted(above, parents[inner]),
+                    inner_rows=np.searchsorted(above, parents[inner]).astype(np.int32),
                     visible=sees[np.ix_(inner, run[depths[run] <= level])],
                 )
             )

@@ -118,7 +118,7 @@ class PretrainRunConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    """All settings of `scripts/pretrain.py`, one TOML table per attribute."""
+    """All settings of `pretrain.py`, one TOML table per attribute."""
 
     model: ModelConfig = ModelConfig()
     run: PretrainRunConfig = PretrainRunConfig()
