@@ -1,5 +1,6 @@
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from eagle_jax.models.rope import (
     rotary_tables,
     rotate,
 )
+from eagle_jax.models.transformer import Transformer
+from tests import tiny
 
 _LLAMA3 = {
     "factor": 8.0,
@@ -97,3 +100,18 @@ def test_neighbouring_positions_stay_apart_in_half_precision() -> None:
     turned = rotate(x, tables)
     assert turned.dtype == jnp.bfloat16
     assert float(jnp.abs(turned[0, 0] - turned[0, 1]).max()) > 0.5
+
+
+@pytest.mark.parametrize("num_tokens", [1, 60])
+def test_cosines_are_computed_once_for_all_layers(num_tokens: int) -> None:
+    config = tiny.target_config(num_layers=4)
+    target, params = Transformer(config=config), tiny.target_params(config)
+    tokens = jnp.zeros((1, num_tokens), jnp.int32)
+
+    def run(start: jax.Array) -> jax.Array:
+        positions = start + jnp.arange(num_tokens)[None]
+        cache = target.init_cache(1, 64)
+        return target.forward(params, tokens, positions, None, cache).hidden
+
+    program = jax.jit(run).lower(jnp.int32(0)).compile().as_text() or ""
+    assert program.count(" cosine(") == program.count(" sine(") == 1
