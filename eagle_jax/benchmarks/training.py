@@ -21,7 +21,9 @@ TRAININGS: dict[str, TrainConfig] = {
     "medusa": TrainConfig(head=HeadConfig(kind="medusa")),
     "hydra": TrainConfig(head=HeadConfig(kind="hydra")),
 }
-"""The ways of training, each with heads of the published sizes."""
+"""The ways of training, each with heads of the published sizes.
+
+`hydra-mlp` is `hydra` without its prefix layer."""
 
 TIMED = ("forward", "step", "step, cached features")
 """The names of what is timed: the target alone, and a step with and without it."""

@@ -14,6 +14,7 @@ from eagle_jax.checkpoints.heads import (
     eagle3_target,
     load_head,
     read_head,
+    read_own_embedding,
 )
 from eagle_jax.checkpoints.hf_config import (
     head_config,
@@ -75,6 +76,7 @@ __all__ = [
     "read_eagle3_head",
     "read_embedding",
     "read_head",
+    "read_own_embedding",
     "resolve",
     "stop_tokens",
     "stored_dtype",

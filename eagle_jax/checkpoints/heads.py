@@ -102,6 +102,30 @@ def read_head(
     )
 
 
+def read_own_embedding(
+    folder: Path, head: EagleHeadConfig | Eagle3HeadConfig, dtype: str
+) -> jax.Array | None:
+    """Loads the embedding table that a head's folder holds, and nothing else.
+
+    Args:
+        folder: The head's folder, from `resolve`.
+        head: The head's sizes.
+        dtype: The dtype of the table.
+
+    Returns:
+        The embedding table, `[V, E]`; `None` where there is none.
+
+    Raises:
+        InputError: If it is not of the size that `config.json` names.
+    """
+    files, name = open_weights(folder), names.EAGLE_HEAD["embedding"]
+    if name not in files.names():
+        return None
+    for other in files.names() - {name}:
+        files.forget(other)
+    return load_params(files, name, _table_shape(head), jnp.dtype(dtype))
+
+
 def load_weights(
     files: Weights,
     table: dict[str, str],
@@ -137,10 +161,13 @@ def load_weights(
 
 def with_table(shapes: Any, config: Any) -> Any:
     """Returns the shapes of a head that has an embedding table of its own."""
+    return dataclasses.replace(shapes, embedding=_table_shape(config))
+
+
+def _table_shape(config: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape of a head's own embedding table."""
     shape = (config.vocab_size, config.layer.hidden_size)
-    return dataclasses.replace(
-        shapes, embedding=jax.ShapeDtypeStruct(shape, jnp.float32)
-    )
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def drop_equal_table(params: Any, embedding: jax.Array) -> Any:

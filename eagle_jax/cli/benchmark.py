@@ -35,7 +35,6 @@ from eagle_jax.benchmarks.training import (
     time_training,
     training_step,
 )
-from eagle_jax.checkpoints import head_config, resolve
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
@@ -102,7 +101,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     instead.add_argument(
         "--training",
         action="store_true",
-        help="time training steps instead, of every kind",
+        help="time training steps instead, of every kind but hydra-mlp",
     )
     instead.add_argument(
         "--contexts",
@@ -134,15 +133,18 @@ def _open(arguments: argparse.Namespace) -> PairSource:
     tree = _tree_config(arguments)
     if tree.levels < 1:
         raise InputError("the benchmark drafts: give num_nodes >= 2 and depth >= 1")
-    if arguments.target is None:
+    if arguments.training and arguments.draft is not None:
+        raise InputError("--training times new heads of each kind; leave out --draft")
+    if arguments.target is None and arguments.draft is None:
         sizes = arguments.random or "50m"
         return open_random(
             sizes, tree=tree, dtype=arguments.dtype, with_tokenizer=False
         )
-    if arguments.random is not None or arguments.draft is None:
-        raise InputError("give --target with --draft, or --random alone")
-    if arguments.training:
-        head_config(resolve(arguments.draft))  # Its loss is that of EAGLE-1/2 heads.
+    is_whole = arguments.training or arguments.draft is not None
+    if arguments.random is not None or arguments.target is None or not is_whole:
+        raise InputError(
+            "give --target with --draft (without it for --training), or --random alone"
+        )
     return open_pair(
         arguments.target, arguments.draft, tree=tree, dtype=arguments.dtype
     )

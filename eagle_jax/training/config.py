@@ -16,8 +16,8 @@ class LossConfig:
     """The settings of the loss that a head is trained with (EAGLE-1, section 3.2).
 
     Three settings also know the official code's rule, where it differs from the
-    paper's. The last two are Medusa's and Hydra's, whose heads learn tokens alone and
-    without noise.
+    paper's. Medusa's and Hydra's heads learn tokens alone and without noise, and of
+    these settings take the last two.
 
     Attributes:
         feature_weight: The weight of the Smooth L1 loss between features.

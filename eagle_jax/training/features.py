@@ -118,25 +118,13 @@ def write_features(
     is_first = jax.process_index() == 0
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    wanted = {
-        "rows": fingerprint_rows(rows),
-        "target": target,
-        "num_rows": len(rows),
-        "length": int(rows.tokens.shape[1]),
-        "dtype": dtype,
-    }
-    index = _read_index(folder)
+    index = check_features(folder, rows, target=target, dtype=dtype)
     is_new = index is None
     if index is None:
-        if next(folder.glob("*.safetensors"), None) is not None:
-            raise InputError(
-                f"{folder} holds .safetensors files but no index.json, so they are no "
-                "features written here; give another folder"
-            )
         first = _compute(rows, range(min(batch_size, len(rows))), compute, batch_size)
         _cast(first, dtype)  # Features that do not fit must not claim the folder.
+        wanted = _wanted(rows, target, dtype)
         index = _new_index(wanted, first.shape, dtype, rows_per_shard)
-    _check_same(folder, index, wanted)
     missing = [s for s in range(index.num_shards) if not _is_complete(folder, index, s)]
     _check_space(folder, index, missing)
     wait_for_all("all have seen which features are missing")
@@ -159,6 +147,46 @@ def write_features(
             write_whole(_shard_path(folder, shard), functools.partial(_save, features))
     wait_for_all("all features are written")
     return FeatureStore(folder, rows=rows, target=target)
+
+
+def check_features(
+    folder: Path, rows: PackedRows, *, target: str, dtype: FeatureDtype
+) -> _Index | None:
+    """Refuses a folder that `write_features` cannot go on with, before any is computed.
+
+    Args:
+        folder: The folder, which need not be there.
+        rows: The rows, `[R, T]` fields.
+        target: The fingerprint of the target that computes the features.
+        dtype: The type that features are stored in.
+
+    Returns:
+        The index of what is there; `None` where there are no features.
+
+    Raises:
+        InputError: If the folder holds features of other rows, another target or
+            another type, or tensors that are no features.
+    """
+    index = _read_index(folder)
+    if index is not None:
+        _check_same(folder, index, _wanted(rows, target, dtype))
+    elif next(folder.glob("*.safetensors"), None) is not None:
+        raise InputError(
+            f"{folder} holds .safetensors files but no index.json, so they are no "
+            "features written here; give another folder"
+        )
+    return index
+
+
+def _wanted(rows: PackedRows, target: str, dtype: FeatureDtype) -> dict[str, Any]:
+    """Returns what the index of these rows' features says of them."""
+    return {
+        "rows": fingerprint_rows(rows),
+        "target": target,
+        "num_rows": len(rows),
+        "length": int(rows.tokens.shape[1]),
+        "dtype": dtype,
+    }
 
 
 class FeatureStore:
@@ -328,15 +356,15 @@ def _check_same(folder: Path, index: _Index, wanted: dict[str, Any]) -> None:
         "rows": "of other data, or packed in another way",
         "num_rows": "of other data, or packed in another way",
         "length": "of rows of another length",
-        "target": "of another target, or of other layers of it",
+        "target": "of another target, kind of head or feature layers",
         "dtype": "stored in another type",
     }
     for name, value in wanted.items():
         if getattr(index, name) != value:
             raise InputError(
                 f"{folder} holds features {labels[name]} ({name} = "
-                f"{getattr(index, name)!r} instead of {value!r}); give another folder, "
-                "or remove this one"
+                f"{getattr(index, name)!r} instead of {value!r}); remove it, or give "
+                "another folder"
             )
 
 

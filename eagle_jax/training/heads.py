@@ -145,7 +145,7 @@ def _new_layer(target: TransformerConfig, config: TrainConfig) -> LayerConfig:
 
 
 def check_kind(config: TrainConfig) -> None:
-    """Refuses settings that are of no use to the kind of head.
+    """Refuses settings that are of no use to the kind of head, or without another.
 
     Raises:
         InputError: If one is set that would change nothing.
@@ -157,6 +157,14 @@ def check_kind(config: TrainConfig) -> None:
             holds = is_used or value == getattr(getattr(usual, table), name)
             wanted = f"left out: heads of kind {kind} have no use for it"
             require(holds, name, value, wanted)
+    for name, needed, is_used in (
+        ("kl_scale", 'token_loss = "lambda"', config.loss.token_loss == "lambda"),
+        ("kl_decay", 'token_loss = "lambda"', config.loss.token_loss == "lambda"),
+        ("top_k_weight", "a top_k_loss", config.loss.top_k_loss > 0),
+    ):
+        value = getattr(config.loss, name)
+        holds = is_used or value == getattr(usual.loss, name)
+        require(holds, name, value, f"left out: it is of use with {needed} alone")
 
 
 def trained_target(target: TransformerConfig, head: TrainedHead) -> TransformerConfig:

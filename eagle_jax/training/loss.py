@@ -27,9 +27,10 @@ class Metrics:
 
     Attributes:
         loss: The weighted sum of all losses.
-        feature_loss: The Smooth L1 loss, a mean over the features' width; with several
-            levels their sum, here and below.
-        token_loss: The cross-entropy in nats, or the loss that takes its place.
+        feature_loss: The Smooth L1 loss, a mean over the features' width; the sum of
+            an EAGLE-1/2 head's levels, and 0 for other kinds.
+        token_loss: The cross-entropy in nats, or the loss that takes its place: the sum
+            of an EAGLE-1/2 head's levels, and of other kinds the first level's.
         agreement: The share of pairs where head and target have the same most likely
             token, at the chain's first level.
         chain_length: The drafts of a chain that agree before one does not, see

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -14,20 +14,20 @@ from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.files import fingerprint_file, write_json, writing
-from eagle_jax.generation.heads import open_heads
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_training
-from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.parsing import read_json_if_any
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
+from eagle_jax.training.begin import open_beginning
 from eagle_jax.training.checkpoint import check_output, check_settings, remove_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData, read_data
-from eagle_jax.training.features import FeatureDtype, FeatureStore, write_features
+from eagle_jax.training.features import FeatureStore, check_features, write_features
 from eagle_jax.training.heads import (
     TrainedHead,
     check_kind,
@@ -88,8 +88,8 @@ def train_head(
         output: The run's folder, see `check_output`.
         config: All settings of the run.
         held_out_data: The files to evaluate on instead of a share of the data.
-        begin_with: The folder of a head of the same kind and sizes whose weights are
-            trained further; `None` for new ones.
+        begin_with: The folder of a head of the same kind whose weights are trained
+            further, and whose sizes are kept; `None` for new ones.
         mesh: The shape of the mesh; by default all devices share the rows of a step.
         resume: Whether to go on with the run in `output`, bit for bit.
         overwrite: Whether to replace the run in `output`.
@@ -112,10 +112,11 @@ def train_head(
         date=None if before is None else before.get("date"),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
-    sharding, head = _shard(source, config, mesh)
-    read_first = None
+    begun = None
     if begin_with is not None:
-        read_first = _open_first(begin_with, head, source, sharding)
+        begun = open_beginning(begin_with, folder, source.config, config)
+    head = new_head(source.config, config) if begun is None else begun.sizes
+    sharding = _shard(source, config, mesh, head)
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
     if begin_with is not None:
@@ -134,10 +135,12 @@ def train_head(
     )
     check_rows(read.rows, config.run.batch_size)
     count_vocabulary(read.rows, head)  # Refuses rows that it cannot be counted in.
+    step_config = _step_config(source, head, config)
+    if resume and config.data.cache_features:
+        check_features(output / "features", read.rows, **_stored(folder, step_config))
     report(f"loading {target}")
     pair = source.load(sharding)
-    first = None if read_first is None else read_first(pair.params.target)
-    step_config = _step_config(pair, head, config)
+    first = None if begun is None else begun.read(pair.params.target, sharding)
     _claim(output, identity, overwrite=overwrite)
     trained = Trained(
         target=folder,
@@ -153,16 +156,16 @@ def train_head(
 
 
 def _step_config(
-    pair: LoadedPair, head: TrainedHead, config: TrainConfig
+    source: PairSource, head: TrainedHead, config: TrainConfig
 ) -> StepConfig:
-    target_config = trained_target(pair.target.config, head)
+    target_config = trained_target(source.config, head)
     return StepConfig(
-        target=dataclasses.replace(pair.target, config=target_config),
+        target=Transformer(config=target_config, dtype=source.dtype),
         head=head,
         loss=config.loss,
         optimizer=config.optimizer,
         steps=config.run.steps,
-        dtype=pair.target.dtype,
+        dtype=source.dtype,
     )
 
 
@@ -185,9 +188,9 @@ def _dtype(config: TrainConfig) -> str:
 
 
 def _shard(
-    source: PairSource, config: TrainConfig, mesh: MeshShape
-) -> tuple[PairSharding, TrainedHead]:
-    """Returns all shardings and the new head, or refuses what memory cannot hold."""
+    source: PairSource, config: TrainConfig, mesh: MeshShape, head: TrainedHead
+) -> PairSharding:
+    """Returns all shardings, or refuses what memory cannot hold."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
     if row_length > source.config.max_positions:
         raise InputError(
@@ -198,56 +201,8 @@ def _shard(
         source.config, source.dtype, batch_size=batch_size, row_length=row_length
     )
     sharding = shard_pair(mesh, source.config, batch_size=batch_size)
-    head = new_head(source.config, config)
     layer = getattr(head, "layer", None) or source.config.layer
-    return sharding.with_drafter(layer, shapes_of(init_heads, head)), head
-
-
-def _open_first(
-    folder: Path, head: TrainedHead, source: PairSource, sharding: PairSharding
-) -> Callable[[Any], Any]:
-    """Returns the function that reads a head's weights, from the target's parameters.
-
-    Raises:
-        InputError: If the head is of another kind or other sizes than the new one, or,
-            when it is read, if its embedding table is not the target's.
-    """
-    if not isinstance(head, EagleHeadConfig | Eagle3HeadConfig):
-        raise InputError("`begin_with` is for EAGLE heads; leave it out")
-    model, load = open_heads(folder, source.config, "float32", "eagle2")
-    if type(model.config) is not type(head):
-        is_eagle3 = isinstance(head, Eagle3HeadConfig)
-        found, kind = ("EAGLE-1/2", "eagle3") if is_eagle3 else ("EAGLE-3", "eagle2")
-        raise InputError(
-            f"{folder} holds an {found} head, and heads of kind {kind} are trained; "
-            "begin with one of these, or train the other kind"
-        )
-    # Texts may be cut at another length than those that it was trained on.
-    wanted = dataclasses.replace(head, max_positions=model.config.max_positions)
-    given, wanted = (_flat(sizes) for sizes in (model.config, wanted))
-    for name, value in wanted.items():
-        if given[name] != value:
-            raise InputError(
-                f"{folder} holds a head whose {name} is {given[name]}, not {value}; "
-                "set its sizes in [head], or begin with a head that has these"
-            )
-
-    def read(target_params: Any) -> Any:
-        shardings = draft_shardings(sharding, init_heads, head)
-        _, params = load(folder, source.config, target_params, "float32", shardings)
-        if params.embedding is not None:
-            raise InputError(
-                f"{folder} holds a head with an embedding table of its own, and heads "
-                "are trained with the target's; begin with another head"
-            )
-        return params
-
-    return read
-
-
-def _flat(sizes: Any) -> dict[str, Any]:
-    """Returns the sizes of a head and of its layer by name."""
-    return vars(sizes) | vars(sizes.layer) | {"layer": None}
+    return sharding.with_drafter(layer, shapes_of(init_heads, head))
 
 
 def _identity(
@@ -393,14 +348,19 @@ def _write_features(
     """
     step = trained.step_config
     compute = jax.jit(functools.partial(read_target, step))
-    params, dtype = trained.pair.params.target, cast(FeatureDtype, step.dtype)
+    params = trained.pair.params.target
     return write_features(
         trained.head.parent / "features",
         trained.data.rows,
         lambda batch: sharding.fetch(compute(params, sharding.put_rows(batch))),
-        target=f"{checkpoints.fingerprint_folder(trained.target)}-{dtype}"
-        + "".join(f"-{layer}" for layer in step.target.config.feature_layers),
         batch_size=trained.config.run.batch_size,
-        dtype=dtype,
         progress=update,
+        **_stored(trained.target, step),
     )
+
+
+def _stored(target: Path, step: StepConfig) -> dict[str, Any]:
+    """Returns what names features that are kept: the target's print and their type."""
+    layers = "".join(f"-{layer}" for layer in step.target.config.feature_layers)
+    name = f"{checkpoints.fingerprint_folder(target)}-{step.dtype}{layers}"
+    return {"target": name, "dtype": step.dtype}

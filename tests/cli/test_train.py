@@ -330,7 +330,9 @@ def refused(train: Main, flags: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("at", "factor", "last"), [(0, float("nan"), None), (6, 1e6, 4)]
+    ("at", "factor", "every", "last"),
+    # Of the first lines of a log, too, which then are no yardstick.
+    [(0, float("nan"), 1, None), (0, 1e6, 20, None), (6, 1e6, 1, 4)],
 )
 def test_divergence_names_the_step_and_the_last_good_checkpoint(
     train: Main,
@@ -340,6 +342,7 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
     at: int,
     factor: float,
+    every: int,
     last: int | None,
 ) -> None:
     output = tmp_path / "diverges"
@@ -354,7 +357,8 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
         return state, metrics, count
 
     monkeypatch.setattr(Run, "_one_step", poisoned)
-    line = refused(train, [*flags, "--output", str(output)], capsys)
+    given = [*flags, "--output", str(output), "--log-every", str(every)]
+    line = refused(train, given, capsys)
     assert f"the loss of step {at + 2} is" in line and "diverged" in line
     kept = sorted(path.name for path in (output / "checkpoints").iterdir())
     if last is None:

@@ -331,10 +331,3 @@ def test_one_evaluation_compares_such_a_head_with_other_methods(
     answers = [record["choices"][0]["token_ids"] for record in records]
     assert len(answers) == 3
     assert answers[0] == answers[1] == answers[2]
-
-
-def test_steps_of_such_heads_are_not_timed(
-    flags: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert load_main("benchmark")([*flags, "--training"]) == 2
-    assert "EAGLE-3" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,101 @@
+"""A head whose weights are trained further, opened before any long work starts."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle_jax import checkpoints
+from eagle_jax.drafting.heads import init_heads
+from eagle_jax.errors import InputError
+from eagle_jax.generation.heads import open_heads
+from eagle_jax.generation.shardings import draft_shardings
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parallel import PairSharding
+from eagle_jax.training.config import HeadConfig, TrainConfig
+
+BegunHead = EagleHeadConfig | Eagle3HeadConfig
+"""The sizes of heads that can be trained further."""
+
+_NO_SIZES = ("kind", "include_embedding")  # Of settings: the rest is the head's.
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """A head to begin with.
+
+    Attributes:
+        sizes: Its sizes.
+        read: The function from the target's parameters and all shardings to its
+            weights, float32.
+    """
+
+    sizes: BegunHead
+    read: Callable[[Any, PairSharding], Any]
+
+
+def open_beginning(
+    folder: Path, target_folder: Path, target: TransformerConfig, config: TrainConfig
+) -> Beginning:
+    """Opens a head to begin with, whose sizes, rope and biases are kept.
+
+    Args:
+        folder: The head's folder.
+        target_folder: The target's folder, from `resolve`.
+        target: The target's sizes.
+        config: All settings of the run; sizes that `head` does not set are the head's.
+
+    Raises:
+        InputError: If the head is of another kind, of other sizes than are set, does
+            not fit the target, or has an embedding table that is not the target's.
+    """
+    kind = config.head.kind
+    if kind not in ("eagle2", "eagle3"):
+        raise InputError("`begin_with` is for EAGLE heads; leave it out")
+    model, load = open_heads(folder, target, "float32", "eagle2")
+    head: Any = model.config
+    is_eagle3 = isinstance(head, Eagle3HeadConfig)
+    if is_eagle3 != (kind == "eagle3"):
+        found = "EAGLE-3" if is_eagle3 else "EAGLE-1/2"
+        raise InputError(
+            f"{folder} holds an {found} head, and heads of kind {kind} are trained; "
+            "begin with one of these, or train the other kind"
+        )
+    _check_sizes(folder, head, target, config.head)
+    own = checkpoints.read_own_embedding(folder, head, "float32")
+    if own is not None:
+        table = checkpoints.read_embedding(target_folder, "float32")
+        if not np.array_equal(np.asarray(own), np.asarray(table)):
+            raise InputError(
+                f"{folder} holds a head with an embedding table of its own, and heads "
+                "are trained with the target's; begin with another head"
+            )
+    length = min(target.max_positions, config.data.row_length)
+    sizes = dataclasses.replace(head, max_positions=max(head.max_positions, length))
+
+    def read(target_params: Any, sharding: PairSharding) -> Any:
+        shardings = draft_shardings(sharding, init_heads, sizes)
+        return load(folder, target, target_params, "float32", shardings)[1]
+
+    return Beginning(sizes, read)
+
+
+def _check_sizes(
+    folder: Path, head: BegunHead, target: TransformerConfig, wanted: HeadConfig
+) -> None:
+    """Refuses settings that the head does not have."""
+    given: dict[str, Any] = vars(head) | vars(head.layer)
+    if isinstance(head, Eagle3HeadConfig):
+        reading = checkpoints.eagle3_target(target, head.feature_layers)
+        given |= {"feature_layers": " ".join(map(str, reading.feature_layers))}
+    for name, value in vars(wanted).items():
+        is_set = name not in _NO_SIZES and value != getattr(HeadConfig(), name)
+        if is_set and given[name] != value:
+            raise InputError(
+                f"{folder} holds a head whose {name} is {given[name]}, not {value}; "
+                f"leave {name} out of [head], or begin with a head that has it"
+            )
