@@ -235,8 +235,9 @@ class DecodingConfig:
             as they are read; "none" takes them as they are stored.
         draft_vocabulary: The tokens that an EAGLE-1/2 head or a small model drafts: as
             many of the most frequent ones of `draft_vocabulary.json` in the draft's own
-            folder, or a file of `eagle-jax count-tokens`; "none" for all tokens, `None`
-            for all of that file, if there is one. The text stays the same.
+            folder, or a file of `eagle-jax count-tokens`; "none" for all tokens. Where
+            it is left out, all tokens of the file in that folder, if there is one. The
+            text stays the same.
         ignore_eos: Go on after stop tokens.
     """
 

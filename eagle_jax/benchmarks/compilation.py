@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from eagle_jax.benchmarks.peaks import CHIPS, Chip
+from eagle_jax.benchmarks.peaks import CHIPS, Chip, Machine
 from eagle_jax.benchmarks.roofline import Work
 from eagle_jax.benchmarks.training import TRAININGS, training_step
 from eagle_jax.config import TreeConfig
@@ -154,7 +154,7 @@ class Report:
         # A ring passes a sum twice, but for the device's own part.
         moved = 2 * (1 - 1 / case.mesh.tensor) * self.moved
         work = Work(flops=self.flops, read=self.traffic, moved=moved)
-        return work.seconds(case.chip)
+        return work.seconds(Machine(chip=case.chip, num_chips=case.mesh.tensor))
 
 
 def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]:

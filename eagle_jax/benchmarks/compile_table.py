@@ -1,6 +1,13 @@
-"""The report of compiled programs: a markdown file that is made in pieces."""
+"""The report of compiled programs: a markdown file that is made in pieces.
 
+People may write into the file: only the tables of this command change in it, and the
+versions that it names.
+"""
+
+import bisect
+import dataclasses
 import importlib.metadata
+import itertools
 import re
 from pathlib import Path
 
@@ -26,12 +33,13 @@ _HEADER = (
     *("GFLOP", "GB in memory", "predicted ms"),
 )
 _OLD = _HEADER.index("GFLOP")  # Reports that are older end before it.
+_VERSIONS = re.compile(r"(?<=last with jax )\S+( and libtpu\s+)[^\s)]+(?=\))")
 _WORDS = """\
 # Compiled for TPUs
 
 `eagle-jax compile-report` sends these programs through the TPU compiler, for which no
-TPU is needed, and reads this table from what comes out (last with jax {jax} and libtpu
-{libtpu}). Sizes are GiB per chip; weights are bfloat16; the EAGLE head is included.
+TPU is needed, and reads this table from what comes out (last with jax ? and libtpu
+?). Sizes are GiB per chip; weights are bfloat16; the EAGLE head is included.
 
 - **Programs.** *prefill* reads prompts of 512 tokens; *round* is the loop over all
   rounds (60 nodes, of 70B models 48; depth 6, width 10) at temperature 0, *sampled
@@ -75,45 +83,76 @@ writes the same programs into one file for CPUs, CUDA GPUs and TPUs;
 `tests/decoding/test_export.py` shows how."""
 
 
-class CompileTable:
-    """The rows of a report by model, machine and program; new ones replace old ones.
+@dataclasses.dataclass
+class _Table:
+    """A table of a report.
 
     Attributes:
-        rows: Each row's cells, by the first cells, which tell rows apart.
+        rows: Each row's cells, as many as the header of new reports has.
+        written: The lines that an earlier report has; `None` once a row is new.
     """
 
+    rows: list[list[str]]
+    written: str | None = None
+
+    def add(self, row: list[str]) -> None:
+        """Takes a row: in the place of the old one, or where its order wants it."""
+        self.written = None
+        keys = [old[: len(_KEY)] for old in self.rows]
+        if row[: len(_KEY)] in keys:
+            self.rows[keys.index(row[: len(_KEY)])] = row
+        else:
+            bisect.insort(self.rows, row, key=_order)
+
+    def markdown(self) -> str:
+        """Returns the table, as it was read where nothing is new."""
+        return markdown(_HEADER, self.rows) if self.written is None else self.written
+
+
+class CompileTable:
+    """The report: rows by model, machine and program; new ones replace old ones."""
+
     def __init__(self, path: Path | None = None) -> None:
-        """Begins with the rows of an earlier report, if there is one.
+        """Begins with all lines of an earlier report, if there is one.
 
         Raises:
             InputError: If the file is no such report.
         """
-        self.rows = {} if path is None else _read(path)
+        if path is not None and path.exists():
+            self._parts = _read(path)
+        else:
+            words = _WORDS.format(slots=f"{every_case()[0].num_slots:,}")
+            self._parts = [f"{words}\n", _Table([]), ""]
+        self._tables = [part for part in self._parts if isinstance(part, _Table)]
 
     def add(self, case: Case, report: Report) -> None:
-        """Takes the report on a program of a case."""
+        """Takes the report on a program of a case.
+
+        A row that no table has goes to one with rows of the same model, or else to the
+        first.
+        """
         row = _row(case, report)
-        self.rows[tuple(row[: len(_KEY)])] = row
+        for size in (len(_KEY), 1):
+            for table in self._tables:
+                if any(old[:size] == row[:size] for old in table.rows):
+                    table.add(row)
+                    return
+        self._tables[0].add(row)
 
     def markdown(self) -> str:
-        """Returns the table, in the order in which cases and programs are named."""
-        places = [(c.name, c.topology, str(c.mesh)) for c in every_case()]
-
-        def order(row: list[str]) -> tuple[int, int, int]:
-            place = (row[0], row[1], row[2])
-            first = places.index(place) if place in places else len(places)
-            return first, PROGRAMS.index(row[4]), int(row[3])
-
-        return markdown(_HEADER, sorted(self.rows.values(), key=order))
+        """Returns the tables alone; new rows are in the order of cases and programs."""
+        return "\n\n".join(table.markdown() for table in self._tables)
 
     def write(self, path: Path) -> None:
-        """Writes the report: the meaning of its columns, and the table."""
-        words = _WORDS.format(
-            slots=f"{every_case()[0].num_slots:,}",
-            jax=importlib.metadata.version("jax"),
-            libtpu=importlib.metadata.version("libtpu"),
+        """Writes the report: what was read, or what columns mean, and the tables."""
+        text = "\n".join(
+            part.markdown() if isinstance(part, _Table) else part
+            for part in self._parts
         )
-        write_whole(path, f"{words}\n\n{self.markdown()}\n")
+        if any(table.written is None for table in self._tables):
+            jax, libtpu = map(importlib.metadata.version, ("jax", "libtpu"))
+            text = _VERSIONS.sub(rf"{jax}\g<1>{libtpu}", text)
+        write_whole(path, text)
 
 
 def _row(case: Case, report: Report) -> list[str]:
@@ -144,14 +183,41 @@ def _row(case: Case, report: Report) -> list[str]:
     ]
 
 
-def _read(path: Path) -> dict[tuple[str, ...], list[str]]:
-    if not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    table = [line.strip("| ") for line in lines if line.startswith("|")]
-    cells = [re.split(r"\s*\|\s*", line) for line in table]
-    known = len(cells[0]) if cells else 0
-    if known < _OLD or tuple(cells[0]) != _HEADER[:known]:
+def _order(row: list[str]) -> tuple[int, int, int]:
+    """Returns where a row stands: by its case, program and number of rows."""
+    places = [(c.name, c.topology, str(c.mesh)) for c in every_case()]
+    # The name of a model that is not whole goes on with " (", see `cases`.
+    place = (row[0].split(" (")[0], row[1], row[2])
+    case = places.index(place) if place in places else len(places)
+    program = PROGRAMS.index(row[4]) if row[4] in PROGRAMS else len(PROGRAMS)
+    return case, program, int(row[3])
+
+
+def _read(path: Path) -> list[str | _Table]:
+    """Returns what a report holds, in its order: tables, and the text between them."""
+    parts: list[str | _Table] = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        lines = []
+    for _, part in itertools.groupby(lines, lambda line: line.startswith("|")):
+        parts.append(_parse("\n".join(part), path))
+    if not any(isinstance(part, _Table) for part in parts):
         raise InputError(f"{path} is no report of this command; give another file")
+    return parts
+
+
+def _parse(text: str, path: Path) -> str | _Table:
+    """Returns the table that lines of a report hold; the lines if it is another."""
+    cells = [re.split(r"\s*\|\s*", line.strip("| ")) for line in text.split("\n")]
+    known = len(cells[0])
+    if known < _OLD or tuple(cells[0]) != _HEADER[:known]:
+        return text
+    for row in cells[2:]:
+        if len(row) != known or not row[_KEY.index("rows")].isdecimal():
+            raise InputError(
+                f"{path}: the row {' | '.join(row)[:60]!r} is none of this command; "
+                "mend it or give another file"
+            )
     missing = [NOTHING] * (len(_HEADER) - known)
-    return {tuple(row[: len(_KEY)]): row + missing for row in cells[2:]}
+    return _Table([row + missing for row in cells[2:]], text)

@@ -19,8 +19,11 @@ class Chip:
         name: The chip's name.
         flops: The bfloat16 operations per second, without sparsity.
         bandwidth: The bytes per second that its memory gives.
-        link: The bytes per second that it receives from all its neighbours together:
-            half of what is published where that counts both directions.
+        link: The bytes per second that it receives over all its links together: half of
+            what is published where that counts both directions.
+        links: The links that the least connected chip of a slice uses, by the chips
+            from which on a slice has so many; the last are all. A chip at the edge of
+            a slice has no neighbour there unless the slice is closed to a torus.
         memory_gib: The memory in GiB.
         near: The bytes of the memory on the chip itself: a TPU's vector memory, a GPU's
             second-level cache.
@@ -34,6 +37,7 @@ class Chip:
     flops: float
     bandwidth: float
     link: float
+    links: tuple[tuple[int, int], ...] = ((1, 1),)
     memory_gib: float
     near: float
     counts: tuple[int, ...]
@@ -41,6 +45,13 @@ class Chip:
     source: str
 
 
+# Only axes of 16 chips are closed in two dimensions, only cubes of 4 in three.
+_FLAT, _CUBE, _SWITCH = (
+    ((1, 2), (128, 3), (256, 4)),
+    ((1, 2), (8, 3), (64, 6)),
+    ((1, 1),),
+)
+_LINKS = {"v4": _CUBE, "v5p": _CUBE, "v5e": _FLAT, "v6e": _FLAT}
 _SLICES = (1, 4, 8, 16, 32, 64, 128, 256)
 _CORES = (8, 16, 32, 64, 128, 256, 512)
 _DOCS = "https://cloud.google.com/tpu/docs/"
@@ -63,6 +74,7 @@ CHIPS = {
         flops=tera * 1e12,
         bandwidth=memory * 1e9,
         link=link * 1e9,
+        links=_LINKS.get(name, _SWITCH),
         memory_gib=gib,
         near=near * 2**20,
         counts=counts,
@@ -85,6 +97,17 @@ class Machine:
 
     chip: Chip
     num_chips: int = 1
+
+    @property
+    def gib(self) -> float:
+        """The memory of all chips, in GiB."""
+        return self.num_chips * self.chip.memory_gib
+
+    @property
+    def link(self) -> float:
+        """The bytes per second that the least connected chip receives from others."""
+        used = max(links for least, links in self.chip.links if least <= self.num_chips)
+        return self.chip.link * used / self.chip.links[-1][1]
 
     def __str__(self) -> str:
         """Returns the name that `parse_machine` reads."""

@@ -90,6 +90,25 @@ def predict_round(
     return Predicted(token=sum(token.values()), round=part_seconds(calls, machine))
 
 
+def lacking_gib(
+    target: ModelSizes, draft: ModelSizes, machine: Machine, *, slots: int
+) -> int | None:
+    """Returns the GiB that two models and their caches need, if there are too few.
+
+    Args:
+        target: The target.
+        draft: The model that drafts.
+        machine: The machine.
+        slots: The slots of all requests' caches together.
+
+    Returns:
+        The GiB, rounded up; `None` where they fit.
+    """
+    needed = target.gib(slots) + draft.gib(slots)
+    # What a program needs beside them is little, but never nothing.
+    return None if needed <= 0.95 * machine.gib else math.ceil(needed)
+
+
 def published_sizes(
     model: str, draft_vocabulary: int | None = None
 ) -> tuple[ModelSizes, ModelSizes]:
@@ -156,10 +175,9 @@ def _row(
     tau: float,
 ) -> list[str]:
     shown = f"{tree.num_nodes}/{tree.depth}/{tree.width}"
-    needed = target.gib(slots) + draft.gib(slots)
-    # What a program needs beside them is little, but never nothing.
-    if needed > 0.95 * machine.num_chips * machine.chip.memory_gib:
-        needs = f"needs {math.ceil(needed)} GiB"
+    needed = lacking_gib(target, draft, machine, slots=slots)
+    if needed is not None:
+        needs = f"needs {needed} GiB"
         return [shown, NOTHING, NOTHING, NOTHING, needs, NOTHING, NOTHING]
     found = predict_round(target, draft, machine, tree, slots=slots)
     return [

@@ -17,13 +17,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import GetAttrKey
 
-from eagle_jax.benchmarks.peaks import Chip, Machine
+from eagle_jax.benchmarks.peaks import Machine
 from eagle_jax.config import TreeConfig
 from eagle_jax.models.attention import BLOCK
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.mlp import MixtureParams
 from eagle_jax.models.quantized import QuantizedMatrix
+from eagle_jax.parallel.rules import is_whole
 
 PARTS = ("weights", "cache", "scores", "head", "collectives")
 """Names of what a call spends its time on: the layers' weights, keys and values, the
@@ -49,10 +51,11 @@ class Work:
     read: float = 0.0
     moved: float = 0.0
 
-    def seconds(self, chip: Chip) -> float:
+    def seconds(self, machine: Machine) -> float:
         """Returns the least time that this takes, in seconds."""
+        chip = machine.chip
         busy = max(self.flops / chip.flops, self.read / chip.bandwidth)
-        return busy + (self.moved / chip.link if self.moved else 0.0)
+        return busy + (self.moved / machine.link if self.moved else 0.0)
 
 
 Call = dict[str, Work]
@@ -60,16 +63,30 @@ Call = dict[str, Work]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Matrices:
+    """Some matrices, on one device.
+
+    Attributes:
+        bytes: Their bytes.
+        products: The multiplications of one row with all of them.
+    """
+
+    bytes: float
+    products: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSizes:
-    """What a call of a model reads and multiplies with, on all devices together.
+    """What a call of a model reads and multiplies with.
 
     Attributes:
         layer: The sizes of a layer.
         num_layers: The number of layers, `L`.
-        weights: The bytes of all layers, without the experts of mixtures.
+        split: The weights of all layers that devices share, without the experts of
+            mixtures, but with the multiplications of those that a row meets.
+        keys: The matrices of keys and values, split by heads.
+        whole: The weights that every device has whole (`parallel.rules`).
         experts: The bytes of all experts; 0 where there are none.
-        products: The multiplications of one row with all matrices that it meets, but
-            the output head.
         head: The bytes of the output head.
         vocab_size: The tokens that the output head scores, `V`.
         itemsize: The bytes of a key, a value and an activation.
@@ -77,9 +94,10 @@ class ModelSizes:
 
     layer: LayerConfig
     num_layers: int
-    weights: int
+    split: Matrices
+    keys: Matrices
+    whole: Matrices
     experts: int
-    products: float
     head: int
     vocab_size: int
     itemsize: int
@@ -102,12 +120,19 @@ class ModelSizes:
         mixtures = [getattr(one, "mlp", None) for one in many]
         experts = [x.experts for x in mixtures if isinstance(x, MixtureParams)]
         met = layer.experts_per_token / max(layer.num_experts, 1)
+        keys, whole = _keys(layers, layer, dtype), _whole(layers, dtype)
+        others = keys.bytes + whole.bytes + _bytes(experts, dtype)
+        unmet = keys.products + whole.products + (1 - met) * _products(experts)
         return cls(
             layer=layer,
             num_layers=len(many),
-            weights=_bytes(layers, dtype) - _bytes(experts, dtype),
+            split=Matrices(
+                bytes=_bytes(layers, dtype) - others,
+                products=_products(layers) - unmet,
+            ),
+            keys=keys,
+            whole=whole,
             experts=_bytes(experts, dtype),
-            products=_products(layers) - (1 - met) * _products(experts),
             head=_bytes(output_head, dtype),
             vocab_size=math.prod(output_head.shape) // layer.hidden_size,
             itemsize=jnp.dtype(dtype).itemsize,
@@ -117,7 +142,8 @@ class ModelSizes:
         """Returns the GiB of weights, an output head and a request's cache."""
         layer = self.layer
         entries = 2 * slots * layer.num_kv_heads * layer.head_dim * self.num_layers
-        total = self.weights + self.experts + self.head + entries * self.itemsize
+        weights = sum(x.bytes for x in (self.split, self.keys, self.whole))
+        total = weights + self.experts + self.head + entries * self.itemsize
         return total / 2**30
 
 
@@ -129,6 +155,7 @@ def call_work(
     scored: int,
     slots: int,
     batch: int = 1,
+    follows: bool = False,
 ) -> Call:
     """Returns the work of a model call, per device.
 
@@ -143,13 +170,17 @@ def call_work(
         scored: How many of them go through the output head.
         slots: The slots of the cache, `S`.
         batch: The number of requests, `B`.
+        follows: Whether a call of the same model was the last one. Weights that every
+            device has whole are taken to stay on the chip then, likewise.
     """
     layer, share, tokens = sizes.layer, 1 / machine.num_chips, batch * rows
+    split, keys, whole = sizes.split, sizes.keys, sizes.whole
     # Keys and values are split by heads, of which a device has one at least.
     kept = max(share, 1 / layer.num_kv_heads)
     entries = 2 * batch * slots * layer.num_kv_heads * layer.head_dim
     scores = tokens * slots * layer.num_heads * share
     fits = 4 * scores * min(1, BLOCK / slots) <= machine.chip.near / 2
+    stays = follows and whole.bytes <= machine.chip.near / 2
     logits = batch * scored * sizes.vocab_size
     # An expert is read if any token chooses it, here each with the same probability.
     unread = (1 - layer.experts_per_token / max(layer.num_experts, 1)) ** tokens
@@ -157,8 +188,11 @@ def call_work(
     sums = (2 * sizes.num_layers + 1) * tokens * layer.hidden_size * sizes.itemsize
     return {
         "weights": Work(
-            flops=2 * tokens * sizes.products * share,
-            read=(sizes.weights + (1 - unread) * sizes.experts) * share,
+            flops=2
+            * tokens
+            * (split.products * share + keys.products * kept + whole.products),
+            read=(split.bytes + (1 - unread) * sizes.experts) * share
+            + (keys.bytes * kept + (0 if stays else whole.bytes)),
         ),
         "cache": Work(
             flops=4 * scores * sizes.num_layers * layer.head_dim,
@@ -206,14 +240,15 @@ def round_calls(
     nodes, path, width = tree.num_nodes, tree.levels + 1, tree.width
     verify = call_work(target, machine, rows=nodes, scored=nodes, **context)
     first = call_work(draft, machine, rows=path, scored=1, **context)
-    further = call_work(draft, machine, rows=width, scored=width, **context)
+    further = call_work(
+        draft, machine, rows=width, scored=width, follows=True, **context
+    )
     return [verify, first, *[further] * (tree.levels - 1)]
 
 
 def part_seconds(calls: Sequence[Call], machine: Machine) -> dict[str, float]:
     """Returns the predicted seconds of some calls, one after another, by part."""
-    chip = machine.chip
-    return {part: sum(call[part].seconds(chip) for call in calls) for part in PARTS}
+    return {part: sum(call[part].seconds(machine) for call in calls) for part in PARTS}
 
 
 def _bytes(weights: Any, dtype: str) -> int:
@@ -226,7 +261,35 @@ def _bytes(weights: Any, dtype: str) -> int:
 
 def _products(weights: Any) -> int:
     """Returns how many elements all matrices have, quantized or not."""
-    matrices = jax.tree.leaves(
-        weights, is_leaf=lambda x: isinstance(x, QuantizedMatrix)
+    leaves = jax.tree.leaves(weights, is_leaf=_is_quantized)
+    return sum(math.prod(x.shape) for x in leaves if len(x.shape) == 2)
+
+
+def _named(weights: Any) -> list[tuple[str, Any]]:
+    """Returns all weights, quantized ones in one piece, with their fields' names."""
+    leaves = jax.tree.leaves_with_path(weights, is_leaf=_is_quantized)
+    return [
+        ([key.name for key in path if isinstance(key, GetAttrKey)][-1], leaf)
+        for path, leaf in leaves
+    ]
+
+
+def _is_quantized(x: Any) -> bool:
+    return isinstance(x, QuantizedMatrix)
+
+
+def _keys(weights: Any, layer: LayerConfig, dtype: str) -> Matrices:
+    """Returns the matrices of keys and values, which may stand beside the queries'."""
+    queries = [x for name, x in _named(weights) if name == "query"]
+    columns = 2 * layer.num_kv_heads * layer.head_dim
+    return Matrices(
+        bytes=columns * sum(_bytes(x, dtype) / x.shape[1] for x in queries),
+        products=columns * sum(x.shape[0] for x in queries),
     )
-    return sum(math.prod(x.shape) for x in matrices if len(x.shape) == 2)
+
+
+def _whole(weights: Any, dtype: str) -> Matrices:
+    """Returns the matrices that no mesh splits; norms and biases are little."""
+    named = [(name, x) for name, x in _named(weights) if len(x.shape) == 2]
+    leaves = [leaf for name, leaf in named if is_whole(name)]
+    return Matrices(bytes=_bytes(leaves, dtype), products=_products(leaves))

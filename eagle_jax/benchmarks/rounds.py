@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.benchmarks.own_peaks import own_machine, time_products, time_reads
+from eagle_jax.benchmarks.pair_sizes import draft_sizes, target_sizes
 from eagle_jax.benchmarks.peaks import Machine
 from eagle_jax.benchmarks.predictions import predict_round
-from eagle_jax.benchmarks.roofline import ModelSizes
 from eagle_jax.benchmarks.timing import (
     Body,
     draft_body,
@@ -182,11 +182,9 @@ def time_rounds(
 
 def _predicted(pair: Pair, machines: Sequence[Machine]) -> dict[str, list[float]]:
     """Returns predicted milliseconds, one per turn, from the peaks of that turn."""
-    dtype, params = pair.target.dtype, pair.params.target
-    table = params.embedding if params.output_head is None else params.output_head
-    head = pair.params.drafter.head
-    target = ModelSizes.of(pair.target.config.layer, params.layers, table, dtype=dtype)
-    draft = ModelSizes.of(pair.model.config.layer, head, table, dtype=dtype)
+    dtype = pair.target.dtype
+    target = target_sizes(pair.target, pair.params.target, dtype=dtype)
+    draft = draft_sizes(pair.model, pair.params.drafter, dtype=dtype)
     found = [
         predict_round(
             target, draft, x, pair.tree, slots=pair.num_slots, batch=pair.batch

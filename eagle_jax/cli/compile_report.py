@@ -9,7 +9,8 @@ With --predict it compiles nothing and prints what published peaks allow a round
 on these machines, from the bytes and operations of its model calls.
 
 A case takes minutes, as the layers of a model are compiled one by one. So a report can
-be made in pieces: rows of an earlier one that are not compiled now stay in it.
+be made in pieces: rows of an earlier one that are not compiled now stay in it, and so
+does all that was written around its tables.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 import jax
 
 from eagle_jax.benchmarks.cases import (
+    MODELS,
     every_case,
     label,
     with_draft_vocabulary,
@@ -29,13 +31,17 @@ from eagle_jax.benchmarks.cases import (
 from eagle_jax.benchmarks.compilation import PROGRAMS, Case, compile_case
 from eagle_jax.benchmarks.compile_table import CompileTable
 from eagle_jax.benchmarks.peaks import parse_machine
-from eagle_jax.benchmarks.predictions import prediction_table
+from eagle_jax.benchmarks.predictions import PAPER_TAU, prediction_table
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
-from eagle_jax.config import require
+from eagle_jax.config import TreeConfig, require, require_int32
 from eagle_jax.errors import InputError
 from eagle_jax.tuning.prediction import parse_grid
 
+_CONTEXTS = (512, 4096, 16384)
+_TREES = "60/6/10"
+_COMPILING = ("only", "programs", "layers", "output")  # Without --predict alone.
+_PREDICTING = ("contexts", "trees", "tau")  # With it alone.
 _ENVIRONMENT = {
     # The compiler alone is needed, and it asks for no TPU's metadata.
     "TPU_SKIP_MDS_QUERY": "1",
@@ -59,41 +65,85 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     names = ", ".join(label(case) for case in every_case())
     add("--only", metavar="CASE", help=f"those that begin so: {names}")
-    add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    add("--programs", nargs="+", choices=PROGRAMS, help="default all")
     add("--layers", type=int, help="compile as many layers only, to have it quickly")
     add("--draft-vocabulary", type=int, metavar="N", help="draft as many tokens only")
     add("--output", type=Path, metavar="FILE", help="markdown; without one, print it")
     add("--predict", nargs="+", metavar="MACHINE", help="such as v5e-4 or h200-1")
-    add("--contexts", type=int, nargs="+", default=[512, 4096, 16384], metavar="SLOTS")
+    shown = " ".join(map(str, _CONTEXTS))
     add(
-        "--trees", default="60/6/10", help='predict for these, such as "60/6/10 26/6/4"'
+        "--contexts",
+        type=int,
+        nargs="+",
+        metavar="SLOTS",
+        help=f"predict for these; default {shown}",
     )
+    add("--trees", help=f'predict for these, such as "26/6/4 8/7/1"; default {_TREES}')
     add("--tau", type=float, help="tokens per round; default EAGLE-2's on MT-bench")
     return parser.parse_args(argv)
 
 
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Refuses flags that would have no effect.
+
+    Raises:
+        InputError: If one is for predictions and none are made, or the reverse.
+    """
+    predicts = arguments.predict is not None
+    unread = _COMPILING if predicts else _PREDICTING
+    given = [name for name in unread if getattr(arguments, name) is not None]
+    flags = ", ".join(f"--{name}" for name in given)
+    if given and predicts:
+        raise InputError(
+            "--predict compiles nothing and prints predictions for all models; leave "
+            f"out {flags}"
+        )
+    if given:
+        raise InputError(
+            f"only --predict reads {flags}: give --predict MACHINE, or leave them out"
+        )
+
+
+def _trees(text: str) -> list[TreeConfig]:
+    """Returns the trees of `--trees`.
+
+    Raises:
+        InputError: If one cannot be drafted; it names the flag.
+    """
+    try:
+        return parse_grid(text)
+    except InputError as error:
+        raise InputError(f"--trees: {error}".replace(": `grid`", "")) from error
+
+
 def _predict(arguments: argparse.Namespace) -> int:
+    """Prints predictions; returns the exit code."""
     machines = [parse_machine(name) for name in arguments.predict]
-    require(
-        min(arguments.contexts) >= 1, "--contexts", arguments.contexts, "at least 1"
-    )
-    if arguments.tau is not None:
-        require(arguments.tau >= 1, "--tau", arguments.tau, "at least 1")
-    if arguments.draft_vocabulary is not None:
-        size = arguments.draft_vocabulary
-        require(size >= 1, "--draft-vocabulary", size, "at least 1")
+    contexts = arguments.contexts or _CONTEXTS
+    require(min(contexts) >= 1, "--contexts", min(contexts), "at least 1")
+    require_int32("--contexts", max(contexts))
+    trees = _trees(_TREES if arguments.trees is None else arguments.trees)
+    tau, drafted = arguments.tau, arguments.draft_vocabulary
+    if tau is not None:
+        most = 1 + min(tree.levels for tree in trees)
+        wanted = f"1 to {most}, the most that a round gives"
+        require(1 <= tau <= most, "--tau", tau, wanted)
+    title = "PREDICTION from published peaks; nothing was measured"
+    if drafted is not None:
+        # A model with fewer tokens drafts all of them.
+        most = max(MODELS[name].vocab_size for name in PAPER_TAU) - 1
+        wanted = f"1 to {most}"
+        require(1 <= drafted <= most, "--draft-vocabulary", drafted, wanted)
+        title += f"; heads draft {drafted:,} tokens, or all of a smaller vocabulary"
     table = prediction_table(
-        machines,
-        arguments.contexts,
-        parse_grid(arguments.trees),
-        tokens_per_round=arguments.tau,
-        draft_vocabulary=arguments.draft_vocabulary,
+        machines, contexts, trees, tokens_per_round=tau, draft_vocabulary=drafted
     )
-    print(f"PREDICTION from published peaks; nothing was measured\n\n{table}")
+    print(f"{title}\n\n{table}")
     return 0
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    _check_flags(arguments)
     if arguments.predict is not None:
         return _predict(arguments)
     if arguments.layers is not None:
@@ -114,8 +164,9 @@ def _report(arguments: argparse.Namespace) -> int:
         raise InputError(
             "the TPU compiler is not installed; pip install '.[tpu-compile]' brings it"
         )
-    refused, wanted = 0, list[str](arguments.programs)
-    for case, program in itertools.product(cases, wanted):
+    refused = 0
+    wanted = list(itertools.product(cases, arguments.programs or PROGRAMS))
+    for case, program in wanted:
         name = f"{label(case)}: {program}"
         try:
             (report,) = compile_case(case, (program,))
@@ -129,7 +180,7 @@ def _report(arguments: argparse.Namespace) -> int:
             table.write(arguments.output)
     if arguments.output is None:
         print(table.markdown())
-    else:
+    elif refused < len(wanted):
         print(f"wrote {arguments.output}")
     return 1 if refused else 0
 

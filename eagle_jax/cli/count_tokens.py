@@ -22,7 +22,7 @@ from eagle_jax.cli.files import check_writable
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fields import numbers
 from eagle_jax.evaluation.read_runs import read_runs
-from eagle_jax.files import write_whole
+from eagle_jax.files import is_special, write_whole
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import most_frequent, vocabulary_file
 from eagle_jax.training.conversations import read_examples
@@ -56,8 +56,26 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _check_paths(data: list[Path], output: Path) -> None:
+    """Refuses paths that cannot be read or written before anything is counted."""
+    if output.suffix != ".json" and not is_special(output):
+        raise InputError(
+            f"`output` {output} must end in .json; give such a name, as "
+            "HEAD/draft_vocabulary.json"
+        )
+    check_writable(output)
+    for path in data:
+        try:
+            path.stat()
+        except OSError as error:
+            raise InputError(
+                f"cannot read the data {path}: {error.strerror}; give files of texts "
+                "or conversations, or folders of eagle-jax evaluate"
+            ) from error
+
+
 def _count(arguments: argparse.Namespace) -> int:
-    check_writable(arguments.output)
+    _check_paths(arguments.data, arguments.output)
     folder = checkpoints.resolve(arguments.target)
     vocab_size = checkpoints.open_target(folder)[0].vocab_size
     tokenizer = load_tokenizer(folder, vocab_size)
@@ -70,7 +88,7 @@ def _count(arguments: argparse.Namespace) -> int:
         counts += count(path, tokenizer, vocab_size)
     ids = most_frequent(counts, first, arguments.size)
     source = [str(path) for path in arguments.data]
-    write_whole(arguments.output, vocabulary_file(ids, counts, source))
+    write_whole(arguments.output, vocabulary_file(ids, counts, source, tokenizer))
     words = "in the tokenizer's order"
     if counts.any():
         share = counts[ids].sum() / counts.sum()

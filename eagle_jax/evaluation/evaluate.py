@@ -181,10 +181,7 @@ def _open(
     )
     vocab_size = source.config.vocab_size
     drafters = [make_drafter(run, models, vocab_size=vocab_size) for run in runs]
-    drafts = [
-        draft_source(run, models, vocab_size=vocab_size, stop_tokens=source.stop_tokens)
-        for run in runs
-    ]
+    drafts = [draft_source(run, models, source) for run in runs]
     for run, drafter in zip(runs, drafters, strict=True):
         decoding = run.config.decoding
         dataclasses.replace(source, drafter=drafter).check_room(

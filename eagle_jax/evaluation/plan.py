@@ -300,15 +300,14 @@ def open_models(
 
 
 def draft_source(
-    plan: RunPlan, models: Models, *, vocab_size: int, stop_tokens: tuple[int, ...]
+    plan: RunPlan, models: Models, target: pairs.PairSource
 ) -> DraftSource | None:
     """Returns a run's draft model with the tokens that it chooses among.
 
     Args:
         plan: The run's plan.
         models: The models that `open_models` returned.
-        vocab_size: The number of tokens the target knows, `V`.
-        stop_tokens: The tokens that end the target's texts.
+        target: The target, opened.
 
     Returns:
         The draft model; `None` for a method without one.
@@ -321,8 +320,9 @@ def draft_source(
     return pairs.with_vocabulary(
         None if kind is None else models[kind],
         plan.config.decoding.draft_vocabulary if reads else None,
-        vocab_size=vocab_size,
-        stop_tokens=stop_tokens,
+        vocab_size=target.config.vocab_size,
+        stop_tokens=target.stop_tokens,
+        read_tokenizer=target.read_tokenizer,
     )
 
 

@@ -263,19 +263,24 @@ def open_pair(
     if draft_name is not None and method in DRAFTS:
         draft = open_draft_model(draft_name, config, dtype=dtype, method=method)
     vocab_size, stops = config.vocab_size, checkpoints.stop_tokens(folder)
+
+    @functools.cache
+    def read_tokenizer() -> tuple[Any, str | None]:
+        tokenizer = load_tokenizer(folder, vocab_size)
+        return tokenizer, fix_date(tokenizer, date)
+
     draft = with_vocabulary(
-        draft, draft_vocabulary, vocab_size=vocab_size, stop_tokens=stops
+        draft,
+        draft_vocabulary,
+        vocab_size=vocab_size,
+        stop_tokens=stops,
+        read_tokenizer=read_tokenizer,
     )
     drafter = make_drafter(method, draft, tree, rule, vocab_size=vocab_size)
     check_product(bits, dtype)
 
     def read_target(shardings: Any) -> TransformerParams:
         return checkpoints.load_target(folder, dtype, shardings, bits)[1]
-
-    @functools.cache
-    def read_tokenizer() -> tuple[Any, str | None]:
-        tokenizer = load_tokenizer(folder, config.vocab_size)
-        return tokenizer, fix_date(tokenizer, date)
 
     return PairSource(
         config=config,
@@ -371,6 +376,7 @@ def with_vocabulary(
     *,
     vocab_size: int,
     stop_tokens: tuple[int, ...],
+    read_tokenizer: Callable[[], tuple[Any, str | None]] | None = None,
 ) -> DraftSource | None:
     """Returns a draft model that chooses among some tokens alone.
 
@@ -379,6 +385,7 @@ def with_vocabulary(
         given: What `DecodingConfig.draft_vocabulary` says.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
+        read_tokenizer: See `PairSource`; `None` for random weights, which fit any file.
 
     Raises:
         InputError: If the tokens cannot be used, see `read_vocabulary`.
@@ -391,6 +398,7 @@ def with_vocabulary(
         draft.folder,
         vocab_size=vocab_size,
         stop_tokens=stop_tokens,
+        read_tokenizer=read_tokenizer,
     )
     return dataclasses.replace(draft, tokens=tokens)
 

@@ -5,13 +5,15 @@ almost all that is accepted (FR-Spec, Zhao et al. 2025). What is drafted never c
 the text. The file beside a draft model names its tokens; other keys say where they come
 from:
 
-    {"vocab_size": 2048, "ids": [2, 0, 198, 13, ...]}
+    {"vocab_size": 2048, "tokenizer": "9c56cc51b374c3ba", "ids": [2, 0, 198, 13, ...]}
 
-The ids stand in the order of their worth: special tokens, then those counted most.
+The ids stand in the order of their worth: special tokens, then those counted most. A
+file without the tokenizer's fingerprint is taken for the target's.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ def read_vocabulary(
     *,
     vocab_size: int,
     stop_tokens: Sequence[int],
+    read_tokenizer: Callable[[], tuple[Any, str | None]] | None = None,
 ) -> tuple[int, ...] | None:
     """Returns the tokens that a draft model is to choose among.
 
@@ -46,20 +49,22 @@ def read_vocabulary(
         folder: The draft model's folder, which may hold a file; `None` for none.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
+        read_tokenizer: See `PairSource`; it is called only for a file that names its
+            tokenizer. `None` for a target without one.
 
     Returns:
         The tokens in ascending order, `None` for all.
 
     Raises:
-        InputError: If there is no such file, its tokens cannot be used, are fewer than
-            were asked for or lack a stop token, or if the draft model has an output
-            head of its own.
+        InputError: If there is no such file, it is of another tokenizer, its tokens
+            cannot be used, are fewer than were asked for or lack a stop token, or if
+            the draft model has an output head of its own.
     """
-    count = int(given) if given is not None and str(given).isdecimal() else None
     own = None if folder is None else folder / VOCABULARY_FILE
     has_own = own is not None and own.is_file()
     if given == "none" or (given is None and not has_own):
         return None
+    count = None if given is None else _read_count(given)
     if not isinstance(model, EagleHead | SmallModel):
         if given is None:
             return None
@@ -75,7 +80,7 @@ def read_vocabulary(
         )
     path = own if given is None or count is not None else Path(str(given))
     assert path is not None
-    ids = _read_ids(path, vocab_size)
+    ids = _read_ids(path, vocab_size, read_tokenizer)
     if count is not None:
         wanted = f"1 to {len(ids)}, the tokens of {path}"
         require(1 <= count <= len(ids), "`draft_vocabulary`", count, wanted)
@@ -89,7 +94,23 @@ def read_vocabulary(
     return None if len(ids) == vocab_size else tuple(sorted(ids))
 
 
-def _read_ids(path: Path, vocab_size: int) -> list[int]:
+def _read_count(given: str | int) -> int | None:
+    """Returns how many tokens a setting asks for; `None` for a file's name."""
+    try:
+        count = int(given)
+    except ValueError:
+        count = None
+    wanted = "a whole number from 1, a file of eagle-jax count-tokens, or none"
+    holds = given != "" and (count is None or count >= 1)
+    require(holds, "`draft_vocabulary`", given if given != "" else "''", wanted)
+    return count
+
+
+def _read_ids(
+    path: Path,
+    vocab_size: int,
+    read_tokenizer: Callable[[], tuple[Any, str | None]] | None,
+) -> list[int]:
     """Returns the ids of a file, in its order."""
     content = read_json(path)
     ids, found = content.get("ids"), content.get("vocab_size")
@@ -117,7 +138,21 @@ def _read_ids(path: Path, vocab_size: int) -> list[int]:
         seen = set[int]()
         again = next(one for one in ids if one in seen or seen.add(one))
         raise InputError(f"{path} names token {again} twice; {_COUNT}")
+    known = content.get("tokenizer")
+    if known is not None and read_tokenizer is not None:
+        tokenizer, _ = read_tokenizer()
+        if known != _fingerprint(tokenizer):
+            raise InputError(
+                f"{path} was counted with another tokenizer than the target's, though "
+                f"both know {vocab_size} tokens; {_COUNT}"
+            )
     return ids
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    """Returns 16 hexadecimal digits for a tokenizer's tokens and their ids."""
+    tokens = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(tokens.encode()).hexdigest()[:16]
 
 
 def narrow(
@@ -174,16 +209,20 @@ def most_frequent(
     return [*always, *others[: size - len(always)].tolist()]
 
 
-def vocabulary_file(ids: Sequence[int], counts: np.ndarray, source: list[str]) -> str:
+def vocabulary_file(
+    ids: Sequence[int], counts: np.ndarray, source: list[str], tokenizer: Any
+) -> str:
     """Returns the text of a draft vocabulary's file.
 
     Args:
         ids: The tokens, from `most_frequent`.
         counts: `[V]` integers, how often each token was counted.
         source: The names of what was counted; `[]` for the tokenizer's own order.
+        tokenizer: The target's `transformers` tokenizer.
     """
     content = {
         "vocab_size": len(counts),
+        "tokenizer": _fingerprint(tokenizer),
         "source": source,
         "counted": int(counts.sum()),
         "covered": int(counts[list(ids)].sum()),

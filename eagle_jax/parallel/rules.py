@@ -74,6 +74,15 @@ WHOLE: Rules = {"batch": (DATA,)}
 """The rules by which every device has all weights, and its own rows of the batch."""
 
 
+def is_whole(name: str) -> bool:
+    """Returns whether a weight is whole on every device where all others are split.
+
+    Args:
+        name: The name of its field, of `PARAM_AXES`.
+    """
+    return {"kv_heads", *_SPLIT}.isdisjoint(PARAM_AXES[name])
+
+
 def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
     """Returns the rules of a model whose every matrix is split.
 

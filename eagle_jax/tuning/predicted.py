@@ -1,18 +1,15 @@
 """The costs of a round's parts on a machine that is not at hand, by arithmetic."""
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
+from eagle_jax.benchmarks.pair_sizes import draft_sizes, target_sizes
 from eagle_jax.benchmarks.peaks import Machine
+from eagle_jax.benchmarks.predictions import lacking_gib
 from eagle_jax.benchmarks.roofline import ModelSizes, call_work, part_seconds
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import SmallModel, TreeDrafter
-from eagle_jax.drafting.eagle import Eagle3DrafterParams, FeatureHead
-from eagle_jax.drafting.small_model import NarrowParams
+from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params, Target
-from eagle_jax.models.transformer import Transformer
 from eagle_jax.tuning.costs import StepCosts
 
 _DTYPE = "bfloat16"  # That is what published peaks are for.
@@ -42,16 +39,25 @@ def predict_steps(
         batch_size: The number of requests, `B`.
 
     Raises:
-        InputError: If target or draft model are of another kind.
+        InputError: If target or draft model are of another kind, or do not fit.
     """
-    sizes = _target_sizes(target, params.target)
-    draft = _draft_sizes(drafter, params.drafter)
+    sizes = target_sizes(target, params.target, dtype=_DTYPE)
+    draft = draft_sizes(drafter.model, params.drafter, dtype=_DTYPE)
+    needed = lacking_gib(sizes, draft, machine, slots=batch_size * num_slots)
+    if needed is not None:
+        raise InputError(
+            f"{machine} has {machine.gib:g} GiB, and weights and caches of {num_slots} "
+            f"slots need {needed}; name a larger machine, or shorten the texts"
+        )
     path = max(tree.levels for tree in trees) + 1
     widths = sorted({tree.width for tree in trees})
 
-    def seconds(model: ModelSizes, rows: int, scored: int) -> float:
+    def seconds(
+        model: ModelSizes, rows: int, scored: int, *, follows: bool = False
+    ) -> float:
+        context = {"slots": num_slots, "batch": batch_size}
         call = call_work(
-            model, machine, rows=rows, scored=scored, slots=num_slots, batch=batch_size
+            model, machine, rows=rows, scored=scored, follows=follows, **context
         )
         return sum(part_seconds([call], machine).values())
 
@@ -59,34 +65,5 @@ def predict_steps(
         token=seconds(sizes, 1, 1),
         verify={n: seconds(sizes, n, n) for n in {tree.num_nodes for tree in trees}},
         read={width: seconds(draft, path, 1) for width in widths},
-        step={width: seconds(draft, width, width) for width in widths},
+        step={width: seconds(draft, width, width, follows=True) for width in widths},
     )
-
-
-def _target_sizes(target: Any, params: Any) -> ModelSizes:
-    if not isinstance(target, Transformer):
-        raise InputError(
-            f"costs are predicted for this package's decoder, not for "
-            f"{type(target).__name__}; measure them"
-        )
-    table = params.embedding if params.output_head is None else params.output_head
-    return ModelSizes.of(target.config.layer, params.layers, table, dtype=_DTYPE)
-
-
-def _draft_sizes(drafter: TreeDrafter, params: Any) -> ModelSizes:
-    model = drafter.model
-    if isinstance(model, SmallModel):
-        is_narrow = isinstance(params, NarrowParams)
-        return _target_sizes(model.target, params.model if is_narrow else params)
-    if not isinstance(model, FeatureHead):
-        raise InputError(
-            "costs are predicted for EAGLE heads and small models, not for "
-            f"{type(model).__name__}; measure them"
-        )
-    if isinstance(params, Eagle3DrafterParams):
-        head = dataclasses.replace(params.head, output_head=None)
-        table = params.head.output_head
-    else:
-        head, table = params.head, params.output_head
-    table = params.embedding if table is None else table
-    return ModelSizes.of(model.config.layer, head, table, dtype=_DTYPE)

@@ -16,11 +16,13 @@ from eagle_jax.benchmarks.predictions import (
     published_sizes,
 )
 from eagle_jax.benchmarks.roofline import ModelSizes, call_work, token_calls
+from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
 from eagle_jax.models import cache as kv
 from eagle_jax.models import transformer
-from eagle_jax.models.quantized import quantize
+from eagle_jax.models.joined import join_products
+from eagle_jax.models.quantized import GROUP_SIZE
 from eagle_jax.testing.traffic import memory_bytes
 from tests import tiny
 
@@ -29,7 +31,8 @@ _CONFIG = tiny.target_config(
     **{"hidden_size": 256, "intermediate_size": 384, "num_heads": 4},
     **{"num_kv_heads": 2, "head_dim": 64, "num_layers": 3, "vocab_size": 1000},
 )
-_LAYER = 256 * 256 + 2 * 256 * 128 + 256 * 256 + 3 * 256 * 384
+_KEYS = 2 * 256 * 128
+_LAYER = 256 * 256 + _KEYS + 256 * 256 + 3 * 256 * 384
 
 
 def sizes(dtype: str = "float32") -> ModelSizes:
@@ -47,9 +50,10 @@ def test_a_call_is_what_is_counted_by_hand(rows: int, chips: int) -> None:
     machine = dataclasses.replace(_V5E, num_chips=chips)
     call = call_work(sizes(), machine, rows=rows, scored=rows, slots=128, batch=2)
     tokens = 2 * rows
-    assert call["weights"].flops == 2 * tokens * 3 * _LAYER / chips
-    assert call["weights"].read == 4 * 3 * (_LAYER + 2 * 256) / chips
     kept = 1 if chips == 1 else 1 / 2  # There are two key/value heads.
+    weights = (_LAYER - _KEYS) / chips + _KEYS * kept
+    assert call["weights"].flops == 2 * tokens * 3 * weights
+    assert call["weights"].read == 4 * 3 * (weights + 2 * 256 / chips)
     assert call["cache"].read == 4 * 3 * 2 * 2 * 128 * 2 * 64 * kept
     assert call["cache"].flops == 2 * 2 * tokens * 3 * 4 * 128 * 64 / chips
     assert call["head"].flops == 2 * tokens * 256 * 1000 / chips
@@ -96,7 +100,7 @@ def test_each_part_takes_the_longer_of_its_two_times() -> None:
         call = call_work(sizes("bfloat16"), _V5E, rows=rows, scored=1, slots=128)
         work = call["weights"]
         times = work.read / chip.bandwidth, work.flops / chip.flops
-        assert work.seconds(chip) == max(times)
+        assert work.seconds(_V5E) == max(times)
         assert (times[1] > times[0]) == (rows > 1)
 
 
@@ -123,17 +127,65 @@ def test_a_mixture_reads_the_experts_that_tokens_choose() -> None:
     experts = 3 * 8 * 3 * 256 * 384
     for rows, read in ((1, experts / 4), (1000, experts)):
         call = call_work(mixture, _V5E, rows=rows, scored=1, slots=1)
-        assert call["weights"].read == pytest.approx(mixture.weights + read)
+        others = 3 * (_LAYER - 3 * 256 * 384 + 8 * 256 + 2 * 256)
+        assert call["weights"].read == pytest.approx(others + read)
         active = _LAYER + 3 * 256 * 384 + 8 * 256  # Two experts and the router.
         assert call["weights"].flops == pytest.approx(2 * rows * 3 * active)
 
 
 def test_quantized_weights_are_read_as_integers_and_multiplied_as_they_stand() -> None:
-    matrix = quantize(jnp.ones((128, 32)), 4)
+    layers = target_shapes(_CONFIG, 4).layers
     table = jnp.ones((256, 10))
-    found = ModelSizes.of(_CONFIG.layer, {"query": matrix}, table, dtype="bfloat16")
-    assert found.products == 128 * 32
-    assert found.weights == 128 * 32 // 2 + 2 * matrix.scales.size
+    found = ModelSizes.of(_CONFIG.layer, layers, table, dtype="bfloat16")
+    matrices = found.split, found.keys
+    assert sum(x.products for x in matrices) == 3 * _LAYER
+    scales, norms = 2 * _LAYER / GROUP_SIZE, 2 * 2 * 256
+    assert sum(x.bytes for x in matrices) == 3 * (_LAYER / 2 + scales + norms)
+
+
+def test_what_a_mesh_leaves_whole_is_read_by_every_chip() -> None:
+    """The matrix of a head that fuses embedding and feature."""
+    _, draft = published_sizes("Llama-3-8B")
+    fused = 2 * 4096 * 4096
+    assert draft.whole.products == fused
+    alone, of_four = (
+        call_work(draft, parse_machine(name), rows=1, scored=1, slots=1)["weights"]
+        for name in ("v5e-1", "v5e-4")
+    )
+    assert of_four.read - alone.read / 4 == pytest.approx(1.5 * fused, rel=0.01)
+    # It fills half of the vector memory of v5e, and more than that of an H200.
+    for name, is_read_again in (("v5e-4", False), ("h200-1", True)):
+        first, further = (
+            call_work(draft, parse_machine(name), rows=1, scored=1, slots=1, follows=x)
+            for x in (False, True)
+        )
+        saved = first["weights"].read - further["weights"].read
+        assert saved == (0 if is_read_again else draft.whole.bytes)
+
+
+def test_joined_products_are_counted_as_those_they_join() -> None:
+    weights = transformer.init_params(jax.random.key(0), _CONFIG, "float32")
+    joined = join_products(weights)
+    assert weights.output_head is not None
+    one, other = (
+        ModelSizes.of(_CONFIG.layer, x.layers, weights.output_head, dtype="bfloat16")
+        for x in (weights, joined)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        *(("v5e-4", 1 / 2), ("v5e-128", 3 / 4), ("v5e-256", 1)),
+        *(("v5p-8", 1 / 3), ("v4-16", 1 / 2), ("v5p-128", 1), ("h200-8", 1)),
+    ],
+)
+def test_a_chip_receives_over_the_links_that_its_slice_has(
+    name: str, share: float
+) -> None:
+    machine = parse_machine(name)
+    assert machine.link == pytest.approx(machine.chip.link * share)
 
 
 @pytest.mark.parametrize(

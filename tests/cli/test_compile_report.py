@@ -79,7 +79,7 @@ def test_a_report_is_made_in_pieces(main: Main, tmp_path: Path) -> None:
     ]
     sizes = ["32", "1.00", "0.50", "0.25", "yes", "0", "0"]
     counts = ["1 all-gather, 2 all-reduce", "3", "1.0", "32"]
-    assert rows[-1][5:] == [*sizes, *counts, "2.0", "16.38", "10.00"]
+    assert rows[-1][5:] == [*sizes, *counts, "2.0", "16.38", "10.01"]
 
 
 def test_what_does_not_fit_is_said_and_the_rest_goes_on(

@@ -1,11 +1,15 @@
 """Counting tokens from the command line: of texts, of records, of nothing."""
 
+import argparse
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from eagle_jax.cli.settings import add_settings
+from eagle_jax.config import GenerateConfig
 from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.conftest import Main, load_main
 from tests.evaluation.synthetic import plain, write
@@ -60,3 +64,33 @@ def test_the_answers_of_an_evaluation_are_counted(
     errors = capsys.readouterr().err.splitlines()
     assert "a target with 300 tokens, and this one has 2048" in errors[0]
     assert "holds 2048, which is more than 2047" in errors[1] and len(errors) == 2
+
+
+def test_a_file_of_another_tokenizer_is_refused_by_every_command(
+    count: Main, tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
+    content = json.loads((other / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    output, questions = tmp_path / "other.json", tmp_path / "questions.jsonl"
+    assert count(["--target", str(other), "--output", str(output)]) == 0
+    question = {"question_id": 1, "category": "a", "turns": ["ab"]}
+    questions.write_text(json.dumps(question))
+    pair = ["--target", str(tiny_pair / "target"), "--draft", str(tiny_pair / "head")]
+    asked = ["--questions", str(questions), "--output", str(tmp_path / "records")]
+    evaluated = [*pair, *asked, "--methods", f"eagle2:draft_vocabulary={output}"]
+    generated = [*pair, "--draft-vocabulary", str(output), "--prompt", "ab"]
+    capsys.readouterr()
+    assert load_main("generate")(generated) == load_main("evaluate")(evaluated) == 2
+    refusals = capsys.readouterr().err.splitlines()
+    wanted = f"error: {output} was counted with another tokenizer than the target's"
+    assert [line.startswith(wanted) for line in refusals] == [True, True]
+
+
+def test_the_help_says_only_what_can_be_typed() -> None:
+    parser = argparse.ArgumentParser()
+    add_settings(parser, GenerateConfig, "draft_vocabulary")
+    text = parser.format_help()
+    assert "count-tokens" in text and "None" not in text

@@ -24,6 +24,7 @@ _TRAIN = [*_TARGET, "--data", "texts.jsonl", "--output", "out"]
 _REGENERATE = [*_TARGET, "--output", "out.jsonl"]
 _GRID = ["--grid", "2/1/1"]
 _PREDICTED = ["--costs", "predicted:v5e-4"]
+_AT_V5E = ["--predict", "v5e-4"]
 _REWRITE = [*_REGENERATE, "--data", "texts.jsonl"]
 
 _INT32 = "must be below 2**31"
@@ -171,6 +172,9 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--methods", "lookup", "--contexts", "512"], "not allowed with argument"),
         (["--methods", "lookup", "--draft", "head"], "leave out --target and --draft"),
         (["--methods", "lookup", "--slots", _BIG], f"{_BIG} cache slots{_MEMORY}"),
+        (["--training", "--draft", "head"], "leave out --draft"),
+        (["--draft", "head"], "give --target with --draft"),
+        (_TARGET, "give --target with --draft"),
         (["--training", "--row-length", _BIG], f"row_length = {_BIG} tokens"),
         (["--training", "--row-length", "-1"], "row_length = -1 must be at least 1"),
     ],
@@ -181,7 +185,13 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     "count_tokens": [
         ([], "required: --output"),
         (["--output", "out.json", "--size", "0"], "--size = 0 must be 1 (special"),
-        (["--output", "out.json", "none.json"], "cannot read the data none.json"),
+        # The first would be refused when it is read.
+        (
+            ["--output", "out.json", "questions.jsonl", "none.json"],
+            "cannot read the data none.json: No such file|conversations, or folders",
+        ),
+        (["--output", "out.json", "records"], "data records: No such file"),
+        (["--output", "out.txt"], "--output out.txt must end in .json"),
         (
             ["--output", "out.json", "."],
             "questions.jsonl:1: no field|eagle-jax evaluate",
@@ -200,6 +210,30 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     "compile_report": [
         (["--output", "/nowhere/out.md"], "cannot write /nowhere"),
         (["--draft-vocabulary", "0"], "--draft-vocabulary = 0 must be 1 to 128255"),
+        (["--output", "questions.jsonl"], "is no report of this command"),
+        (["--only", "nosuch"], "--only 'nosuch': no case begins so"),
+        (["--tau", "4"], "only --predict reads --tau: give"),
+        (["--trees", "8/7/1", "--contexts", "512"], "reads --contexts, --trees: give"),
+        ([*_AT_V5E, "--output", "out.md"], "leave out --output"),
+        (
+            [*_AT_V5E, "--only", "nosuch", "--layers", "1", "--programs", "token"],
+            "--predict compiles nothing|leave out --only, --programs, --layers",
+        ),
+        (
+            [*_AT_V5E, "--draft-vocabulary", "999999"],
+            "--draft-vocabulary = 999999 must be 1 to 128255",
+        ),
+        ([*_AT_V5E, "--tau", "inf"], "--tau = inf must be 1 to 7, the most"),
+        ([*_AT_V5E, "--tau", "nan"], "--tau = nan must be 1 to 7, the most"),
+        (
+            [*_AT_V5E, "--tau", "4", "--trees", "60/6/10 8/2/4"],
+            "--tau = 4.0 must be 1 to 3",
+        ),
+        ([*_AT_V5E, "--trees", "60/6"], "--trees '60/6' must be num_nodes/depth/width"),
+        ([*_AT_V5E, "--trees", ""], "--trees is empty; give settings"),
+        ([*_AT_V5E, "--trees", "60/6/0"], "--trees: width = 0 must be at least 1"),
+        ([*_AT_V5E, "--contexts", "512", "0"], "--contexts = 0 must be at least 1"),
+        ([*_AT_V5E, "--contexts", _BIG], f"--contexts = {_BIG} {_INT32}"),
     ],
 }
 

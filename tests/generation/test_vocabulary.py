@@ -23,10 +23,30 @@ MODEL = EagleHead(config=tiny.head_config(vocab_size=8))
 FILE = {"vocab_size": 8, "ids": [7, 2, 5, 0]}
 
 
+class Letters:
+    """A tokenizer, as far as a draft vocabulary knows one."""
+
+    def __init__(self, letters: str) -> None:
+        self.letters = letters
+
+    def get_vocab(self) -> dict[str, int]:
+        return {letter: number for number, letter in enumerate(self.letters)}
+
+
 def read(
-    folder: Path | None, given: str | int | None = None, model: DraftModel = MODEL
+    folder: Path | None,
+    given: str | int | None = None,
+    model: DraftModel = MODEL,
+    tokenizer: Letters | None = None,
 ) -> tuple[int, ...] | None:
-    return read_vocabulary(given, model, folder, vocab_size=8, stop_tokens=(2, 7))
+    return read_vocabulary(
+        given,
+        model,
+        folder,
+        vocab_size=8,
+        stop_tokens=(2, 7),
+        read_tokenizer=tokenizer and (lambda: (tokenizer, None)),
+    )
 
 
 @pytest.fixture
@@ -64,7 +84,7 @@ def test_all_tokens_need_no_smaller_head(folder: Path) -> None:
         ({}, 1, "the 1 tokens|lack stop token 2"),
         ({"vocab_size": 9}, None, "of 9 tokens, and the target has 8"),
         ({}, 5, "`draft_vocabulary` = 5 must be 1 to 4"),
-        ({}, "0", "`draft_vocabulary` = 0 must be 1 to 4"),
+        ({}, "0", "`draft_vocabulary` = 0 must be a whole number from 1, a file"),
         ({"ids": [7, 2, 1.5]}, None, "must hold"),
         ({"ids": {"7": 2}}, None, "must hold"),
         ({"vocab_size": None}, None, "must hold"),
@@ -81,6 +101,9 @@ def test_what_no_draft_can_choose_among_is_refused(
 def test_a_number_needs_a_file_to_count_in(tmp_path: Path) -> None:
     refused(lambda: read(tmp_path, 3), f"there is no {tmp_path}", "count-tokens")
     refused(lambda: read(None, 3), "no folder", "count-tokens")
+    for given in ("-5", "0", ""):
+        shown = f"`draft_vocabulary` = {given or repr('')} must be a whole number"
+        refused(lambda g=given: read(tmp_path, g), shown, "or none")
     refused(lambda: DecodingConfig(draft_vocabulary=0), "must be at least 1")
 
 
@@ -131,7 +154,17 @@ def test_special_tokens_come_first_then_those_counted_most() -> None:
 
 
 def test_what_is_written_is_read(folder: Path) -> None:
-    text = vocabulary_file([7, 2, 3], np.arange(8), ["texts.jsonl"])
+    tokenizer = Letters("abcdefgh")
+    text = vocabulary_file([7, 2, 3], np.arange(8), ["texts.jsonl"], tokenizer)
     (folder / "draft_vocabulary.json").write_text(text)
-    assert read(folder) == (2, 3, 7)
+    assert read(folder) == read(folder, tokenizer=tokenizer) == (2, 3, 7)
     assert json.loads(text)["covered"] == 12
+
+
+def test_a_file_of_another_tokenizer_of_the_same_size_is_refused(folder: Path) -> None:
+    own, other = Letters("abcdefgh"), Letters("bacdefgh")
+    assert read(folder, tokenizer=own) == (0, 2, 5, 7)  # It does not say whose it is.
+    text = vocabulary_file([7, 2, 3], np.arange(8), [], other)
+    (folder / "draft_vocabulary.json").write_text(text)
+    refused(lambda: read(folder, tokenizer=own), "another tokenizer", "count-tokens")
+    assert read(folder, tokenizer=other) == (2, 3, 7)
