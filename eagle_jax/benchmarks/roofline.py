@@ -208,15 +208,18 @@ def call_work(
     }
 
 
-def token_calls(target: ModelSizes, machine: Machine, **context: int) -> list[Call]:
+def token_calls(
+    target: ModelSizes, machine: Machine, *, slots: int, batch: int = 1
+) -> list[Call]:
     """Returns the work of a token of plain decoding.
 
     Args:
         target: The target.
         machine: The devices that share its matrices.
-        **context: `slots` and `batch`, see `call_work`.
+        slots: The slots of the cache, `S`.
+        batch: The number of requests, `B`.
     """
-    return [call_work(target, machine, rows=1, scored=1, **context)]
+    return [call_work(target, machine, rows=1, scored=1, slots=slots, batch=batch)]
 
 
 def round_calls(
@@ -224,7 +227,9 @@ def round_calls(
     draft: ModelSizes,
     machine: Machine,
     tree: TreeConfig,
-    **context: int,
+    *,
+    slots: int,
+    batch: int = 1,
 ) -> list[Call]:
     """Returns the work of a round: a call of the target, and one per drafted level.
 
@@ -235,14 +240,18 @@ def round_calls(
         draft: The model that drafts.
         machine: The devices that share their matrices.
         tree: The tree.
-        **context: `slots` and `batch`, see `call_work`.
+        slots: The slots of the caches, `S`.
+        batch: The number of requests, `B`.
     """
     nodes, path, width = tree.num_nodes, tree.levels + 1, tree.width
-    verify = call_work(target, machine, rows=nodes, scored=nodes, **context)
-    first = call_work(draft, machine, rows=path, scored=1, **context)
-    further = call_work(
-        draft, machine, rows=width, scored=width, follows=True, **context
-    )
+
+    def call(sizes: ModelSizes, rows: int, scored: int, *, follows: bool) -> Call:
+        tokens = {"rows": rows, "scored": scored, "slots": slots, "batch": batch}
+        return call_work(sizes, machine, follows=follows, **tokens)
+
+    verify = call(target, nodes, nodes, follows=False)
+    first = call(draft, path, 1, follows=False)
+    further = call(draft, width, width, follows=True)
     return [verify, first, *[further] * (tree.levels - 1)]
 
 
