@@ -120,8 +120,8 @@ class Report:
         moved: The bytes that a device gets from them; each counts once, however often
             it runs.
         flops: The operations of the whole program by XLA's own count, where a loop
-            counts as often as it is known to run: that of all rounds, or of all
-            tokens, is not, so these are one round's, or one token's.
+            counts as often as the program says that it runs, see `testing.traffic`: the
+            loop of all rounds, or of all tokens, counts once.
         traffic: The bytes that it moves in a device's main memory, counted likewise.
         random_words: The words of the largest array of noise that a device makes.
         most_collectives: The largest number of collectives that is allowed; `None`

@@ -3,7 +3,8 @@
 XLA's own count, `jax.stages.Compiled.cost_analysis`, counts the body of a loop once,
 however often it runs, a table of which a few rows are gathered in full, and what passes
 through the vector memory of a TPU as often as it is touched there. Here a loop counts
-as often as it is known to run, a gather its rows, and vector memory nothing.
+as often as the program says that it runs, a gather its rows, and vector memory nothing.
+Programs for CPUs say it; those for TPUs do not, so their loops count once.
 """
 
 import dataclasses
