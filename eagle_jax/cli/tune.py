@@ -43,7 +43,8 @@ from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_whole
 from eagle_jax.generation import text
-from eagle_jax.generation.pairs import LoadedPair, PairSource, make_drafter, open_pair
+from eagle_jax.generation.drafts import make_drafter
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter

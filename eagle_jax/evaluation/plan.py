@@ -11,9 +11,10 @@ from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, sho
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import LookupDrafter, TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
-from eagle_jax.generation import pairs
+from eagle_jax.generation import drafts
+from eagle_jax.generation.drafts import DraftSource, open_draft_model
 from eagle_jax.generation.methods import SETTINGS, draft_kind
-from eagle_jax.generation.pairs import DraftSource, open_draft_model
+from eagle_jax.generation.pairs import PairSource
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parsing import parse_json, read_bytes
@@ -300,7 +301,7 @@ def open_models(
 
 
 def draft_source(
-    plan: RunPlan, models: Models, target: pairs.PairSource
+    plan: RunPlan, models: Models, target: PairSource
 ) -> DraftSource | None:
     """Returns a run's draft model with the tokens that it chooses among.
 
@@ -317,7 +318,7 @@ def draft_source(
     """
     kind = draft_kind(plan.method)
     reads = "draft_vocabulary" in SETTINGS[plan.method]
-    return pairs.with_vocabulary(
+    return drafts.with_vocabulary(
         None if kind is None else models[kind],
         plan.config.decoding.draft_vocabulary if reads else None,
         vocab_size=target.config.vocab_size,
@@ -340,7 +341,7 @@ def make_drafter(plan: RunPlan, models: Models, *, vocab_size: int) -> Drafter |
     kind = draft_kind(plan.method)
     draft = None if kind is None else models[kind]
     tree, rule = plan.config.tree, plan.acceptance
-    return pairs.make_drafter(plan.method, draft, tree, rule, vocab_size=vocab_size)
+    return drafts.make_drafter(plan.method, draft, tree, rule, vocab_size=vocab_size)
 
 
 def _read_value(text: str) -> Any:

@@ -11,19 +11,19 @@ from eagle_jax.config import Method, TreeConfig
 from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import (
-    DraftModel,
     Eagle3Head,
-    SmallModel,
     find_tree_drafter,
 )
-from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.devices import check_product, on_cpu
-from eagle_jax.generation.heads import check_kind, open_heads
+from eagle_jax.generation.drafts import (
+    DraftSource,
+    joined,
+    make_drafter,
+    open_draft_model,
+    with_vocabulary,
+)
 from eagle_jax.generation.methods import (
     DRAFTS,
-    switch_drafter,
-    tree_drafter,
-    weightless_drafter,
 )
 from eagle_jax.generation.misfit import FitWatch
 from eagle_jax.generation.room import (
@@ -33,15 +33,12 @@ from eagle_jax.generation.room import (
     first_slots,
 )
 from eagle_jax.generation.shardings import (
-    draft_shardings,
     target_shardings,
     with_drafter,
 )
 from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
-from eagle_jax.generation.vocabulary import narrow, read_vocabulary
+from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.models import transformer
-from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -51,36 +48,6 @@ from eagle_jax.parallel import PairSharding
 
 DrafterOf = Callable[[TreeConfig, AcceptanceRule], Drafter | None]
 """Makes the drafter of a tree and an acceptance rule, `None` for plain decoding."""
-
-ReadDraft = Callable[[Any, PairSharding | None], Any]
-"""Reads a draft model's weights: `(target_params, sharding) -> params`."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DraftSource:
-    """A draft model that is opened, but whose weights are not read.
-
-    Attributes:
-        model: The draft model.
-        read: The function that reads or makes its weights, to be laid out by a
-            sharding or, given `None`, on the default device.
-        folder: The folder of its files, `None` if it has none.
-        tokens: The tokens that it chooses among, ascending; `None` for all.
-    """
-
-    model: DraftModel
-    read: ReadDraft
-    folder: Path | None = None
-    tokens: tuple[int, ...] | None = None
-
-    def load(self, target_params: Any, sharding: PairSharding | None = None) -> Any:
-        """Reads or makes the weights, ready to run for all tokens.
-
-        Args:
-            target_params: The target's weights, of which a head borrows tables.
-            sharding: The target's sharding; `None` for the default device.
-        """
-        return _joined(self.read(target_params, sharding), sharding)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,7 +163,7 @@ class PairSource:
             InputError: If the weights or the tokenizer cannot be read.
         """
         shardings = target_shardings(sharding, self.config, self.bits)
-        target_params = _joined(self.read_target(shardings), sharding)
+        target_params = joined(self.read_target(shardings), sharding)
         drafter_params: Any = ()
         if self.draft is not None:
             whole = self.draft.load(target_params, sharding)
@@ -294,113 +261,6 @@ def open_pair(
         bits=bits,
         folder=folder,
     )
-
-
-def _joined(params: Any, sharding: PairSharding | None) -> Any:
-    """Returns weights that were just read, their products joined on a single device."""
-    return join_products(params, donate=True) if sharding is None else params
-
-
-def make_drafter(
-    method: Method,
-    draft: DraftSource | None,
-    tree: TreeConfig,
-    rule: AcceptanceRule,
-    *,
-    vocab_size: int,
-) -> Drafter | None:
-    """Returns the drafter of a method, `None` for plain decoding.
-
-    Args:
-        method: The method that drafts.
-        draft: The model that it drafts with, `None` if there is none.
-        tree: The tree's settings.
-        rule: The acceptance rule, see `methods.tree_drafter`.
-        vocab_size: The number of tokens the target knows, `V`.
-
-    Raises:
-        InputError: If the tree names a calibration or choices that cannot be used.
-    """
-    if method not in DRAFTS:
-        return weightless_drafter(method, tree, vocab_size)
-    if draft is None:
-        return None
-    model, folder = draft.model, draft.folder
-    if method == "eagle2+lookup":
-        return switch_drafter(model, tree, rule=rule, folder=folder)
-    return tree_drafter(method, model, tree, rule=rule, folder=folder)
-
-
-def open_draft_model(
-    name: str, target: TransformerConfig, *, dtype: str, method: Method
-) -> DraftSource:
-    """Opens a model that drafts for a target that is opened already.
-
-    Args:
-        name: The folder or hub name of what `DRAFTS` says.
-        target: The target's sizes.
-        dtype: The type of the weights; not "auto".
-        method: The method, one that drafts with a model.
-
-    Raises:
-        InputError: If something is missing or does not fit.
-    """
-    folder = checkpoints.resolve(name)
-    check_kind(folder, method)
-    if method == "small-model":
-        small, _ = checkpoints.open_target(folder)
-        checkpoints.check_small_model(target, small)
-
-        def read_small(_: TransformerParams, sharding: PairSharding | None) -> Any:
-            shardings = draft_shardings(sharding, transformer.init_params, small)
-            return checkpoints.load_target(folder, dtype, shardings)[1]
-
-        decoder = Transformer(config=small, dtype=dtype)
-        model = SmallModel(target=decoder, vocab_size=small.vocab_size)
-        return DraftSource(model=model, read=read_small, folder=folder)
-    head, read = open_heads(folder, target, dtype, method)
-
-    def read_head(
-        target_params: TransformerParams, sharding: PairSharding | None
-    ) -> Any:
-        shardings = draft_shardings(sharding, init_heads, head.config)
-        params: Any = read(folder, target, target_params, dtype, shardings)[1]
-        return head.join(params, target_params)
-
-    return DraftSource(model=head, read=read_head, folder=folder)
-
-
-def with_vocabulary(
-    draft: DraftSource | None,
-    given: str | int | None,
-    *,
-    vocab_size: int,
-    stop_tokens: tuple[int, ...],
-    read_tokenizer: Callable[[], tuple[Any, str | None]] | None = None,
-) -> DraftSource | None:
-    """Returns a draft model that chooses among some tokens alone.
-
-    Args:
-        draft: The draft model, `None` if there is none.
-        given: What `DecodingConfig.draft_vocabulary` says.
-        vocab_size: The number of tokens the target knows, `V`.
-        stop_tokens: The tokens that end the target's texts.
-        read_tokenizer: See `PairSource`; `None` for random weights, which fit any file.
-
-    Raises:
-        InputError: If the tokens cannot be used, see `read_vocabulary`.
-    """
-    if draft is None:
-        return None
-    tokens = read_vocabulary(
-        given,
-        draft.model,
-        draft.folder,
-        vocab_size=vocab_size,
-        stop_tokens=stop_tokens,
-        read_tokenizer=read_tokenizer,
-    )
-    return dataclasses.replace(draft, tokens=tokens)
 
 
 def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:

@@ -12,13 +12,9 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
+from eagle_jax.generation.drafts import DraftSource, make_drafter, with_vocabulary
 from eagle_jax.generation.methods import DRAFTS
-from eagle_jax.generation.pairs import (
-    DraftSource,
-    PairSource,
-    make_drafter,
-    with_vocabulary,
-)
+from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.models import transformer
