@@ -4,7 +4,6 @@ People may write into the file: only the tables of this command change in it, an
 versions that it names.
 """
 
-import bisect
 import dataclasses
 import importlib.metadata
 import itertools
@@ -33,7 +32,7 @@ _HEADER = (
     *("GFLOP", "GB in memory", "predicted ms"),
 )
 _OLD = _HEADER.index("GFLOP")  # Reports that are older end before it.
-_VERSIONS = re.compile(r"(?<=last with jax )\S+( and libtpu\s+)[^\s)]+(?=\))")
+_VERSIONS = re.compile(r"(last\s+with\s+jax\s+)\S+(\s+and\s+libtpu\s+)[^\s)]+(?=\))")
 _WORDS = """\
 # Compiled for TPUs
 
@@ -75,8 +74,8 @@ TPU is needed, and reads this table from what comes out (last with jax ? and lib
   reads from and writes to its main memory: of the loops one round or one token.
   **Predicted ms** is a PREDICTION from the peaks that are published for the chip
   (`eagle_jax/benchmarks/peaks.py`), and a floor: the longer of operations over peak and
-  bytes over bandwidth, and after it the collectives' bytes over the links. Rows without
-  these figures are older than they.
+  bytes over bandwidth, and after it the collectives' bytes over the links. Rows made
+  before these columns existed lack them.
 
 Nothing runs on a TPU here: there are no speeds, and no tokens to compare. `jax.export`
 writes the same programs into one file for CPUs, CUDA GPUs and TPUs;
@@ -96,13 +95,14 @@ class _Table:
     written: str | None = None
 
     def add(self, row: list[str]) -> None:
-        """Takes a row: in the place of the old one, or where its order wants it."""
+        """Takes a row: in place of the old one, or before the first that is later."""
         self.written = None
         keys = [old[: len(_KEY)] for old in self.rows]
         if row[: len(_KEY)] in keys:
             self.rows[keys.index(row[: len(_KEY)])] = row
         else:
-            bisect.insort(self.rows, row, key=_order)
+            after = (i for i, old in enumerate(self.rows) if _order(old) > _order(row))
+            self.rows.insert(next(after, len(self.rows)), row)
 
     def markdown(self) -> str:
         """Returns the table, as it was read where nothing is new."""
@@ -151,7 +151,7 @@ class CompileTable:
         )
         if any(table.written is None for table in self._tables):
             jax, libtpu = map(importlib.metadata.version, ("jax", "libtpu"))
-            text = _VERSIONS.sub(rf"{jax}\g<1>{libtpu}", text)
+            text = _VERSIONS.sub(rf"\g<1>{jax}\g<2>{libtpu}", text)
         write_whole(path, text)
 
 

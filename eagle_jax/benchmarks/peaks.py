@@ -21,9 +21,9 @@ class Chip:
         bandwidth: The bytes per second that its memory gives.
         link: The bytes per second that it receives over all its links together: half of
             what is published where that counts both directions.
-        links: The links that the least connected chip of a slice uses, by the chips
-            from which on a slice has so many; the last are all. A chip at the edge of
-            a slice has no neighbour there unless the slice is closed to a torus.
+        links: Pairs `(chips, links)`: from so many chips on, the least connected one
+            uses so many links; the last pair names all of them. A chip at the edge of a
+            slice has no neighbour there unless the slice is closed to a torus.
         memory_gib: The memory in GiB.
         near: The bytes of the memory on the chip itself: a TPU's vector memory, a GPU's
             second-level cache.
@@ -46,11 +46,8 @@ class Chip:
 
 
 # Only axes of 16 chips are closed in two dimensions, only cubes of 4 in three.
-_FLAT, _CUBE, _SWITCH = (
-    ((1, 2), (128, 3), (256, 4)),
-    ((1, 2), (8, 3), (64, 6)),
-    ((1, 1),),
-)
+_FLAT = ((1, 1), (4, 2), (128, 3), (256, 4))
+_CUBE = ((1, 1), (4, 2), (8, 3), (64, 6))
 _LINKS = {"v4": _CUBE, "v5p": _CUBE, "v5e": _FLAT, "v6e": _FLAT}
 _SLICES = (1, 4, 8, 16, 32, 64, 128, 256)
 _CORES = (8, 16, 32, 64, 128, 256, 512)
@@ -74,7 +71,7 @@ CHIPS = {
         flops=tera * 1e12,
         bandwidth=memory * 1e9,
         link=link * 1e9,
-        links=_LINKS.get(name, _SWITCH),
+        links=_LINKS.get(name, ((1, 1),)),  # Switches join all GPUs.
         memory_gib=gib,
         near=near * 2**20,
         counts=counts,

@@ -35,6 +35,10 @@ _PAPER_SPEEDUP = {
     "Llama-2-70B": 3.51,
     "Llama-3-70B": 3.29,
 }
+USABLE = 0.95
+"""The share of the memory that weights and caches may fill: what a program needs beside
+them is little, but never nothing."""
+
 _HEADER = (
     *("model", "machine", "context", "tree", "token ms", "round ms", "round / token"),
     *("most of a round", "tokens/round", "speedup"),
@@ -104,9 +108,9 @@ def lacking_gib(
     Returns:
         The GiB, rounded up; `None` where they fit.
     """
-    needed = target.gib(slots) + draft.gib(slots)
-    # What a program needs beside them is little, but never nothing.
-    return None if needed <= 0.95 * machine.gib else math.ceil(needed)
+    needed = target.gib(slots, machine) + draft.gib(slots, machine)
+    fits = needed <= USABLE * machine.chip.memory_gib
+    return None if fits else math.ceil(needed * machine.num_chips)
 
 
 def published_sizes(

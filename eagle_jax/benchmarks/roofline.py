@@ -5,9 +5,9 @@ read and the operations that it must do are counted from the weights' shapes, pa
 part, and a part takes the longer of the two: operations over the chip's peak, or bytes
 over its bandwidth. Parts run one after another, and collectives after the parts that
 need them, so all are added. What no peak bounds is left out: starting a kernel, waiting
-for a collective's first byte, choosing and following a tree. So a predicted time is a
-floor, and a prediction for a round, which starts more calls, is more hopeful than one
-for a token.
+for a collective's first byte, choosing and following a tree. So a predicted time is
+near a floor, but for weights that a compiler keeps on the chip from call to call, and a
+prediction for a round, which starts more calls, is more hopeful than one for a token.
 """
 
 import dataclasses
@@ -64,10 +64,10 @@ Call = dict[str, Work]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrices:
-    """Some matrices, on one device.
+    """Some weights, each counted once however many devices hold it.
 
     Attributes:
-        bytes: Their bytes.
+        bytes: Their bytes, norms and biases included.
         products: The multiplications of one row with all of them.
     """
 
@@ -138,12 +138,18 @@ class ModelSizes:
             itemsize=jnp.dtype(dtype).itemsize,
         )
 
-    def gib(self, slots: int) -> float:
-        """Returns the GiB of weights, an output head and a request's cache."""
-        layer = self.layer
+    def gib(self, slots: int, machine: Machine) -> float:
+        """Returns the GiB that a chip holds of weights, output head and caches.
+
+        Args:
+            slots: The slots of all requests' caches together.
+            machine: The devices that share the matrices.
+        """
+        layer, share = self.layer, 1 / machine.num_chips
+        kept = max(share, 1 / layer.num_kv_heads)
         entries = 2 * slots * layer.num_kv_heads * layer.head_dim * self.num_layers
-        weights = sum(x.bytes for x in (self.split, self.keys, self.whole))
-        total = weights + self.experts + self.head + entries * self.itemsize
+        total = (self.split.bytes + self.experts + self.head) * share
+        total += (self.keys.bytes + entries * self.itemsize) * kept + self.whole.bytes
         return total / 2**30
 
 
@@ -171,7 +177,8 @@ def call_work(
         slots: The slots of the cache, `S`.
         batch: The number of requests, `B`.
         follows: Whether a call of the same model was the last one. Weights that every
-            device has whole are taken to stay on the chip then, likewise.
+            device has whole are taken to stay on the chip then, if they fill up to half
+            of its own memory.
     """
     layer, share, tokens = sizes.layer, 1 / machine.num_chips, batch * rows
     split, keys, whole = sizes.split, sizes.keys, sizes.whole

@@ -23,7 +23,7 @@ TRAININGS: dict[str, TrainConfig] = {
 }
 """The ways of training, each with heads of the published sizes.
 
-`hydra-mlp` is `hydra` without its prefix layer."""
+`hydra-mlp` is left out: it is `hydra` without its prefix layer."""
 
 TIMED = ("forward", "step", "step, cached features")
 """The names of what is timed: the target alone, and a step with and without it."""

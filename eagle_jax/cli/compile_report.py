@@ -40,8 +40,8 @@ from eagle_jax.tuning.prediction import parse_grid
 
 _CONTEXTS = (512, 4096, 16384)
 _TREES = "60/6/10"
-_COMPILING = ("only", "programs", "layers", "output")  # Without --predict alone.
-_PREDICTING = ("contexts", "trees", "tau")  # With it alone.
+_COMPILING = ("only", "programs", "layers", "output")  # Only without --predict.
+_PREDICTING = ("contexts", "trees", "tau")  # Only with it.
 _ENVIRONMENT = {
     # The compiler alone is needed, and it asks for no TPU's metadata.
     "TPU_SKIP_MDS_QUERY": "1",
@@ -124,6 +124,10 @@ def _predict(arguments: argparse.Namespace) -> int:
     require_int32("--contexts", max(contexts))
     trees = _trees(_TREES if arguments.trees is None else arguments.trees)
     tau, drafted = arguments.tau, arguments.draft_vocabulary
+    if arguments.trees is not None and tau is None:
+        raise InputError(
+            f"--trees needs --tau: the papers' tokens per round are of {_TREES}"
+        )
     if tau is not None:
         most = 1 + min(tree.levels for tree in trees)
         wanted = f"1 to {most}, the most that a round gives"

@@ -57,10 +57,10 @@ class DraftSource:
             target_params: The target's weights, of which a head borrows tables.
             sharding: The target's sharding; `None` for the default device.
         """
-        return joined(self.read(target_params, sharding), sharding)
+        return ready_to_run(self.read(target_params, sharding), sharding)
 
 
-def joined(params: Any, sharding: PairSharding | None) -> Any:
+def ready_to_run(params: Any, sharding: PairSharding | None) -> Any:
     """Returns weights that were just read, their products joined on a single device."""
     return join_products(params, donate=True) if sharding is None else params
 

@@ -10,21 +10,16 @@ from eagle_jax import checkpoints
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import (
-    Eagle3Head,
-    find_tree_drafter,
-)
+from eagle_jax.drafting import Eagle3Head, find_tree_drafter
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.drafts import (
     DraftSource,
-    joined,
     make_drafter,
     open_draft_model,
+    ready_to_run,
     with_vocabulary,
 )
-from eagle_jax.generation.methods import (
-    DRAFTS,
-)
+from eagle_jax.generation.methods import DRAFTS
 from eagle_jax.generation.misfit import FitWatch
 from eagle_jax.generation.room import (
     check_depth,
@@ -163,7 +158,7 @@ class PairSource:
             InputError: If the weights or the tokenizer cannot be read.
         """
         shardings = target_shardings(sharding, self.config, self.bits)
-        target_params = joined(self.read_target(shardings), sharding)
+        target_params = ready_to_run(self.read_target(shardings), sharding)
         drafter_params: Any = ()
         if self.draft is not None:
             whole = self.draft.load(target_params, sharding)

@@ -39,7 +39,12 @@ class Beginning:
 
 
 def open_beginning(
-    folder: Path, target_folder: Path, target: TransformerConfig, config: TrainConfig
+    folder: Path,
+    target_folder: Path,
+    target: TransformerConfig,
+    config: TrainConfig,
+    *,
+    dtype: str,
 ) -> Beginning:
     """Opens a head to begin with, whose sizes, rope and biases are kept.
 
@@ -48,6 +53,8 @@ def open_beginning(
         target_folder: The target's folder, from `resolve`.
         target: The target's sizes.
         config: All settings of the run; sizes that `head` does not set are the head's.
+        dtype: The type of the target's weights in this run, in which its embedding
+            table and the head's must be equal: a head may have been exported so.
 
     Raises:
         InputError: If the head is of another kind, of other sizes than are set, does
@@ -66,9 +73,9 @@ def open_beginning(
             "begin with one of these, or train the other kind"
         )
     _check_sizes(folder, head, target, config.head)
-    own = checkpoints.read_own_embedding(folder, head, "float32")
+    own = checkpoints.read_own_embedding(folder, head, dtype)
     if own is not None:
-        table = checkpoints.read_embedding(target_folder, "float32")
+        table = checkpoints.read_embedding(target_folder, dtype)
         if not np.array_equal(np.asarray(own), np.asarray(table)):
             raise InputError(
                 f"{folder} holds a head with an embedding table of its own, and heads "
@@ -79,7 +86,8 @@ def open_beginning(
 
     def read(target_params: Any, sharding: PairSharding) -> Any:
         shardings = draft_shardings(sharding, init_heads, sizes)
-        return load(folder, target, target_params, "float32", shardings)[1]
+        params = load(folder, target, target_params, "float32", shardings)[1]
+        return dataclasses.replace(params, embedding=None)  # It is the target's.
 
     return Beginning(sizes, read)
 
@@ -89,12 +97,18 @@ def _check_sizes(
 ) -> None:
     """Refuses settings that the head does not have."""
     given: dict[str, Any] = vars(head) | vars(head.layer)
-    if isinstance(head, Eagle3HeadConfig):
+    asked = {
+        name: value
+        for name, value in vars(wanted).items()
+        if name not in _NO_SIZES and value != getattr(HeadConfig(), name)
+    }
+    if wanted.feature_layers is not None:
+        assert isinstance(head, Eagle3HeadConfig), "other kinds have no use for it"
         reading = checkpoints.eagle3_target(target, head.feature_layers)
-        given |= {"feature_layers": " ".join(map(str, reading.feature_layers))}
-    for name, value in vars(wanted).items():
-        is_set = name not in _NO_SIZES and value != getattr(HeadConfig(), name)
-        if is_set and given[name] != value:
+        given |= {"feature_layers": reading.feature_layers}
+        asked["feature_layers"] = tuple(map(int, wanted.feature_layers.split()))
+    for name, value in asked.items():
+        if given[name] != value:
             raise InputError(
                 f"{folder} holds a head whose {name} is {given[name]}, not {value}; "
                 f"leave {name} out of [head], or begin with a head that has it"

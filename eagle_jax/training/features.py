@@ -118,7 +118,8 @@ def write_features(
     is_first = jax.process_index() == 0
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    index = check_features(folder, rows, target=target, dtype=dtype)
+    check_features(folder, rows, target=target, dtype=dtype)
+    index = _read_index(folder)
     is_new = index is None
     if index is None:
         first = _compute(rows, range(min(batch_size, len(rows))), compute, batch_size)
@@ -151,7 +152,7 @@ def write_features(
 
 def check_features(
     folder: Path, rows: PackedRows, *, target: str, dtype: FeatureDtype
-) -> _Index | None:
+) -> None:
     """Refuses a folder that `write_features` cannot go on with, before any is computed.
 
     Args:
@@ -159,9 +160,6 @@ def check_features(
         rows: The rows, `[R, T]` fields.
         target: The fingerprint of the target that computes the features.
         dtype: The type that features are stored in.
-
-    Returns:
-        The index of what is there; `None` where there are no features.
 
     Raises:
         InputError: If the folder holds features of other rows, another target or
@@ -175,17 +173,16 @@ def check_features(
             f"{folder} holds .safetensors files but no index.json, so they are no "
             "features written here; give another folder"
         )
-    return index
 
 
 def _wanted(rows: PackedRows, target: str, dtype: FeatureDtype) -> dict[str, Any]:
     """Returns what the index of these rows' features says of them."""
     return {
+        "dtype": dtype,  # First: the target's print may name it, too.
         "rows": fingerprint_rows(rows),
         "target": target,
         "num_rows": len(rows),
         "length": int(rows.tokens.shape[1]),
-        "dtype": dtype,
     }
 
 

@@ -114,7 +114,9 @@ def train_head(
     mesh = mesh or MeshShape(data=jax.device_count())
     begun = None
     if begin_with is not None:
-        begun = open_beginning(begin_with, folder, source.config, config)
+        begun = open_beginning(
+            begin_with, folder, source.config, config, dtype=source.dtype
+        )
     head = new_head(source.config, config) if begun is None else begun.sizes
     sharding = _shard(source, config, mesh, head)
     files = (*data, *held_out_data)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from eagle_jax.benchmarks.pair_sizes import draft_sizes, target_sizes
 from eagle_jax.benchmarks.peaks import Machine
-from eagle_jax.benchmarks.predictions import lacking_gib
+from eagle_jax.benchmarks.predictions import USABLE, lacking_gib
 from eagle_jax.benchmarks.roofline import ModelSizes, call_work, part_seconds
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
@@ -46,8 +46,9 @@ def predict_steps(
     needed = lacking_gib(sizes, draft, machine, slots=batch_size * num_slots)
     if needed is not None:
         raise InputError(
-            f"{machine} has {machine.gib:g} GiB, and weights and caches of {num_slots} "
-            f"slots need {needed}; name a larger machine, or shorten the texts"
+            f"{machine} has {machine.gib:g} GiB, of which {USABLE:.0%} can be used, "
+            f"and weights with caches of {batch_size} x {num_slots} slots need "
+            f"{needed}; name a larger machine, or shorten the texts"
         )
     path = max(tree.levels for tree in trees) + 1
     widths = sorted({tree.width for tree in trees})

@@ -1,9 +1,17 @@
 """Timing of training steps."""
 
+from pathlib import Path
+
 import jax
 import pytest
 
-from eagle_jax.benchmarks.training import TIMED, time_training, training_step
+from eagle_jax.benchmarks.training import (
+    TIMED,
+    TRAININGS,
+    time_training,
+    training_step,
+)
+from eagle_jax.cli import benchmark
 from eagle_jax.models import transformer
 from tests import tiny
 
@@ -19,3 +27,15 @@ def test_steps_are_timed_beside_the_targets_forward(name: str) -> None:
     speeds = time_training(config, weights, batch_size=1, row_length=8, repeats=2)
     assert tuple(speeds) == TIMED
     assert all(len(values) == 2 and min(values) > 0 for values in speeds.values())
+
+
+def test_a_target_alone_is_enough(
+    tiny_pair: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(benchmark, "TRAININGS", {"eagle2": TRAININGS["eagle2"]})
+    sizes = ["--batch-size", "1", "--row-length", "8", "--repeats", "1"]
+    target = ["--target", f"{tiny_pair}/target"]
+    assert benchmark.main(["--training", *target, *sizes]) == 0
+    assert "eagle2" in capsys.readouterr().out

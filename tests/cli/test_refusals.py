@@ -213,6 +213,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--output", "questions.jsonl"], "is no report of this command"),
         (["--only", "nosuch"], "--only 'nosuch': no case begins so"),
         (["--tau", "4"], "only --predict reads --tau: give"),
+        ([*_AT_V5E, "--trees", "8/7/1"], "--trees needs --tau"),
         (["--trees", "8/7/1", "--contexts", "512"], "reads --contexts, --trees: give"),
         ([*_AT_V5E, "--output", "out.md"], "leave out --output"),
         (

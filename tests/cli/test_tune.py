@@ -1,6 +1,7 @@
 """The tuner as its users see it."""
 
 import contextlib
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from eagle_jax.benchmarks.peaks import CHIPS
 from eagle_jax.cli import tune as command
 from eagle_jax.config import GenerateConfig, Method, load_config
 from eagle_jax.generation.methods import DRAFTS
@@ -145,6 +147,19 @@ def test_predicted_costs_measure_nothing_and_say_so(
     text = (tmp_path / "tuned.toml").read_text()
     assert "PREDICTED, not measured" in text
     load_config(tmp_path / "tuned.toml", GenerateConfig)
+
+
+def test_a_pair_that_does_not_fit_a_machine_has_no_costs_there(
+    tune: Main,
+    flags: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = dataclasses.replace(CHIPS["v5e"], memory_gib=1e-6)
+    monkeypatch.setitem(CHIPS, "v5e", small)
+    assert tune([*flags, "--costs", "predicted:v5e-4"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "v5e-4 has 4e-06 GiB, of which 95% can be used" in line
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def test_broken_shards_are_written_again_and_leftovers_go(tmp_path: Path) -> Non
     [
         ({"target": "b"}, "of another target, kind of head or"),
         ({"dtype": "float16"}, "stored in another type"),
+        ({"dtype": "float16", "target": "a-float16"}, "stored in another type"),
         ({"rows": _rows(1)}, "of other data"),
         ({"rows": _rows(0, 12)}, "of other data"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import chex
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -281,6 +282,29 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
 
 
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_table_is_the_targets_if_it_is_in_the_type_of_the_run(
+    tiny_pair: Path, data: Path, tmp_path: Path
+) -> None:
+    """A run in bfloat16 exports the table rounded, and goes on with what it exports."""
+    target = tiny_pair / "target"
+    quick = {"steps": 1, "dtype": "bfloat16", "eval_prompts": 1, "eval_new_tokens": 4}
+    further = tiny_pair / "head"
+    for name in ("first", "second"):
+        further = train_head(
+            str(target),
+            [data],
+            tmp_path / name,
+            dataclasses.replace(config(**quick), tree=TREE),
+            begin_with=further,
+            mesh=MeshShape(data=1),
+        ).head
+    table = tensors_of(further)["embed_tokens.weight"]
+    exact = np.asarray(checkpoints.read_embedding(target, "float32"))
+    assert (table != exact).any()
+    np.testing.assert_array_equal(table, exact.astype(ml_dtypes.bfloat16))
+
+
 def test_heads_of_another_kind_or_size_are_not_trained_further(
     eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -301,7 +325,7 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     begin(eagle3, "holds an EAGLE-3 head", "kind eagle2")
     begin(eagle3, "size is 150, not 200", kind="eagle3", draft_vocab_size=200)
     begin(eagle3, "recycles_normed is", kind="eagle3", recycles_normed=True)
-    begin(eagle3, "layers is 2 3 4, not 1 2 4", kind="eagle3", feature_layers="1 2 4")
+    begin(eagle3, "(2, 3, 4), not (1, 2, 4)", kind="eagle3", feature_layers="1 2 4")
     begin(eagle2, "intermediate_size is 48, not 40", intermediate_size=40)
     begin(eagle2, "for EAGLE heads", kind="medusa")
     begin(tmp_path / "none", "none")
