@@ -11,6 +11,7 @@ from eagle_jax import checkpoints
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.heads import open_heads
+from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
@@ -38,29 +39,22 @@ class Beginning:
     read: Callable[[Any, PairSharding], Any]
 
 
-def open_beginning(
-    folder: Path,
-    target_folder: Path,
-    target: TransformerConfig,
-    config: TrainConfig,
-    *,
-    dtype: str,
-) -> Beginning:
+def open_beginning(folder: Path, source: PairSource, config: TrainConfig) -> Beginning:
     """Opens a head to begin with, whose sizes, rope and biases are kept.
 
     Args:
         folder: The head's folder.
-        target_folder: The target's folder, from `resolve`.
-        target: The target's sizes.
+        source: The target, opened from its files. In the type that its weights have
+            in this run its embedding table and the head's must be equal: a head may
+            have been exported so.
         config: All settings of the run; sizes that `head` does not set are the head's.
-        dtype: The type of the target's weights in this run, in which its embedding
-            table and the head's must be equal: a head may have been exported so.
 
     Raises:
         InputError: If the head is of another kind, of other sizes than are set, does
             not fit the target, or has an embedding table that is not the target's.
     """
-    kind = config.head.kind
+    kind, target = config.head.kind, source.config
+    assert source.folder is not None, "targets are trained for from their files"
     if kind not in ("eagle2", "eagle3"):
         raise InputError("`begin_with` is for EAGLE heads; leave it out")
     model, load = open_heads(folder, target, "float32", "eagle2")
@@ -73,9 +67,9 @@ def open_beginning(
             "begin with one of these, or train the other kind"
         )
     _check_sizes(folder, head, target, config.head)
-    own = checkpoints.read_own_embedding(folder, head, dtype)
+    own = checkpoints.read_own_embedding(folder, head, source.dtype)
     if own is not None:
-        table = checkpoints.read_embedding(target_folder, dtype)
+        table = checkpoints.read_embedding(source.folder, source.dtype)
         if not np.array_equal(np.asarray(own), np.asarray(table)):
             raise InputError(
                 f"{folder} holds a head with an embedding table of its own, and heads "

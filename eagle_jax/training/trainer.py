@@ -112,12 +112,8 @@ def train_head(
         date=None if before is None else before.get("date"),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
-    begun = None
-    if begin_with is not None:
-        begun = open_beginning(
-            begin_with, folder, source.config, config, dtype=source.dtype
-        )
-    head = new_head(source.config, config) if begun is None else begun.sizes
+    begun = open_beginning(begin_with, source, config) if begin_with else None
+    head = begun.sizes if begun else new_head(source.config, config)
     sharding = _shard(source, config, mesh, head)
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
@@ -142,7 +138,7 @@ def train_head(
         check_features(output / "features", read.rows, **_stored(folder, step_config))
     report(f"loading {target}")
     pair = source.load(sharding)
-    first = None if begun is None else begun.read(pair.params.target, sharding)
+    first = begun.read(pair.params.target, sharding) if begun else None
     _claim(output, identity, overwrite=overwrite)
     trained = Trained(
         target=folder,

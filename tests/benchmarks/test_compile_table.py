@@ -6,31 +6,12 @@ from pathlib import Path
 import pytest
 
 from eagle_jax.benchmarks.cases import every_case, with_layers
-from eagle_jax.benchmarks.compilation import PROGRAMS, Case, Report
+from eagle_jax.benchmarks.compilation import PROGRAMS, Case
 from eagle_jax.benchmarks.compile_table import CompileTable
+from tests.benchmarks.reports import a_report
 from tests.helpers import refused
 
 _REPORT = Path(__file__).parents[2] / "docs" / "compile.md"
-
-
-def compiled(program: str) -> Report:
-    return Report(
-        program=program,
-        seconds=12345,
-        arguments=2**30,
-        temporaries=2**29,
-        results=0,
-        aliased=2**28,
-        state=2**28,
-        copies=[],
-        host_calls=[],
-        collectives={},
-        moved=0,
-        flops=2e9,
-        traffic=10**9,
-        random_words=0,
-        most_collectives=None,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +47,7 @@ def with_programs(cases: list[Case], programs: tuple[str, ...]) -> CompileTable:
     table = CompileTable(_REPORT)
     for case in cases:
         for program in programs:
-            table.add(case, compiled(program))
+            table.add(case, a_report(program, seconds=12345))
     return table
 
 
@@ -122,7 +103,7 @@ def test_a_new_row_stands_with_others_of_its_model(tmp_path: Path) -> None:
 
 def test_columns_are_explained_in_the_report_as_in_a_new_one(tmp_path: Path) -> None:
     table = CompileTable()
-    table.add(every_case()[0], compiled("token"))
+    table.add(every_case()[0], a_report("token", seconds=12345))
     new = written(table, tmp_path)
     assert "(last with jax 9.8.7 and libtpu\n6.5.4). Sizes" in new
     missing = set(words(new)) - set(words(_REPORT.read_text()))

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.benchmarks.compilation import Case, Report
 from eagle_jax.cli import compile_report
+from tests.benchmarks.reports import a_report
 from tests.conftest import Main
 
 pytestmark = pytest.mark.skipif(
@@ -29,21 +30,12 @@ def compiled(case: Case, only: Sequence[str]) -> Iterator[Report]:
     for program in only:
         if case.name.startswith("Mixtral") and program == "training step":
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 33 of 32 GiB\n...")
-        yield Report(
-            program=program,
+        yield a_report(
+            program,
             seconds=case.target.num_layers,
-            arguments=2**30,
-            temporaries=2**29,
-            results=0,
-            aliased=2**28,
-            state=2**28,
-            copies=[],
-            host_calls=[],
             collectives={"all-reduce": 2, "all-gather": 1},
             moved=2**20,
-            flops=2e9,
             traffic=1638 * 10**7,
-            random_words=0,
             most_collectives=3,
         )
 
