@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import chex
 import jax
@@ -186,7 +186,9 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
 
 @pytest.fixture
 def train_eagle3(eagle3_pair: Path, data: Path, tmp_path: Path) -> Train:
-    def train(name: str, changes: dict[str, Any], **given: Any) -> Trained:
+    def train(
+        name: str, changes: dict[str, Any], layers: str | None = None, **given: Any
+    ) -> Trained:
         usual = {"steps": 4, "batch_size": 2, "eval_every": 2, "learning_rate": 0.01}
         limits = {"warmup_steps": 1, "eval_prompts": 1, "eval_new_tokens": 4}
         return train_head(
@@ -195,7 +197,9 @@ def train_eagle3(eagle3_pair: Path, data: Path, tmp_path: Path) -> Train:
             tmp_path / name,
             dataclasses.replace(
                 config(**(usual | limits | changes)),
-                head=HeadConfig(kind="eagle3", draft_vocab_size=40),
+                head=HeadConfig(
+                    kind="eagle3", draft_vocab_size=40, feature_layers=layers
+                ),
                 loss=LossConfig(alignment=2),
                 tree=TREE,
             ),
@@ -212,7 +216,7 @@ def tensors_of(head: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.usefixtures("quick_compilation")
 def test_an_eagle3_head_is_trained_resumed_and_drafted_with(
-    train_eagle3: Train, eagle3_pair: Path
+    train_eagle3: Train, eagle3_pair: Path, tmp_path: Path
 ) -> None:
     whole = train_eagle3("whole", {})
 
@@ -244,6 +248,24 @@ def test_an_eagle3_head_is_trained_resumed_and_drafted_with(
     refused(
         lambda: train_eagle3("further", still, resume=True), "the same `begin_with`"
     )
+    # Features of the layers that this head reads are none for another's.
+    other = functools.partial(train_eagle3, "other", still, "1 2 4")
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        other(progress=interrupt)
+    kept, theirs = (
+        run / "features" for run in (further.head.parent, tmp_path / "other")
+    )
+    shutil.copytree(kept, theirs)
+    loaded: list[str] = []
+    refused(
+        lambda: other(resume=True, report=loaded.append),
+        "features of another target, kind of head or feature layers",
+    )
+    assert not any("loading" in line for line in loaded)
 
 
 @pytest.mark.usefixtures("quick_compilation")
