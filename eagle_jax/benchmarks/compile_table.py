@@ -71,7 +71,8 @@ TPU is needed, and reads this table from what comes out (last with jax ? and lib
   they are summed over devices.
 - **Compile s** is processor time, all cores together.
 - **GFLOP** and **GB in memory** are what a chip computes by XLA's count and what it
-  reads from and writes to its main memory: of the loops one round or one token.
+  reads from and writes to its main memory: of the loops one round or one token, in
+  which a loop over the blocks of a cache counts once.
   **Predicted ms** is a PREDICTION from the peaks that are published for the chip
   (`eagle_jax/benchmarks/peaks.py`), and a floor: the longer of operations over peak and
   bytes over bandwidth, and after it the collectives' bytes over the links. Rows made

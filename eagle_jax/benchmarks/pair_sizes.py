@@ -27,8 +27,11 @@ def target_sizes(target: Any, params: Any, *, dtype: str) -> ModelSizes:
             f"costs are predicted for this package's decoder, not for "
             f"{type(target).__name__}; measure them"
         )
+    tables = params.embedding, params.output_head
     table = params.embedding if params.output_head is None else params.output_head
-    return ModelSizes.of(target.config.layer, params.layers, table, dtype=dtype)
+    return ModelSizes.of(
+        target.config.layer, params.layers, table, dtype=dtype, tables=tables
+    )
 
 
 def draft_sizes(model: Any, params: Any, *, dtype: str) -> ModelSizes:
@@ -36,7 +39,8 @@ def draft_sizes(model: Any, params: Any, *, dtype: str) -> ModelSizes:
 
     Args:
         model: The `DraftModel`: an EAGLE head or a small model.
-        params: Its parameters; only their shapes are read.
+        params: Its parameters; only their shapes are read. An EAGLE head's embedding
+            table is taken to be the target's.
         dtype: The type of weights and caches, whatever `params` have.
 
     Raises:
@@ -52,9 +56,20 @@ def draft_sizes(model: Any, params: Any, *, dtype: str) -> ModelSizes:
             f"{type(model).__name__}; measure them"
         )
     if isinstance(params, Eagle3DrafterParams):
-        head = dataclasses.replace(params.head, output_head=None)
-        table = params.head.output_head
-    else:
-        head, table = params.head, params.output_head
-    table = params.embedding if table is None else table
-    return ModelSizes.of(model.config.layer, head, table, dtype=dtype)
+        fused, table = params.head.fc, params.head.output_head
+        return ModelSizes.of(
+            model.config.layer,
+            dataclasses.replace(params.head, fc=None, output_head=None),
+            table,
+            dtype=dtype,
+            tables=table,
+            fused=fused,
+        )
+    is_narrow, table = params.offsets is not None, params.output_head
+    return ModelSizes.of(
+        model.config.layer,
+        params.head,
+        params.embedding if table is None else table,
+        dtype=dtype,
+        tables=table if is_narrow else (),
+    )

@@ -85,7 +85,7 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Some chips of a kind, over which every matrix is split.
+    """Some chips of a kind, which share the work of every row.
 
     Attributes:
         chip: The peaks of each chip.

@@ -15,8 +15,10 @@ from eagle_jax.benchmarks.roofline import (
     token_calls,
 )
 from eagle_jax.config import TreeConfig
+from eagle_jax.errors import InputError
 from eagle_jax.markdown import NOTHING, markdown
 from eagle_jax.models import eagle_head, transformer
+from eagle_jax.parallel import MeshShape, check_mesh
 
 PAPER_TAU = {
     "Llama-2-7B": 4.70,
@@ -95,20 +97,19 @@ def predict_round(
 
 
 def lacking_gib(
-    target: ModelSizes, draft: ModelSizes, machine: Machine, *, slots: int
+    models: Sequence[ModelSizes], machine: Machine, *, slots: int
 ) -> int | None:
-    """Returns the GiB that two models and their caches need, if there are too few.
+    """Returns the GiB that models and their caches need, if there are too few.
 
     Args:
-        target: The target.
-        draft: The model that drafts.
+        models: The models of a pair.
         machine: The machine.
         slots: The slots of all requests' caches together.
 
     Returns:
         The GiB, rounded up; `None` where they fit.
     """
-    needed = target.gib(slots, machine) + draft.gib(slots, machine)
+    needed = sum(model.gib(slots, machine) for model in models)
     fits = needed <= USABLE * machine.chip.memory_gib
     return None if fits else math.ceil(needed * machine.num_chips)
 
@@ -131,9 +132,12 @@ def published_sizes(
     width, size = table.shape
     drafted = min(draft_vocabulary or size, size)
     columns = jax.ShapeDtypeStruct((width, drafted), table.dtype)
+    tables = weights.embedding, table
+    # The head's own tables are the target's, but for a part of the columns.
+    own = columns if drafted < size else ()
     return (
-        ModelSizes.of(config.layer, weights.layers, table, dtype=dtype),
-        ModelSizes.of(head.layer, drafts, columns, dtype=dtype),
+        ModelSizes.of(config.layer, weights.layers, table, dtype=dtype, tables=tables),
+        ModelSizes.of(head.layer, drafts, columns, dtype=dtype, tables=own),
     )
 
 
@@ -148,7 +152,8 @@ def prediction_table(
     """Returns a markdown table of predictions for the models of `PAPER_TAU`.
 
     Args:
-        machines: The machines; a model that does not fit one has no figures there.
+        machines: The machines; a model that one cannot hold or split has no figures
+            there.
         contexts: The numbers of cache slots, `S`.
         trees: The trees that are drafted.
         tokens_per_round: The tokens that a round gives; `None` for `PAPER_TAU`.
@@ -164,10 +169,30 @@ def prediction_table(
         tau = tokens_per_round or paper
         for machine in machines:
             for slots in contexts:
+                misfit = _misfit(model, (target, draft), machine, slots)
                 for tree in trees:
-                    row = _row(target, draft, machine, tree, slots, tau)
-                    rows.append([model, str(machine), f"{slots:,}", *row])
+                    shown = f"{tree.num_nodes}/{tree.depth}/{tree.width}"
+                    row = [model, str(machine), f"{slots:,}", shown]
+                    if misfit is None:
+                        row += _row(target, draft, machine, tree, slots, tau)
+                    else:
+                        row += [NOTHING, NOTHING, NOTHING, misfit, NOTHING, NOTHING]
+                    rows.append(row)
     return markdown(_HEADER, rows)
+
+
+def _misfit(
+    model: str, sizes: Sequence[ModelSizes], machine: Machine, slots: int
+) -> str | None:
+    """Returns why a machine cannot run a published model, `None` if it can."""
+    chips = machine.num_chips
+    try:
+        mesh = MeshShape(tensor=chips)
+        check_mesh(mesh, MODELS[model], batch_size=1, num_devices=chips)
+    except InputError:
+        return f"{chips} chips do not divide it"
+    needed = lacking_gib(sizes, machine, slots=slots)
+    return None if needed is None else f"needs {needed} GiB"
 
 
 def _row(
@@ -178,14 +203,8 @@ def _row(
     slots: int,
     tau: float,
 ) -> list[str]:
-    shown = f"{tree.num_nodes}/{tree.depth}/{tree.width}"
-    needed = lacking_gib(target, draft, machine, slots=slots)
-    if needed is not None:
-        needs = f"needs {needed} GiB"
-        return [shown, NOTHING, NOTHING, NOTHING, needs, NOTHING, NOTHING]
     found = predict_round(target, draft, machine, tree, slots=slots)
     return [
-        shown,
         f"{1e3 * found.token:.2f}",
         f"{1e3 * found.token * found.ratio:.2f}",
         f"{found.ratio:.2f}",

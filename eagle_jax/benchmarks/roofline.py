@@ -86,8 +86,12 @@ class ModelSizes:
             mixtures, but with the multiplications of those that a row meets.
         keys: The matrices of keys and values, split by heads.
         whole: The weights that every device has whole (`parallel.rules`).
+        fused: The matrix that only a round's first call multiplies with, whole on every
+            device: EAGLE-3's, which fuses the target's features.
         experts: The bytes of all experts; 0 where there are none.
         head: The bytes of the output head.
+        tables: The bytes of the embedding table and the output head, without those that
+            it borrows from the other model of the pair.
         vocab_size: The tokens that the output head scores, `V`.
         itemsize: The bytes of a key, a value and an activation.
     """
@@ -97,14 +101,23 @@ class ModelSizes:
     split: Matrices
     keys: Matrices
     whole: Matrices
+    fused: Matrices
     experts: int
     head: int
+    tables: int
     vocab_size: int
     itemsize: int
 
     @classmethod
     def of(
-        cls, layer: LayerConfig, layers: Any, output_head: Any, *, dtype: str
+        cls,
+        layer: LayerConfig,
+        layers: Any,
+        output_head: Any,
+        *,
+        dtype: str,
+        tables: Any = (),
+        fused: Any = (),
     ) -> "ModelSizes":
         """Returns the sizes of a decoder or of an EAGLE head.
 
@@ -115,6 +128,8 @@ class ModelSizes:
             output_head: `[E, V]` or `[V, E]`, the table that scores tokens.
             dtype: The type of weights, caches and activations, whatever type `layers`
                 have now; quantized weights stay integers.
+            tables: The tables, or their shapes, that are this model's own.
+            fused: The matrix that only a round's first call multiplies with.
         """
         many = layers if isinstance(layers, tuple) else (layers,)
         mixtures = [getattr(one, "mlp", None) for one in many]
@@ -132,25 +147,41 @@ class ModelSizes:
             ),
             keys=keys,
             whole=whole,
+            fused=Matrices(bytes=_bytes(fused, dtype), products=_products(fused)),
             experts=_bytes(experts, dtype),
             head=_bytes(output_head, dtype),
+            tables=_bytes(tables, dtype),
             vocab_size=math.prod(output_head.shape) // layer.hidden_size,
             itemsize=jnp.dtype(dtype).itemsize,
         )
 
+    def share(self, machine: Machine) -> float:
+        """Returns what part of its matrices each device has.
+
+        That is all of a draft model that they do not divide evenly
+        (`parallel.rules.draft_rules`); a target that they do not divide is refused
+        (`parallel.mesh.check_mesh`).
+
+        Args:
+            machine: The devices that share the matrices.
+        """
+        divided = self.layer.num_heads, self.layer.intermediate_size, self.vocab_size
+        is_even = all(size % machine.num_chips == 0 for size in divided)
+        return 1 / machine.num_chips if is_even else 1.0
+
     def gib(self, slots: int, machine: Machine) -> float:
-        """Returns the GiB that a chip holds of weights, output head and caches.
+        """Returns the GiB that a chip holds of weights, tables and caches.
 
         Args:
             slots: The slots of all requests' caches together.
             machine: The devices that share the matrices.
         """
-        layer, share = self.layer, 1 / machine.num_chips
+        layer, share = self.layer, self.share(machine)
         kept = max(share, 1 / layer.num_kv_heads)
         entries = 2 * slots * layer.num_kv_heads * layer.head_dim * self.num_layers
-        total = (self.split.bytes + self.experts + self.head) * share
-        total += (self.keys.bytes + entries * self.itemsize) * kept + self.whole.bytes
-        return total / 2**30
+        total = (self.split.bytes + self.experts + self.tables) * share
+        total += (self.keys.bytes + entries * self.itemsize) * kept
+        return (total + self.whole.bytes + self.fused.bytes) / 2**30
 
 
 def call_work(
@@ -178,10 +209,11 @@ def call_work(
         batch: The number of requests, `B`.
         follows: Whether a call of the same model was the last one. Weights that every
             device has whole are taken to stay on the chip then, if they fill up to half
-            of its own memory.
+            of its own memory, and what only a round's first call needs is not read.
     """
-    layer, share, tokens = sizes.layer, 1 / machine.num_chips, batch * rows
+    layer, share, tokens = sizes.layer, sizes.share(machine), batch * rows
     split, keys, whole = sizes.split, sizes.keys, sizes.whole
+    fused = Matrices(bytes=0, products=0) if follows else sizes.fused
     # Keys and values are split by heads, of which a device has one at least.
     kept = max(share, 1 / layer.num_kv_heads)
     entries = 2 * batch * slots * layer.num_kv_heads * layer.head_dim
@@ -195,11 +227,10 @@ def call_work(
     sums = (2 * sizes.num_layers + 1) * tokens * layer.hidden_size * sizes.itemsize
     return {
         "weights": Work(
-            flops=2
-            * tokens
-            * (split.products * share + keys.products * kept + whole.products),
+            flops=2 * tokens * (split.products * share + keys.products * kept)
+            + 2 * tokens * (whole.products + fused.products),
             read=(split.bytes + (1 - unread) * sizes.experts) * share
-            + (keys.bytes * kept + (0 if stays else whole.bytes)),
+            + (keys.bytes * kept + (0 if stays else whole.bytes) + fused.bytes),
         ),
         "cache": Work(
             flops=4 * scores * sizes.num_layers * layer.head_dim,

@@ -189,7 +189,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
     refuse_other_heads(folder)
     if is_eagle3(folder):
         raise fields.refusal("this is an EAGLE-3 head; give an EAGLE-1/2 head here")
-    check_head_keys(fields)
+    check_head_keys(fields, "inputs")
     num_layers = fields.values.get("num_hidden_layers", 1)
     if num_layers != 1:
         raise fields.refusal(

@@ -124,9 +124,10 @@ def _predict(arguments: argparse.Namespace) -> int:
     require_int32("--contexts", max(contexts))
     trees = _trees(_TREES if arguments.trees is None else arguments.trees)
     tau, drafted = arguments.tau, arguments.draft_vocabulary
-    if arguments.trees is not None and tau is None:
+    if trees != _trees(_TREES) and tau is None:
         raise InputError(
-            f"--trees needs --tau: the papers' tokens per round are of {_TREES}"
+            "--trees needs --tau: the tokens per round that are known are those of the "
+            f"paper's own trees, for which {_TREES} stands"
         )
     if tau is not None:
         most = 1 + min(tree.levels for tree in trees)

@@ -38,6 +38,8 @@ def add_settings(parser: argparse.ArgumentParser, kind: Any, *names: str) -> Non
         text = inspect.getdoc(table) or ""
         words = re.search(rf"^    {name}: (.*(\n {{8}}.*)*)", text, re.MULTILINE)
         described = words[1].replace("%", "%%") if words else None
+        if described:  # Nobody can type `None`: a flag is left out.
+            described = re.sub(r"`None`\s+for", "by default", described)
         parser.add_argument(f"--{name.replace('_', '-')}", help=described, **options)
 
 

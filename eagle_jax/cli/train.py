@@ -66,7 +66,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="evaluate on these files instead of a share of the data",
     )
     add("--output", type=Path, required=True, help="folder of the run")
-    add("--begin-with", type=Path, help="a head whose weights are trained further")
+    add("--begin-with", help="folder or hub name of a head that is trained further")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")
     add_mesh_flags(parser)

@@ -50,7 +50,7 @@ from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import Topology
 from eagle_jax.tuning import contest, static, tried
-from eagle_jax.tuning.predicted import predict_steps
+from eagle_jax.tuning.predicted import check_target, predict_steps
 from eagle_jax.tuning.prediction import Prediction, finalists, predict, show, sizes
 
 _Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
@@ -130,8 +130,16 @@ def _tune_dynamic(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tu
     drafter_of = _with_tree(source)
     for tree in trees:
         _check_room(arguments, source, drafter_of(tree))
-    pair, measured = _load(arguments, source, drafter_of)
     machine = machine_of(arguments)
+    if machine is not None:
+        check_target(
+            source.config,
+            source.bits,
+            machine,
+            num_slots=1 + arguments.max_new_tokens,
+            batch_size=arguments.batch_size,
+        )
+    pair, measured = _load(arguments, source, drafter_of)
     if machine is None:
         costs = contest.time_parts(measured, trees)
     else:

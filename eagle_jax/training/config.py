@@ -33,7 +33,7 @@ class LossConfig:
             "official" (its DeepSpeed trainer) for all positions, padding included.
         alignment: The number of levels drafted from every position of a text (HASS,
             section 3.2: its passes; EAGLE-3: the steps of its training-time test);
-            `None` for 1, which is EAGLE-1's loss, and for an EAGLE-3 head for 7.
+            `None` for 1, which is EAGLE-1's loss, and 7 for an EAGLE-3 head.
         top_k_loss: The number of the target's most likely tokens in HASS's top-K loss;
             0 for none, 10 as published.
         top_k_weight: The weight of the top-K loss.
@@ -151,6 +151,9 @@ class DataConfig:
 class HeadConfig:
     """The kind and the sizes of a new head; `None` stands for the target's.
 
+    A head that is begun with keeps its own sizes, inputs, biases and recycling: what
+    differs here from the defaults must agree with them.
+
     Attributes:
         kind: The kind of head: "eagle2" for EAGLE-1/2, whose heads are the same,
             "eagle3", "medusa", "hydra" for Hydra++ with its prefix layer, or
@@ -168,7 +171,7 @@ class HeadConfig:
             whose inputs an EAGLE-3 head reads; `None` for the published ones, 2, half
             of the layers, and three before their end.
         recycles_normed: Whether an EAGLE-3 head continues drafts from its normalised
-            output, as some heads of speculators do; a head begun with must agree.
+            output, as some heads of speculators do.
         intermediate_size: The width of the feed-forward layer.
         num_heads: The number of query heads.
         num_kv_heads: The number of key/value heads.
@@ -225,7 +228,8 @@ class RunConfig:
         eval_prompt_tokens: The number of first tokens that a plain text's prompt has.
         calibrate: Whether the head gets a calibration, fitted on the held-out prompts.
         keep: The number of newest checkpoints kept, beside the best.
-        explode: Stop when the loss is this many times its running mean.
+        explode: Stop when the loss is this many times its running mean, or before there
+            is one, the first loss.
     """
 
     steps: int = 10_000

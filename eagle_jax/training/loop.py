@@ -216,11 +216,13 @@ class Run:
         """
         fetched = jax.device_get(pending)
         losses = [float(metrics.loss) for metrics in fetched]
+        # A window that diverges is no yardstick: the first is judged by its first loss.
+        before = self._usual_loss
+        self._usual_loss = losses[0] if before is None else before
         for number, loss in enumerate(losses, done - len(losses) + 1):
             if self._is_wrong(loss):
                 raise DivergedError(self._went_wrong(number, loss))
-            if self._usual_loss is None:  # A window that diverges is no yardstick.
-                self._remember(loss)
+        self._usual_loss = before
         self._remember(float(np.mean(losses)))
         names = ("loss", "feature_loss", "token_loss", "agreement")
         return {

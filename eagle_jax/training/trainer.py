@@ -73,7 +73,7 @@ def train_head(
     config: TrainConfig,
     *,
     held_out_data: Sequence[Path] = (),
-    begin_with: Path | None = None,
+    begin_with: str | None = None,
     mesh: MeshShape | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -88,8 +88,8 @@ def train_head(
         output: The run's folder, see `check_output`.
         config: All settings of the run.
         held_out_data: The files to evaluate on instead of a share of the data.
-        begin_with: The folder of a head of the same kind whose weights are trained
-            further, and whose sizes are kept; `None` for new ones.
+        begin_with: A folder or hub name of a head of the same kind whose weights are
+            trained further, and whose sizes are kept; `None` for new ones.
         mesh: The shape of the mesh; by default all devices share the rows of a step.
         resume: Whether to go on with the run in `output`, bit for bit.
         overwrite: Whether to replace the run in `output`.
@@ -112,13 +112,14 @@ def train_head(
         date=None if before is None else before.get("date"),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
-    begun = open_beginning(begin_with, source, config) if begin_with else None
+    beginning = checkpoints.resolve(begin_with) if begin_with else None
+    begun = open_beginning(beginning, source, config) if beginning else None
     head = begun.sizes if begun else new_head(source.config, config)
     sharding = _shard(source, config, mesh, head)
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
-    if begin_with is not None:
-        identity["begin_with"] = checkpoints.fingerprint_folder(begin_with)
+    if beginning is not None:
+        identity["begin_with"] = checkpoints.fingerprint_folder(beginning)
     if resume:
         _check_same_run(output, before, identity, config, report)
     report("reading the data")

@@ -6,13 +6,45 @@ from eagle_jax.benchmarks.pair_sizes import draft_sizes, target_sizes
 from eagle_jax.benchmarks.peaks import Machine
 from eagle_jax.benchmarks.predictions import USABLE, lacking_gib
 from eagle_jax.benchmarks.roofline import ModelSizes, call_work, part_seconds
+from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params, Target
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.parallel import MeshShape, check_mesh
 from eagle_jax.tuning.costs import StepCosts
 
 _DTYPE = "bfloat16"  # That is what published peaks are for.
+
+
+def check_target(
+    config: TransformerConfig,
+    bits: int | None,
+    machine: Machine,
+    *,
+    num_slots: int,
+    batch_size: int,
+) -> None:
+    """Refuses a target that a machine cannot hold or split, before it is read.
+
+    Args:
+        config: The target's sizes.
+        bits: The bits of its layers' matrices, 8 or 4; `None` if they are not
+            quantized.
+        machine: The machine.
+        num_slots: The least number of cache slots, `S`.
+        batch_size: The number of requests, `B`.
+
+    Raises:
+        InputError: If the chips do not divide it, or have too little memory.
+    """
+    chips = machine.num_chips
+    mesh = MeshShape(tensor=chips)
+    check_mesh(mesh, config, batch_size=batch_size, num_devices=chips)
+    target = Transformer(config=config, dtype=_DTYPE)
+    sizes = target_sizes(target, target_shapes(config, bits), dtype=_DTYPE)
+    _check_memory((sizes,), machine, batch_size, num_slots)
 
 
 def predict_steps(
@@ -27,7 +59,7 @@ def predict_steps(
 ) -> StepCosts:
     """Returns predicted costs, for weights and caches in bfloat16.
 
-    They are floors, see `eagle_jax.benchmarks.roofline`: nothing is run or compiled.
+    They are near floors (`eagle_jax.benchmarks.roofline`): nothing is run or compiled.
 
     Args:
         target: The target.
@@ -43,13 +75,7 @@ def predict_steps(
     """
     sizes = target_sizes(target, params.target, dtype=_DTYPE)
     draft = draft_sizes(drafter.model, params.drafter, dtype=_DTYPE)
-    needed = lacking_gib(sizes, draft, machine, slots=batch_size * num_slots)
-    if needed is not None:
-        raise InputError(
-            f"{machine} has {machine.gib:g} GiB, of which {USABLE:.0%} can be used, "
-            f"and weights with caches of {batch_size} x {num_slots} slots need "
-            f"{needed}; name a larger machine, or shorten the texts"
-        )
+    _check_memory((sizes, draft), machine, batch_size, num_slots)
     path = max(tree.levels for tree in trees) + 1
     widths = sorted({tree.width for tree in trees})
 
@@ -68,3 +94,15 @@ def predict_steps(
         read={width: seconds(draft, path, 1) for width in widths},
         step={width: seconds(draft, width, width, follows=True) for width in widths},
     )
+
+
+def _check_memory(
+    models: Sequence[ModelSizes], machine: Machine, batch_size: int, num_slots: int
+) -> None:
+    needed = lacking_gib(models, machine, slots=batch_size * num_slots)
+    if needed is not None:
+        raise InputError(
+            f"{machine} has {machine.gib:g} GiB, of which {USABLE:.0%} can be used, "
+            f"and weights with caches of {batch_size} x {num_slots} slots need "
+            f"{needed}; name a larger machine, or shorten the texts"
+        )

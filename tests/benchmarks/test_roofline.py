@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from eagle_jax.benchmarks.pair_sizes import draft_sizes
 from eagle_jax.benchmarks.peaks import CHIPS, Machine, parse_machine
 from eagle_jax.benchmarks.predictions import (
     PAPER_TAU,
@@ -18,9 +19,11 @@ from eagle_jax.benchmarks.predictions import (
 from eagle_jax.benchmarks.roofline import ModelSizes, call_work, token_calls
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
+from eagle_jax.drafting.eagle import Eagle3DrafterParams, Eagle3Head
 from eagle_jax.errors import InputError
 from eagle_jax.models import cache as kv
-from eagle_jax.models import transformer
+from eagle_jax.models import eagle3_head, transformer
+from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.joined import join_products
 from eagle_jax.models.quantized import GROUP_SIZE
 from eagle_jax.testing.traffic import memory_bytes
@@ -163,6 +166,53 @@ def test_what_a_mesh_leaves_whole_is_read_by_every_chip() -> None:
         assert saved == (0 if is_read_again else draft.whole.bytes)
 
 
+def test_features_are_fused_once_in_a_round_of_eagle3() -> None:
+    head = Eagle3HeadConfig(
+        layer=_CONFIG.layer,
+        feature_size=3 * 256,
+        draft_vocab_size=500,
+        vocab_size=1000,
+        max_positions=64,
+    )
+    shapes = jax.eval_shape(
+        lambda: eagle3_head.init_params(jax.random.key(0), head, "float32")
+    )
+    params = Eagle3DrafterParams(head=shapes, embedding=jnp.zeros((1000, 256)))
+    model = Eagle3Head(config=head, dtype="float32")
+    draft = draft_sizes(model, params, dtype="float32")
+    first, further = (
+        call_work(draft, _V5E, rows=2, scored=1, slots=1, follows=follows)["weights"]
+        for follows in (False, True)
+    )
+    assert first.read - further.read == 4 * 3 * 256 * 256
+    assert first.flops - further.flops == 2 * 2 * 3 * 256 * 256
+
+
+@pytest.mark.parametrize(("tokens", "is_split"), [(8192, True), (8190, False)])
+def test_a_draft_that_chips_do_not_divide_is_whole_on_each(
+    tokens: int, is_split: bool
+) -> None:
+    _, draft = published_sizes("Llama-3-8B", tokens)
+    alone, of_four = (
+        call_work(draft, parse_machine(name), rows=1, scored=1, slots=1)
+        for name in ("v5e-1", "v5e-4")
+    )
+    share = 1 / 4 if is_split else 1
+    assert of_four["head"].read == share * alone["head"].read
+    assert (of_four["weights"].read < alone["weights"].read) == is_split
+    assert (of_four["collectives"].moved > 0) == is_split
+
+
+def test_tables_that_a_head_borrows_take_memory_once() -> None:
+    """Llama-3-8B has 14.96 GiB of weights, its head 0.47 without its tables."""
+    target, draft = published_sizes("Llama-3-8B")
+    assert target.gib(0, _V5E) == pytest.approx(14.96, abs=0.01)
+    assert draft.gib(0, _V5E) == pytest.approx(0.47, abs=0.01)
+    _, narrow = published_sizes("Llama-3-8B", 32768)
+    columns = 2 * 4096 * 32768 / 2**30
+    assert narrow.gib(0, _V5E) - draft.gib(0, _V5E) == pytest.approx(columns)
+
+
 def test_joined_products_are_counted_as_those_they_join() -> None:
     weights = transformer.init_params(jax.random.key(0), _CONFIG, "float32")
     joined = join_products(weights)
@@ -228,3 +278,11 @@ def test_what_does_not_fit_has_no_figures() -> None:
     assert ours["Llama-3-70B"][7] == f"needs {math.ceil(134.0)} GiB"
     assert ours["Llama-3-70B"][-1] == ours["Llama-2-13B"][-1] == "-"
     assert float(ours["Llama-2-7B"][-1]) > 1
+
+
+def test_what_chips_do_not_divide_has_no_figures() -> None:
+    tree = TreeConfig(num_nodes=60, depth=6, width=10)
+    table = prediction_table([parse_machine("v5e-16")], [512], [tree])
+    (row,) = [x for x in table.splitlines() if "13B" in x and "v5e-16" in x]
+    *_, bound, tau, speedup, _ = [cell.strip() for cell in row.split("|")]
+    assert (bound, tau, speedup) == ("16 chips do not divide it", "-", "-")

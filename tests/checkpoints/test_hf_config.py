@@ -290,6 +290,8 @@ def test_an_unknown_key_of_a_head_is_warned_about(tmp_path: Path) -> None:
     plain = head_config(write(tmp_path, _HEAD))
     with pytest.warns(UserWarning, match="left out of account: shiny;"):
         assert head_config(write(tmp_path, _HEAD | {"shiny": "yes"})) == plain
+    # A warning would be an error here.
+    assert head_config(write(tmp_path, _HEAD | {"inputs": "token"})).inputs == "token"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"llama"', "\udcff"])

@@ -11,6 +11,7 @@ import pytest
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import GenerateConfig
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.training.config import TrainConfig
 from tests.conftest import Main, load_main
 from tests.evaluation.synthetic import plain, write
 
@@ -89,8 +90,17 @@ def test_a_file_of_another_tokenizer_is_refused_by_every_command(
     assert [line.startswith(wanted) for line in refusals] == [True, True]
 
 
-def test_the_help_says_only_what_can_be_typed() -> None:
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (GenerateConfig, ("draft_vocabulary", "max_length", "calibration", "choices")),
+        (TrainConfig, ("alignment", "draft_heads", "feature_layers")),
+    ],
+)
+def test_the_help_of_settings_says_only_what_can_be_typed(
+    kind: type, names: tuple[str, ...]
+) -> None:
     parser = argparse.ArgumentParser()
-    add_settings(parser, GenerateConfig, "draft_vocabulary")
-    text = parser.format_help()
-    assert "count-tokens" in text and "None" not in text
+    add_settings(parser, kind, *names)
+    text = " ".join(parser.format_help().split())
+    assert "by default" in text and "None" not in text

@@ -375,3 +375,25 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     assert kept == [str(last)]
     assert f"the best head so far is in {output}/head" in line
     assert all(np.isfinite(tensor).all() for tensor in head_of(output).values())
+
+
+def test_a_first_step_of_a_new_head_is_no_yardstick_for_later_windows(
+    train: Main,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = [10.0, 1.0, 1.0, 1.0, 1.0, 50.0]
+    one_step = Run._one_step
+
+    def scripted(self: Run, step: int) -> object:
+        state, metrics, count = one_step(self, step)
+        loss = np.float32(losses[min(step, len(losses) - 1)])
+        return state, dataclasses.replace(metrics, loss=loss), count
+
+    monkeypatch.setattr(Run, "_one_step", scripted)
+    given = [*flags, "--output", str(tmp_path / "run"), "--log-every", "4"]
+    line = refused(train, given, capsys)
+    # Of the first window 10 times its mean are allowed, 32.5, not 10 times its first.
+    assert "the loss of step 6 is 50 (before: 3.25)" in line

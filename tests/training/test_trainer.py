@@ -242,7 +242,7 @@ def test_an_eagle3_head_is_trained_resumed_and_drafted_with(
     )
     assert drafted[0].token_ids == plain[0].token_ids
     still = {"steps": 1, "learning_rate": 1e-30, "cache_features": True}
-    further = train_eagle3("further", still, begin_with=whole.head)
+    further = train_eagle3("further", still, begin_with=str(whole.head))
     index = json.loads((further.head.parent / "features" / "index.json").read_text())
     assert index["width"] == 4 * tiny.LAYER.hidden_size
     refused(
@@ -295,7 +295,7 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
         [data],
         tmp_path / "further",
         dataclasses.replace(still, head=sizes, tree=TREE),
-        begin_with=begun,
+        begin_with=str(begun),
         mesh=MeshShape(data=1),
     )
     read = checkpoints.head_config if kind == "eagle2" else checkpoints.eagle3_config
@@ -318,7 +318,7 @@ def test_a_table_is_the_targets_if_it_is_in_the_type_of_the_run(
             [data],
             tmp_path / name,
             dataclasses.replace(config(**quick), tree=TREE),
-            begin_with=further,
+            begin_with=str(further),
             mesh=MeshShape(data=1),
         ).head
     table = tensors_of(further)["embed_tokens.weight"]
@@ -340,7 +340,7 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
         settings = dataclasses.replace(CONFIG, head=HeadConfig(kind=kind, **sizes))
         target, output = str(eagle3_pair / "target"), tmp_path / "run"
         run = functools.partial(train_head, target, [data], output, settings)
-        refused(lambda: run(begin_with=folder, mesh=MeshShape(data=1)), *named)
+        refused(lambda: run(begin_with=str(folder), mesh=MeshShape(data=1)), *named)
         assert not output.exists()
 
     begin(eagle2, "holds an EAGLE-1/2 head", "kind eagle3", kind="eagle3")
