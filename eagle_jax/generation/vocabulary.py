@@ -13,6 +13,8 @@ file without the tokenizer's fingerprint is taken for the target's.
 
 import hashlib
 import json
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from eagle_jax.drafting import DraftModel, EagleHead, SmallModel
 from eagle_jax.errors import InputError
 from eagle_jax.generation.shardings import model_sharding
 from eagle_jax.parallel import PairSharding
+from eagle_jax.parallel.mesh import TENSOR
 from eagle_jax.parsing import read_json
 
 _COUNT = "count one with eagle-jax count-tokens"
@@ -175,7 +178,16 @@ def narrow(
     narrowed = model.narrow(params, jnp.asarray(tokens, jnp.int32))
     if sharding is None:
         return narrowed
-    places = model_sharding(sharding, model, narrowed).drafter_shardings(narrowed)
+    spread = model_sharding(sharding, model, narrowed)
+    if spread.drafter != model_sharding(sharding, model, params).drafter:
+        parts = math.prod(sharding.mesh.shape[axis] for axis in TENSOR)
+        warnings.warn(
+            f"a draft vocabulary of {len(tokens)} tokens cannot be split over "
+            f"tensor = {parts} devices, so each holds the whole draft model; take a "
+            f"multiple of {parts}",
+            stacklevel=2,
+        )
+    places = spread.drafter_shardings(narrowed)
     kept = {id(leaf) for leaf in jax.tree.leaves(params)}
     return jax.tree.map(
         lambda leaf, place: leaf if id(leaf) in kept else jax.device_put(leaf, place),

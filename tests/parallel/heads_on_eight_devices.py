@@ -5,6 +5,7 @@ python -m tests.parallel.heads_on_eight_devices TINY_PAIR OUTPUT_FOLDER
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,10 @@ def check_narrowed(method: Method, pair: Path, home: Path, size: int) -> None:
     source = open_pair(
         *names, tree=tree, dtype="float32", method=method, draft_vocabulary=str(file)
     )
-    params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
+    with warnings.catch_warnings(record=True) as warned:
+        params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
+    said = any("take a multiple of 4" in str(each.message) for each in warned)
+    assert said == (size % 4 > 0)
     head = getattr(params, "model", params).output_head
     assert held(head) == (target.layer.hidden_size, size if size % 4 else size // 4)
     flags = ["--target", names[0], "--draft", names[1], "--method", method]
