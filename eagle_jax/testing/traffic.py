@@ -98,6 +98,10 @@ def _accessed(one: _Instruction, scope: _Computation, program: _Program) -> int:
     operands = [_bytes(scope[operand].kind) for operand in one.operands]
     if name in _PARTS:
         return min(operands[0], _size(one.kind)) + _bytes(one.kind)
+    if name.removesuffix("-start") in _PARTS:
+        # Its type names the operands, and after them the part.
+        size, _, layout = _arrays(one.kind)[len(operands)]
+        return min(operands[0], size) + (0 if "S(" in layout else size)
     if name in _UPDATES:
         update = one.operands[_UPDATES[name]]
         return _bytes(scope[update].kind) + min(operands[0], _size(scope[update].kind))

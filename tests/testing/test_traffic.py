@@ -107,6 +107,26 @@ s32[]{:S(2)}) async-start(%x), calls=%part
 """
 
 
+_IN_PIECES = """\
+HloModule m, is_scheduled=true
+
+ENTRY %main (x: bf16[1024,256]) -> bf16[512,256] {
+  %x = bf16[1024,256]{1,0:T(8,128)(2,1)} parameter(0)
+  %a = ((bf16[1024,256]{1,0:T(8,128)(2,1)}), bf16[512,256]{1,0:T(8,128)(2,1)S(1)}, \
+s32[]{:S(2)}) slice-start(%x), slice={[0:512], [0:256]}
+  %b = ((bf16[1024,256]{1,0:T(8,128)(2,1)}), bf16[512,256]{1,0:T(8,128)(2,1)S(1)}, \
+s32[]{:S(2)}) slice-start(%x), slice={[512:1024], [0:256]}
+  %c = bf16[512,256]{1,0:T(8,128)(2,1)S(1)} slice-done(%a)
+  %d = bf16[512,256]{1,0:T(8,128)(2,1)S(1)} slice-done(%b)
+  ROOT %y = bf16[512,256]{1,0:T(8,128)(2,1)S(1)} add(%c, %d)
+}
+"""
+
+
+def test_what_comes_in_pieces_is_read_once() -> None:
+    assert memory_bytes(_IN_PIECES) == 2 * 1024 * 256
+
+
 def test_vector_memory_costs_nothing() -> None:
     """The part that is brought there is read once, the sum written once."""
     assert memory_bytes(_ON_A_TPU) == 2 * (2 * 256 * 256)
