@@ -122,7 +122,8 @@ class Report:
         flops: The operations of the whole program by XLA's own count, where a loop
             counts as often as the program says that it runs, see `testing.traffic`: the
             loop of all rounds, or of all tokens, counts once.
-        traffic: The bytes that it moves in a device's main memory, counted likewise.
+        traffic: The bytes that it moves in a device's main memory, counted likewise;
+            of a loop of decoding without what runs once, before it.
         random_words: The words of the largest array of noise that a device makes.
         most_collectives: The largest number of collectives that is allowed; `None`
             where no rule gives one.
@@ -306,7 +307,7 @@ def _compile(
         collectives=programs.count_collectives(lines),
         moved=programs.moved_bytes(lines),
         flops=compiled.cost_analysis()["flops"] + traffic.repeated_flops(text),
-        traffic=traffic.memory_bytes(text),
+        traffic=traffic.memory_bytes(text, in_loops=name in LOOPS),
         random_words=programs.random_words(lines),
         most_collectives=most_collectives(case, name),
     )

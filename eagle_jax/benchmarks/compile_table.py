@@ -72,7 +72,8 @@ TPU is needed, and reads this table from what comes out (last with jax ? and lib
 - **Compile s** is processor time, all cores together.
 - **GFLOP** and **GB in memory** are what a chip computes by XLA's count and what it
   reads from and writes to its main memory: of the loops one round or one token, in
-  which a loop over the blocks of a cache counts once.
+  which a loop over the blocks of a cache counts once. Copies of weights in another
+  layout that are made once, before the loop, are *temporaries* alone.
   **Predicted ms** is a PREDICTION from the peaks that are published for the chip
   (`eagle_jax/benchmarks/peaks.py`), and a floor: the longer of operations over peak and
   bytes over bandwidth, and after it the collectives' bytes over the links. Rows made

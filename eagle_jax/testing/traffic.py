@@ -41,7 +41,7 @@ _Computation = Mapping[str, _Instruction]
 _Program = Mapping[str, _Computation]
 
 
-def memory_bytes(text: str) -> int:
+def memory_bytes(text: str, *, in_loops: bool = False) -> int:
     """Returns the bytes that a device reads from and writes to its main memory.
 
     A loop that is not known to end after so many steps counts once: of the loop of a
@@ -50,12 +50,16 @@ def memory_bytes(text: str) -> int:
 
     Args:
         text: The program's text, as `jax.stages.Compiled.as_text` returns it.
+        in_loops: Whether to leave out what runs once before and after the loops, such
+            as copies of weights in another layout.
     """
-    program = _parse(text)
+    program, entry = _parse(text), _entry(text)
 
     def bytes_of(name: str) -> int:
         total = 0
         for one in program[name].values():
+            if in_loops and name == entry and one.operation != "while":
+                continue
             if one.operation in ("while", "call"):
                 total += _trips(one) * sum(map(bytes_of, called_by(one.line)))
             elif one.operation == "conditional":
@@ -64,7 +68,7 @@ def memory_bytes(text: str) -> int:
                 total += _accessed(one, program[name], program)
         return total
 
-    return bytes_of(_entry(text))
+    return bytes_of(entry)
 
 
 def repeated_flops(text: str) -> int:

@@ -123,6 +123,17 @@ s32[]{:S(2)}) slice-start(%x), slice={[512:1024], [0:256]}
 """
 
 
+def test_what_runs_once_is_no_part_of_a_loops_round() -> None:
+    def loop(rows: jax.Array, matrix: jax.Array) -> jax.Array:
+        matrix = jnp.sort(matrix, axis=0)
+        return jax.lax.fori_loop(0, rows.shape[0], lambda _, x: x @ matrix, rows)
+
+    square = jnp.ones((128, 128))
+    text = compiled(loop, jnp.ones((8, 128)), square).as_text()
+    inside, all_ = (memory_bytes(text, in_loops=only) for only in (True, False))
+    assert 0 < inside <= all_ - 2 * square.nbytes
+
+
 def test_what_comes_in_pieces_is_read_once() -> None:
     assert memory_bytes(_IN_PIECES) == 2 * 1024 * 256
 
