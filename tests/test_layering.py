@@ -61,8 +61,8 @@ ALLOWED = {
         *("parallel", "parsing", "progress", "training", "tree"),
     },
     "tuning": {
-        *("benchmarks", "config", "decoding", "drafting", "errors", "generation"),
-        *("interface", "models", "progress", "tree"),
+        *("benchmarks", "checkpoints", "config", "decoding", "drafting", "errors"),
+        *("generation", "interface", "models", "parallel", "progress", "tree"),
     },
     "cli": {
         *("assets", "automaton", "benchmarks", "checkpoints", "config"),
