@@ -62,7 +62,7 @@ ALLOWED = {
     },
     "tuning": {
         *("benchmarks", "checkpoints", "config", "decoding", "drafting", "errors"),
-        *("generation", "interface", "models", "parallel", "progress", "tree"),
+        *("generation", "interface", "models", "progress", "tree"),
     },
     "cli": {
         *("assets", "automaton", "benchmarks", "checkpoints", "config"),

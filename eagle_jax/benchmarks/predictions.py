@@ -18,6 +18,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
 from eagle_jax.markdown import NOTHING, markdown
 from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, check_mesh
 
 PAPER_TAU = {
@@ -94,6 +95,20 @@ def predict_round(
     token = part_seconds(token_calls(target, machine, **context), machine)
     calls = round_calls(target, draft, machine, tree, **context)
     return Predicted(token=sum(token.values()), round=part_seconds(calls, machine))
+
+
+def check_split(config: TransformerConfig, machine: Machine) -> None:
+    """Refuses a target whose sizes a machine's chips do not divide.
+
+    Args:
+        config: The target's sizes.
+        machine: The machine.
+
+    Raises:
+        InputError: If they do not; it names the size and what divides it.
+    """
+    mesh = MeshShape(tensor=machine.num_chips)
+    check_mesh(mesh, config, batch_size=1, num_devices=mesh.num_devices)
 
 
 def lacking_gib(
@@ -185,12 +200,10 @@ def _misfit(
     model: str, sizes: Sequence[ModelSizes], machine: Machine, slots: int
 ) -> str | None:
     """Returns why a machine cannot run a published model, `None` if it can."""
-    chips = machine.num_chips
     try:
-        mesh = MeshShape(tensor=chips)
-        check_mesh(mesh, MODELS[model], batch_size=1, num_devices=chips)
+        check_split(MODELS[model], machine)
     except InputError:
-        return f"{chips} chips do not divide it"
+        return f"{machine.num_chips} chips do not divide it"
     needed = lacking_gib(sizes, machine, slots=slots)
     return None if needed is None else f"needs {needed} GiB"
 

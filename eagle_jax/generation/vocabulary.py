@@ -166,6 +166,8 @@ def narrow(
 ) -> Any:
     """Returns a draft model's weights with the columns of some tokens alone.
 
+    A warning says if the devices cannot share them as they share the whole model.
+
     Args:
         model: The draft model, for which `read_vocabulary` found the tokens.
         params: Its weights; what stays the same is not copied.

@@ -112,14 +112,14 @@ def train_head(
         date=None if before is None else before.get("date"),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
-    beginning = checkpoints.resolve(begin_with) if begin_with else None
-    begun = open_beginning(beginning, source, config) if beginning else None
+    begun_folder = checkpoints.resolve(begin_with) if begin_with else None
+    begun = open_beginning(begun_folder, source, config) if begun_folder else None
     head = begun.sizes if begun else new_head(source.config, config)
     sharding = _shard(source, config, mesh, head)
     files = (*data, *held_out_data)
     identity = _identity(folder, files, mesh, config) | {"date": source.date}
-    if beginning is not None:
-        identity["begin_with"] = checkpoints.fingerprint_folder(beginning)
+    if begun_folder is not None:
+        identity["begin_with"] = checkpoints.fingerprint_folder(begun_folder)
     if resume:
         _check_same_run(output, before, identity, config, report)
     report("reading the data")

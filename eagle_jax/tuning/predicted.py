@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from eagle_jax.benchmarks.pair_sizes import draft_sizes, target_sizes
 from eagle_jax.benchmarks.peaks import Machine
-from eagle_jax.benchmarks.predictions import USABLE, lacking_gib
+from eagle_jax.benchmarks.predictions import USABLE, check_split, lacking_gib
 from eagle_jax.benchmarks.roofline import ModelSizes, call_work, part_seconds
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
@@ -12,7 +12,6 @@ from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params, Target
 from eagle_jax.models.transformer import Transformer, TransformerConfig
-from eagle_jax.parallel import MeshShape, check_mesh
 from eagle_jax.tuning.costs import StepCosts
 
 _DTYPE = "bfloat16"  # That is what published peaks are for.
@@ -39,9 +38,7 @@ def check_target(
     Raises:
         InputError: If the chips do not divide it, or have too little memory.
     """
-    chips = machine.num_chips
-    mesh = MeshShape(tensor=chips)
-    check_mesh(mesh, config, batch_size=batch_size, num_devices=chips)
+    check_split(config, machine)
     target = Transformer(config=config, dtype=_DTYPE)
     sizes = target_sizes(target, target_shapes(config, bits), dtype=_DTYPE)
     _check_memory((sizes,), machine, batch_size, num_slots)
@@ -71,9 +68,12 @@ def predict_steps(
         batch_size: The number of requests, `B`.
 
     Raises:
-        InputError: If target or draft model are of another kind, or do not fit.
+        InputError: If target or draft model are of another kind or do not fit, or the
+            chips do not divide the target.
     """
     sizes = target_sizes(target, params.target, dtype=_DTYPE)
+    assert isinstance(target, Transformer), "the sizes of others are refused"
+    check_split(target.config, machine)
     draft = draft_sizes(drafter.model, params.drafter, dtype=_DTYPE)
     _check_memory((sizes, draft), machine, batch_size, num_slots)
     path = max(tree.levels for tree in trees) + 1

@@ -26,10 +26,11 @@ def test_the_title_names_the_drafted_vocabulary(
     assert blank == ""
 
 
+@pytest.mark.parametrize("flags", [[], ["--trees", "60/6/10"]])
 def test_predictions_have_contexts_and_trees_without_flags(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    assert compile_report.main(["--predict", "v5e-4"]) == 0
+    assert compile_report.main(["--predict", "v5e-4", *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.strip("| ").split("|") for line in lines if "v5e-4" in line]
     assert {row[2].strip() for row in rows} == {"512", "4,096", "16,384"}

@@ -73,7 +73,7 @@ def check_narrowed(method: Method, pair: Path, home: Path, size: int) -> None:
     source = open_pair(
         *names, tree=tree, dtype="float32", method=method, draft_vocabulary=str(file)
     )
-    with warnings.catch_warnings(record=True) as warned:
+    with warnings.catch_warnings(record=True, action="always") as warned:
         params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
     said = any("take a multiple of 4" in str(each.message) for each in warned)
     assert said == (size % 4 > 0)

@@ -89,6 +89,17 @@ def test_of_two_branches_one_counts() -> None:
     assert _PRODUCT_BYTES <= memory_bytes(text) < 2 * _PRODUCT_BYTES
 
 
+def test_what_runs_once_is_no_part_of_a_loops_round() -> None:
+    def loop(rows: jax.Array, matrix: jax.Array) -> jax.Array:
+        matrix = jnp.sort(matrix, axis=0)
+        return jax.lax.fori_loop(0, rows.shape[0], lambda _, x: x @ matrix, rows)
+
+    square = jnp.ones((128, 128))
+    text = compiled(loop, jnp.ones((8, 128)), square).as_text()
+    inside, all_ = (memory_bytes(text, in_loops=only) for only in (True, False))
+    assert 0 < inside <= all_ - 2 * square.nbytes
+
+
 _ON_A_TPU = """\
 HloModule m, is_scheduled=true
 
@@ -107,6 +118,11 @@ s32[]{:S(2)}) async-start(%x), calls=%part
 """
 
 
+def test_vector_memory_costs_nothing() -> None:
+    """The part that is brought there is read once, the sum written once."""
+    assert memory_bytes(_ON_A_TPU) == 2 * (2 * 256 * 256)
+
+
 _IN_PIECES = """\
 HloModule m, is_scheduled=true
 
@@ -123,21 +139,5 @@ s32[]{:S(2)}) slice-start(%x), slice={[512:1024], [0:256]}
 """
 
 
-def test_what_runs_once_is_no_part_of_a_loops_round() -> None:
-    def loop(rows: jax.Array, matrix: jax.Array) -> jax.Array:
-        matrix = jnp.sort(matrix, axis=0)
-        return jax.lax.fori_loop(0, rows.shape[0], lambda _, x: x @ matrix, rows)
-
-    square = jnp.ones((128, 128))
-    text = compiled(loop, jnp.ones((8, 128)), square).as_text()
-    inside, all_ = (memory_bytes(text, in_loops=only) for only in (True, False))
-    assert 0 < inside <= all_ - 2 * square.nbytes
-
-
 def test_what_comes_in_pieces_is_read_once() -> None:
     assert memory_bytes(_IN_PIECES) == 2 * 1024 * 256
-
-
-def test_vector_memory_costs_nothing() -> None:
-    """The part that is brought there is read once, the sum written once."""
-    assert memory_bytes(_ON_A_TPU) == 2 * (2 * 256 * 256)
