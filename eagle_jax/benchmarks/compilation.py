@@ -125,8 +125,8 @@ class Report:
         traffic: The bytes that it moves in a device's main memory, counted likewise;
             of a loop of decoding without what runs once, before it.
         random_words: The words of the largest array of noise that a device makes.
-        most_collectives: The largest number of collectives that is allowed; `None`
-            where no rule gives one.
+        most_collectives: The largest number of collectives that the rule gives for one
+            row; `None` where there is no rule.
     """
 
     program: str

@@ -41,7 +41,8 @@ trees=eagle2:num_nodes=60,depth=8,width=6
   --output "$runs/calibration"
 
 # What eagle_jax/assets holds.
-mkdir -p "$runs/assets"
+rm -rf "$runs/assets"
+mkdir "$runs/assets"
 cp -r "$runs/target/model" "$runs/assets/target"
 cp -r "$runs/small/model" "$runs/assets/small"
 cp "$runs/target/prompts.json" "$runs/assets/prompts.json"

@@ -2,10 +2,11 @@
 
     python -m examples.embedded_pair.pretrain --output RUN
 
-The run's folder gets `model/`, a Hugging Face folder, `prompts.json`, held-out
-passages to continue, and `train.jsonl` and `held_out.jsonl`, the texts in pieces, for
-`eagle-jax regenerate` and `eagle-jax train`. The same command with `--resume` goes on
-where it was stopped. `--deepen RUN` begins with the model of a finished, shallower run.
+The run's folder gets `model/`, a Hugging Face folder, `prompts.json` and
+`calibration_prompts.json`, held-out passages to continue, and `train.jsonl` and
+`held_out.jsonl`, the texts in pieces, for `eagle-jax regenerate` and `eagle-jax train`.
+The same command with `--resume` goes on where it was stopped. `--deepen RUN` begins
+with the model of a finished, shallower run.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         description="Train a small target on the source of the standard library."
     )
     add = parser.add_argument
-    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
+    add("--config", type=Path, help="settings from a TOML file; flags win")
     add("--output", type=Path, required=True, help="folder of the run")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--tokenizer", type=Path, help="folder of a model whose tokenizer to use")
