@@ -137,7 +137,7 @@ class _Text:
         prompt = np.random.default_rng(length).integers(vocab_size, size=prompt_length)
         requests = make_requests([prompt.tolist()], max_new_tokens=margin)
         slots = round_up_slots(longest, decoder.depth)
-        sizes = ladder(slots, prompt=prompt_length, depth=decoder.depth)
+        sizes = ladder(slots, prompt=length, depth=decoder.depth)
         prefill = speculative.prefill.lower(
             decoder, params, requests, num_slots=sizes[0]
         ).compile()

@@ -10,6 +10,7 @@ import numpy as np
 from eagle_jax.benchmarks.rounds import Spread
 from eagle_jax.benchmarks.timing import (
     Body,
+    in_turn,
     time_decoding,
     time_loop,
     verify_body,
@@ -63,22 +64,17 @@ def time_methods(
         if grower is not None:
             body = draft_calls(grower)
             programs[name, "bare drafts"] = time_loop(body, params, state, iterations)
-    for program in programs.values():
-        program()  # Compiles, and touches all memory once.
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in programs}
-    for repeat in range(repeats):
-        for key, program in programs.items():
-            times[key].append(program() * 1e3)
-        report(repeat + 1)
-    token = np.array(times.pop(("token", "token")))
+    found = in_turn(programs, repeats, measured=report)
+    times = {key: 1e3 * np.array(seconds) for key, seconds in found.items()}
+    token = times.pop(("token", "token"))
     return {name: _figures(name, times, token) for name in methods}
 
 
 def _figures(
-    name: str, times: dict[tuple[str, str], list[float]], token: np.ndarray
+    name: str, times: dict[tuple[str, str], np.ndarray], token: np.ndarray
 ) -> dict[str, Spread]:
-    measured, verify = (np.array(times[name, key]) for key in ("round", "bare verify"))
-    drafts = np.array(times.get((name, "bare drafts"), np.zeros_like(verify)))
+    measured, verify = times[name, "round"], times[name, "bare verify"]
+    drafts = times.get((name, "bare drafts"), np.zeros_like(verify))
     columns = (measured, verify, drafts, measured / (verify + drafts), measured / token)
     found = zip(FIGURES, columns, strict=True)
     return {figure: Spread.of(values.tolist()) for figure, values in found}

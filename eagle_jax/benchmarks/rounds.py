@@ -22,6 +22,7 @@ from eagle_jax.benchmarks.predictions import predict_round
 from eagle_jax.benchmarks.timing import (
     Body,
     draft_body,
+    in_turn,
     time_decoding,
     time_loop,
     witness,
@@ -159,13 +160,8 @@ def time_rounds(
         "read": time_reads(),
         "multiply": time_products(pair.target.dtype),
     }
-    for program in programs.values():
-        program()  # Compiles, and touches all memory once.
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for repeat in range(repeats):
-        for name, program in programs.items():
-            times[name].append(program() * 1e3)
-        report(repeat + 1)
+    found = in_turn(programs, repeats, measured=report)
+    times = {name: [1e3 * x for x in seconds] for name, seconds in found.items()}
 
     peaks = zip(times.pop("read"), times.pop("multiply"), strict=True)
     machines = [own_machine(1e-3 * read, 1e-3 * multiply) for read, multiply in peaks]

@@ -31,7 +31,7 @@ def medians(
     repeats: int,
     report: Callable[[int], None] = lambda done: None,
 ) -> dict[Name, float]:
-    """Runs all programs in turn, over and over.
+    """Returns the medians of what `in_turn` measures.
 
     Args:
         programs: The programs by name, each of which returns a time in seconds.
@@ -41,14 +41,37 @@ def medians(
     Returns:
         The median time of each program, in seconds.
     """
+    times = in_turn(programs, repeats, compiled=report)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def in_turn(
+    programs: Mapping[Name, Callable[[], float]],
+    repeats: int,
+    *,
+    compiled: Callable[[int], None] = lambda done: None,
+    measured: Callable[[int], None] = lambda done: None,
+) -> dict[Name, list[float]]:
+    """Runs all programs in turn, over and over.
+
+    Args:
+        programs: The programs by name, each of which returns a time in seconds.
+        repeats: The number of measurements per program; a call before them compiles it.
+        compiled: Called with the number of programs compiled so far.
+        measured: Called with the number of finished repeats.
+
+    Returns:
+        The times of each program, in seconds.
+    """
     for number, program in enumerate(programs.values(), 1):
         program()  # Compiles, and touches all memory once.
-        report(number)
+        compiled(number)
     times: dict[Name, list[float]] = {name: [] for name in programs}
-    for _ in range(repeats):
+    for repeat in range(repeats):
         for name, program in programs.items():
             times[name].append(program())
-    return {name: statistics.median(values) for name, values in times.items()}
+        measured(repeat + 1)
+    return times
 
 
 def time_decoding(

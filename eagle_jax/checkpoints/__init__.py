@@ -6,7 +6,11 @@ from eagle_jax.checkpoints.eagle3 import (
     load_eagle3_head,
     read_eagle3_head,
 )
-from eagle_jax.checkpoints.export import export_head, export_target
+from eagle_jax.checkpoints.export import (
+    check_exportable,
+    export_head,
+    export_target,
+)
 from eagle_jax.checkpoints.export_files import has_torch, is_export
 from eagle_jax.checkpoints.heads import (
     check_eagle3_pair,
@@ -47,6 +51,7 @@ from eagle_jax.checkpoints.weights import open_weights
 
 __all__ = [
     "check_eagle3_pair",
+    "check_exportable",
     "check_max_length",
     "check_pair",
     "check_small_model",

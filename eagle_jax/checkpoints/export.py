@@ -68,13 +68,7 @@ def export_head(
         InputError: If the layout cannot express the head, a weight does not fit into
             `dtype`, or the folder cannot be written.
     """
-    layer = config.layer
-    if layer.head_dim * layer.num_heads != layer.hidden_size:
-        raise InputError(
-            f"a head of width {layer.hidden_size} with {layer.num_heads} attention "
-            f"heads of width {layer.head_dim} cannot be exported: the official layout "
-            "has no head_dim, it divides the width by the number of heads"
-        )
+    check_exportable(config)
     if params.embedding is None and embedding is not None:
         params = dataclasses.replace(params, embedding=embedding)
     shapes = shapes_of(eagle_head.init_params, config)
@@ -91,6 +85,21 @@ def export_head(
         also=also,
         overwrite=overwrite,
     )
+
+
+def check_exportable(config: EagleHeadConfig) -> None:
+    """Refuses an EAGLE-1/2 head that the official layout cannot express.
+
+    Raises:
+        InputError: If its attention heads do not divide its width.
+    """
+    layer = config.layer
+    if layer.head_dim * layer.num_heads != layer.hidden_size:
+        raise InputError(
+            f"a head of width {layer.hidden_size} with {layer.num_heads} attention "
+            f"heads of width {layer.head_dim} cannot be exported: the official layout "
+            "has no head_dim, it divides the width by the number of heads"
+        )
 
 
 def export_target(

@@ -2,6 +2,7 @@
 
 import collections
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ import numpy as np
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.hf_config import DTYPES
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE, WEIGHT_FILES
+from eagle_jax.checkpoints.hub import (
+    CALIBRATION_FILE,
+    VOCABULARY_FILE,
+    WEIGHT_FILES,
+)
 from eagle_jax.checkpoints.load import convert
 from eagle_jax.checkpoints.tensors import (
     StoredTensor,
@@ -35,12 +40,12 @@ _CONFIG = "config.json"
 _FILES = ("model.safetensors", "pytorch_model.bin")
 # transformers asks for this entry. A second one would come in any order.
 _METADATA = {"format": "pt"}
-# What an exported folder may hold; tokenizer and calibration are the caller's.
+# What an exported folder may hold; only weights and their settings are written here.
 _NAMES = {
     *(_CONFIG, "generation_config.json", "tokenizer.json"),
     *(f"{stem}.{suffix}" for stem, suffix in WEIGHT_FILES),
     *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE),
+    *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE, VOCABULARY_FILE),
 }
 
 
@@ -122,7 +127,7 @@ def write_export(
         with_pickle: Whether to write the pickle, which needs torch; `None` writes it
             where torch is installed.
         also: A function that is called with the unfinished folder, to add other files.
-        overwrite: Whether to replace an earlier export.
+        overwrite: Whether to replace an earlier export; its draft vocabulary stays.
 
     Raises:
         InputError: If there is no torch for a pickle, sizes or a single bit are read
@@ -145,6 +150,9 @@ def write_export(
         _check_bits(safe, open_safetensors(safe), tensors)
         if with_pickle:
             _check_bits(pickled, open_bin(pickled), tensors)
+        kept = folder / VOCABULARY_FILE  # Counted for the target, whatever the head.
+        if kept.is_file():
+            shutil.copy(kept, unfinished)
         if also is not None:
             also(unfinished)
 

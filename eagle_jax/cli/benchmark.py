@@ -286,11 +286,14 @@ def _benchmark_training(arguments: argparse.Namespace, loaded: LoadedPair) -> in
     sizes = {"batch_size": arguments.batch_size, "row_length": arguments.row_length}
     columns = ("kind", *TIMED, "forward's share of a step")
     table = Table(*columns, title="training, medians of tokens per second")
-    for kind in TRAININGS:
-        say(f"timing {kind}")
-        config = training_step(
+    configs = {  # Of all kinds first: a target may be too shallow for one.
+        kind: training_step(
             kind, target.config, target.dtype, row_length=arguments.row_length
         )
+        for kind in TRAININGS
+    }
+    for kind, config in configs.items():
+        say(f"timing {kind}")
         speeds = time_training(
             config, loaded.params.target, **sizes, repeats=arguments.repeats
         )

@@ -19,10 +19,11 @@ import numpy as np
 from eagle_jax import assets, checkpoints
 from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.files import check_writable
+from eagle_jax.cli.progress import progress
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fields import numbers
 from eagle_jax.evaluation.read_runs import read_runs
-from eagle_jax.files import is_special, write_whole
+from eagle_jax.files import check_apart, is_special, write_whole
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import most_frequent, vocabulary_file
 from eagle_jax.training.conversations import read_examples
@@ -64,6 +65,7 @@ def _check_paths(data: list[Path], output: Path) -> None:
             "HEAD/draft_vocabulary.json"
         )
     check_writable(output)
+    check_apart(output, *data)
     for path in data:
         try:
             path.stat()
@@ -99,12 +101,15 @@ def _count(arguments: argparse.Namespace) -> int:
 
 def _count_texts(path: Path, tokenizer: Any, vocab_size: int) -> np.ndarray:
     """Returns how often each token is to be predicted in a file of texts, `[V]`."""
-    encoded = encode_examples(
-        read_examples(path).examples,
-        tokenizer,
-        max_length=sys.maxsize,
-        vocab_size=vocab_size,
-    )
+    examples = read_examples(path).examples
+    with progress(f"counting {path}", len(examples)) as update:
+        encoded = encode_examples(
+            examples,
+            tokenizer,
+            max_length=sys.maxsize,
+            vocab_size=vocab_size,
+            progress=update,
+        )
     counted = [sample.tokens[sample.loss_mask] for sample in encoded.samples]
     return np.bincount(np.concatenate(counted), minlength=vocab_size)
 

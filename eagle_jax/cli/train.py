@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
@@ -100,7 +101,9 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     )
     # Static trees, which other heads draft, rank nothing by confidence.
     if config.run.calibrate and config.head.kind in ("eagle2", "eagle3"):
-        if jax.process_count() == 1:
+        if (trained.head / CALIBRATION_FILE).is_file():
+            say("the head was finished before, and keeps its calibration")
+        elif jax.process_count() == 1:
             say("calibrating")
             calibrate_head(trained, say)
         elif is_first:

@@ -333,7 +333,7 @@ def _write(
         temperature=arguments.temperature,
         batch_size=arguments.batch_size,
         dtype=arguments.dtype,
-        choices=str(choices),
+        choices=str(choices.resolve()),
         how="measured" if machine is None else "PREDICTED, not measured",
         draft_vocabulary=arguments.draft_vocabulary,
         comments=comments,

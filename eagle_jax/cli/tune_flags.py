@@ -11,6 +11,7 @@ from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import GenerateConfig, TreeConfig, require
 from eagle_jax.errors import InputError
+from eagle_jax.files import is_special
 from eagle_jax.generation.heads import refuse_draft
 from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.tuning import static, tried
@@ -24,6 +25,8 @@ _DYNAMIC = [
     name for name in SETTINGS if name not in (*STATIC, *tried.METHODS, "autoregressive")
 ]
 """The methods whose rounds are predicted, part by part."""
+
+_MAX_NODES = 64
 
 FINALISTS = 5
 """The trees run for real where no flag says how many."""
@@ -60,7 +63,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="measured",
         help="or predicted:MACHINE, such as predicted:v5e-4: for a machine elsewhere",
     )
-    add("--max-nodes", type=int, default=64, help="largest tree, root included")
+    add("--max-nodes", type=int, help="largest tree, root included; default 64")
     add("--max-depth", type=int, help="deepest tree; default 8, or any")
     add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
     add("--sweep", action="store_true", help="with --grid: run all of them for real")
@@ -85,6 +88,13 @@ def check(arguments: argparse.Namespace) -> list[TreeConfig]:
         value = getattr(arguments, name)
         holds = value is None or value >= 1
         require(holds, "--" + name.replace("_", "-"), value, "at least 1")
+    if arguments.grid is not None and (arguments.max_nodes or arguments.max_depth):
+        raise InputError(
+            "--max-nodes and --max-depth choose trees, and --grid names them; leave "
+            "out one or the other"
+        )
+    if arguments.max_nodes is None:
+        arguments.max_nodes = _MAX_NODES
     for name in ("max_nodes", "max_new_tokens"):
         value = getattr(arguments, name)
         require(value >= 2, "--" + name.replace("_", "-"), value, "at least 2")
@@ -104,6 +114,11 @@ def check(arguments: argparse.Namespace) -> list[TreeConfig]:
         _check_predicted(arguments)
     max_depth = arguments.max_depth or static.MAX_DEPTH
     if method in STATIC:
+        if is_special(arguments.output):
+            raise InputError(
+                f"`output` {arguments.output} is no file, and the tree of {method} is "
+                "written beside it; give a file name"
+            )
         wanted = f"at most {static.MAX_DEPTH} for a static tree"
         require(max_depth <= static.MAX_DEPTH, "--max-depth", max_depth, wanted)
     for setting in ("num_nodes", "calibration", "draft_vocabulary"):

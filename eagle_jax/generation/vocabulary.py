@@ -210,9 +210,15 @@ def most_frequent(
         size: The number of tokens, `W`; `None` for a quarter of the vocabulary.
 
     Raises:
-        InputError: If there is no room for the first, or not as many tokens.
+        InputError: If there is no room for the first, one of them is no token of the
+            target, or there are not as many tokens.
     """
     always = list(dict.fromkeys(first))
+    if max(always, default=0) >= len(counts):
+        raise InputError(
+            f"the stop token {max(always)} is not among the target's {len(counts)} "
+            "tokens; correct its generation_config.json"
+        )
     size = max(len(counts) // 4, len(always)) if size is None else size
     wanted = (
         f"{max(len(always), 1)} (special and stop tokens) to {len(counts)} (all tokens)"

@@ -66,6 +66,8 @@ def open_beginning(folder: Path, source: PairSource, config: TrainConfig) -> Beg
             f"{folder} holds an {found} head, and heads of kind {kind} are trained; "
             "begin with one of these, or train the other kind"
         )
+    if not is_eagle3:
+        checkpoints.check_exportable(head)
     _check_sizes(folder, head, target, config.head)
     own = checkpoints.read_own_embedding(folder, head, source.dtype)
     if own is not None:

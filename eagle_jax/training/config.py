@@ -89,7 +89,8 @@ class OptimizerConfig:
         b1: The decay of Adam's first moment.
         b2: The decay of Adam's second moment.
         weight_decay: The decoupled weight decay, on matrices and vectors alike.
-        warmup_steps: The number of steps from rate 0 to `learning_rate`.
+        warmup_steps: The number of steps from rate 0 to `learning_rate`, cut to one
+            less than those of the run.
         final_fraction: The fraction of the learning rate that is left when all steps
             are done.
         clip: The bound of the gradient.
@@ -113,11 +114,12 @@ class OptimizerConfig:
         for name in ("b1", "b2"):
             value = getattr(self, name)
             require(0 <= value < 1, name, value, "at least 0 and below 1")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+        decay = self.weight_decay
+        require(0 <= decay < math.inf, "weight_decay", decay, "0 or more and finite")
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
         fraction = self.final_fraction
         require(0 <= fraction <= 1, "final_fraction", fraction, "between 0 and 1")
-        require(self.clip > 0, "clip", self.clip, "above 0")
+        require(0 < self.clip < math.inf, "clip", self.clip, "above 0 and finite")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,7 +231,7 @@ class RunConfig:
         calibrate: Whether the head gets a calibration, fitted on the held-out prompts.
         keep: The number of newest checkpoints kept, beside the best.
         explode: Stop when the loss is this many times its running mean, or before there
-            is one, the first loss.
+            is one, the first loss; or the held-out loss that of the evaluation before.
     """
 
     steps: int = 10_000
@@ -254,7 +256,9 @@ class RunConfig:
                 require(value >= 1, field.name, value, "at least 1")
                 require_int32(field.name, value)
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
-        require(self.explode > 1, "explode", self.explode, "above 1")
+        require(
+            1 < self.explode < math.inf, "explode", self.explode, "above 1 and finite"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.progress import Report
+from eagle_jax.progress import Progress, Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import EncodedExample, encode_examples
@@ -50,6 +50,7 @@ def read_data(
     *,
     stop_tokens: tuple[int, ...],
     report: Report,
+    progress: Progress,
 ) -> TrainingData:
     """Reads data files into rows.
 
@@ -62,6 +63,7 @@ def read_data(
         config: The run's settings.
         stop_tokens: The ids that end a text.
         report: Called with lines for a log: what was read, left out and cut.
+        progress: Called to show how far work is.
 
     Raises:
         InputError: If a file holds nothing usable or too much that is malformed.
@@ -74,13 +76,15 @@ def read_data(
     packed: list[PackedRows] = []
     samples = []
     for name, part in (("training", train), ("held out", held_out)):
-        encoded = encode_examples(
-            part,
-            tokenizer,
-            max_length=config.data.row_length,
-            too_long=config.data.too_long,
-            vocab_size=target.vocab_size,
-        )
+        with progress(f"encoding {name} texts", len(part)) as update:
+            encoded = encode_examples(
+                part,
+                tokenizer,
+                max_length=config.data.row_length,
+                too_long=config.data.too_long,
+                vocab_size=target.vocab_size,
+                progress=update,
+            )
         samples.append(encoded.samples)
         packed.append(pack(encoded.samples, config.data.row_length))
         report(

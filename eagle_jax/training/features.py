@@ -1,7 +1,7 @@
 """The target's features of all training rows, computed once and kept on disk.
 
 A folder holds `index.json` and `features-00000.safetensors` and so on, each with one
-tensor `features` `[rows, T, E]`. Shards are written whole, so a run that was stopped
+tensor `features` `[rows, T, F]`. Shards are written whole, so a run that was stopped
 goes on with the first one that is missing.
 """
 
@@ -46,7 +46,7 @@ class _Index:
         target: The fingerprint of the target.
         num_rows: The number of rows, `R`.
         length: The number of tokens per row, `T`.
-        width: The width of the features, `E`.
+        width: The width of the features, `F`.
         dtype: The type of the features.
         rows_per_shard: The number of rows in every shard but the last.
     """
@@ -99,7 +99,7 @@ def write_features(
         folder: The folder, which is made if it is missing.
         rows: The rows, `[R, T]` fields.
         compute: A function from `batch_size` rows to their features, `[batch_size, T,
-            E]`; it is always called with that many, so that it is compiled once.
+            F]`; it is always called with that many, so that it is compiled once.
         target: The fingerprint of the target that computes the features.
         batch_size: The number of rows of a call of `compute`, `B`.
         dtype: The type that features are stored in.
@@ -223,15 +223,6 @@ class FeatureStore:
         self._shards = [
             _open_shard(_shard_path(folder, shard)) for shard in range(index.num_shards)
         ]
-
-    def __len__(self) -> int:
-        """Returns the number of rows, `R`."""
-        return self._index.num_rows
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of all features, `R`, `T` and `E`."""
-        return self._index.num_rows, self._index.length, self._index.width
 
     def read(self, row_indices: np.ndarray) -> np.ndarray:
         """Reads some rows.

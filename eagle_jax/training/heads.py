@@ -219,7 +219,7 @@ def with_fixed(params: Any, offsets: Any) -> Any:
     return params if offsets is None else dataclasses.replace(params, offsets=offsets)
 
 
-def begin_with(
+def with_target_tables(
     params: Any, head: TrainedHead, tables: Tables, tokens: jax.Array | None = None
 ) -> Any:
     """Returns weights to begin with: output heads are copies of the target's.

@@ -20,6 +20,7 @@ class CsvLog:
 
     Attributes:
         losses: The losses of the lines that were kept.
+        held_out_losses: Those of held-out rows, of fewer lines.
     """
 
     def __init__(self, path: Path, *, after: int, writes: bool = True) -> None:
@@ -32,6 +33,8 @@ class CsvLog:
         """
         kept = [row for row in read_log(path) if int(row["step"]) <= after]
         self.losses = [float(row["loss"]) for row in kept]
+        held_out = (row["held_out_loss"] for row in kept)
+        self.held_out_losses = [float(loss) for loss in held_out if loss]
         self._path, self._writes = path, writes
         if writes:
             lines = [",".join(COLUMNS)]

@@ -126,6 +126,8 @@ class Run:
         self._usual_loss: float | None = None
         for loss in self._log.losses:
             self._remember(loss)
+        # An overfitted head has not diverged: these are compared with one another.
+        self._held_out_loss = next(reversed(self._log.held_out_losses), None)
 
     def train(self, observe: Callable[[LogRow], None]) -> Any:
         """Trains to the last step; returns the best head, float32.
@@ -154,8 +156,11 @@ class Run:
             evaluation = None
             if evaluates:
                 evaluation = self._evaluate(self._state.params, self._target_params)
-            if evaluation is not None and self._is_wrong(evaluation.loss):
-                raise DivergedError(self._went_wrong(done, evaluation.loss))
+            if evaluation is not None:
+                loss, before = evaluation.loss, self._held_out_loss
+                if self._is_wrong(loss, before):
+                    raise DivergedError(self._went_wrong(done, loss, before))
+                self._held_out_loss = loss
             row = LogRow(
                 step=done,
                 tokens=tokens,
@@ -220,8 +225,8 @@ class Run:
         before = self._usual_loss
         self._usual_loss = losses[0] if before is None else before
         for number, loss in enumerate(losses, done - len(losses) + 1):
-            if self._is_wrong(loss):
-                raise DivergedError(self._went_wrong(number, loss))
+            if self._is_wrong(loss, self._usual_loss):
+                raise DivergedError(self._went_wrong(number, loss, self._usual_loss))
         self._usual_loss = before
         self._remember(float(np.mean(losses)))
         names = ("loss", "feature_loss", "token_loss", "agreement")
@@ -234,18 +239,18 @@ class Run:
         usual = self._usual_loss
         self._usual_loss = loss if usual is None else 0.9 * usual + 0.1 * loss
 
-    def _is_wrong(self, loss: float) -> bool:
-        limit = self._config.run.explode * (self._usual_loss or math.inf)
+    def _is_wrong(self, loss: float, usual: float | None) -> bool:
+        limit = self._config.run.explode * (usual or math.inf)
         return not math.isfinite(loss) or loss > limit
 
-    def _went_wrong(self, step: int, loss: float) -> str:
+    def _went_wrong(self, step: int, loss: float, before: float | None) -> str:
         latest = self._checkpoints.latest()
         kept = (
             "no checkpoint was written before"
             if latest is None
             else f"the last good checkpoint is {self._folder}/checkpoints/{latest}"
         )
-        usual = "" if self._usual_loss is None else f" (before: {self._usual_loss:.4g})"
+        usual = "" if before is None else f" (before: {before:.4g})"
         return (
             f"the loss of step {step} is {loss:.4g}{usual}: training has diverged; "
             f"{kept}; try a lower learning_rate or more warmup_steps"

@@ -159,11 +159,7 @@ def _order(num_rows: int, epoch: int, seed: int) -> np.ndarray:
 
 
 def hold_out(
-    items: Sequence[Item],
-    *,
-    share: float | None = None,
-    count: int | None = None,
-    seed: int,
+    items: Sequence[Item], *, share: float, seed: int
 ) -> tuple[list[Item], list[Item]]:
     """Splits items into those to train on and those to evaluate on.
 
@@ -171,8 +167,7 @@ def hold_out(
 
     Args:
         items: The items, at least two.
-        share: The share of the items to hold out, at least one item; or else `count`.
-        count: The number of items to hold out.
+        share: The share of the items to hold out, at least one item.
         seed: The seed, 0 or more; the same seed and number of items give the same
             split.
 
@@ -182,14 +177,10 @@ def hold_out(
     Raises:
         InputError: If the split would leave one side empty.
     """
-    if (share is None) == (count is None):
-        raise ValueError("give either share or count")
-    if count is None:
-        assert share is not None
-        if not 0 < share < 1:
-            raise InputError(f"the held-out share {share} must be between 0 and 1")
-        count = max(1, round(share * len(items)))
-    if not 1 <= count < len(items):
+    if not 0 < share < 1:
+        raise InputError(f"the held-out share {share} must be between 0 and 1")
+    count = max(1, round(share * len(items)))
+    if count >= len(items):
         raise InputError(
             f"{count} of {len(items)} examples cannot be held out: at least one must "
             "be, and one must be left to train on"

@@ -22,7 +22,7 @@ from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
-from eagle_jax.files import fingerprint_file
+from eagle_jax.files import check_apart, fingerprint_file
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
@@ -162,6 +162,8 @@ def regenerate_file(
             room for an answer.
     """
     source.check(config)
+    if source.data is not None:
+        check_apart(output, source.data)
     before = {} if overwrite else made_with(output)
     pair = open_pair(
         target,

@@ -14,12 +14,12 @@ from eagle_jax.models.transformer import Tables, unembed
 from eagle_jax.training.config import LossConfig, OptimizerConfig
 from eagle_jax.training.heads import (
     TrainedHead,
-    begin_with,
     fixed,
     loss_of,
     reads_hidden,
     tie_blocks,
     with_fixed,
+    with_target_tables,
 )
 from eagle_jax.training.loss import Metrics, Unembed, target_features
 from eagle_jax.training.packing import PackedRows
@@ -125,7 +125,7 @@ def init_state(
         params = init_heads(jax.random.fold_in(key, 0), config.head)
         if target_params is not None:
             tables = config.tables(target_params)
-            params = begin_with(params, config.head, tables, vocabulary)
+            params = with_target_tables(params, config.head, tables, vocabulary)
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

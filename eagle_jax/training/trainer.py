@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
-from eagle_jax.files import fingerprint_file, write_json, writing
+from eagle_jax.files import check_apart, fingerprint_file, write_json, writing
+from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_training
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
@@ -43,7 +46,7 @@ from eagle_jax.training.step import StepConfig, read_target
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A finished run.
+    """A run, which is finished when `train_head` returns it.
 
     Attributes:
         target: The target's folder.
@@ -108,7 +111,7 @@ def train_head(
         target,
         None,
         tree=config.tree,
-        dtype=_dtype(config),
+        dtype=_dtype(config, before),
         date=None if before is None else before.get("date"),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
@@ -116,10 +119,14 @@ def train_head(
     begun = open_beginning(begun_folder, source, config) if begun_folder else None
     head = begun.sizes if begun else new_head(source.config, config)
     sharding = _shard(source, config, mesh, head)
-    files = (*data, *held_out_data)
-    identity = _identity(folder, files, mesh, config) | {"date": source.date}
-    if begun_folder is not None:
-        identity["begin_with"] = checkpoints.fingerprint_folder(begun_folder)
+    check_apart(output, *(x for x in (folder, begun_folder) if x is not None))
+    identity = {
+        **_identity(folder, begun_folder, data, held_out_data),
+        "mesh": str(mesh),
+        "settings": dataclasses.asdict(config),
+        "date": source.date,
+        "dtype": source.dtype,
+    }
     if resume:
         _check_same_run(output, before, identity, config, report)
     report("reading the data")
@@ -131,6 +138,7 @@ def train_head(
         config,
         stop_tokens=checkpoints.stop_tokens(folder),
         report=report,
+        progress=progress,
     )
     check_rows(read.rows, config.run.batch_size)
     count_vocabulary(read.rows, head)  # Refuses rows that it cannot be counted in.
@@ -180,10 +188,12 @@ def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
     wait_for_all("the output is there")
 
 
-def _dtype(config: TrainConfig) -> str:
+def _dtype(config: TrainConfig, before: dict[str, Any] | None) -> str:
+    """Returns the type of a step's arithmetic: that of the run that goes on."""
     if config.run.dtype != "auto":
         return config.run.dtype
-    return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+    own = "float32" if on_cpu() else "bfloat16"
+    return own if before is None else before.get("dtype", own)
 
 
 def _shard(
@@ -205,18 +215,23 @@ def _shard(
 
 
 def _identity(
-    folder: Path, files: Sequence[Path], mesh: MeshShape, config: TrainConfig
+    folder: Path,
+    begun_folder: Path | None,
+    data: Sequence[Path],
+    held_out_data: Sequence[Path],
 ) -> dict[str, Any]:
-    """Returns the settings that a resumed run must share with the run it resumes."""
-    for path in files:
+    """Returns the files that a resumed run must share with the run it resumes."""
+    for path in (*data, *held_out_data):
         if not path.is_file():
             raise InputError(f"cannot read the data {path}: it is no file")
-    return {
+    identity: dict[str, Any] = {
         "target": checkpoints.fingerprint_folder(folder),
-        "data": [fingerprint_file(path) for path in files],
-        "mesh": str(mesh),
-        "settings": dataclasses.asdict(config),
+        "data": [fingerprint_file(path) for path in data],
+        "held_out_data": [fingerprint_file(path) for path in held_out_data],
     }
+    if begun_folder is not None:
+        identity["begin_with"] = checkpoints.fingerprint_folder(begun_folder)
+    return identity
 
 
 def _check_same_run(
@@ -231,8 +246,11 @@ def _check_same_run(
         raise InputError(f"{output / 'run.json'} cannot be read; start the run again")
     if before.get("target") != identity["target"]:
         raise InputError(f"{output} holds a run of another target; give that target")
-    if before.get("data") != identity["data"]:
-        raise InputError(f"{output} holds a run on other data; give the same files")
+    for name in ("data", "held_out_data"):
+        if before.get(name, []) != identity[name]:
+            raise InputError(
+                f"{output} holds a run with other `{name}`; give the same files"
+            )
     if before.get("date") != identity["date"]:
         raise InputError(
             f"{output} holds a run that did not record which date its chat template "
@@ -268,7 +286,8 @@ def _run(
     def export(params: Any) -> None:
         fetched, embedding = sharding.fetch((params, table))
         if is_first:
-            _export(trained, fetched, embedding)
+            is_same = run.first_step == config.run.steps
+            _export(trained, fetched, embedding, keeps_calibration=is_same)
 
     data = trained.data
     if config.data.cache_features:
@@ -320,16 +339,23 @@ def _run(
     return dataclasses.replace(trained, summary=summary)
 
 
-def _export(trained: Trained, params: Any, embedding: Any) -> None:
+def _export(
+    trained: Trained, params: Any, embedding: Any, *, keeps_calibration: bool
+) -> None:
     """Writes the best heads in the published layout of their kind."""
     head, folder = trained.step_config.head, trained.head
+    fitted = folder / CALIBRATION_FILE
+
+    def also(unfinished: Path) -> None:
+        if keeps_calibration and fitted.is_file():
+            shutil.copy(fitted, unfinished)
+
+    settings: Any = {"dtype": "float32", "also": also, "overwrite": True}
     if isinstance(head, EagleHeadConfig):
-        checkpoints.export_head(
-            folder, head, params, embedding=embedding, dtype="float32", overwrite=True
-        )
+        checkpoints.export_head(folder, head, params, embedding=embedding, **settings)
         return
     if isinstance(head, Eagle3HeadConfig):
-        checkpoints.export_eagle3(folder, head, params, dtype="float32", overwrite=True)
+        checkpoints.export_eagle3(folder, head, params, **settings)
         return
     params, is_hydra = tie_blocks(params, head), isinstance(head, HydraConfig)
     export: Any = checkpoints.export_hydra if is_hydra else checkpoints.export_medusa

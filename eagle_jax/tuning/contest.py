@@ -10,7 +10,7 @@ import numpy as np
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.requests import make_requests, round_up_slots
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, one_line
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
 from eagle_jax.progress import Progress
@@ -21,6 +21,9 @@ from eagle_jax.tuning.recording import Recording, all_candidates, record
 
 MOST_TREES = 12
 """The most trees measured in turns: their programs must all be kept meanwhile."""
+
+NO_ROUNDS = "every text ends with its first token; give other prompts"
+"""Why nothing can be measured on some prompts."""
 
 _TIMED_STEPS = 12
 _TIMED_DEPTH = 4  # Deeper programs take long to compile.
@@ -50,12 +53,12 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A tree that was run for real.
+    """A tree with its figures: measured, or predicted where nothing can be run.
 
     Attributes:
         prediction: The figures that were expected.
-        tokens_per_round: The tokens per round that were measured.
-        speedup: The speed over plain decoding's that was measured.
+        tokens_per_round: The tokens per round.
+        speedup: The speed over plain decoding's.
     """
 
     prediction: Prediction
@@ -149,6 +152,8 @@ class Contest:
                             len(x.accept_lengths) for x in result.rows
                         )
             report(len(runners) + repeat + 1)
+        if not decoded_tokens(lengths[0]):
+            raise InputError(NO_ROUNDS)
         plain, *rest = (
             Timing(
                 tokens=decoded_tokens(new_tokens),
@@ -173,7 +178,7 @@ def time_parts(contest: Contest, trees: Sequence[TreeConfig]) -> StepCosts:
     prompt = sorted(contest.prompts, key=len)[len(contest.prompts) // 2]
     # Halfway through the text, but the steps that are timed must fit too.
     missing = max(runner.config.decoding.max_new_tokens // 2 - _TIMED_STEPS, 0)
-    filled = prompt + prompt[:missing]
+    filled = (prompt * (1 + -(-missing // len(prompt))))[: len(prompt) + missing]
     requests = make_requests(
         [filled] * runner.batch_size,
         max_new_tokens=_TIMED_STEPS + 1,
@@ -224,7 +229,7 @@ def record_texts(
         recorded = recorded[: len(contest.prompts)]
         done(len(recorded))
     if not any(len(text[widths[0]].places) for text in recorded):
-        raise InputError("every text ends with its first token; give other prompts")
+        raise InputError(NO_ROUNDS)
     return recorded
 
 
@@ -278,23 +283,28 @@ def settings_file(
     )
     if not pays:
         figures = f"no tree pays; the best, {show(tree, method)}: {figures}"
-    lines = [f"# {line}".rstrip() for line in (*comments, figures)]
+    lines = [f"# {one_line(line)}".rstrip() for line in (*comments, figures)]
     if pays:
         table = "sampled_tree" if temperature > 0 else "tree"
         lines += ["", f"[{table}]"]
         if isinstance(tree, Topology):
-            lines.append(f"choices = {json.dumps(choices)}")
+            lines.append(f"choices = {_quoted(choices)}")
         else:
             lines += [f"{name} = {getattr(tree, name)}" for name in sizes(method)]
             if tree.calibration is not None:
-                lines.append(f"calibration = {json.dumps(tree.calibration)}")
+                lines.append(f"calibration = {_quoted(tree.calibration)}")
     chosen = method if pays else "autoregressive"
     lines += ["", "[decoding]", f'method = "{chosen}"', f"batch_size = {batch_size}"]
     if dtype != "auto":
         lines.append(f'dtype = "{dtype}"')
     if draft_vocabulary is not None and pays:
-        lines.append(f"draft_vocabulary = {json.dumps(draft_vocabulary)}")
+        lines.append(f"draft_vocabulary = {_quoted(draft_vocabulary)}")
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Returns a string of TOML, which has no pairs of surrogates."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _record_batch(

@@ -17,7 +17,7 @@ from eagle_jax.drafting.heads import most_levels
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import RECYCLING_TREE, Topology, from_paths, optimal_topology
-from eagle_jax.tuning.contest import Contest
+from eagle_jax.tuning.contest import NO_ROUNDS, Contest
 from eagle_jax.tuning.prediction import Prediction
 
 MAX_DEPTH = 8
@@ -115,7 +115,7 @@ def measure_rates(contest: Contest, tree: Topology) -> np.ndarray:
             rounds += [each.round for each in found if each.round is not None]
             done(start + len(batch))
     if not rounds:
-        raise InputError("every text ends with its first token; give other prompts")
+        raise InputError(NO_ROUNDS)
     accepted, tried = count_tried(rounds, tree)
     # What was never tried was never reached: no node there is worth anything.
     return accepted / np.maximum(tried, 1)

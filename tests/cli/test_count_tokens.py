@@ -41,6 +41,11 @@ def test_the_tokens_of_texts_stand_in_the_order_of_their_counts(
     assert set(found["ids"][:2]) == {BOS, STOP}
     assert found["ids"][2:] == ranked[:2]
     assert "4 of 300 tokens" in capsys.readouterr().out
+    before = data.read_bytes()
+    same = data.rename(tmp_path / "texts.json")
+    assert count([*flags[:2], "--output", str(same), str(same)]) == 2
+    assert "is read from it" in capsys.readouterr().err
+    assert same.read_bytes() == before
     assert count(flags) == 0
     ids = json.loads(output.read_text())["ids"]
     assert len(ids) == 75 and ids[2:] == list(range(73))  # The tokenizer's order.

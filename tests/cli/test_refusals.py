@@ -135,6 +135,11 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     ],
     "tune": [
         (["--sweep"], "--grid"),
+        (["--grid", "8/7/1", "--max-depth", "3"], "leave out one or the other"),
+        (
+            ["--method", "recycling", "--output", "/dev/null"],
+            "is no file, and the tree",
+        ),
         (["--target", "somewhere"], "--draft"),
         (["--repeats", "0"], "--repeats = 0 must be at least 1"),
         (["--max-new-tokens", "1"], "--max-new-tokens = 1 must be at least 2"),

@@ -114,6 +114,8 @@ def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
         assert named in capsys.readouterr().err
     data = _command(chat_pair, output, "--data", _data(tmp_path))
     assert run(data) == 2 and "data = 'samples'" in capsys.readouterr().err
+    own = _command(chat_pair, output, "--data", output, "--overwrite")
+    assert run(own) == 2 and "is read from it" in capsys.readouterr().err
     assert output.read_bytes() == before
     assert run([*command, "--seed", "1", "--overwrite"]) == 0
     assert output.read_bytes() != before

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -22,6 +23,7 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax.checkpoints.heads import load_calibration
+from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.loop import Run
 from tests.conftest import Main, load_main
 from tests.devices import with_devices
@@ -227,7 +229,9 @@ def kill(process: subprocess.Popen[str], output: Path, at: str, step: int) -> No
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 @pytest.mark.parametrize("seed", range(NUM_KILLS))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "at"), [*((kind, "step") for kind in KINDS), ("eagle2", "checkpoint")]
+)
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_killed_run_resumes_bit_for_bit(
     flags_of: Callable[[str], list[str]],
@@ -235,12 +239,12 @@ def test_a_killed_run_resumes_bit_for_bit(
     tmp_path: Path,
     train: Main,
     kind: str,
+    at: str,
     seed: int,
 ) -> None:
     output, flags, run = tmp_path / "killed", flags_of(kind), run_of(kind)
-    at = "checkpoint" if seed % 2 else "step"
     # Checkpoints follow steps 3 and 7, and each takes a while.
-    step = random.Random(seed).choice((3, 7) if seed % 2 else range(1, 12))
+    step = random.Random(seed).choice((3, 7) if at == "checkpoint" else range(1, 12))
     kill(start(flags, output), output, at, step)
     assert train([*flags, "--output", str(output), "--resume"]) == 0
     assert_same_head(run, output)
@@ -397,3 +401,29 @@ def test_a_first_step_of_a_new_head_is_no_yardstick_for_later_windows(
     line = refused(train, given, capsys)
     # Of the first window 10 times its mean are allowed, 32.5, not 10 times its first.
     assert "the loss of step 6 is 50 (before: 3.25)" in line
+
+
+@pytest.mark.parametrize(("held_out", "diverges"), [([90, 80, 95], 0), ([1, 11], 8)])
+def test_held_out_losses_are_compared_with_one_another(
+    train: Main,
+    flags: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    held_out: list[float],
+    diverges: int,
+) -> None:
+    """A head that knows its texts by heart has not diverged."""
+    losses = iter(held_out)
+
+    def make(*args: Any, **settings: Any) -> Callable[..., Evaluation]:
+        evaluate = make_evaluation(*args, **settings)
+        return lambda *state: dataclasses.replace(evaluate(*state), loss=next(losses))
+
+    monkeypatch.setattr("eagle_jax.training.loop.make_evaluation", make)
+    given = [*flags, "--output", str(tmp_path / "run")]
+    if not diverges:
+        assert train(given) == 0
+        return
+    line = refused(train, given, capsys)
+    assert f"the loss of step {diverges} is 11 (before: 1)" in line

@@ -151,6 +151,7 @@ def test_special_tokens_come_first_then_those_counted_most() -> None:
         refused(
             lambda s=size: most_frequent(counts, [6, 0], s), f"`size` = {size}", "2 "
         )
+    refused(lambda: most_frequent(counts, [8]), "stop token 8", "8 tokens")
 
 
 def test_what_is_written_is_read(folder: Path) -> None:

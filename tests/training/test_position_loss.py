@@ -16,7 +16,7 @@ from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Transformer, output_head, unembed
 from eagle_jax.training.config import HeadConfig, LossConfig, TrainConfig
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.heads import TrainedHead, begin_with, loss_of, new_head
+from eagle_jax.training.heads import TrainedHead, loss_of, new_head, with_target_tables
 from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import pack
 from tests import tiny
@@ -153,14 +153,16 @@ def test_new_heads_begin_with_the_targets_output_head(
 ) -> None:
     head = HEADS[kind]
     params = init_heads(jax.random.key(0), head)
-    begun = begin_with(params, head, setting.params)
+    begun = with_target_tables(params, head, setting.params)
     heads = begun if kind == "medusa" else begun.heads
     for one in heads:
         np.testing.assert_array_equal(one.output_head, output_head(setting.params))
 
 
 def test_new_medusa_heads_repeat_the_target(setting: SimpleNamespace) -> None:
-    params = begin_with(init_heads(jax.random.key(0), MEDUSA), MEDUSA, setting.params)
+    params = with_target_tables(
+        init_heads(jax.random.key(0), MEDUSA), MEDUSA, setting.params
+    )
     given = SimpleNamespace(features=setting.features)
     found = logits_at(MEDUSA, params, given, 2, 0, 3)
     table = output_head(setting.params)

@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import chex
 import jax
@@ -22,6 +22,7 @@ from eagle_jax.files import fingerprint_file
 from eagle_jax.generation.pair import load_pair
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.parallel import MeshShape
+from eagle_jax.progress import show_nothing
 from eagle_jax.training.config import (
     DataConfig,
     HeadConfig,
@@ -101,15 +102,23 @@ def test_a_resumed_run_keeps_its_settings_data_and_target(
     tiny_pair: Path, data: Path, tmp_path: Path, begun: Path
 ) -> None:
     def resume(
-        target: Path = tiny_pair / "target", data: Path = data, **changes: Any
+        target: Path = tiny_pair / "target",
+        data: Path = data,
+        held_out_data: Sequence[Path] = (),
+        **changes: Any,
     ) -> None:
-        train_head(str(target), [data], begun, config(**changes), resume=True)
+        train_head(
+            *(str(target), [data], begun, config(**changes)),
+            held_out_data=held_out_data,
+            resume=True,
+        )
 
     refused(lambda: resume(seed=1), "seed = 0, not 1")
     refused(lambda: resume(learning_rate=0.5), "learning_rate = 3e-05, not 0.5")
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"text": "hats " * 9}) + "\n")
-    refused(lambda: resume(data=other), "on other data")
+    refused(lambda: resume(data=other), "other `data`")
+    refused(lambda: resume(held_out_data=[data]), "other `held_out_data`")
     target = Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
     path = target / "config.json"
     settings = json.loads(path.read_text()) | {"rms_norm_eps": 1e-6}
@@ -251,8 +260,10 @@ def test_an_eagle3_head_is_trained_resumed_and_drafted_with(
     # Features of the layers that this head reads are none for another's.
     other = functools.partial(train_eagle3, "other", still, "1 2 4")
 
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
+    def interrupt(label: str, *_: object) -> Any:
+        if label == "computing features":
+            raise KeyboardInterrupt
+        return show_nothing()
 
     with pytest.raises(KeyboardInterrupt):
         other(progress=interrupt)
@@ -352,3 +363,65 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     begin(eagle2, "for EAGLE heads", kind="medusa")
     begin(tmp_path / "none", "none")
     begin(own, "embedding table of its own")
+    fields = json.loads((eagle2 / "config.json").read_text()) | {"head_dim": 6}
+    (own / "config.json").write_text(json.dumps(fields))
+    begin(own, "has no head_dim")
+
+
+def test_a_run_does_not_replace_what_it_reads(
+    tiny_pair: Path, data: Path, begun: Path
+) -> None:
+    head = Path(shutil.copytree(tiny_pair / "head", begun / "head"))
+    before = file_bytes(head)
+
+    def train(target: Path, **given: Any) -> None:
+        train_head(str(target), [data], begun, CONFIG, overwrite=True, **given)
+
+    named = f"{head} is read from it"
+    refused(lambda: train(tiny_pair / "target", begin_with=str(head)), named)
+    assert file_bytes(head) == before
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_finished_run_keeps_what_was_added_to_its_head(
+    tiny_pair: Path, data: Path, tmp_path: Path
+) -> None:
+    settings = config(steps=1, eval_prompts=1, eval_new_tokens=4)
+    train = functools.partial(
+        train_head,
+        str(tiny_pair / "target"),
+        [data],
+        tmp_path / "run",
+        dataclasses.replace(settings, tree=TREE),
+        mesh=MeshShape(data=1),
+    )
+    head = train().head
+    for name in ("calibration.json", "draft_vocabulary.json"):
+        (head / name).write_text("{}")
+    before = file_bytes(head)
+    train(resume=True)
+    assert file_bytes(head) == before
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_resumed_run_computes_in_the_type_that_it_began_with(
+    tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(steps=2, eval_every=1, eval_prompts=1, eval_new_tokens=4)
+    train = functools.partial(
+        train_head,
+        str(tiny_pair / "target"),
+        [data],
+        tmp_path / "run",
+        dataclasses.replace(settings, tree=TREE),
+        mesh=MeshShape(data=1),
+    )
+
+    def stop(line: str) -> None:
+        if "step 1" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(report=stop)
+    monkeypatch.setattr("eagle_jax.training.trainer.on_cpu", lambda: False)
+    assert train(resume=True).step_config.dtype == "float32"

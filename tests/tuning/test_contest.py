@@ -83,12 +83,13 @@ def test_every_setting_that_is_tried_is_generated_with(
 
 def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
     best = entry("8/4/2", 2.0)
-    tree = dataclasses.replace(best.prediction.tree, calibration='a "b".json')
+    tree = dataclasses.replace(best.prediction.tree, calibration='a "b" 📁.json')
     prediction = dataclasses.replace(best.prediction, tree=tree)
     best = dataclasses.replace(best, prediction=prediction)
     file = tmp_path / "tuned.toml"
     sizes = {"temperature": 0.0, "batch_size": 1, "dtype": "auto"}
-    file.write_text(settings_file(best, method="eagle2", comments=(), **sizes))
+    comments = ["target a\nb"]
+    file.write_text(settings_file(best, method="eagle2", comments=comments, **sizes))
     assert load_config(file, GenerateConfig).tree == tree
 
 
