@@ -130,18 +130,8 @@ def train_head(
     if resume:
         _check_same_run(output, before, identity, config, report)
     report("reading the data")
-    read = read_data(
-        data,
-        held_out_data,
-        source.tokenizer,
-        source.config,
-        config,
-        stop_tokens=checkpoints.stop_tokens(folder),
-        report=report,
-        progress=progress,
-    )
-    check_rows(read.rows, config.run.batch_size)
-    count_vocabulary(read.rows, head)  # Refuses rows that it cannot be counted in.
+    reading = functools.partial(read_data, report=report, progress=progress)
+    read = _read(reading, (data, held_out_data), source, config, head)
     step_config = _step_config(source, head, config)
     if resume and config.data.cache_features:
         check_features(output / "features", read.rows, **_stored(folder, step_config))
@@ -160,6 +150,23 @@ def train_head(
         first=first,
     )
     return _run(trained, sharding, report, progress)
+
+
+def _read(
+    reading: Callable[..., TrainingData],
+    files: tuple[Sequence[Path], Sequence[Path]],
+    source: PairSource,
+    config: TrainConfig,
+    head: TrainedHead,
+) -> TrainingData:
+    """Returns what is read from the files, or refuses rows that cannot be trained on."""
+    assert source.folder is not None, "targets are trained for from their files"
+    stop_tokens = checkpoints.stop_tokens(source.folder)
+    target = source.config
+    read = reading(*files, source.tokenizer, target, config, stop_tokens=stop_tokens)
+    check_rows(read.rows, config.run.batch_size)
+    count_vocabulary(read.rows, head)  # Refuses rows that it cannot be counted in.
+    return read
 
 
 def _step_config(
