@@ -159,7 +159,7 @@ def _read(
     config: TrainConfig,
     head: TrainedHead,
 ) -> TrainingData:
-    """Returns what is read from the files, or refuses rows that cannot be trained on."""
+    """Returns what is read from files, or refuses rows that cannot be trained on."""
     assert source.folder is not None, "targets are trained for from their files"
     stop_tokens = checkpoints.stop_tokens(source.folder)
     target = source.config
