@@ -26,12 +26,15 @@ for samples in 0:2000 1:2000; do  # Temperature and number.
     --limit "${samples#*:}" --temperature "$temperature" --output "$runs/answers-$temperature.jsonl"
 done
 head -n 400 "$runs/target/train.jsonl" > "$runs/source.jsonl"
+sed -n 401,5400p "$runs/target/train.jsonl" > "$runs/more.jsonl"
+answers=("$runs/answers-0.jsonl" "$runs/answers-1.jsonl")
 train() {
-  "$python" scripts/train.py --target "$runs/target/model" --output "$@" $(resume "$1") \
-    --data "$runs/source.jsonl" "$runs/answers-0.jsonl" "$runs/answers-1.jsonl"
+  "$python" scripts/train.py --target "$runs/target/model" --output "$@" $(resume "$1")
 }
-train "$runs/head-begun" --config "$here/head.toml"
-train "$runs/head" --config "$here/acceptance.toml" --begin-with "$runs/head-begun/head"
+train "$runs/head-begun" --config "$here/head.toml" \
+  --data "$runs/source.jsonl" "${answers[@]}"
+train "$runs/head" --config "$here/acceptance.toml" --begin-with "$runs/head-begun/head" \
+  --data "$runs/source.jsonl" "$runs/more.jsonl" "${answers[@]}"
 
 # What the head's confidences are worth, on texts that nothing else reads.
 trees=eagle2:num_nodes=60,depth=8,width=6
