@@ -14,12 +14,18 @@ from eagle_jax.config import (
     TreeConfig,
     load_config,
 )
-from eagle_jax.training.config import RegenerateConfig, TrainConfig
+from eagle_jax.training.config import (
+    OptimizerConfig,
+    RegenerateConfig,
+    RunConfig,
+    TrainConfig,
+)
 from examples.embedded_pair.training import PretrainConfig
 from tests.helpers import refused
 
 NAN, INF, BIG = float("nan"), float("inf"), 10**12
 TREE, SAMPLING, DECODING = TreeConfig, SamplingConfig, DecodingConfig
+OPTIMIZER, RUN = OptimizerConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,9 @@ TREE, SAMPLING, DECODING = TreeConfig, SamplingConfig, DecodingConfig
             (DECODING, name, BIG, "below 2**31")
             for name in ("max_new_tokens", "max_length", "batch_size")
         ),
+        *((OPTIMIZER, "clip", x, "above 0 and finite") for x in (0.0, NAN, INF)),
+        *((OPTIMIZER, "weight_decay", x, "0 or more and finite") for x in (-1.0, INF)),
+        *((RUN, "explode", x, "above 1 and finite") for x in (1.0, INF)),
     ],
 )
 def test_what_lies_outside_its_range_is_refused(

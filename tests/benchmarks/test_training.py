@@ -39,3 +39,13 @@ def test_a_target_alone_is_enough(
     target = ["--target", f"{tiny_pair}/target"]
     assert benchmark.main(["--training", *target, *sizes]) == 0
     assert "eagle2" in capsys.readouterr().out
+
+
+def test_a_target_too_shallow_for_a_kind_is_refused_before_any_is_timed(
+    tiny_pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = ["--target", f"{tiny_pair}/target"]
+    assert benchmark.main(["--training", *target]) == 2
+    captured = capsys.readouterr()
+    assert "timing" not in captured.out + captured.err
+    assert "layers" in captured.err
