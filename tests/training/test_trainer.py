@@ -368,6 +368,23 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     begin(own, "has no head_dim")
 
 
+def test_a_head_to_begin_with_may_be_a_published_one(
+    tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, resolve = tiny_pair / "head", checkpoints.resolve
+    names = {"somebody/head": str(head)}
+    monkeypatch.setattr(checkpoints, "resolve", lambda x: resolve(names.get(x, x)))
+    target, settings = str(tiny_pair / "target"), HeadConfig(kind="eagle3")
+    refused(
+        lambda: train_head(
+            *(target, [data], tmp_path / "run"),
+            dataclasses.replace(CONFIG, head=settings),
+            begin_with="somebody/head",
+        ),
+        f"{head} holds an EAGLE-1/2 head",
+    )
+
+
 def test_a_run_does_not_replace_what_it_reads(
     tiny_pair: Path, data: Path, begun: Path
 ) -> None:
