@@ -372,8 +372,11 @@ def test_a_head_to_begin_with_may_be_a_published_one(
     tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, resolve = tiny_pair / "head", checkpoints.resolve
-    names = {"somebody/head": str(head)}
-    monkeypatch.setattr(checkpoints, "resolve", lambda x: resolve(names.get(x, x)))
+
+    def at_hand(name: str) -> Path:
+        return head if name == "somebody/head" else resolve(name)
+
+    monkeypatch.setattr(checkpoints, "resolve", at_hand)
     target, settings = str(tiny_pair / "target"), HeadConfig(kind="eagle3")
     refused(
         lambda: train_head(
