@@ -63,12 +63,12 @@ TPU is needed, and reads this table from what comes out (last with jax ? and lib
   the vocabulary one to look tokens up, two for an argmax (its value and its place) and
   one for the sum that makes it a probability. With `L` layers and depth `D` a token
   takes `2 L + 3` and a round `2 L + 3 + 6 D`, of one row whatever the tree's width; the
-  compiler may join some, and gather more for several rows. A sampled round takes `5 (D
-  + 1) + 3` more: the filters of each call need the maximum and the sum of a softmax,
-  the largest probability, and a mass and a count, which may travel together; the
-  target's draw also an argmax and a lookup, to test a token. Its noise needs none: each
-  device makes its own part. A mixture adds up the outputs of its experts on each device
-  before they are summed over devices.
+  compiler may join some, and gather more for several rows. A sampled round takes
+  `5 (D + 1) + 3` more: the filters of each call need the maximum and the sum of a
+  softmax, the largest probability, and a mass and a count, which may travel together;
+  the target's draw also an argmax and a lookup, to test a token. Its noise needs none:
+  each device makes its own part. A mixture adds up the outputs of its experts on each
+  device before they are summed over devices.
 - **Compile s** is processor time, all cores together.
 - **GFLOP** and **GB in memory** are what a chip computes by XLA's count and what it
   reads from and writes to its main memory: of the loops one round or one token, in

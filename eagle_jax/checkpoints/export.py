@@ -91,7 +91,7 @@ def check_exportable(config: EagleHeadConfig) -> None:
     """Refuses an EAGLE-1/2 head that the official layout cannot express.
 
     Raises:
-        InputError: If its attention heads do not divide its width.
+        InputError: If its attention heads together are not as wide as it is.
     """
     layer = config.layer
     if layer.head_dim * layer.num_heads != layer.hidden_size:

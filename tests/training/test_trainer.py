@@ -394,54 +394,51 @@ def test_a_run_does_not_replace_what_it_reads(
     head = Path(shutil.copytree(tiny_pair / "head", begun / "head"))
     before = file_bytes(head)
 
-    def train(target: Path, **given: Any) -> None:
-        train_head(str(target), [data], begun, CONFIG, overwrite=True, **given)
-
-    named = f"{head} is read from it"
-    refused(lambda: train(tiny_pair / "target", begin_with=str(head)), named)
+    given = (str(tiny_pair / "target"), [data], begun, CONFIG)
+    refused(
+        lambda: train_head(*given, begin_with=str(head), overwrite=True),
+        f"{head} is read from it",
+    )
     assert file_bytes(head) == before
 
 
+@pytest.fixture
+def train_briefly(tiny_pair: Path, data: Path, tmp_path: Path) -> Train:
+    """Trains for a few steps, each of which is evaluated, in the same folder."""
+
+    def train(steps: int, **given: Any) -> Trained:
+        brief = config(steps=steps, eval_every=1, eval_prompts=1, eval_new_tokens=4)
+        return train_head(
+            str(tiny_pair / "target"),
+            [data],
+            tmp_path / "run",
+            dataclasses.replace(brief, tree=TREE),
+            mesh=MeshShape(data=1),
+            **given,
+        )
+
+    return train
+
+
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_finished_run_keeps_what_was_added_to_its_head(
-    tiny_pair: Path, data: Path, tmp_path: Path
-) -> None:
-    settings = config(steps=1, eval_prompts=1, eval_new_tokens=4)
-    train = functools.partial(
-        train_head,
-        str(tiny_pair / "target"),
-        [data],
-        tmp_path / "run",
-        dataclasses.replace(settings, tree=TREE),
-        mesh=MeshShape(data=1),
-    )
-    head = train().head
+def test_a_finished_run_keeps_what_was_added_to_its_head(train_briefly: Train) -> None:
+    head = train_briefly(1).head
     for name in ("calibration.json", "draft_vocabulary.json"):
         (head / name).write_text("{}")
     before = file_bytes(head)
-    train(resume=True)
+    train_briefly(1, resume=True)
     assert file_bytes(head) == before
 
 
 @pytest.mark.usefixtures("quick_compilation")
 def test_a_resumed_run_computes_in_the_type_that_it_began_with(
-    tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_briefly: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config(steps=2, eval_every=1, eval_prompts=1, eval_new_tokens=4)
-    train = functools.partial(
-        train_head,
-        str(tiny_pair / "target"),
-        [data],
-        tmp_path / "run",
-        dataclasses.replace(settings, tree=TREE),
-        mesh=MeshShape(data=1),
-    )
-
     def stop(line: str) -> None:
         if "step 1" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(report=stop)
+        train_briefly(2, report=stop)
     monkeypatch.setattr("eagle_jax.training.trainer.on_cpu", lambda: False)
-    assert train(resume=True).step_config.dtype == "float32"
+    assert train_briefly(2, resume=True).step_config.dtype == "float32"
