@@ -123,6 +123,9 @@ def _predict(arguments: argparse.Namespace) -> int:
     require(min(contexts) >= 1, "--contexts", min(contexts), "at least 1")
     require_int32("--contexts", max(contexts))
     trees = _trees(_TREES if arguments.trees is None else arguments.trees)
+    largest = max(tree.num_nodes for tree in trees)
+    wanted = f"at most {min(contexts)}, the slots of the least context"
+    require(largest <= min(contexts), "nodes of --trees", largest, wanted)
     tau, drafted = arguments.tau, arguments.draft_vocabulary
     if trees != _trees(_TREES) and tau is None:
         raise InputError(

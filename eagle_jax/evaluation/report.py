@@ -1,7 +1,7 @@
 """The report of an evaluation: its tables and figures."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -131,6 +131,20 @@ def _table_sections(
     runs: list[Run], compared: list[Group]
 ) -> tuple[list[str], list[str]]:
     """Returns the sections of tables, and a line for each that has no data."""
+    sections, left_out = [], []
+    for title, words, found, reason in _all_tables(runs, compared):
+        parts = [f"### {name}\n\n{table}" for name, table in found.items() if table]
+        if parts:
+            sections.append("\n\n".join([f"## {title}", words, *parts]))
+        else:
+            left_out.append(f"{title}: {reason}.")
+    return sections, left_out
+
+
+def _all_tables(
+    runs: list[Run], compared: list[Group]
+) -> tuple[tuple[str, str, Mapping[str, str | None], str], ...]:
+    """Returns each section's title, words, tables by name, and why it may have none."""
     both = (("prefill included", True), ("prefill excluded", False))
     speedups = {
         f"{group.title}, {name}": tables.speedup_table(group, with_prefill=flag)
@@ -142,7 +156,7 @@ def _table_sections(
         for name, flag in both
         for title, table in tables.ablation_tables(runs, with_prefill=flag).items()
     }
-    every = (
+    return (
         (
             "Table 1: speedup and tau",
             _COUNTING,
@@ -205,14 +219,6 @@ def _table_sections(
             "no chain run; decode with the method chain",
         ),
     )
-    sections, left_out = [], []
-    for title, words, found, reason in every:
-        parts = [f"### {name}\n\n{table}" for name, table in found.items() if table]
-        if parts:
-            sections.append("\n\n".join([f"## {title}", words, *parts]))
-        else:
-            left_out.append(f"{title}: {reason}.")
-    return sections, left_out
 
 
 def _typical_section(runs: list[Run]) -> list[str]:

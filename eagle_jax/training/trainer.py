@@ -55,7 +55,7 @@ class Trained:
         step_config: The static settings of a step.
         pair: The target as it was loaded.
         data: The data that was read.
-        summary: The last evaluation in one line.
+        summary: The last evaluation in one line, or why there is none.
         first: The weights that the run began with, float32; `None` for new ones.
     """
 
@@ -293,8 +293,7 @@ def _run(
     def export(params: Any) -> None:
         fetched, embedding = sharding.fetch((params, table))
         if is_first:
-            is_same = run.first_step == config.run.steps
-            _export(trained, fetched, embedding, keeps_calibration=is_same)
+            _export(trained, fetched, embedding, keeps_calibration=was_finished)
 
     data = trained.data
     if config.data.cache_features:
@@ -311,7 +310,8 @@ def _run(
         folder=output,
         first=trained.first,
     )
-    summary = trained.summary
+    was_finished = run.first_step == config.run.steps
+    summary = "finished before" if was_finished else trained.summary
     with (
         contextlib.closing(run),
         progress("step", config.run.steps, run.first_step, pause=0) as update,

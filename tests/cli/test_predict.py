@@ -42,6 +42,7 @@ def test_fewer_drafted_tokens_are_a_cheaper_round(
         (["v5e-4", "--contexts", "0"], "--contexts"),
         (["v5e-4", "--draft-vocabulary", "0"], "--draft-vocabulary"),
         (["v5e-4", "--trees", "many"], "num_nodes/depth/width"),
+        (["v5e-4", "--trees", "600/6/10"], "nodes of --trees = 600 must"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(

@@ -426,7 +426,7 @@ def test_a_finished_run_keeps_what_was_added_to_its_head(train_briefly: Train) -
     for name in ("calibration.json", "draft_vocabulary.json"):
         (head / name).write_text("{}")
     before = file_bytes(head)
-    train_briefly(1, resume=True)
+    assert train_briefly(1, resume=True).summary == "finished before"
     assert file_bytes(head) == before
 
 
