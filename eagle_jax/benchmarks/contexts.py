@@ -177,9 +177,8 @@ def _time_attention(
     def body(state: DecodeState, moved: jax.Array) -> jax.Array:
         cache, own = state.target_cache, state.drafter_state.cache
         layer, own_layer = target.config.layer, model.config.layer
-        path = tree.levels + 1
         results = _attend_all(cache, layer, tree.num_nodes, tree.num_nodes, moved)
-        results += _attend_all(own, own_layer, path, path, moved)
+        results += _attend_all(own, own_layer, 1, tree.levels + 1, moved)
         for known in drafts:
             results += _attend_all(own, own_layer, tree.width, known, moved)
         return witness(results)

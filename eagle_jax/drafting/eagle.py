@@ -14,7 +14,7 @@ from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle3_head, eagle_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.layers import rms_norm
+from eagle_jax.models.layers import rms_norm, row_of
 from eagle_jax.models.transformer import (
     Tables,
     causal_mask,
@@ -122,7 +122,11 @@ class FeatureHead(abc.ABC):
         return following
 
     def run(
-        self, params: Any, tokens: jax.Array, *inputs: Any
+        self,
+        params: Any,
+        tokens: jax.Array,
+        *inputs: Any,
+        last: jax.Array | None = None,
     ) -> tuple[jax.Array, kv.KeyValues]:
         """Runs the head over pairs of tokens and features.
 
@@ -131,9 +135,11 @@ class FeatureHead(abc.ABC):
             tokens: `[B, T]` int32, the pairs' tokens.
             *inputs: The features `[B, T, E]` and the arguments that
                 `models.eagle_head.forward` takes after them.
+            last: `[B]` int32, the only pair of each row whose output is wanted; `None`
+                for all.
         """
         embedded = params.embedding[tokens]
-        return self.forward(params.head, self.config, embedded, *inputs)
+        return self.forward(params.head, self.config, embedded, *inputs, last=last)
 
     def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
         """See `DraftModel.init_state`."""
@@ -153,16 +159,15 @@ class FeatureHead(abc.ABC):
         lengths: jax.Array,
     ) -> EagleState:
         """See `Drafter.prefill`; the last feature waits for the root's token."""
-        num_tokens = tokens.shape[1]
-        prompts = (tokens, features, lengths)
-        if num_tokens == chunk_size(num_tokens):
-            # Nothing is cached yet: an empty cache costs no attention.
-            nothing = self._cache(tokens.shape[0], 0)
-            return self._read_pairs(params, state, *prompts, nothing, 0, num_tokens)
 
         def read(state: EagleState, begin: jax.Array | int, size: int) -> EagleState:
-            return self.read_piece(params, state, *prompts, begin, size)
+            return self.read_piece(
+                params, state, tokens, features, lengths, begin, size
+            )
 
+        num_tokens = tokens.shape[1]
+        if num_tokens == chunk_size(num_tokens):
+            return read(state, 0, num_tokens)
         return in_pieces(read, state, lengths, num_tokens)
 
     def read_piece(
@@ -175,24 +180,7 @@ class FeatureHead(abc.ABC):
         begin: jax.Array | int,
         size: int,
     ) -> EagleState:
-        """See `PieceReader.read_piece`."""
-        cache = state.cache
-        return self._read_pairs(
-            params, state, tokens, features, lengths, cache, begin, size
-        )
-
-    def _read_pairs(
-        self,
-        params: Any,
-        state: EagleState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
-        before: kv.KVCache,
-        begin: jax.Array | int,
-        size: int,
-    ) -> EagleState:
-        """Reads `size` pairs beside the cache `before`; the last feature waits."""
+        """See `PieceReader.read_piece`; of the outputs none is wanted."""
 
         def piece(array: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(array, begin, size, axis=1)
@@ -205,16 +193,15 @@ class FeatureHead(abc.ABC):
             self.fuse(params, piece(features)),
             begin + rows,
             causal_mask(batch, size),
-            before,
+            state.cache,
+            last=jnp.zeros(batch, jnp.int32),
         )
         count = after(jnp.clip(lengths - 1 - begin, 0, size), outputs[:, 0, 0])
         cache = kv.commit(state.cache, (entries,), rows, count)
-        last = (lengths - 1)[:, None]
-        waiting = jnp.take_along_axis(features, last[..., None], axis=1)
         return self.advance(
             dataclasses.replace(state, cache=cache),
-            _pad_rows(jnp.take_along_axis(tokens, last, axis=1), path_length),
-            _pad_rows(waiting, path_length),
+            _pad_rows(row_of(tokens, lengths - 1), path_length),
+            _pad_rows(row_of(features, lengths - 1), path_length),
             jnp.ones(batch, jnp.int32),
         )
 
@@ -235,14 +222,14 @@ class FeatureHead(abc.ABC):
         """See `DraftModel.read`; the waiting pairs go into the cache."""
 
         def run(
-            following: jax.Array, rows: jax.Array
+            following: jax.Array, rows: jax.Array, last: jax.Array
         ) -> tuple[jax.Array, tuple[kv.KeyValues]]:
             positions = state.cache.length[:, None] + rows
             features = self.fuse(params, state.features)
             mask = causal_mask(*following.shape)
             tokens = self.paired(state.tokens, following)
             outputs, entries = self.run(
-                params, tokens, features, positions, mask, state.cache
+                params, tokens, features, positions, mask, state.cache, last=last
             )
             return outputs, (entries,)
 

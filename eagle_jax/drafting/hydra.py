@@ -97,11 +97,15 @@ class PrefixHydraHeads(_PathReader, FeatureHead):
         return features
 
     def run(
-        self, params: HydraDrafterParams, tokens: jax.Array, *inputs: Any
+        self,
+        params: HydraDrafterParams,
+        tokens: jax.Array,
+        *inputs: Any,
+        last: jax.Array | None = None,
     ) -> tuple[jax.Array, KeyValues]:
         """Runs the prefix layer; it reads features alone."""
         del tokens
-        return hydra_heads.prefix(params.heads, self.config, *inputs)
+        return hydra_heads.prefix(params.heads, self.config, *inputs, last=last)
 
     def read(
         self, params: HydraDrafterParams, state: EagleState, root: jax.Array

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from eagle_jax.interface import Cache, Entries
 from eagle_jax.ordering import after
 
-Run = Callable[[jax.Array, jax.Array], tuple[jax.Array, Entries]]
+Run = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Entries]]
 """A function that runs a model over waiting tokens.
 
-It maps the tokens `[B, P]` after those that wait (after the last of them, the root) and
-their distances `[B, P]` from the end of the cache, both int32, to the outputs
-`[B, P, X]` and the entries.
+It maps the tokens `[B, P]` after those that wait (after the last of them, the root),
+their distances `[B, P]` from the end of the cache, and the place `[B]` of the last of
+them, all int32, to the output there, `[B, 1, X]`, and the entries of all.
 """
 
 Commit = Callable[[Cache, Entries, jax.Array, jax.Array], Cache]
@@ -165,11 +165,11 @@ def read_waiting(
         none, and the state with all of them in its cache.
     """
     rows = jnp.broadcast_to(jnp.arange(state.tokens.shape[1]), state.tokens.shape)
-    last = jnp.maximum(state.count - 1, 0)[:, None]
+    last = jnp.maximum(state.count - 1, 0)
     rolled = jnp.roll(state.tokens, -1, 1)
-    following = jnp.where(rows == last, root[:, None], rolled)
-    outputs, entries = run(following, rows)
-    output = jnp.take_along_axis(outputs, last[..., None], axis=1)[:, 0]
+    following = jnp.where(rows == last[:, None], root[:, None], rolled)
+    outputs, entries = run(following, rows, last)
+    output = outputs[:, 0]
     cache = commit(state.cache, entries, rows, after(state.count, output[:, 0]))
     nothing = jnp.zeros_like(state.count)
     return output, dataclasses.replace(state, cache=cache, count=nothing)

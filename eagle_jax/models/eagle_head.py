@@ -78,6 +78,7 @@ def forward(
     mask: jax.Array,
     cache: KVCache,
     earlier: KeyValues | None = None,
+    last: jax.Array | None = None,
 ) -> tuple[jax.Array, KeyValues]:
     """Runs the head over new pairs.
 
@@ -93,6 +94,8 @@ def forward(
         cache: The cache of confirmed pairs, of one layer; read only.
         earlier: `[B, G, U - T, A]`, the keys and values of pairs drafted earlier in
             this round; `None` for none.
+        last: `[B]` int32, the only pair of each row whose output is wanted, `[B, 1, E]`
+            then; `None` for all.
 
     Returns:
         The predicted features `[B, T, E]`, which are at once the input of the next
@@ -112,6 +115,7 @@ def forward(
         mask,
         earlier,
         inputs=inputs,
+        last=last,
     )
 
 

@@ -106,6 +106,7 @@ def prefix(
     positions: jax.Array,
     mask: jax.Array,
     cache: KVCache,
+    last: jax.Array | None = None,
 ) -> tuple[jax.Array, KeyValues]:
     """Runs the prefix layer over hidden states of confirmed tokens.
 
@@ -116,6 +117,8 @@ def prefix(
         positions: `[B, T]` int32, the absolute positions of their tokens.
         mask: `[B, T, T]` bool, true where a state sees another.
         cache: The cache of earlier ones, of one layer; read only.
+        last: `[B]` int32, the only state of each row whose output is wanted,
+            `[B, 1, E]` then; `None` for all.
 
     Returns:
         The outputs `[B, T, E]`, and the keys and values of these `T`.
@@ -126,7 +129,7 @@ def prefix(
     (cached,) = cache.layers
     x = hidden.astype(layer.mlp_norm.dtype)
     x, entries = decoder_layer(
-        layer, config.layer, x, rotary, cached, cache.length, mask
+        layer, config.layer, x, rotary, cached, cache.length, mask, last=last
     )
     return rms_norm(x, norm, config.layer.rms_norm_eps), entries
 

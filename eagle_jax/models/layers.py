@@ -94,6 +94,17 @@ class LayerParams:
     key_norm: jax.Array | None = None
 
 
+def row_of(values: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns one entry along axis 1 of each row, `[B, 1, ...]` of `[B, T, ...]`.
+
+    Args:
+        values: `[B, T, ...]`.
+        rows: `[B]` int32, the entries' places.
+    """
+    places = jnp.expand_dims(rows, tuple(range(1, values.ndim)))
+    return jnp.take_along_axis(values, places, axis=1)
+
+
 def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
     """Normalises by the root mean square, in float32, then scales in `x`'s dtype."""
     wide = x.astype(jnp.float32)
@@ -113,6 +124,7 @@ def decoder_layer(
     earlier: KeyValues | None = None,
     first: jax.Array | None = None,
     inputs: jax.Array | None = None,
+    last: jax.Array | None = None,
 ) -> tuple[jax.Array, KeyValues]:
     """Runs one layer over new tokens beside the cache.
 
@@ -133,6 +145,8 @@ def decoder_layer(
         first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
         inputs: `[B, T, 2 * E]`, the input of q, k and v in an EAGLE-3 head; `None` for
             `x`, normalised.
+        last: `[B]` int32, the only token of each row that goes on after attention,
+            `T` is 1 from there on; `None` for all. Keys and values are all tokens'.
 
     Returns:
         The residual stream `[B, T, E]` after the layer, and the keys and values of all
@@ -142,6 +156,10 @@ def decoder_layer(
     query, new = project(params, config, read, rotary)
     if earlier is not None:
         new = jax.tree.map(lambda *kv: jnp.concatenate(kv, axis=2), earlier, new)
+    if last is not None:
+        x, query, mask, first = jax.tree.map(
+            functools.partial(row_of, rows=last), (x, query, mask, first)
+        )
     mixed = attend(query, cached, length, new, mask, first)
     return finish(params, config, x, mixed), new
 

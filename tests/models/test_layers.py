@@ -216,3 +216,23 @@ def test_unconfirmed_tokens_of_earlier_calls_are_seen_as_those_of_one() -> None:
     np.testing.assert_allclose(first, whole[:, :2], atol=1e-5)
     np.testing.assert_allclose(last, whole[:, 2:], atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), both, new)
+
+
+def test_the_only_output_that_is_wanted_is_that_of_all() -> None:
+    config, places = tiny.LAYER, jnp.array([2, 0])
+    params = init_layer(
+        jax.random.key(0), config, jnp.dtype("float32"), input_norm=True
+    )
+    cached = jax.tree.map(jnp.array, key_values(S, 1))
+    positions = jnp.array(LENGTHS[:, None] + np.arange(T))
+    rotary = rotary_tables(positions, config.rope, A)
+    mask, first = jnp.array(np.stack([CAUSAL, SIBLINGS])), jnp.maximum(positions - 3, 0)
+
+    def run(last: jax.Array | None) -> Any:
+        part = (jnp.array(drawn(B, T, 32)), rotary, cached, jnp.array(LENGTHS), mask)
+        return decoder_layer(params, config, *part, first=first, last=last)
+
+    whole, new = run(None)
+    found, same = run(places)
+    np.testing.assert_allclose(found[:, 0], whole[jnp.arange(B), places], atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, same, new)
