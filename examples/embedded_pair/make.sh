@@ -33,8 +33,11 @@ train() {
 }
 train "$runs/head-begun" --config "$here/head.toml" \
   --data "$runs/source.jsonl" "${answers[@]}"
-train "$runs/head" --config "$here/acceptance.toml" --begin-with "$runs/head-begun/head" \
-  --data "$runs/source.jsonl" "$runs/more.jsonl" "${answers[@]}"
+all=("$runs/source.jsonl" "$runs/more.jsonl" "${answers[@]}")
+train "$runs/head-further" --config "$here/acceptance.toml" --data "${all[@]}" \
+  --begin-with "$runs/head-begun/head"
+train "$runs/head" --config "$here/acceptance.toml" --data "${all[@]}" \
+  --begin-with "$runs/head-further/head" --steps 24000
 
 # What the head's confidences are worth, on texts that nothing else reads.
 trees=eagle2:num_nodes=60,depth=8,width=6
