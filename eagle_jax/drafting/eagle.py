@@ -14,7 +14,7 @@ from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle3_head, eagle_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.layers import rms_norm, row_of
+from eagle_jax.models.layers import rms_norm, take_token
 from eagle_jax.models.transformer import (
     Tables,
     causal_mask,
@@ -180,7 +180,7 @@ class FeatureHead(abc.ABC):
         begin: jax.Array | int,
         size: int,
     ) -> EagleState:
-        """See `PieceReader.read_piece`; of the outputs none is wanted."""
+        """See `PieceReader.read_piece`."""
 
         def piece(array: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(array, begin, size, axis=1)
@@ -194,14 +194,15 @@ class FeatureHead(abc.ABC):
             begin + rows,
             causal_mask(batch, size),
             state.cache,
+            # One output, though it is not wanted: it says when the cache was read.
             last=jnp.zeros(batch, jnp.int32),
         )
         count = after(jnp.clip(lengths - 1 - begin, 0, size), outputs[:, 0, 0])
         cache = kv.commit(state.cache, (entries,), rows, count)
         return self.advance(
             dataclasses.replace(state, cache=cache),
-            _pad_rows(row_of(tokens, lengths - 1), path_length),
-            _pad_rows(row_of(features, lengths - 1), path_length),
+            _pad_rows(take_token(tokens, lengths - 1), path_length),
+            _pad_rows(take_token(features, lengths - 1), path_length),
             jnp.ones(batch, jnp.int32),
         )
 

@@ -10,7 +10,7 @@ from flax import struct
 from eagle_jax import checked
 from eagle_jax.drafting.model import read_waiting, target_tokens
 from eagle_jax.interface import Cache, DraftingTarget, Entries, Target
-from eagle_jax.models.layers import row_of
+from eagle_jax.models.layers import take_token
 from eagle_jax.models.transformer import TransformerParams, output_columns
 from eagle_jax.ordering import after
 from eagle_jax.prefill import begin_reading, read_piece, read_prompts
@@ -158,7 +158,7 @@ class SmallModel:
             output = checked.forward(
                 self.target, _model(params), following, positions, None, state.cache
             )
-            return row_of(output.hidden, last), output.entries
+            return take_token(output.hidden, last), output.entries
 
         def commit(
             cache: Cache, entries: Entries, rows: jax.Array, count: jax.Array

@@ -94,15 +94,15 @@ class LayerParams:
     key_norm: jax.Array | None = None
 
 
-def row_of(values: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns one entry along axis 1 of each row, `[B, 1, ...]` of `[B, T, ...]`.
+def take_token(values: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns what one token of each row has, `[B, 1, ...]` of `[B, T, ...]`.
 
     Args:
         values: `[B, T, ...]`.
-        rows: `[B]` int32, the entries' places.
+        places: `[B]` int32, the tokens' places in their rows.
     """
-    places = jnp.expand_dims(rows, tuple(range(1, values.ndim)))
-    return jnp.take_along_axis(values, places, axis=1)
+    indices = jnp.expand_dims(places, tuple(range(1, values.ndim)))
+    return jnp.take_along_axis(values, indices, axis=1)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
@@ -158,7 +158,7 @@ def decoder_layer(
         new = jax.tree.map(lambda *kv: jnp.concatenate(kv, axis=2), earlier, new)
     if last is not None:
         x, query, mask, first = jax.tree.map(
-            functools.partial(row_of, rows=last), (x, query, mask, first)
+            functools.partial(take_token, places=last), (x, query, mask, first)
         )
     mixed = attend(query, cached, length, new, mask, first)
     return finish(params, config, x, mixed), new
