@@ -20,6 +20,7 @@ from eagle_jax.training.config import (
     RunConfig,
     TrainConfig,
 )
+from examples.embedded_pair.pair_step import TogetherConfig
 from examples.embedded_pair.training import PretrainConfig
 from tests.helpers import refused
 
@@ -118,6 +119,7 @@ OTHER_CONFIGS = {
     "head": TrainConfig,
     "small": PretrainConfig,
     "stories260k": TrainConfig,
+    "together": TogetherConfig,
 }
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -128,6 +128,11 @@ def _is_test_of_held_out(module: str) -> bool:
     return last.removeprefix("test_") in modules and last.startswith("test_")
 
 
+def fingerprint(tokens: np.ndarray) -> str:
+    """Returns 16 hexadecimal digits that tell arrays of tokens apart."""
+    return hashlib.sha256(tokens.astype(np.int32).tobytes()).hexdigest()[:16]
+
+
 class TokenStream:
     """Texts as one stream of tokens, cut into rows that start at line starts.
 
@@ -144,7 +149,7 @@ class TokenStream:
 
     def fingerprint(self) -> str:
         """Returns 16 hexadecimal digits that tell streams apart."""
-        return hashlib.sha256(self.tokens.astype(np.int32).tobytes()).hexdigest()[:16]
+        return fingerprint(self.tokens)
 
     def spread(self, count: int, row_length: int) -> np.ndarray:
         """Returns rows `[count, T + 1]` evenly spread over the stream."""

@@ -11,28 +11,31 @@ with the model of a finished, shallower run.
 
 import argparse
 import dataclasses
+import functools
 import json
-import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
-from eagle_jax.files import is_left_behind, write_json, write_whole
+from eagle_jax.files import write_json, write_whole
 from eagle_jax.generation.room import check_training
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.parsing import read_json_if_any
-from eagle_jax.training.checkpoint import LOCK, Checkpoints, check_settings, writing_run
+from eagle_jax.training.checkpoint import check_settings, writing_run
 from examples.embedded_pair import corpus
+from examples.embedded_pair.loop import (
+    MAY_CHANGE,
+    check_output,
+    check_sizes,
+    take_steps,
+)
 from examples.embedded_pair.training import (
     PretrainConfig,
     PretrainState,
@@ -43,7 +46,6 @@ from examples.embedded_pair.training import (
 )
 
 _PIECE_LENGTH = 1500
-_MAY_CHANGE = ("steps", "log_every", "eval_every", "eval_rows", "keep")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,7 +85,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     output: Path = arguments.output
-    _check_output(output, resume=arguments.resume)
+    check_output(output, resume=arguments.resume)
     check_training(
         config.model.transformer(),
         "float32",
@@ -103,7 +105,7 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
         arguments.tokenizer or arguments.deepen, texts["train"], config, output
     )
     streams = {name: corpus.token_stream(tokenizer, x) for name, x in texts.items()}
-    _check_sizes(streams, config)
+    check_sizes(streams, config.run)
     _check_same_run(output, config, streams, deepened=deepened, resume=arguments.resume)
     write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
     for name, part in texts.items():
@@ -137,19 +139,6 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     return 0
 
 
-def _check_output(output: Path, *, resume: bool) -> None:
-    """Refuses a folder that holds something else, before any long work starts."""
-    if resume and read_json_if_any(output / "run.json") is None:
-        raise InputError(f"--resume: {output} holds no run; leave out --resume")
-    names = {path.name for path in output.iterdir()} - {LOCK}
-    is_taken = not all(is_left_behind(name, ["run.json"]) for name in names)
-    if is_taken and not resume:
-        raise InputError(
-            f"{output} is not empty; give --resume to go on with its run, or another "
-            "folder"
-        )
-
-
 def _deepened(run: Path, config: PretrainConfig) -> TransformerParams:
     """Returns the model of a finished run, made as deep as `config` says."""
     if not (run / "model").is_dir():
@@ -166,26 +155,6 @@ def _deepened(run: Path, config: PretrainConfig) -> TransformerParams:
                 f"{after}; only num_layers may differ"
             )
     return deepen(params, config.model.num_layers)
-
-
-def _check_sizes(
-    streams: dict[str, corpus.TokenStream], config: PretrainConfig
-) -> None:
-    """Refuses texts too short for one batch."""
-    run = config.run
-    if run.batch_size % jax.device_count():
-        raise InputError(
-            f"batch_size = {run.batch_size} must be a multiple of the "
-            f"{jax.device_count()} devices"
-        )
-    for name, rows in (("train", run.batch_size), ("held_out", 1)):
-        stream = streams[name]
-        if stream.num_rows(run.row_length) < rows:
-            raise InputError(
-                f"the {name} texts have {len(stream.tokens)} tokens, too few for "
-                f"{rows} rows of row_length = {run.row_length}; give more text, or "
-                "lower row_length or batch_size"
-            )
 
 
 def _check_same_run(
@@ -205,7 +174,7 @@ def _check_same_run(
     tokens = {name: stream.fingerprint() for name, stream in streams.items()}
     before = read_json_if_any(output / "run.json") if resume else None
     if before is not None:
-        check_settings(output, before, config, _MAY_CHANGE)
+        check_settings(output, before, config, MAY_CHANGE)
         if before.get("tokens") != tokens:
             raise InputError(
                 f"{output} holds a run on other texts; take the Python that began it"
@@ -259,69 +228,24 @@ def _train(
     folder: Path,
 ) -> tuple[PretrainState, float]:
     run, length = config.run, config.run.row_length
-    step = jax.jit(
-        pretrain_step, static_argnames=("config",), donate_argnames=("state",)
-    )
+    step = jax.jit(functools.partial(pretrain_step, config=config), donate_argnums=(0,))
     measure = jax.jit(next_token_loss, static_argnames=("config",))
     held_out = streams["held_out"].spread(run.eval_rows, length)
 
-    def perplexity(state: PretrainState) -> float:
+    def perplexity(state: PretrainState) -> dict[str, float]:
         sizes = config.model.transformer()
         losses = [measure(state.params, row[None], sizes) for row in held_out]
-        return float(np.exp(np.mean(losses)))
+        return {"perplexity": float(np.exp(np.mean(losses)))}
 
-    by_row, everywhere = _data_parallel()
-    saved = Checkpoints(folder, keep=run.keep)
-    state = jax.device_put(init_state(config, start), everywhere)
-    first = saved.latest() or 0
-    if first:
-        state = saved.restore(first, state)
-        say(f"going on after step {first}")
-    losses, started, result = [], time.perf_counter(), math.nan
-    with progress("pretraining", run.steps, first) as update:
-        for number in range(first, run.steps):
-            rows = streams["train"].rows(length, run.batch_size, number, run.seed)
-            state, loss = step(state, jax.device_put(rows, by_row), config=config)
-            losses.append(loss)
-            done = number + 1
-            if done % run.log_every == 0 or done == run.steps:
-                mean = float(np.mean(jax.device_get(losses)))
-                _check_finite(mean, done, folder, saved.latest())
-                speed = len(losses) * run.batch_size * length
-                speed /= time.perf_counter() - started
-                say(f"step {done} | loss {mean:.4f} | {speed:,.0f} tokens/s")
-                losses, started = [], time.perf_counter()
-            if done % run.eval_every == 0 or done == run.steps:
-                result = perplexity(state)
-                _check_finite(result, done, folder, saved.latest())
-                say(f"  held out | step {done} | perplexity {result:.2f}")
-                saved.save(done, state, {})
-                started = time.perf_counter()
-            update(done)
-    if first >= run.steps:
-        result = perplexity(state)
-    saved.close()
-    return state, result
-
-
-def _data_parallel() -> tuple[NamedSharding, NamedSharding]:
-    """Returns how rows lie on all devices, each its share, and weights, on all."""
-    shape = (jax.device_count(),)
-    mesh = jax.make_mesh(shape, ("data",), axis_types=(AxisType.Auto,))
-    return (
-        NamedSharding(mesh, PartitionSpec("data")),
-        NamedSharding(mesh, PartitionSpec()),
+    state, found = take_steps(
+        run,
+        init_state(config, start),
+        batch=lambda n: streams["train"].rows(length, run.batch_size, n, run.seed),
+        step=step,
+        measure=perplexity,
+        folder=folder,
     )
-
-
-def _check_finite(value: float, step: int, folder: Path, latest: int | None) -> None:
-    """Stops a run that has diverged, before anything of it is kept."""
-    if not math.isfinite(value):
-        kept = "there is none" if latest is None else f"{folder}/{latest}"
-        raise InputError(
-            f"at step {step} the loss is {value}: training has diverged; the last good "
-            f"checkpoint: {kept}; try a lower learning_rate"
-        )
+    return state, found["perplexity"]
 
 
 if __name__ == "__main__":

@@ -130,17 +130,19 @@ class PretrainState:
 
     Attributes:
         step: int32 scalar, steps done.
-        params: The model, float32.
+        params: The model, or target and head, float32.
         opt_state: Of the optimizer.
     """
 
     step: jax.Array
-    params: TransformerParams
+    params: Any
     opt_state: Any
 
 
 def make_optimizer(config: PretrainRunConfig) -> Any:
     """Returns an optax optimizer: Muon for the layers' matrices, AdamW for the rest.
+
+    A head's matrices that read its inputs are of its layer, too.
 
     Muon needs about half of AdamW's tokens at this size, which counts on a CPU. The
     constant rate between warm-up and decay lets a run be made longer until the decay
@@ -154,7 +156,8 @@ def make_optimizer(config: PretrainRunConfig) -> Any:
 
     def matrices(params: Any) -> Any:
         def kind(path: Any, leaf: jax.Array) -> Any:
-            in_layer = jax.tree_util.keystr(path).startswith(".layers")
+            name = jax.tree_util.keystr(path)
+            in_layer = ".layer" in name or name.endswith(".fc")
             is_matrix = in_layer and leaf.ndim == 2
             return optax.contrib.MuonDimensionNumbers() if is_matrix else None
 
@@ -177,10 +180,26 @@ def init_state(
     if params is None:
         key = jax.random.key(config.run.seed)
         params = transformer.init_params(key, config.model.transformer(), "float32")
+    return first_state(config.run, params)
+
+
+def first_state(run: PretrainRunConfig, params: Any) -> PretrainState:
+    """Returns a run's first state, which begins with weights."""
     return PretrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=make_optimizer(config.run).init(params),
+        opt_state=make_optimizer(run).init(params),
+    )
+
+
+def next_state(run: PretrainRunConfig, state: PretrainState, gradients: Any) -> Any:
+    """Returns the state after one step of the optimizer."""
+    updates, opt_state = make_optimizer(run).update(
+        gradients, state.opt_state, state.params
+    )
+    params: Any = optax.apply_updates(cast(Any, state.params), updates)
+    return dataclasses.replace(
+        state, step=state.step + 1, params=params, opt_state=opt_state
     )
 
 
@@ -238,7 +257,7 @@ def next_token_loss(
 
 def pretrain_step(
     state: PretrainState, rows: jax.Array, *, config: PretrainConfig
-) -> tuple[PretrainState, jax.Array]:
+) -> tuple[PretrainState, dict[str, jax.Array]]:
     """Takes one step; jit it with `config` static and `state` donated.
 
     Args:
@@ -247,18 +266,9 @@ def pretrain_step(
         config: Static.
 
     Returns:
-        The next state, and the loss before the step.
+        The next state, and the loss before the step, as a figure of the log.
     """
     loss, gradients = jax.value_and_grad(next_token_loss)(
         state.params, rows, config.model.transformer()
     )
-    updates, opt_state = make_optimizer(config.run).update(
-        gradients, state.opt_state, state.params
-    )
-    params: Any = optax.apply_updates(cast(Any, state.params), updates)
-    return (
-        dataclasses.replace(
-            state, step=state.step + 1, params=params, opt_state=opt_state
-        ),
-        loss,
-    )
+    return next_state(config.run, state, gradients), {"loss": loss}

@@ -1,0 +1,232 @@
+"""Training a small target further, together with its head."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from eagle_jax import checkpoints
+from eagle_jax.config import load_config
+from eagle_jax.models import eagle_head
+from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.training.config import LossConfig
+from eagle_jax.training.packing import PackedRows
+from examples.embedded_pair import together as command
+from examples.embedded_pair.pair_step import (
+    PairParams,
+    PairRows,
+    TogetherConfig,
+    own_rows,
+    pair_losses,
+    source_rows,
+)
+from examples.embedded_pair.training import next_token_loss
+from tests.conftest import Main
+
+CONFIG = """
+[run]
+steps = 4
+batch_size = 16
+row_length = 16
+eval_every = 2
+eval_rows = 2
+
+[loss]
+token_loss = "alpha"
+"""
+LOSS = LossConfig(token_loss="alpha")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def together() -> Main:
+    return command.main
+
+
+@pytest.fixture(scope="module")
+def sizes(run: Path) -> tuple[TransformerConfig, EagleHeadConfig]:
+    target, _ = checkpoints.load_target(run / "model")
+    return target, EagleHeadConfig(
+        layer=target.layer, vocab_size=target.vocab_size, max_positions=64
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(run: Path, sizes: tuple[TransformerConfig, EagleHeadConfig]) -> PairParams:
+    head = eagle_head.init_params(jax.random.key(0), sizes[1], "float32")
+    return PairParams(target=checkpoints.load_target(run / "model")[1], head=head)
+
+
+@pytest.fixture(scope="module")
+def begun(
+    run: Path,
+    flags: list[str],
+    sizes: tuple[TransformerConfig, EagleHeadConfig],
+    pair: PairParams,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[str]:
+    folder = tmp_path_factory.mktemp("together")
+    checkpoints.export_head(folder / "head", sizes[1], pair.head, with_bin=False)
+    texts = [json.dumps({"text": f"def f(x): return {i}\n"}) for i in range(80)]
+    (folder / "texts.jsonl").write_text("\n".join(texts))
+    (folder / "config.toml").write_text(CONFIG)
+    library = flags[flags.index("--library") + 1]
+    return [
+        *("--run", str(run), "--head", f"{folder}/head", "--library", library),
+        *("--texts", f"{folder}/texts.jsonl", "--config", f"{folder}/config.toml"),
+    ]
+
+
+def losses(
+    params: PairParams,
+    batch: PairRows,
+    sizes: tuple[TransformerConfig, EagleHeadConfig],
+) -> tuple[jax.Array, jax.Array]:
+    target, head = sizes
+    return pair_losses(params, batch, None, target=target, head=head, loss=LOSS)[:2]
+
+
+def rows() -> np.ndarray:
+    return np.random.default_rng(0).integers(1, 256, (2, 17)).astype(np.int32)
+
+
+def own_texts() -> PairRows:
+    shape = (2, 16)
+    packed = PackedRows(
+        tokens=rows()[:, :-1],
+        segments=np.ones(shape, np.int32),
+        positions=np.broadcast_to(np.arange(16, dtype=np.int32), shape),
+        loss_mask=np.ones(shape, np.bool_),
+    )
+    return own_rows(packed)
+
+
+def largest(gradients: Any) -> float:
+    return max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(gradients))
+
+
+def test_a_target_learns_the_next_tokens_of_source_alone(
+    pair: PairParams, sizes: tuple[TransformerConfig, EagleHeadConfig]
+) -> None:
+    source = source_rows(rows())
+    wanted = next_token_loss(pair.target, jnp.asarray(rows()), sizes[0])
+    np.testing.assert_allclose(losses(pair, source, sizes)[0], wanted, rtol=1e-5)
+    both = jax.tree.map(lambda *x: np.concatenate(x), source, own_texts())
+    np.testing.assert_allclose(losses(pair, both, sizes)[0], wanted, rtol=1e-5)
+    assert float(losses(pair, own_texts(), sizes)[0]) == 0
+
+
+def test_what_a_head_needs_reaches_every_layer_of_its_target(
+    pair: PairParams, sizes: tuple[TransformerConfig, EagleHeadConfig]
+) -> None:
+    def drafting(params: PairParams) -> jax.Array:
+        return losses(params, own_texts(), sizes)[1]
+
+    gradients = jax.grad(drafting)(pair)
+    for layer in gradients.target.layers:
+        assert largest(layer) > 0
+    assert largest(gradients.head) > 0
+
+
+def test_the_new_pair_drafts_and_keeps_its_targets_text(
+    main: Main, together: Main, begun: list[str], run: Path, tmp_path: Path
+) -> None:
+    output, out = tmp_path / "pair", tmp_path / "out.json"
+    assert together([*begun, "--output", str(output)]) == 0
+    found = safetensors.numpy.load_file(output / "model" / "model.safetensors")
+    before = safetensors.numpy.load_file(run / "model" / "model.safetensors")
+    assert any((found[name] != before[name]).any() for name in found)
+    pair = ["--target", f"{output}/model", "--draft", f"{output}/head"]
+    tree = ["--num-nodes", "4", "--depth", "2", "--width", "2", "--max-new-tokens", "8"]
+    generate = [*pair, *tree, "--prompt", "def f", "--compare", "--json", str(out)]
+    assert main(generate) == 0
+    assert json.loads(out.read_text())["totals"]["identical"] is True
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(
+    together: Main,
+    begun: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from eagle_jax.training.checkpoint import Checkpoints
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert together([*begun, "--output", str(whole)]) == 0
+    save = Checkpoints.save
+
+    def stop_after(self: Checkpoints, step: int, *rest: Any) -> None:
+        save(self, step, *rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", stop_after)
+        assert together([*begun, "--output", str(stopped)]) == 130
+    assert not (stopped / "model").exists()
+    resumed = [*begun, "--output", str(stopped), "--resume"]
+    others = tmp_path / "others.jsonl"
+    others.write_text(json.dumps({"text": "other texts, " * 200}))
+    assert together([*resumed, "--texts", str(others)]) == 2
+    assert "holds a run with other texts" in capsys.readouterr().err
+    assert together(resumed) == 0
+    for name in ("model", "head"):
+        one, other = (
+            safetensors.numpy.load_file(folder / name / "model.safetensors")
+            for folder in (whole, stopped)
+        )
+        for tensor, values in one.items():
+            np.testing.assert_array_equal(other[tensor], values, err_msg=tensor)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["--run", "{tmp}"], "holds no model/"),
+        (["--batch-size", "15"], "batch_size = 15 must be even"),
+        (["--batch-size", "4000"], "too few for 4000 rows"),
+        (["--head", "{tmp}"], "config.json"),
+        (["--resume"], "holds no run"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    together: Main,
+    begun: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: list[str],
+    told: str,
+) -> None:
+    given = [change.format(tmp=tmp_path) for change in changes]
+    assert together([*begun, "--output", f"{tmp_path}/run", *given]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_head_with_an_embedding_table_of_its_own_is_refused(
+    together: Main,
+    begun: list[str],
+    sizes: tuple[TransformerConfig, EagleHeadConfig],
+    pair: PairParams,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = pair.target.embedding + 1
+    head = dataclasses.replace(pair.head, embedding=table)
+    checkpoints.export_head(tmp_path / "head", sizes[1], head, with_bin=False)
+    given = ["--head", f"{tmp_path}/head", "--output", f"{tmp_path}/run"]
+    assert together([*begun, *given]) == 2
+    assert "an embedding table of its own" in capsys.readouterr().err
+
+
+def test_its_settings_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG)
+    assert load_config(path, TogetherConfig).loss.token_loss == "alpha"
