@@ -18,50 +18,60 @@ on_both() {
   XLA_FLAGS=--xla_force_host_platform_device_count=2 \
     "$python" -m "examples.embedded_pair.$1" --output "${@:2}" $(resume "$2")
 }
-on_both pretrain "$runs/shallow"
-on_both pretrain "$runs/target" --config "$here/deep.toml" --deepen "$runs/shallow"
-on_both pretrain "$runs/small" --config "$here/small.toml" --tokenizer "$runs/target"
 
-for samples in 0:2000 1:2000; do  # Temperature and number.
-  temperature=${samples%:*}
-  "$python" scripts/regenerate.py --target "$runs/target/model" \
-    --data "$runs/target/train.jsonl" --config "$here/answers.toml" \
-    --limit "${samples#*:}" --temperature "$temperature" --output "$runs/answers-$temperature.jsonl"
-done
-head -n 400 "$runs/target/train.jsonl" > "$runs/source.jsonl"
-sed -n 401,5400p "$runs/target/train.jsonl" > "$runs/more.jsonl"
-answers=("$runs/answers-0.jsonl" "$runs/answers-1.jsonl")
-train() {
-  "$python" scripts/train.py --target "$runs/target/model" --output "$@" $(resume "$1")
+# Runs a command on one core, so that another can run beside it.
+on_core() {
+  if command -v taskset > /dev/null; then taskset -c "$@"; else "${@:2}"; fi
 }
-train "$runs/head-begun" --config "$here/head.toml" \
-  --data "$runs/source.jsonl" "${answers[@]}"
-all=("$runs/source.jsonl" "$runs/more.jsonl" "${answers[@]}")
-train "$runs/head-further" --config "$here/acceptance.toml" --data "${all[@]}" \
-  --begin-with "$runs/head-begun/head"
-train "$runs/head" --config "$here/acceptance.toml" --data "${all[@]}" \
-  --begin-with "$runs/head-further/head" --steps 24000
 
-# Target and head together, on sampled texts for the most part: they are the harder ones.
-head -n 800 "$runs/answers-0.jsonl" > "$runs/greedy.jsonl"
-on_both together "$runs/pair" --config "$here/together.toml" --run "$runs/target" \
-  --head "$runs/head/head" --texts "$runs/greedy.jsonl" "$runs/answers-1.jsonl"
+# Lets the target continue texts: at a temperature, this many.
+answers() {
+  "$python" scripts/regenerate.py --target "$runs/shallow/model" \
+    --data "$runs/shallow/train.jsonl" --config "$here/answers.toml" \
+    --temperature "$1" --limit "$2" --output "$runs/answers-$1.jsonl"
+}
 
 # What the head's confidences are worth, on texts that nothing else reads.
 trees=eagle2:num_nodes=60,depth=8,width=6
-"$python" scripts/evaluate.py --target "$runs/pair/model" --draft "$runs/pair/head" \
-  --questions "$runs/target/calibration_prompts.json" --max-new-tokens 96 --nodes \
-  --temperatures 0 1 --methods "$trees,kappa=1.5" "$trees,kappa=2" "$trees,kappa=3" \
-  --output "$runs/calibration"
+measured() {
+  "$python" scripts/evaluate.py --target "$runs/pair/model" --draft "$runs/pair/head" \
+    --questions "$runs/shallow/calibration_prompts.json" --max-new-tokens 96 --nodes \
+    --temperatures "$1" --output "$runs/calibration-$1" \
+    --methods "$trees,kappa=1.5" "$trees,kappa=2" "$trees,kappa=3"
+}
+export -f answers measured
+export runs python here trees
+
+on_both pretrain "$runs/shallow"
+on_core 0 bash -euc 'answers 1 2400' &
+on_core 1 bash -euc 'answers 0 600'
+"$python" -m examples.embedded_pair.pretrain --output "$runs/small" \
+  --config "$here/small.toml" --tokenizer "$runs/shallow" $(resume "$runs/small")
+wait $!
+
+head -n 800 "$runs/shallow/train.jsonl" > "$runs/source.jsonl"
+texts=("$runs/answers-0.jsonl" "$runs/answers-1.jsonl")
+"$python" scripts/train.py --target "$runs/shallow/model" --output "$runs/head" \
+  --config "$here/head.toml" --data "$runs/source.jsonl" "${texts[@]}" \
+  $(resume "$runs/head")
+
+# Target and head together, the target twice as deep, on sampled texts for the most
+# part: they are the harder ones.
+on_both together "$runs/pair" --config "$here/together.toml" --num-layers 24 \
+  --run "$runs/shallow" --head "$runs/head/head" --texts "${texts[@]}"
+
+on_core 0 bash -euc 'measured 0' &
+on_core 1 bash -euc 'measured 1'
+wait $!
 
 # What eagle_jax/assets holds.
 rm -rf "$runs/assets"
 mkdir "$runs/assets"
 cp -r "$runs/pair/model" "$runs/assets/target"
 cp -r "$runs/small/model" "$runs/assets/small"
-cp "$runs/target/prompts.json" "$runs/assets/prompts.json"
+cp "$runs/shallow/prompts.json" "$runs/assets/prompts.json"
 "$python" scripts/export.py --head "$runs/pair/head" --dtype bfloat16 --embedding omit \
   --output "$runs/assets/head"
 rm -f "$runs/assets/head/pytorch_model.bin"
-"$python" scripts/calibrate.py "$runs/calibration" --num-nodes 26 \
+"$python" scripts/calibrate.py "$runs/calibration-0" "$runs/calibration-1" --num-nodes 26 \
   --output "$runs/assets/head/calibration.json"

@@ -5,8 +5,7 @@
 The run's folder gets `model/`, a Hugging Face folder, `prompts.json` and
 `calibration_prompts.json`, held-out passages to continue, and `train.jsonl` and
 `held_out.jsonl`, the texts in pieces, for `eagle-jax regenerate` and `eagle-jax train`.
-The same command with `--resume` goes on where it was stopped. `--deepen RUN` begins
-with the model of a finished, shallower run.
+The same command with `--resume` goes on where it was stopped.
 """
 
 import argparse
@@ -26,7 +25,6 @@ from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole
 from eagle_jax.generation.room import check_training
-from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training.checkpoint import check_settings, writing_run
 from examples.embedded_pair import corpus
@@ -39,7 +37,6 @@ from examples.embedded_pair.loop import (
 from examples.embedded_pair.training import (
     PretrainConfig,
     PretrainState,
-    deepen,
     init_state,
     next_token_loss,
     pretrain_step,
@@ -73,7 +70,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, help="folder of the run")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--tokenizer", type=Path, help="folder of a model whose tokenizer to use")
-    add("--deepen", type=Path, help="finished run of a shallower model to begin with")
     add("--library", type=Path, help="another folder of Python sources")
     add_settings(
         parser,
@@ -92,21 +88,15 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
         batch_size=config.run.batch_size,
         row_length=config.run.row_length,
     )
-    start = deepened = None
-    if arguments.deepen is not None:
-        start = _deepened(arguments.deepen, config)
-        deepened = checkpoints.fingerprint_folder(arguments.deepen / "model")
     train_files, held_files = corpus.library_files(arguments.library)
     texts = {
         "train": list(corpus.read_texts(train_files)),
         "held_out": list(corpus.read_texts(held_files)),
     }
-    tokenizer = _tokenizer(
-        arguments.tokenizer or arguments.deepen, texts["train"], config, output
-    )
+    tokenizer = _tokenizer(arguments.tokenizer, texts["train"], config, output)
     streams = {name: corpus.token_stream(tokenizer, x) for name, x in texts.items()}
     check_sizes(streams, config.run)
-    _check_same_run(output, config, streams, deepened=deepened, resume=arguments.resume)
+    _check_same_run(output, config, streams, resume=arguments.resume)
     write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
     for name, part in texts.items():
         pieces = [p for text in part for p in corpus.pieces(text, _PIECE_LENGTH)]
@@ -123,7 +113,7 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     tests = corpus.read_texts(corpus.held_out_tests(arguments.library))
     # Every second: enough to calibrate a head with.
     write_json(output / "calibration_prompts.json", corpus.prompts(tests)[::2])
-    state, perplexity = _train(config, start, streams, output / "checkpoints")
+    state, perplexity = _train(config, streams, output / "checkpoints")
     model_folder = output / "model"
     checkpoints.export_target(
         model_folder,
@@ -139,38 +129,14 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     return 0
 
 
-def _deepened(run: Path, config: PretrainConfig) -> TransformerParams:
-    """Returns the model of a finished run, made as deep as `config` says."""
-    if not (run / "model").is_dir():
-        raise InputError(f"--deepen: {run} holds no model/; give a finished run")
-    sizes, params = checkpoints.load_target(run / "model")
-    wanted = dataclasses.replace(
-        config.model.transformer(), num_layers=sizes.num_layers
-    )
-    for field in dataclasses.fields(sizes):
-        before, after = (getattr(x, field.name) for x in (sizes, wanted))
-        if before != after:
-            raise InputError(
-                f"--deepen: the model of {run} has {field.name} = {before}, not "
-                f"{after}; only num_layers may differ"
-            )
-    return deepen(params, config.model.num_layers)
-
-
 def _check_same_run(
     output: Path,
     config: PretrainConfig,
     streams: dict[str, corpus.TokenStream],
     *,
-    deepened: str | None,
     resume: bool,
 ) -> None:
-    """Records what makes a run, and refuses to go on with another; steps may grow.
-
-    A checkpoint holds all that came of the model which the run began with, so that
-    one, whose fingerprint is `deepened`, is wanted again only where there is none.
-    """
-    settings = dataclasses.asdict(config)
+    """Records what makes a run, and refuses to go on with another; steps may grow."""
     tokens = {name: stream.fingerprint() for name, stream in streams.items()}
     before = read_json_if_any(output / "run.json") if resume else None
     if before is not None:
@@ -179,16 +145,7 @@ def _check_same_run(
             raise InputError(
                 f"{output} holds a run on other texts; take the Python that began it"
             )
-        began = before.get("deepened", deepened)
-        saved = (path.name for path in (output / "checkpoints").glob("*"))
-        if began != deepened and not any(map(str.isdigit, saved)):
-            advice = "give the --deepen RUN that it began with"
-            raise InputError(
-                f"{output} holds a run without a checkpoint that began with other "
-                f"weights; {'leave out --deepen' if began is None else advice}"
-            )
-        deepened = began
-    write_json(output / "run.json", settings | {"tokens": tokens, "deepened": deepened})
+    write_json(output / "run.json", dataclasses.asdict(config) | {"tokens": tokens})
 
 
 def _tokenizer(
@@ -223,7 +180,6 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 def _train(
     config: PretrainConfig,
-    start: TransformerParams | None,
     streams: dict[str, corpus.TokenStream],
     folder: Path,
 ) -> tuple[PretrainState, float]:
@@ -239,7 +195,7 @@ def _train(
 
     state, found = take_steps(
         run,
-        init_state(config, start),
+        init_state(config),
         batch=lambda n: streams["train"].rows(length, run.batch_size, n, run.seed),
         step=step,
         measure=perplexity,

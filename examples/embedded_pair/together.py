@@ -4,9 +4,10 @@
         --output RUN2
 
 `--run` is a finished run of `pretrain.py`, `--head` a head that was trained for its
-model, and `--texts` are continuations by that model (`eagle-jax regenerate`). The new
-run's folder gets `model/`, a Hugging Face folder, and `head/`, in the published layout.
-The same command with `--resume` goes on where it was stopped.
+model, and `--texts` are continuations by that model (`eagle-jax regenerate`).
+`--num-layers` makes the model deeper first. The new run's folder gets `model/`, a
+Hugging Face folder, and `head/`, in the published layout. The same command with
+`--resume` goes on where it was stopped.
 """
 
 import argparse
@@ -49,7 +50,7 @@ from examples.embedded_pair.pair_step import (
     pair_step,
     source_rows,
 )
-from examples.embedded_pair.training import PretrainState, first_state
+from examples.embedded_pair.training import PretrainState, deepen, first_state
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -76,6 +77,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--config", type=Path, help="settings from a TOML file; flags win")
     add("--run", type=Path, required=True, help="finished run of pretrain.py")
     add("--head", type=Path, required=True, help="folder of an EAGLE-1/2 head for it")
+    add("--num-layers", type=int, help="deepen the target to so many layers first")
     add("--texts", type=Path, nargs="+", required=True, help="texts of the target")
     add("--output", type=Path, required=True, help="folder of the new run")
     add("--resume", action="store_true", help="go on with the run in --output")
@@ -101,6 +103,9 @@ def _train(arguments: argparse.Namespace, config: TogetherConfig) -> int:
             f"{arguments.head} holds a head with an embedding table of its own; give "
             "one that was trained for the target"
         )
+    if arguments.num_layers is not None:
+        target_params = deepen(target_params, arguments.num_layers)
+        target = dataclasses.replace(target, num_layers=arguments.num_layers)
     check_training(
         target, "float32", batch_size=run.batch_size, row_length=run.row_length
     )
@@ -112,6 +117,7 @@ def _train(arguments: argparse.Namespace, config: TogetherConfig) -> int:
         "texts": corpus.fingerprint(own.tokens),
         "target": checkpoints.fingerprint_folder(folder),
         "head": checkpoints.fingerprint_folder(arguments.head),
+        "num_layers": target.num_layers,
     }
     _check_same_run(output, config, facts, resume=arguments.resume)
     sizes = {"target": target, "head": head}

@@ -173,13 +173,10 @@ def make_optimizer(config: PretrainRunConfig) -> Any:
     return optax.chain(optax.clip_by_global_norm(1.0), muon)
 
 
-def init_state(
-    config: PretrainConfig, params: TransformerParams | None = None
-) -> PretrainState:
-    """Returns a run's first state, from random weights unless `params` are given."""
-    if params is None:
-        key = jax.random.key(config.run.seed)
-        params = transformer.init_params(key, config.model.transformer(), "float32")
+def init_state(config: PretrainConfig) -> PretrainState:
+    """Returns a run's first state, from random weights."""
+    key = jax.random.key(config.run.seed)
+    params = transformer.init_params(key, config.model.transformer(), "float32")
     return first_state(config.run, params)
 
 

@@ -22,7 +22,6 @@ from eagle_jax.models.transformer import (
 from examples.embedded_pair import pretrain as command
 from examples.embedded_pair.training import deepen
 from tests.conftest import Main
-from tests.examples.conftest import CONFIG
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -55,78 +54,6 @@ def test_a_deeper_model_computes_the_same_before_it_is_trained(run: Path) -> Non
 
     found = hidden(deeper, deepen(params, 6))
     np.testing.assert_array_equal(found, hidden(config, params))
-
-
-def test_a_run_can_begin_with_a_shallower_one(
-    pretrain: Main, flags: list[str], run: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "deep.toml"
-    config.write_text(CONFIG.replace("num_layers = 2", "num_layers = 4"))
-    start = ["--deepen", str(run), "--output", f"{tmp_path}/deep"]
-    assert pretrain([*flags, "--config", str(config), *start]) == 0
-    assert checkpoints.load_target(tmp_path / "deep" / "model")[0].num_layers == 4
-    # Had it begun with random weights, its own would be unlike the first run's.
-    found, before = weights(tmp_path / "deep"), weights(run)
-    name = "model.embed_tokens.weight"
-    difference = np.abs(found[name].astype(float) - before[name].astype(float))
-    assert difference.mean() < 0.1 * np.abs(before[name].astype(float)).mean()
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        ("num_layers = 2", "num_layers = 3", "a multiple of 2"),
-        ("hidden_size = 16", "hidden_size = 8", "only num_layers may differ"),
-    ],
-)
-def test_a_model_that_cannot_be_deepened_is_refused(
-    pretrain: Main,
-    flags: list[str],
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    before: str,
-    after: str,
-    told: str,
-) -> None:
-    config = tmp_path / "deep.toml"
-    config.write_text(CONFIG.replace(before, after))
-    start = ["--deepen", str(run), "--output", f"{tmp_path}/deep"]
-    assert pretrain([*flags, "--config", str(config), *start]) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_a_deepened_run_without_a_checkpoint_never_goes_on_from_random_weights(
-    pretrain: Main,
-    flags: list[str],
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from eagle_jax.training.checkpoint import Checkpoints
-
-    config = tmp_path / "deep.toml"
-    config.write_text(CONFIG.replace("num_layers = 2", "num_layers = 4"))
-    command = [*flags, "--config", str(config), "--output", f"{tmp_path}/deep"]
-    save = Checkpoints.save
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", stop)
-        assert pretrain([*command, "--deepen", str(run)]) == 130
-        assert pretrain([*command, "--resume"]) == 2
-        assert "give the --deepen RUN that it began with" in capsys.readouterr().err
-
-        def stop_after(*given: Any) -> None:
-            save(*given)
-            raise KeyboardInterrupt
-
-        patch.setattr(Checkpoints, "save", stop_after)
-        assert pretrain([*command, "--deepen", str(run), "--resume"]) == 130
-    assert pretrain([*command, "--resume"]) == 0
 
 
 def test_held_out_text_is_kept_apart(run: Path) -> None:
@@ -194,4 +121,4 @@ def test_the_module_is_a_command(
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module(name, run_name="__main__")
     assert stopped.value.code == 0
-    assert "--deepen" in capsys.readouterr().out
+    assert "--tokenizer" in capsys.readouterr().out

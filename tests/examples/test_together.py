@@ -151,6 +151,25 @@ def test_the_new_pair_drafts_and_keeps_its_targets_text(
     assert json.loads(out.read_text())["totals"]["identical"] is True
 
 
+def test_a_target_can_be_made_deeper_first(
+    together: Main,
+    begun: list[str],
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    deeper = [*begun, "--num-layers", "4", "--output", f"{tmp_path}/pair"]
+    assert together(deeper) == 0
+    config, found = checkpoints.load_target(tmp_path / "pair" / "model")
+    assert config.num_layers == 4
+    # Had it begun with random weights, its own would be unlike the first run's.
+    before = checkpoints.load_target(run / "model")[1].embedding
+    difference = jnp.mean(jnp.abs(found.embedding - before))
+    assert float(difference) < 0.1 * float(jnp.mean(jnp.abs(before)))
+    assert together([*begun, "--output", f"{tmp_path}/pair", "--resume"]) == 2
+    assert "holds a run with other num_layers" in capsys.readouterr().err
+
+
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
     together: Main,
     begun: list[str],
@@ -193,6 +212,8 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
         (["--run", "{tmp}"], "holds no model/"),
         (["--batch-size", "15"], "batch_size = 15 must be even"),
         (["--batch-size", "4000"], "too few for 4000 rows"),
+        (["--num-layers", "3"], "a multiple of 2"),
+        (["--num-layers", "0"], "a multiple of 2"),
         (["--head", "{tmp}"], "config.json"),
         (["--resume"], "holds no run"),
     ],
