@@ -113,9 +113,7 @@ def test_configs_are_found_by_name(
 
 
 OTHER_CONFIGS = {
-    "acceptance": TrainConfig,
     "answers": RegenerateConfig,
-    "deep": PretrainConfig,
     "head": TrainConfig,
     "small": PretrainConfig,
     "stories260k": TrainConfig,
