@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax.generation.devices import leave_out_tpus
+from eagle_jax.generation.programs import PROGRAMS
 from tests.devices import QUICK
 from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories
@@ -61,6 +62,7 @@ def forget_programs() -> Iterator[None]:
     process have, and it aborts.
     """
     yield
+    PROGRAMS.clear()
     jax.clear_caches()
 
 

@@ -30,7 +30,7 @@ from eagle_jax.cli.processes import (
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import CONFIGS, NOT_LOSSLESS, GenerateConfig
-from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
+from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
@@ -239,7 +239,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         drafter=None if config.decoding.method == "autoregressive" else pair.drafter,
         config=config,
         max_length=max_length,
-        prompt_bucket=bucket_prompt(max(map(len, encoded))),
+        prompt_bucket=bucket_length(max(map(len, encoded))),
         batch_size=batch_size,
     )
     plain_runner = dataclasses.replace(main_runner, drafter=None)

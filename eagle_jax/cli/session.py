@@ -79,7 +79,7 @@ class Session:
 
     def warm_up(self) -> None:
         """Compiles what every batch needs; a queue compiles what it meets."""
-        if self._view.by_round or not is_queue(self._runner, len(self._prompts)):
+        if self._view.by_round or not is_queue(self._runner, self._encoded):
             seconds = self._runner.warm_up(by_round=self._view.by_round)
             self.compile_seconds += seconds
 

@@ -37,7 +37,7 @@ from eagle_jax.cli.settings import join_settings
 from eagle_jax.cli.tune_flags import FINALISTS, STATIC, check, machine_of, parse
 from eagle_jax.cli.tune_tables import cost_table, result_table
 from eagle_jax.config import GenerateConfig, TreeConfig
-from eagle_jax.decoding.requests import bucket_prompt
+from eagle_jax.decoding.requests import bucket_length
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
@@ -301,7 +301,7 @@ def _plain_runner(
         drafter=None,
         config=join_settings(GenerateConfig, None, arguments),
         max_length=longest + arguments.max_new_tokens,
-        prompt_bucket=bucket_prompt(longest),
+        prompt_bucket=bucket_length(longest),
         batch_size=arguments.batch_size,
     )
 

@@ -16,11 +16,15 @@ import jax.numpy as jnp
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import (
     Requests,
+    bucket_length,
     cache_slots,
     check_slots,
     round_up_slots,
 )
 from eagle_jax.decoding.state import DecodeState
+
+LEAST_LENGTH = 256
+"""The tokens that the least cache of `bucket_sizes` has room for."""
 
 FIRST_LENGTH = 1024
 """The tokens that a text's first cache has room for, if the text may become longer."""
@@ -64,6 +68,21 @@ def ladder(longest: int, *, prompt: int, depth: int) -> list[int]:
             sizes.append(slots)
         length *= _FACTOR
     return [*sizes, longest]
+
+
+def bucket_sizes(longest: int, *, prompt: int, depth: int) -> list[int]:
+    """Returns the sizes that a cache takes where texts of any length share programs.
+
+    >>> bucket_sizes(100, prompt=64, depth=6), bucket_sizes(2000, prompt=64, depth=6)
+    ([320], [1088, 4160])
+
+    Args:
+        longest: The tokens of the longest text.
+        prompt: The tokens of the padded prompts, `T`.
+        depth: The drafter's depth, `D`; 0 without a drafter.
+    """
+    length = bucket_length(max(longest, prompt, LEAST_LENGTH))
+    return ladder(round_up_slots(length, depth), prompt=prompt, depth=depth)
 
 
 @functools.partial(jax.jit, static_argnames=("depth",))

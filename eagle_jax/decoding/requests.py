@@ -212,9 +212,23 @@ def bucket_prompt(length: int) -> int:
     return max(16, 1 << (length - 1).bit_length())
 
 
+def bucket_length(length: int) -> int:
+    """Returns 64, 256, 1024, ...: few lengths for a process that meets any.
+
+    Each padded length of prompts and each size of the cache is a program of its own.
+
+    >>> [bucket_length(length) for length in (1, 65, 256, 257, 5000)]
+    [64, 256, 256, 1024, 16384]
+    """
+    bucket = 64
+    while bucket < length:
+        bucket *= 4
+    return bucket
+
+
 def bucket_rows(count: int) -> int:
-    """Returns the rows of the smallest batch for `count`: 1, 2, 3, 4, 6, 8, 12, ..."""
-    return _round_up(count, bits=2)
+    """Returns the rows of the smallest batch for `count`: 1, 2, 4, 8, ..."""
+    return 1 << (count - 1).bit_length()
 
 
 def _round_up(number: int, *, bits: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from eagle_jax.benchmarks.steps import StepSeconds, measure_steps
-from eagle_jax.decoding.requests import make_requests
+from eagle_jax.decoding.requests import bucket_length, make_requests
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.evaluation.plan import RunPlan
@@ -15,7 +15,6 @@ from eagle_jax.evaluation.records import Record, Turn
 from eagle_jax.evaluation.templates import Template, encode
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import LoadedPair
-from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner, Snapshot
 from eagle_jax.generation.scheduler import Scheduler, Served, decode_all
@@ -70,7 +69,6 @@ class Answerer:
         template: The form in which turns become prompts.
         system: The system prompt, or `None`.
         with_nodes: Whether to decode every batch once more to record its nodes.
-        programs: The compiled programs, which other runs may share.
         step_seconds: The seconds of its steps; `None` to measure them on the first
             batch.
         num_cut: The number of prompts so far that were longer than the room and lost
@@ -84,7 +82,6 @@ class Answerer:
     template: Template = "none"
     system: str | None = None
     with_nodes: bool = False
-    programs: Programs = dataclasses.field(default_factory=Programs)
     step_seconds: Mapping[str, float | None] | None = None
     num_cut: int = dataclasses.field(default=0, init=False)
     _runners: dict[int, Runner] = dataclasses.field(default_factory=dict, init=False)
@@ -121,7 +118,7 @@ class Answerer:
         for conversation in conversations:
             while not conversation.is_done:
                 prompt, seed = self._next(conversation)
-                runner = self._runner(_bucket(len(prompt), self.room))
+                runner = self._runner(min(self.room, bucket_length(len(prompt))))
                 self._measure_once([conversation])
                 for served in decode_all(runner, [prompt], [seed]):
                     self._take(conversation, served)
@@ -191,7 +188,6 @@ class Answerer:
             max_length=min(self.max_length, needed),
             prompt_bucket=bucket,
             batch_size=config.decoding.batch_size,
-            programs=self.programs,
         )
 
     def _take(self, conversation: _Conversation, served: Served) -> None:
@@ -223,7 +219,7 @@ class Answerer:
                 conversation.trees += [seen[0]] if 0 in seen else []
 
         prompt, seed = self._next(conversation)
-        bucket = _bucket(len(prompt), self.room)
+        bucket = min(self.room, bucket_length(len(prompt)))
         runner = dataclasses.replace(self._new_runner(bucket), batch_size=1)
         result = runner.run([prompt], [seed], observe)
         if result.was_interrupted:
@@ -241,7 +237,7 @@ class Answerer:
         if self.step_seconds is None:
             asked = [self._next(conversation) for conversation in conversations]
             prompts, seeds = [list(column) for column in zip(*asked, strict=True)]
-            bucket = _bucket(max(map(len, prompts)), self.room)
+            bucket = min(self.room, bucket_length(max(map(len, prompts))))
             self.step_seconds = self._measure(self._new_runner(bucket), prompts, seeds)
 
     def _measure(
@@ -281,9 +277,3 @@ class Answerer:
             nodes=Nodes.of(conversation.trees) if self.has_nodes else None,
             model_id=self.plan.model_id,
         )
-
-
-def _bucket(length: int, room: int) -> int:
-    """Returns 64, 256, 1024, ... up to `room`: few sizes, as each one is compiled."""
-    sizes = (64 * 4**power for power in range(16))
-    return min(room, next(size for size in sizes if size >= length))

@@ -27,7 +27,6 @@ from eagle_jax.evaluation.runs import Run
 from eagle_jax.evaluation.templates import Template, check_template
 from eagle_jax.generation.methods import DRAFTS, draft_kind
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
-from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Params
@@ -212,7 +211,6 @@ def _open(
     def params(kind: Method | None, tokens: tuple[int, ...] | None) -> Any:
         return () if kind is None else narrow(models[kind].model, weights[kind], tokens)
 
-    programs = Programs()
     return [
         Answerer(
             plan=run,
@@ -230,7 +228,6 @@ def _open(
             system=evaluation.system_prompt,
             max_length=max_length,
             with_nodes=evaluation.with_nodes,
-            programs=programs,
         )
         for run, drafter, draft, wanted in zip(
             runs, drafters, drafts, settings, strict=True

@@ -1,6 +1,8 @@
 """Text in, text out: a target with its drafter, from names or folders."""
 
 import dataclasses
+import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -18,14 +20,13 @@ from eagle_jax.config import (
     require,
 )
 from eagle_jax.decoding.rates import tokens_per_round
-from eagle_jax.decoding.requests import bucket_prompt, bucket_rows
+from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
 from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pairs import LoadedPair, open_pair
-from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.scheduler import decode_all
@@ -75,7 +76,6 @@ class Pair:
         """Keeps a loaded pair, and the settings that a call does not give."""
         self.loaded = loaded
         self._config = config
-        self._programs = Programs()
 
     @property
     def tokenizer(self) -> Any:
@@ -131,6 +131,39 @@ class Pair:
         texts = decode_all(runner, encoded, seeds)
         return [self._generation(served.row) for served in texts]
 
+    def warm_up(
+        self, prompt_length: int, *, batch_size: int = 1, **settings: Any
+    ) -> float:
+        """Compiles the programs of later calls of `generate` without a constraint.
+
+        There are few: prompts are padded to 64, 256, 1024, ... tokens, caches have room
+        for 256, 1024, ... and batches 1, 2, 4, ... rows.
+
+        Args:
+            prompt_length: The tokens of the longest prompt.
+            batch_size: The most prompts of a call.
+            **settings: The settings of the calls, as `generate` takes them, with the
+                largest `max_new_tokens`.
+
+        Returns:
+            The seconds that it took.
+
+        Raises:
+            InputError: If a prompt of that length leaves no room for a token, or a
+                setting is unknown or outside its range.
+        """
+        started = time.perf_counter()
+        most = {"max_new_tokens": self._config.decoding.max_new_tokens} | settings
+        no_grammar = {"regex": None, "json_schema": None}
+        for rows, length, limits in itertools.product(
+            sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)}),
+            _bucket_ends(prompt_length),
+            (most, most | {"max_new_tokens": 1}),
+        ):
+            runner = self._runner([[0] * length], rows, no_grammar, limits)
+            runner.warm_up(by_round=False, with_growth=True)
+        return time.perf_counter() - started
+
     def stream(
         self,
         prompt: Prompt,
@@ -181,9 +214,8 @@ class Pair:
             drafter=loaded.drafter_of(config.tree, config.sampling.rule),
             config=config,
             max_length=longest_text(loaded.target.config, config.decoding, encoded),
-            prompt_bucket=bucket_prompt(max(map(len, encoded))),
+            prompt_bucket=bucket_length(max(map(len, encoded))),
             batch_size=bucket_rows(-(-rows // parts)) * parts,
-            programs=self._programs,
         )
 
     def _generation(self, row: Row) -> Generation:
@@ -300,6 +332,16 @@ def longest_text(
                 f"(the target has {target.max_positions} positions)"
             )
     return max_length
+
+
+def _bucket_ends(longest: int) -> list[int]:
+    """Returns the least and the largest length of each padded length of prompts."""
+    lengths, least = [], 1
+    while least <= longest:
+        most = min(bucket_length(least), longest)
+        lengths += [least, most]
+        least = most + 1
+    return lengths
 
 
 def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,5 +1,6 @@
 """Compiled programs that can be dropped; `jax.jit` alone would keep them for good."""
 
+import threading
 import time
 import warnings
 from collections import OrderedDict
@@ -17,6 +18,9 @@ Linux lets a process have 65,530 maps, and aborts the one that asks for more.
 class Programs:
     """A store that compiles every program once, and keeps those used last.
 
+    Threads may share it: none waits for what another compiles, so two that need the
+    same program at once both compile it.
+
     Attributes:
         compile_seconds: The seconds that compiling took, over all programs so far.
     """
@@ -31,6 +35,7 @@ class Programs:
         self._most = most
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
         self._has_dropped = False
+        self._lock = threading.Lock()
 
     @property
     def num_kept(self) -> int:
@@ -46,18 +51,28 @@ class Programs:
             key: The program's name and all that it is compiled for.
             compile_it: The function that compiles it.
         """
-        if key not in self._kept:
-            self._make_room()
-            started = time.perf_counter()
-            try:
-                self._kept[key] = compile_it()
-            finally:  # Ctrl-C may have ended it.
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        started = time.perf_counter()
+        try:
+            program = compile_it()
+        finally:  # Ctrl-C may have ended it.
+            with self._lock:
                 self.compile_seconds += time.perf_counter() - started
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        with self._lock:
+            self._kept[key] = program
+            self._drop_oldest()
+        return program
 
-    def _make_room(self) -> None:
-        while len(self._kept) >= self._most:
+    def clear(self) -> None:
+        """Drops every program."""
+        with self._lock:
+            self._kept.clear()
+
+    def _drop_oldest(self) -> None:
+        while len(self._kept) > self._most:
             self._kept.popitem(last=False)
             if not self._has_dropped:
                 warnings.warn(
@@ -66,3 +81,7 @@ class Programs:
                     stacklevel=2,
                 )
             self._has_dropped = True
+
+
+PROGRAMS = Programs()
+"""The programs of the process: one limit for all its pairs."""

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding.growth import ladder
-from eagle_jax.decoding.requests import round_up_slots
+from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.drafting import LookaheadDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import on_cpu
@@ -177,7 +176,7 @@ def first_slots(max_length: int, drafter: Drafter | None) -> int:
         drafter: The drafter; `None` for plain decoding.
     """
     depth = 0 if drafter is None else drafter.depth
-    return ladder(round_up_slots(max_length, depth), prompt=1, depth=depth)[0]
+    return bucket_sizes(max_length, prompt=1, depth=depth)[0]
 
 
 def _weight_bytes(target: TransformerConfig, dtype: str, bits: int | None) -> int:

@@ -13,13 +13,13 @@ import numpy as np
 from eagle_jax.config import GenerateConfig
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.growth import decode_growing, grow, ladder
-from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
+from eagle_jax.decoding.growth import bucket_sizes, decode_growing, grow
+from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.generation.pairs import LoadedPair
-from eagle_jax.generation.programs import Programs
+from eagle_jax.generation.programs import PROGRAMS, Programs
 from eagle_jax.generation.rows import Row, longest_running, read_rows
 from eagle_jax.interface import Drafter
 
@@ -71,7 +71,7 @@ class Runner:
         max_length: The largest number of tokens of prompt and output together.
         prompt_bucket: The padded length of the prompts, `T`.
         batch_size: The number of rows, `B`.
-        programs: The compiled programs; runners for other shapes may share them.
+        programs: The compiled programs; by default those of the whole process.
     """
 
     pair: LoadedPair
@@ -80,15 +80,15 @@ class Runner:
     max_length: int
     prompt_bucket: int
     batch_size: int
-    programs: Programs = dataclasses.field(default_factory=Programs)
+    programs: Programs = PROGRAMS
 
-    def warm_up(self, *, by_round: bool) -> float:
+    def warm_up(self, *, by_round: bool, with_growth: bool = False) -> float:
         """Compiles on requests of two tokens, for the first size of the cache.
-
-        Larger sizes are compiled when a text reaches them: few do.
 
         Args:
             by_round: Whether to compile one round, instead of the loop over all.
+            with_growth: Whether to compile the loop for the larger sizes too, which few
+                texts reach.
 
         Returns:
             The seconds that it took.
@@ -98,6 +98,8 @@ class Runner:
         started = time.perf_counter()
         state = self._prefill(requests)
         state = self._advance(state)[0] if by_round else self._rounds(state)
+        for size in self._cache_sizes[1:] if with_growth else ():
+            state = self._rounds(self.grow(state, size))
         jax.block_until_ready(state)
         return time.perf_counter() - started
 
@@ -299,10 +301,8 @@ class Runner:
 
     @property
     def _cache_sizes(self) -> list[int]:
-        longest = max(self.max_length, self.prompt_bucket)
-        depth = self.decoder.depth
-        slots = round_up_slots(longest, depth)
-        return ladder(slots, prompt=self.prompt_bucket, depth=depth)
+        prompt, depth = self.prompt_bucket, self.decoder.depth
+        return bucket_sizes(self.max_length, prompt=prompt, depth=depth)
 
     def fetch(self, arrays: Any) -> Any:
         """Returns arrays on the host."""

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from eagle_jax.decoding import slots
-from eagle_jax.decoding.growth import ladder
-from eagle_jax.decoding.requests import Requests, round_up_slots
+from eagle_jax.decoding.growth import bucket_sizes
+from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.slots import Prefix, Result
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.generation.rows import Row
@@ -18,6 +18,8 @@ from eagle_jax.prefill import PREFILL_CHUNK
 
 ROUNDS = 16
 """The most rounds between two looks at the queue, while no row is free."""
+
+_MOST_PADDING = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class Scheduler:
         self._state: DecodeState | None = None
         self._reading: _Reading | None = None
         longest, depth = _whole_chunks(runner.max_length), runner.decoder.depth
-        self._sizes = ladder(round_up_slots(longest, depth), prompt=0, depth=depth)
+        self._sizes = bucket_sizes(longest, prompt=0, depth=depth)
 
     def add(self, key: Any, prompt_ids: list[int], seed: int) -> None:
         """Puts a prompt at the queue's end.
@@ -314,12 +316,18 @@ class Scheduler:
                 yield _served(text, result.stop_reason[row])
 
 
-def is_queue(runner: Runner, num_prompts: int) -> bool:
-    """Returns whether so many prompts share the rows of a running batch.
+def is_queue(runner: Runner, prompts: Sequence[list[int]]) -> bool:
+    """Returns whether prompts enter the rows of a running batch one by one.
 
-    They do if there are more than rows, but for a single row: nothing would be gained.
+    They do if there are more than rows, or if one batch would read far more padding
+    than prompts. With a single row nothing would be gained.
     """
-    return 1 < runner.batch_size < num_prompts
+    rows = runner.batch_size
+    if rows == 1 or len(prompts) > rows:
+        return rows > 1
+    needed = [_num_read(len(prompt)) for prompt in prompts]
+    # A queue compiles more programs, which must pay.
+    return rows * max(needed) > max(4 * sum(needed), sum(needed) + _MOST_PADDING)
 
 
 def decode_all(
@@ -327,14 +335,14 @@ def decode_all(
 ) -> Iterator[Served]:
     """Decodes prompts, and yields the texts in the prompts' order.
 
-    Those that fit into one batch are decoded as one program, others see `is_queue`.
+    They are decoded batch by batch, each as one program, unless `is_queue`.
 
     Args:
         runner: The pair with its settings and the shape of its batches.
         prompts: The prompts' token ids.
         seeds: The seeds, one per prompt.
     """
-    if is_queue(runner, len(prompts)):
+    if is_queue(runner, prompts):
         done: dict[int, Served] = {}
         shown = 0
         for served in Scheduler(runner).run(prompts, seeds):
@@ -379,6 +387,11 @@ def _long_bucket(length: int) -> int:
     """Returns 2, 8, 32, ... chunks, for the same reason."""
     sizes = (2 * 4**power * PREFILL_CHUNK for power in range(16))
     return next(size for size in sizes if size >= length)
+
+
+def _num_read(length: int) -> int:
+    """Returns the tokens that reading a prompt takes, with its padding."""
+    return _whole_chunks(length) if length > PREFILL_CHUNK else _short_bucket(length)
 
 
 def _whole_chunks(length: int) -> int:

@@ -10,6 +10,7 @@ import pytest
 import eagle_jax
 from eagle_jax import Pair, StopReason, TreeConfig
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
+from eagle_jax.generation.programs import PROGRAMS
 from eagle_jax.generation.random_pairs import open_random
 from tests.helpers import refused
 
@@ -60,10 +61,10 @@ def test_a_text_matches_its_expression_or_schema() -> None:
     settings: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0}
     regex, schema = "[a-c]{3,9}(x|é)", {"enum": [12, "abcabc", None]}
     found = speculative.generate(["ab", "x"], regex=regex, **settings)
-    compiled = speculative._programs.compile_seconds
+    compiled = PROGRAMS.compile_seconds
     found += speculative.generate(["ab", "x"], json_schema=schema, **settings)
     # Tables are parameters: another grammar runs the same program.
-    assert speculative._programs.compile_seconds == compiled
+    assert PROGRAMS.compile_seconds == compiled
     assert found == [
         dataclasses.replace(done, accept_lengths=ours.accept_lengths)
         for done, ours in zip(
@@ -78,6 +79,24 @@ def test_a_text_matches_its_expression_or_schema() -> None:
     assert all(json.loads(done.text) in schema["enum"] for done in found[2:])
     pieces = speculative.stream("ab", json_schema=schema, **settings)
     assert "".join(pieces) == found[2].text
+
+
+def test_all_pairs_share_one_limit_of_programs(pair: Pair) -> None:
+    PROGRAMS.clear()
+    pair.generate("x", **SETTINGS)
+    first = PROGRAMS.num_kept
+    random_pair("autoregressive").generate("x", **SETTINGS)
+    assert PROGRAMS.num_kept > first > 0
+
+
+def test_a_warm_pair_compiles_nothing_more() -> None:
+    pair = random_pair()
+    assert pair.warm_up(90, batch_size=3, max_new_tokens=12) > 0
+    before = PROGRAMS.compile_seconds
+    for prompts in ([[1]], [[1] * 64, [1] * 65], [[1] * 90, [1], [1]], [[7]] * 4):
+        pair.generate(prompts, max_new_tokens=12)
+        pair.generate(prompts, max_new_tokens=3)
+    assert PROGRAMS.compile_seconds == before
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -4,14 +4,18 @@ import dataclasses
 import gc
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from eagle_jax.config import DecodingConfig, GenerateConfig, TreeConfig
 from eagle_jax.decoding import growth
+from eagle_jax.decoding.growth import bucket_sizes
+from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner, Snapshot
@@ -39,7 +43,7 @@ def pair() -> LoadedPair:
 
 @pytest.fixture
 def make_runner(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes runners of texts whose cache begins with 64 slots and ends with 192."""
+    """Makes runners of texts whose cache begins with 64 slots and ends with 320."""
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
 
     def make(**settings: Any) -> Runner:
@@ -48,6 +52,7 @@ def make_runner(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> Any:
             "max_length": 180,
             "prompt_bucket": 16,
             "batch_size": 1,
+            "programs": Programs(),
         }
         decoding = DecodingConfig(max_new_tokens=settings.pop("new_tokens", LONG))
         config = GenerateConfig(decoding=decoding)
@@ -79,7 +84,7 @@ def test_warming_up_makes_the_first_cache_alone(
     runner.warm_up(by_round=by_round)
     assert made == {0, 64}  # 0: nothing is cached when a prompt is read.
     runner.run([[1, 2]], [0], (lambda _: None) if by_round else None)
-    assert made == {0, 64, 192}
+    assert made == {0, 64, 320}
 
 
 def test_compiling_for_a_larger_cache_is_counted_once(make_runner: MakeRunner) -> None:
@@ -187,3 +192,32 @@ def test_the_program_unused_longest_is_dropped() -> None:
     for name in "abacab":
         get(name)
     assert compiled == ["a", "b", "c", "b"]
+
+
+@pytest.mark.filterwarnings("ignore:more than 1 compiled programs")
+def test_threads_may_drop_what_others_look_up() -> None:
+    programs, interval = Programs(most=1), sys.getswitchinterval()
+    program = jax.jit(lambda x: x + 1).lower(1).compile()
+
+    def get(first: int) -> None:
+        for number in range(first, first + 2000):
+            assert programs.get(number % 3, lambda: program) is program
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(get, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert programs.num_kept == 1
+
+
+def test_calls_of_any_shape_share_few_programs() -> None:
+    rng, found = np.random.default_rng(0), set()
+    for _ in range(200):
+        lengths = rng.integers(1, 2001, rng.integers(1, 9))
+        limit, rows = rng.integers(16, 513), bucket_rows(len(lengths))
+        prompt = bucket_length(lengths.max())
+        sizes = bucket_sizes(lengths.max() + limit, prompt=prompt, depth=7)
+        found |= {(rows, prompt, sizes[0]), *((rows, size) for size in sizes)}
+    assert len(found) <= 24

@@ -14,8 +14,10 @@ from eagle_jax.decoding import growth, slots
 from eagle_jax.decoding.slots import Result
 from eagle_jax.generation import scheduler
 from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler, decode_all
+from eagle_jax.generation.scheduler import Scheduler, decode_all, is_queue
+from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
 from tests import tiny
 
@@ -53,6 +55,7 @@ def make_runner(monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
         )
         defaults: dict[str, Any] = {"drafter": DRAFTER, "max_length": 150}
         defaults |= {"prompt_bucket": 0, "batch_size": 3}
+        defaults |= {"programs": Programs()}
         return Runner(pair=PAIR, config=config, **(defaults | settings))
 
     return make
@@ -180,3 +183,25 @@ def test_a_single_row_is_decoded_prompt_by_prompt(
     runner = make_runner(batch_size=1, prompt_bucket=16, new_tokens=5)
     served = list(decode_all(runner, prompts_of(2, 3), [0, 1]))
     assert [one.key for one in served] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "expected"),
+    [
+        (8, [16000] + 7 * [10], True),
+        (8, 9 * [10], True),
+        (8, 8 * [16000], False),
+        (8, [2000] + 7 * [10], False),
+        (1, [16000, 10], False),
+    ],
+)
+def test_a_queue_spares_short_prompts_the_padding_of_long_ones(
+    make_runner: MakeRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    lengths: list[int],
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(scheduler, "PREFILL_CHUNK", PREFILL_CHUNK)
+    prompts = [[0] * length for length in lengths]
+    assert is_queue(make_runner(batch_size=rows), prompts) == expected
