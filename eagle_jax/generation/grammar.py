@@ -6,8 +6,8 @@ Few functions differ: they are composed once each, not once per token.
 """
 
 import dataclasses
-import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +31,7 @@ MAX_BYTES = 256 * 2**20
 """The size of the largest tables: 4 bytes for each state and class of tokens."""
 
 _MAX_SECONDS = 30
+_MAX_MEMORY = 2**30
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE = 256
 
@@ -38,9 +39,15 @@ _BYTE = 256
 # ends every text: of an expression that could end earlier, the library loses texts that
 # go on ("a|ab", or a byte after "1" in "1(.5)?"), as the search that it builds on may.
 _COMPILE = """
-import json, sys
-from outlines_core import Index, Vocabulary
-from outlines_core.json_schema import build_regex_from_schema
+import contextlib, json, sys
+with contextlib.suppress(ImportError, OSError, ValueError):  # Not on every system.
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+try:
+    from outlines_core import Index, Vocabulary
+    from outlines_core.json_schema import build_regex_from_schema
+except ImportError as error:
+    sys.exit(print(json.dumps({"missing": str(error)})))
 regex, schema = json.load(sys.stdin)
 try:
     if regex is None:
@@ -51,6 +58,8 @@ try:
     moves = index.get_transitions()
     found.append([[a, b, c] for a, by in moves.items() for b, c in by.items()])
     print(json.dumps(found))
+except MemoryError:
+    raise
 except Exception as error:
     print(json.dumps(str(error)))
 """
@@ -174,15 +183,14 @@ def _byte_automaton(
     regex: str | None, schema: str | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns `[states, 256]` int32, the next states, and `[states]` bool, the ends."""
-    if importlib.util.find_spec("outlines_core") is None:
-        raise InputError(
-            "the package outlines-core is not installed, which `regex` and "
-            "`json_schema` need; pip install 'eagle-jax[grammar]'"
-        )
     name, given = ("regex", regex) if schema is None else ("json_schema", schema)
+    too_large = f"`{name}` {given!r} has too large an automaton: outlines-core"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _COMPILE],
+            # Nothing of the current folder is imported: not by its name, and not by an
+            # empty entry of PYTHONPATH, which then names a folder without modules.
+            [sys.executable, "-P", "-c", f"MAX_MEMORY = {_MAX_MEMORY}{_COMPILE}"],
+            cwd=os.sep,
             input=json.dumps([regex, schema]),
             capture_output=True,
             text=True,
@@ -190,10 +198,20 @@ def _byte_automaton(
         )
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            f"`{name}` {given!r} has too large an automaton: outlines-core has not "
-            f"built it after {_MAX_SECONDS} s; allow fewer repetitions"
+            f"{too_large} has not built it after {_MAX_SECONDS} s; allow fewer "
+            "repetitions"
         ) from error
+    if "memory allocation" in done.stderr or "MemoryError" in done.stderr:
+        raise InputError(
+            f"{too_large} needs more than {_MAX_MEMORY / 2**30:g} GiB to build it; "
+            "allow fewer repetitions"
+        )
     found = json.loads(done.stdout) if done.returncode == 0 else done.stderr
+    if isinstance(found, dict):
+        raise InputError(
+            "the package outlines-core, which `regex` and `json_schema` need, cannot "
+            f"be imported ({found['missing']}); pip install 'eagle-jax[grammar]'"
+        )
     if isinstance(found, str):
         reason = " ".join(found.split()) or f"it ended with {done.returncode}"
         raise InputError(

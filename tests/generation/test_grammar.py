@@ -1,7 +1,9 @@
 """From an expression to an automaton: it allows what Python's `re` matches."""
 
 import itertools
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -145,16 +147,35 @@ def test_too_large_automata_are_refused_with_their_size(
 ) -> None:
     monkeypatch.setattr(grammar, "MAX_BYTES", 400)
     refused(lambda: compiled("(a|b){50}"), "states x", "classes", "MiB")
+    # Memory ends in the library's own code, then in Python's.
+    for megabytes in (64, 256):
+        monkeypatch.setattr(grammar, "_MAX_MEMORY", megabytes * 2**20)
+        refused(lambda: compiled(".{0,3000}"), "too large", f"{megabytes / 1024:g} GiB")
     monkeypatch.setattr(grammar, "_MAX_SECONDS", 0.01)
     refused(lambda: compiled("(ab?.){0,999}"), "too large", "0.01 s")
 
 
+def test_modules_in_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("outlines_core", "json", "contextlib"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    for others in (os.environ.get("PYTHONPATH", ""), os.pathsep):  # Empty: this folder.
+        monkeypatch.setenv("PYTHONPATH", others)
+        assert compiled("a") is not None
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_missing_library_and_an_unknown_tokenizer_are_named(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tokenizers import decoders
 
     words = tokenizer(decoders.WordPiece())
     refused(lambda: compiled("a", tokenizer=words), "byte-level", "sentencepiece")
-    monkeypatch.setattr(grammar.importlib.util, "find_spec", lambda name: None)
-    refused(lambda: compiled("a"), "outlines-core", "eagle-jax[grammar]")
+    (tmp_path / "outlines_core.py").write_text("raise ImportError('no such part')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    refused(
+        lambda: compiled("a"), "outlines-core", "no such part", "eagle-jax[grammar]"
+    )
