@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import math
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -164,18 +165,26 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
         ) from error
 
     try:
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\3\4"  # What torch goes by.
+        if is_zip:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+            size = sum(entry.file_size for entry in entries)
+            if size > path.stat().st_size or any(one.compress_type for one in entries):
+                raise ValueError(
+                    f"its entries are compressed or larger than the file ({size:,} "
+                    "bytes); save it with torch.save or as safetensors"
+                )
         # Mapped into memory: tensors are read from disk one by one. Files of the
         # format before torch 1.6 cannot be.
-        tensors = torch.load(
-            path,
-            map_location="cpu",
-            weights_only=True,
-            mmap=zipfile.is_zipfile(path),
-        )
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # A broken file ends in whatever its parser trips over.
-        raise InputError(
-            f"{path} is no readable torch checkpoint: {first_line(error)}"
-        ) from error
+        reason = first_line(error)
+        if "weights_only" in str(error):  # torch advises to run what the file holds.
+            named = re.search(r"GLOBAL ([\w.]+)", str(error))
+            reason = f"it is broken or holds {named[1] if named else 'more'} as well"
+        raise InputError(f"{path} is no readable torch checkpoint: {reason}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor)
         for name, tensor in tensors.items()

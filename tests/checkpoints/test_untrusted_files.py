@@ -3,7 +3,9 @@
 import functools
 import json
 import shutil
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import chex
 import pytest
@@ -119,6 +121,39 @@ def test_torch_tensors_that_are_not_plain_are_refused(target: Path) -> None:
         refused(lambda: load_target(target), _QUERY, "plain tensors")
     torch.save({0: plain}, path)
     refused(lambda: load_target(target), "by name")
+
+
+@pytest.mark.parametrize("kind", ["deflated", "overlapping"])
+def test_a_torch_file_that_holds_more_than_its_size_is_refused_unread(
+    target: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    path = target / "pytorch_model.bin"
+    save_bin(take_weights(target), path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    method = zipfile.ZIP_DEFLATED if kind == "deflated" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+            if kind == "overlapping":
+                archive.filelist += archive.filelist[-1:]
+    monkeypatch.setattr(torch, "load", None)
+    refused(lambda: load_target(target), "compressed", "larger than the file")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("what", [print, json.JSONDecoder])
+def test_what_a_pickle_would_run_is_refused_without_advice_to_run_it(
+    target: Path, what: Any, is_zip: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    take_weights(target)
+    path = target / "pytorch_model.bin"
+    torch.save({_QUERY: what}, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(InputError, match=rf"holds \S*{what.__name__} ") as caught:
+        load_target(target)
+    assert "weights_only" not in str(caught.value)
 
 
 def test_a_flipped_bit_in_a_torch_file_is_refused_or_harmless(target: Path) -> None:
