@@ -31,7 +31,7 @@ def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:
     """Writes a file whole or not at all; a pipe or a device is written to as it is.
 
     Args:
-        path: The file, in a folder that exists. A link stays a link.
+        path: The file, in a folder that exists. A link stays a link, a mode a mode.
         content: The text, or a function that fills the file that it is given.
 
     Raises:
@@ -50,8 +50,10 @@ def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:
         fill(path)
         return
     with writing(path), unfinished(path.resolve()) as part:
+        part.touch()
+        mode = (path if path.exists() else part).stat().st_mode
         fill(part)
-        _settle(part)
+        _settle(part, mode)
         part.replace(path.resolve())
 
 
@@ -169,7 +171,7 @@ def new_folder(
             # One that was moved aside may be back.
             check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
             yield new
-            _settle(new)
+            _settle(new, new.stat().st_mode & 0o666)
             # Somebody may have put files there meanwhile.
             check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
             _replace(path, new)
@@ -347,13 +349,11 @@ def _append(file: Any, text: str) -> None:
     os.fsync(file.fileno())
 
 
-def _settle(path: Path) -> None:
-    """Brings a file or a folder to the disk, with the usual permissions of files."""
-    umask = os.umask(0)
-    os.umask(umask)
+def _settle(path: Path, mode: int) -> None:
+    """Brings a file or a folder to the disk; all files get the permissions `mode`."""
     for place in (*path.rglob("*"), path):
         if not place.is_dir():
-            place.chmod(0o666 & ~umask)  # safetensors makes files private.
+            place.chmod(mode)  # safetensors makes files private.
         handle = os.open(place, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -155,6 +155,25 @@ def test_an_output_has_the_usual_permissions(tmp_path: Path) -> None:
     assert modes[0] == modes[1]
 
 
+def test_no_other_thread_meets_another_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "umask", None)
+    write_json(tmp_path / "out.json", {})
+    with new_folder(tmp_path / "out", is_ours=lambda _: True) as folder:
+        (folder / "file").touch()
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to(file)
+    for mode in (0o644, 0o600, 0o666):  # Of which the umask gives one at most.
+        file.chmod(mode)
+        write_json(link, {})
+        assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
 @pytest.mark.parametrize("value", [{"a": object()}, {"a": [1.0, float("nan")]}])
 def test_a_value_that_is_no_json_leaves_the_old_file(
     tmp_path: Path, value: dict[str, Any]
