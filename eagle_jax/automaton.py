@@ -81,8 +81,8 @@ def make_tables(next_state: np.ndarray, class_of: np.ndarray) -> AutomatonParams
 
     Args:
         next_state: `[states, classes]` int32, whose first state is `DEAD`, which every
-            class leads to itself, and whose second is `START`; each state that `START`
-            reaches, but `DEAD`, allows some token.
+            class leads to itself, and whose second is `START`; a text ends in states
+            that lead to `DEAD` alone, see `StopReason.DEAD_END`.
         class_of: `[V]` int32, the class of each token.
     """
     num_states, num_classes = next_state.shape

@@ -24,7 +24,7 @@ class Constraint(Protocol):
     Its parameters are any pytree. Its state has the batch as axis 0; `advance`, `mask`
     and `is_dead` are written for one row, whose leaves lack that axis, and are mapped
     with `jax.vmap` over rows and nodes. All three must be defined after forbidden
-    tokens, too, and some token must be allowed wherever none of those came before.
+    tokens, too. Where no token is allowed, the text ends: `StopReason.DEAD_END`.
     """
 
     def init_state(self, params: Any, batch: int) -> Any:
@@ -76,6 +76,10 @@ class Guide:
         """Returns the tokens allowed in states `[B, M, ...]`, `[B, M, V]` bool."""
         return self._map(self.constraint.mask)(self.params, states)
 
+    def are_dead(self, states: Any) -> jax.Array:
+        """Returns whether forbidden tokens led to states `[B, M, ...]`, `[B, M]`."""
+        return self._map(self.constraint.is_dead)(self.params, states)
+
     def children(self, states: Any, parents: jax.Array, tokens: jax.Array) -> Any:
         """Returns the states of some nodes, `[B, M, ...]`.
 
@@ -115,8 +119,7 @@ class Guide:
         """
         if tree.draft_logits is not None:
             return tree
-        states = self.at_nodes(tree, depth)
-        is_dead = self._map(self.constraint.is_dead)(self.params, states)
+        is_dead = self.are_dead(self.at_nodes(tree, depth))
         cut = dataclasses.replace(
             tree, parents=jnp.where(is_dead, NO_PARENT, tree.parents)
         )
@@ -174,6 +177,27 @@ def follow(guide: Guide | None, tokens: jax.Array, count: jax.Array) -> Any:
 
     states = jax.lax.fori_loop(0, tokens.shape[1], take, guide.at_roots)
     return jax.tree.map(lambda leaf: leaf[:, 0], states)
+
+
+def count_allowed(guide: Guide, tokens: jax.Array) -> jax.Array:
+    """Returns how many tokens come before the first forbidden one, `[B]` int32.
+
+    Where no token is allowed, whichever is chosen is forbidden.
+
+    Args:
+        guide: The constraint before these tokens.
+        tokens: `[B, W]` int32.
+    """
+
+    def take(index: jax.Array, carry: Any) -> Any:
+        states, count = carry
+        states = guide.advance(states, tokens[:, index][:, None])
+        is_dead = guide.are_dead(states)[:, 0]
+        return states, jnp.where(is_dead, jnp.minimum(count, index), count)
+
+    num_tokens = tokens.shape[1]
+    most = jnp.full(tokens.shape[0], num_tokens, jnp.int32)
+    return jax.lax.fori_loop(0, num_tokens, take, (guide.at_roots, most))[1]
 
 
 def mask_logits(logits: jax.Array, masks: jax.Array) -> jax.Array:

@@ -12,9 +12,10 @@ from eagle_jax import checked
 from eagle_jax.automaton import DEAD, START, TokenAutomaton, make_tables
 from eagle_jax.config import TreeConfig
 from eagle_jax.constraints import Guide
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
+from eagle_jax.decoding.state import StopReason
 from eagle_jax.drafting import (
     LookaheadDrafter,
     LookupDrafter,
@@ -110,6 +111,57 @@ def test_constrained_text_is_plain_constrained_text(name: str, rule: Any) -> Non
     if rule == "rejection":  # Other tokens, but where a row takes the most likely.
         found, expected = found[1:2], expected[1:2]
     assert_same_tokens(found, expected)
+
+
+@pytest.mark.parametrize(
+    "name, rule",
+    [
+        *(("eagle2", rule) for rule in ("greedy", "coupled", "rejection", "typical")),
+        *(("bush, drawn", "rejection"), ("lookup", "coupled"), ("recycling", "greedy")),
+    ],
+)
+def test_a_dead_end_ends_the_text_with_a_reason_of_its_own(
+    name: str, rule: Any
+) -> None:
+    table = NEXT.copy()
+    table[4] = DEAD  # 1 2* 3 | 4 5, and nothing after it, not even a stop token.
+    params = Params(target=(), constraint=make_tables(table, np.arange(VOCABULARY)))
+    requests = make_requests(
+        [[1, 2], [3], [0, 0, 1], [2]],
+        max_new_tokens=[200, 200, 200, 1],
+        temperature=0.0 if rule in ("greedy", "typical") else [1.0, 0.0, 0.7, 1.0],
+        top_k=[0, 0, 3, 0],
+        stop_tokens=[STOP, 0],  # 0 is what an empty mask leaves.
+        seeds=range(4),
+    )
+    ended = [StopReason.DEAD_END] * 3 + [StopReason.MAX_TOKENS]
+    plain = autoregressive.generate(constrained(None, rule), params, requests)
+    assert plain.stop_reason.tolist() == ended
+    assert all(text[-1] in (3, 5) for text in texts(requests, plain)[:3])
+    decoder = constrained(DRAFTERS[name], rule)
+    drafted = speculative.generate(decoder, params, requests)
+    assert drafted.stop_reason.tolist() == ended
+    found, expected = texts(requests, drafted), texts(requests, plain)
+    assert all(follows(text) for text in found)
+    if rule in ("greedy", "coupled"):
+        assert_same_tokens(found, expected)
+    state = slots.init_decode_state(
+        decoder, params, batch=4, num_slots=256, num_stop_tokens=2
+    )
+    prefix, first = slots.prefill(decoder, params, requests, num_slots=256)
+    for row in range(4):
+        state = slots.insert(prefix, state, row, row)
+    while not (state.stop_reason == jnp.array(ended)).all():
+        before = state.lengths.sum()
+        state, _ = slots.generate(decoder, params, state)
+        assert state.lengths.sum() > before or (state.stop_reason != 0).any()
+    served = dataclasses.replace(state, rows=requests.settings())
+    assert_same_tokens(texts(requests, served), found)
+
+    nothing = dataclasses.replace(params, constraint=make_tables(NEXT * 0, NEXT[0]))
+    state, first = slots.prefill(decoder, nothing, requests, num_slots=256)
+    assert first.stop_reason.tolist() == [StopReason.DEAD_END] * 4
+    assert first.counts.tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("name", ["eagle2", "eagle2, one output per level", "bush"])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax import checked
-from eagle_jax.constraints import constrain, follow
+from eagle_jax.constraints import constrain
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
@@ -99,8 +99,7 @@ def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
 
     state = record_round(state, jnp.zeros_like(state.lengths))
     added = chosen[:, None]
-    state, taken = emit(state, added, jnp.ones_like(chosen))
+    state, taken = emit(state, added, jnp.ones_like(chosen), guide)
     path = jnp.zeros_like(positions)
     cache = checked.commit(target, cache, output.entries, path, taken)
-    followed = follow(guide, added, taken)
-    return dataclasses.replace(state, target_cache=cache, constraint_state=followed)
+    return dataclasses.replace(state, target_cache=cache)

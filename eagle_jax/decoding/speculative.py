@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax import checked
-from eagle_jax.constraints import constrain_nodes, follow
+from eagle_jax.constraints import constrain_nodes
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
@@ -63,7 +63,7 @@ class Round:
             in rows that were finished they mean nothing.
         tokens: `[B, P]` int32, the emitted tokens; entries after `count` mean nothing.
         count: `[B]` int32, tokens emitted, cut at limits and stop tokens; 0 in rows
-            that were finished before, and nowhere else.
+            that were finished before, or that came to a constraint's dead end.
     """
 
     tree: DraftTree
@@ -343,8 +343,8 @@ def commit(
     """
     tokens = accepted_tokens(tree, accepted)[:, 1:]
     state = record_round(state, accepted.num_accepted)
-    state, count = emit(state, tokens, accepted.num_accepted + 1)
     guide = decoder.guide(params, state.constraint_state)
+    state, count = emit(state, tokens, accepted.num_accepted + 1, guide)
     verified = Verified(
         tree=tree,
         logits=logits,
@@ -360,7 +360,6 @@ def commit(
         drafter_state=_drafter(decoder).advance(
             params.drafter, state.drafter_state, verified
         ),
-        constraint_state=follow(guide, tokens, count),
     )
     return state, Round(tree=tree, acceptance=accepted, tokens=tokens, count=count)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax import checked
-from eagle_jax.constraints import constrain, follow
+from eagle_jax.constraints import Guide, constrain, count_allowed, follow
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, RowSettings
 from eagle_jax.interface import Cache, Params
@@ -30,6 +30,8 @@ class StopReason(enum.IntEnum):
     """Prompt and output together reached `max_length`."""
     FREE = 4
     """The row holds no text: nothing was inserted yet, or it was freed."""
+    DEAD_END = 5
+    """The constraint allows no token after the text."""
 
 
 @struct.dataclass(kw_only=True)
@@ -128,27 +130,32 @@ def begin_texts(
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=jnp.zeros(batch, jnp.int32),
     )
-    state, taken = emit(state, first[:, None], jnp.ones(batch, jnp.int32))
-    followed = follow(guide, first[:, None], taken)
-    return dataclasses.replace(state, constraint_state=followed)
+    return emit(state, first[:, None], jnp.ones(batch, jnp.int32), guide)[0]
 
 
 def emit(
-    state: DecodeState, tokens: jax.Array, count: jax.Array
+    state: DecodeState, tokens: jax.Array, count: jax.Array, guide: Guide | None
 ) -> tuple[DecodeState, jax.Array]:
     """Appends tokens to the running rows, up to where each text ends.
 
     The result is that of appending them one by one: the first stop token, the last
-    allowed token or the last slot ends the row, and tokens after it are dropped.
+    allowed token or the last slot ends the row, and tokens after it are dropped. So
+    does a forbidden token, which is dropped itself.
 
     Args:
         state: The state, whose finished rows stay as they are.
         tokens: `[B, W]` int32, the tokens, padded at the end.
         count: `[B]` int32, real tokens per row, 1 .. `W`.
+        guide: The constraint before these tokens, `None` without one.
 
     Returns:
         The new state, and how many tokens each row took, `[B]` int32.
     """
+    otherwise: Any = StopReason.RUNNING
+    if guide is not None:
+        allowed = count_allowed(guide, tokens)
+        otherwise = jnp.where(allowed < count, StopReason.DEAD_END, otherwise)
+        count = jnp.minimum(count, allowed)
     is_stop = (tokens[:, :, None] == state.rows.stop_tokens[:, None, :]).any(axis=-1)
     # Tokens up to and including the first stop token.
     until_stop = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, count + 1)
@@ -165,9 +172,7 @@ def emit(
         jnp.where(
             taken == room_by_count,
             StopReason.MAX_TOKENS,
-            jnp.where(
-                taken == room_by_length, StopReason.MAX_LENGTH, StopReason.RUNNING
-            ),
+            jnp.where(taken == room_by_length, StopReason.MAX_LENGTH, otherwise),
         ),
     ).astype(jnp.int32)
     offsets = jnp.arange(tokens.shape[1])
@@ -183,6 +188,7 @@ def emit(
             tokens=state.tokens.at[rows, slots].set(tokens, mode="drop"),
             lengths=state.lengths + taken,
             stop_reason=jnp.where(state.is_running, reason, state.stop_reason),
+            constraint_state=follow(guide, tokens, taken),
         ),
         taken,
     )

@@ -52,8 +52,13 @@ regex, schema = json.load(sys.stdin)
 try:
     if regex is None:
         regex = build_regex_from_schema(schema)
-    regex = "(?:" + regex + ")\\\\x00"
-    index = Index(regex, Vocabulary(256, {bytes([b]): [b] for b in range(256)}))
+    vocabulary = Vocabulary(256, {bytes([b]): [b] for b in range(256)})
+    try:  # On its own, after what nothing matches: "a)|(b" would split the group.
+        Index("[^\\\\s\\\\S]" + regex, vocabulary)
+    except Exception as error:
+        if "incompatible" not in str(error):
+            raise
+    index = Index("(?:" + regex + ")\\\\x00", vocabulary)
     found = [index.get_initial_state(), list(index.get_final_states())]
     moves = index.get_transitions()
     found.append([[a, b, c] for a, by in moves.items() for b, c in by.items()])
@@ -99,16 +104,17 @@ def compile_grammar(
         raise InputError(
             "`regex` and `json_schema` are both given; a text has one of them"
         )
-    if not stop_tokens:
+    stops = [token for token in stop_tokens if token < vocab_size]
+    if not stops:
         raise InputError(
             "a text with `regex` or `json_schema` ends with a stop token, but this "
-            "target has none; add eos_token_id to its config.json"
+            f"target has none below its vocabulary's size, {vocab_size}; correct "
+            "eos_token_id in its config.json"
         )
     if isinstance(json_schema, Mapping):
         json_schema = json.dumps(json_schema)
     table, is_final = _byte_automaton(regex, json_schema)
     written = token_bytes(tokenizer, vocab_size)
-    stops = [token for token in stop_tokens if token < vocab_size]
     for token in stops:
         written[token] = None
     return make_tables(*_over_tokens(table, is_final, written, stops))

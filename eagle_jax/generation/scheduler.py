@@ -277,7 +277,7 @@ class Scheduler:
     ) -> Iterator[Served]:
         """Puts texts that were read into rows, unless their first token ended them."""
         for place, (text, slot) in enumerate(zip(texts, rows, strict=False)):
-            text.generated_ids.append(int(first.tokens[place, 0]))
+            text.generated_ids += first.tokens[place, : first.counts[place]].tolist()
             if first.is_finished[place]:
                 yield _served(text, first.stop_reason[place])
                 continue

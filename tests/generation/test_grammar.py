@@ -134,6 +134,8 @@ def test_a_schema_allows_its_json_alone() -> None:
         ({"json_schema": "{"}, ["json_schema", "JSON"]),
         ({"regex": "a", "json_schema": "{}"}, ["both"]),
         ({"regex": "a", "stops": ()}, ["stop token", "eos_token_id"]),
+        ({"regex": "a", "stops": (40, 41)}, ["stop token", "size, 40", "eos_token_id"]),
+        ({"regex": "a)|(b"}, ["`regex` 'a)|(b'", "outlines-core"]),
     ],
 )
 def test_what_cannot_be_followed_is_refused(
