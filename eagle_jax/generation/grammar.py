@@ -6,6 +6,7 @@ Few functions differ: they are composed once each, not once per token.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -81,7 +82,7 @@ def compile_grammar(
     """Returns the automaton of the texts that match as a whole.
 
     Stop tokens are allowed where a text matches, other special tokens and U+0000
-    nowhere.
+    nowhere. The last few automata are kept, for calls with equal arguments.
 
     Args:
         tokenizer: A `transformers` tokenizer.
@@ -113,7 +114,18 @@ def compile_grammar(
         )
     if isinstance(json_schema, Mapping):
         json_schema = json.dumps(json_schema)
-    table, is_final = _byte_automaton(regex, json_schema)
+    return _compile(tokenizer, tuple(stops), vocab_size, regex, json_schema)
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(
+    tokenizer: Any,
+    stops: tuple[int, ...],
+    vocab_size: int,
+    regex: str | None,
+    schema: str | None,
+) -> AutomatonParams:
+    table, is_final = _byte_automaton(regex, schema)
     written = token_bytes(tokenizer, vocab_size)
     for token in stops:
         written[token] = None

@@ -157,6 +157,14 @@ def test_too_large_automata_are_refused_with_their_size(
     refused(lambda: compiled("(ab?.){0,999}"), "too large", "0.01 s")
 
 
+def test_the_same_expression_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = sentencepiece()
+    made = compiled("a|b", tokenizer=known), compiled("b", tokenizer=known)
+    monkeypatch.setattr(grammar.subprocess, "run", None)
+    again = compiled("a|b", tokenizer=known), compiled("b", tokenizer=known)
+    assert made[0] is again[0] and made[1] is again[1]
+
+
 def test_modules_in_the_current_folder_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
