@@ -18,6 +18,9 @@ LONGEST = 16
 READ_ROWS = 18
 """The texts that are read at once."""
 
+ROWS = 3
+"""The rows of all other calls."""
+
 
 class Caller:
     """A target whose calls are compiled once per shape."""
@@ -40,26 +43,38 @@ class Caller:
         """Returns the logits `[B, T, V]` and the output of `Target.forward`."""
         tokens, positions = (jnp.asarray(x, jnp.int32) for x in (tokens, positions))
         mask = None if mask is None else jnp.asarray(mask)
-        return self._run(self.params, tokens, positions, mask, cache)
+        logits, first, output = self._run(self.params, tokens, positions, mask, cache)
+        wrong = self.differs(first, logits[:, 0]) & np.isfinite(logits[:, 0]).all(-1)
+        check(
+            not wrong.any(),
+            f"{self.name}.unembed: the logits of hidden states [B, E] are not those of "
+            "the same states in [B, T, E]; without an axis of tokens it mixes up the "
+            "rows, or scales them otherwise",
+        )
+        return logits, output
 
     def commit(self, cache: Cache, entries: Any, path: Any, count: Any) -> Cache:
         """Returns the cache after `Target.commit`."""
         path, count = (jnp.asarray(x, jnp.int32) for x in (path, count))
         return self._commit(cache, entries, path, count)
 
-    def read(self, texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    def read(
+        self, texts: Sequence[Sequence[int]], length: int = LONGEST
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Reads texts causally, each alone: the judge of all other calls.
 
         Args:
-            texts: `READ_ROWS` texts at most, of `LONGEST` tokens at most.
+            texts: Texts of `length` tokens at most: `READ_ROWS` of them at most.
+            length: The tokens to which they are padded.
 
         Returns:
-            Logits and features, `[READ_ROWS, LONGEST, V]` and `[..., F]`.
+            Logits and features, `[READ_ROWS, length, V]` and `[..., F]`.
         """
-        tokens = np.zeros((READ_ROWS, LONGEST), int)
+        assert len(texts) <= READ_ROWS
+        tokens = np.zeros((READ_ROWS, length), int)
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
-        positions = np.broadcast_to(np.arange(LONGEST), tokens.shape)
+        positions = np.broadcast_to(np.arange(length), tokens.shape)
         nothing = self.target.init_cache(READ_ROWS, 0)
         logits, output = self.run(tokens, positions, None, nothing)
         return np.asarray(logits), np.asarray(output.features)
@@ -72,7 +87,7 @@ class Caller:
 
     def _traced(
         self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Cache
-    ) -> tuple[jax.Array, TargetOutput]:
+    ) -> tuple[jax.Array, jax.Array, TargetOutput]:
         target, given = self.target, jax.tree.leaves(cache)
         output = checked.forward(target, params, tokens, positions, mask, cache)
         left = jax.tree.leaves(cache)
@@ -83,13 +98,14 @@ class Caller:
         )
         logits = checked.unembed(target, params, output.hidden)
         # A prompt's first token is chosen from one row of logits.
-        for array in (logits, checked.unembed(target, params, output.hidden[:, 0])):
+        first = checked.unembed(target, params, output.hidden[:, 0])
+        for array in (logits, first):
             check(
                 array.shape[-1] == self.vocab_size,
                 f"{self.name}.unembed returns {array.shape[-1]} logits per token, but "
                 f"vocab_size is {self.vocab_size}",
             )
-        return logits, output
+        return logits, first, output
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,14 +115,23 @@ class Call:
     Attributes:
         texts: The tokens that are committed in each row.
         tokens: `[B, T]` int, the new tokens.
-        parents: `[B][T]`, the parent of each, -1 for the first.
+        parents: `[B][T]`, the parent of each, -1 for the first and for padding.
         is_causal: Whether the mask is `None`; every row is a chain then.
+        longest: The tokens to which texts are padded that judge it.
     """
 
     texts: list[list[int]]
     tokens: np.ndarray
     parents: Sequence[Sequence[int]]
     is_causal: bool = False
+    longest: int = LONGEST
+
+    @property
+    def is_node(self) -> np.ndarray:
+        """`[B, T]` bool, false in padding."""
+        is_node = np.array(self.parents) >= 0
+        is_node[:, 0] = True
+        return is_node
 
     @property
     def nodes(self) -> Iterator[tuple[int, ...]]:
@@ -135,6 +160,31 @@ class Call:
         visible = None if self.is_causal else mask
         return caller.run(self.tokens, positions, visible, cache)
 
+    def judged(self, caller: Caller) -> tuple[np.ndarray, np.ndarray]:
+        """Returns logits and features as they should be, `[B, T, V or F]`.
+
+        Padding gets those of some node.
+        """
+        texts: list[list[int]] = []
+        places: dict[tuple[int, ...], tuple[int, int]] = {}
+        # From the end, the first path with a node in it is one to a leaf.
+        for row, node in reversed([*self.nodes]):
+            if (row, node) in places or not self.is_node[row, node]:
+                continue
+            path, begin = self.path(row, node), len(self.texts[row])
+            for place, above in enumerate(path, begin):
+                places[row, above] = len(texts), place
+            texts.append(self.text(row, path))
+        found = np.array([places.get(node, (0, 0)) for node in self.nodes])
+        index = tuple(found.T.reshape(2, *self.tokens.shape))
+        logits, features = caller.read(texts, self.longest)
+        return logits[index], features[index]
+
+    def without_padding(self) -> "Call":
+        """Returns the call with children of the root instead of padding."""
+        parents = np.where(self.is_node, self.parents, 0)
+        return dataclasses.replace(self, parents=parents.tolist())
+
     def with_token(self, row: int, node: int, vocab_size: int) -> "Call":
         """Returns the call with another token in one place."""
         tokens = self.tokens.copy()
@@ -149,3 +199,42 @@ class Call:
             tokens=np.roll(self.tokens, -row, axis=0),
             parents=[*self.parents[row:], *self.parents[:row]],
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """A commit, and the call that it took its entries from.
+
+    Attributes:
+        call: The call.
+        seen: The cache that the call saw.
+        cache: The cache that was written to.
+        path: `[B, P]` int.
+        count: `[B]` int.
+    """
+
+    call: Call
+    seen: Cache
+    cache: Cache
+    path: np.ndarray
+    count: np.ndarray
+
+    def run(self, caller: Caller, first: int = 0) -> Cache:
+        """Returns the new cache, with one row put before those before it."""
+        seen, cache = rolled(self.seen, first), rolled(self.cache, first)
+        _, output = self.call.rolled(first).run(caller, seen)
+        path, count = (np.roll(x, -first, axis=0) for x in (self.path, self.count))
+        return caller.commit(cache, output.entries, path, count)
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The tokens of each row after the commit."""
+        pairs = zip(self.path, self.count, strict=True)
+        return [
+            self.call.text(row, path[:count]) for row, (path, count) in enumerate(pairs)
+        ]
+
+
+def rolled(cache: Cache, row: int) -> Cache:
+    """Returns a cache with this row first: every leaf has the batch first."""
+    return jax.tree.map(lambda leaf: jnp.roll(leaf, -row, axis=0), cache)

@@ -1,12 +1,12 @@
 """What the author of a target runs once: does it keep the protocol?
 
 The judge is one causal call over a whole text, without a cache. The target is then
-called as the decoding loop calls it: over trees, with rows of unequal lengths, after
-commits of paths with gaps, and with a cache that grows.
+called as the decoding loop calls it: over small trees and a large one with padding,
+with rows of unequal lengths, short and long, after commits of paths with gaps, and with
+a cache that grows.
 """
 
 import copy
-import dataclasses
 import functools
 import itertools
 import re
@@ -26,7 +26,7 @@ from eagle_jax.drafting import RecyclingDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Cache, Params, Target
 from eagle_jax.testing.asserts import check
-from eagle_jax.testing.calls import LONGEST, READ_ROWS, Call, Caller
+from eagle_jax.testing.calls import LONGEST, ROWS, Call, Caller, Commit, rolled
 from eagle_jax.testing.programs import every_line, find_copies
 from eagle_jax.tree import chain
 
@@ -34,17 +34,26 @@ from eagle_jax.tree import chain
 # positions, paths have gaps, and no row's are another's.
 _TREES = ((-1, 0, 0, 1, 2, 2), (-1, 0, 0, 0, 1, 3), (-1, 0, 1, 1, 3, 3))
 _PATHS = ((0, 2, 5), (0, 3, 5), (0, 1, 3))
-_ROWS = len(_TREES)
+
+# Six chains below the root, level by level, with padding between the levels.
+_LARGE_TREE = [-1, *(max(node - 7, 0) if node % 7 else -1 for node in range(1, 80))]
+_LARGE_PATHS = np.array([[0, *range(row + 1, 78, 7)] for row in range(ROWS)])
+_LONGEST_TEXT = 192
 
 
 def assert_valid_target(
-    target: Target, params: Any, vocab_size: int, *, atol: float = 1e-3
+    target: Target,
+    params: Any,
+    vocab_size: int,
+    *,
+    atol: float = 1e-3,
+    num_positions: int = _LONGEST_TEXT,
 ) -> None:
     """Checks all that the decoding loop takes for granted about a target.
 
-    It compiles about ten small calls of three rows. Give it a small model, whose
-    weights are trained or at least not tiny: where every text has the same logits, no
-    mistake can be seen.
+    It compiles about fifteen calls of three rows, of 80 tokens over 160 at most. Give
+    it a small model, whose weights are trained or at least not tiny: where every text
+    has the same logits, no mistake can be seen.
 
     Args:
         target: The target.
@@ -53,6 +62,8 @@ def assert_valid_target(
         atol: The largest error of a logit or a feature, as a part of the largest
             absolute value beside it, if that is above 1. The default is for float32;
             products of the highest precision are asked for.
+        num_positions: The most tokens that a text of this model may have, at least 48.
+            Those above 192 are not used.
 
     Raises:
         AssertionError: If the target breaks a rule; names the method and the likely
@@ -65,6 +76,7 @@ def assert_valid_target(
             _check_caches(target)
             _check_reading(caller)
             _check_rounds(caller)
+            _check_large_calls(caller, min(num_positions, _LONGEST_TEXT))
         _check_copies(target, params, vocab_size)
     except InputError as error:
         raise AssertionError(str(error)) from error
@@ -85,7 +97,7 @@ def _check_caches(target: Target) -> None:
     """Checks the leaves of caches of several sizes."""
     name = type(target).__name__
     # With two numbers of rows, no other axis is as long by chance.
-    for batch in (_ROWS, _ROWS + 1):
+    for batch in (ROWS, ROWS + 1):
         sizes = (0, LONGEST, 2 * LONGEST)
         shapes = [
             jax.eval_shape(functools.partial(checked.init_cache, target, batch, size))
@@ -113,7 +125,7 @@ def _check_caches(target: Target) -> None:
 
 def _check_reading(caller: Caller) -> None:
     """Checks the judge: a text that is read causally, by one call without a cache."""
-    changed, call = 3, _new_tokens(caller, [[]] * _ROWS, _chains(LONGEST), True)
+    changed, call = 3, _new_tokens(caller, [[]] * ROWS, _chains(LONGEST), True)
     text = call.tokens[0].tolist()
     other = call.with_token(0, changed, caller.vocab_size).tokens[0].tolist()
     logits, _ = caller.read([text, other])
@@ -131,60 +143,26 @@ def _check_reading(caller: Caller) -> None:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Commit:
-    """A commit, and the call that it took its entries from.
-
-    Attributes:
-        call: The call.
-        seen: The cache that the call saw.
-        cache: The cache that was written to.
-        path: `[B, P]` int.
-        count: `[B]` int.
-    """
-
-    call: Call
-    seen: Cache
-    cache: Cache
-    path: np.ndarray
-    count: np.ndarray
-
-    def run(self, caller: Caller, first: int = 0) -> Cache:
-        """Returns the new cache, with one row put before those before it."""
-        seen, cache = _rolled(self.seen, first), _rolled(self.cache, first)
-        _, output = self.call.rolled(first).run(caller, seen)
-        path, count = (np.roll(x, -first, axis=0) for x in (self.path, self.count))
-        return caller.commit(cache, output.entries, path, count)
-
-    @property
-    def texts(self) -> list[list[int]]:
-        """The tokens of each row after the commit."""
-        pairs = zip(self.path, self.count, strict=True)
-        return [
-            self.call.text(row, path[:count]) for row, (path, count) in enumerate(pairs)
-        ]
-
-
 def _check_rounds(caller: Caller) -> None:
     """Reads prompts, verifies and commits trees, reads on, and lets the cache grow."""
-    nothing = caller.target.init_cache(_ROWS, 0)
-    cache = caller.target.init_cache(_ROWS, LONGEST)
-    call = _new_tokens(caller, [[]] * _ROWS, _chains(5), True)
+    nothing = caller.target.init_cache(ROWS, 0)
+    cache = caller.target.init_cache(ROWS, LONGEST)
+    call = _new_tokens(caller, [[]] * ROWS, _chains(5), True)
     _check_call(caller, call, nothing, None)
-    paths = np.tile(np.arange(5), (_ROWS, 1))
-    done = _Commit(call, nothing, cache, paths, np.array([4, 2, 5]))
+    paths = np.tile(np.arange(5), (ROWS, 1))
+    done = Commit(call, nothing, cache, paths, np.array([4, 2, 5]))
     for turn, count in enumerate(([2, 0, 3], [3, 1, 0])):
         cache = done.run(caller)
         trees = np.roll(_TREES, turn, axis=0)
         call = _new_tokens(caller, done.texts, trees.tolist(), False)
         _check_call(caller, call, cache, done)
         paths = np.roll(_PATHS, turn, axis=0)
-        done = _Commit(call, cache, cache, paths, np.array(count))
+        done = Commit(call, cache, cache, paths, np.array(count))
     cache = done.run(caller)
     for length in (3, 1):
         call = _new_tokens(caller, done.texts, _chains(length), True)
         _check_call(caller, call, cache, done)
-    larger = caller.target.init_cache(_ROWS, 2 * LONGEST)
+    larger = caller.target.init_cache(ROWS, 2 * LONGEST)
     grown = jax.tree.map(fill, larger, cache)
     wrong = caller.differs(call.run(caller, grown)[0], call.run(caller, cache)[0])
     check(
@@ -195,7 +173,44 @@ def _check_rounds(caller: Caller) -> None:
     )
 
 
-def _check_call(caller: Caller, call: Call, cache: Cache, last: _Commit | None) -> None:
+def _check_large_calls(caller: Caller, longest: int) -> None:
+    """Verifies a large tree over short and long texts, before and after a commit.
+
+    Args:
+        caller: The target, which is right for the calls of `_check_rounds`.
+        longest: The tokens of the longest text.
+    """
+    random = np.random.default_rng(seed=0)
+    nothing = caller.target.init_cache(ROWS, 0)
+    empty = caller.target.init_cache(ROWS, longest + _LARGE_PATHS.shape[1])
+    every = np.tile(np.arange(longest), (ROWS, 1))
+    # The short texts are no longer than those that were read before.
+    for lengths in ([4, 1, 3], [longest - 25 - 8 * row for row in range(ROWS)]):
+        prompts = random.integers(caller.vocab_size, size=every.shape)
+        logits, _ = caller.read(prompts.tolist(), longest)
+        check(
+            bool(np.isfinite(logits[:ROWS]).all()),
+            f"{caller.name}.forward with mask None leads to logits that are NaN in a "
+            f"text of {longest} tokens; give `num_positions` if the model has fewer",
+        )
+        call = Call(
+            texts=[[]] * ROWS, tokens=prompts, parents=_chains(longest), is_causal=True
+        )
+        done = Commit(call, nothing, empty, every, np.array(lengths))
+        for _ in range(2):
+            cache = done.run(caller)
+            tokens = random.integers(caller.vocab_size, size=(ROWS, len(_LARGE_TREE)))
+            call = Call(
+                texts=done.texts,
+                tokens=tokens,
+                parents=[_LARGE_TREE] * ROWS,
+                longest=longest,
+            )
+            _check_call(caller, call, cache, done)
+            done = Commit(call, cache, cache, _LARGE_PATHS, np.array([12, 9, 11]))
+
+
+def _check_call(caller: Caller, call: Call, cache: Cache, last: Commit | None) -> None:
     """Compares every token's logits and features with those of its path, read alone.
 
     Args:
@@ -205,22 +220,22 @@ def _check_call(caller: Caller, call: Call, cache: Cache, last: _Commit | None) 
         last: The commit that the cache is from; `None` for a cache without slots.
     """
     logits, output = call.run(caller, cache)
-    expected, features = _judged(caller, call)
+    expected, features = call.judged(caller)
     kind = "mask None" if call.is_causal else "a tree's mask"
     over = "no cache" if last is None else "a filled cache"
     name = f"{caller.name}.forward with {kind} and {over}"
-    if (wrong := caller.differs(logits, expected)).any():
+    if (wrong := caller.differs(logits, expected) & call.is_node).any():
         row, node = map(int, np.argwhere(wrong)[0])
         error = np.abs(np.asarray(logits)[row, node] - expected[row, node]).max()
         reason = _reason(caller, call, cache, row, node)
         if reason is None and last is not None:
-            reason = _reason_of_commit(caller, call, last, np.any(wrong, axis=1), row)
+            reason = _reason_of_commit(caller, call, last, wrong, row)
         reason = reason or "a call of one row and one of many disagree"
         raise AssertionError(
             f"{name}: {reason}. The logits of node {node} of row {row} are not those "
             f"of its path read causally; they differ by {error:.3g}"
         )
-    wrong = caller.differs(output.features, features)
+    wrong = caller.differs(output.features, features) & call.is_node
     check(
         not wrong.any(),
         f"{name}: the features of node and row {np.argwhere(wrong)[:1, ::-1].tolist()} "
@@ -228,22 +243,12 @@ def _check_call(caller: Caller, call: Call, cache: Cache, last: _Commit | None) 
     )
 
 
-def _judged(caller: Caller, call: Call) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the logits and features that a call should have, `[B, T, V or F]`."""
-    texts = [call.text(row, call.path(row, node)) for row, node in call.nodes]
-    assert len(texts) <= READ_ROWS
-    places = np.arange(len(texts)), np.array([*map(len, texts)]) - 1
-    logits, features = (
-        array[places].reshape(*call.tokens.shape, -1) for array in caller.read(texts)
-    )
-    return logits, features
-
-
 def _reason(
     caller: Caller, call: Call, cache: Cache, row: int, node: int
 ) -> str | None:
     """Returns why a node's logits are wrong, from what they depend on."""
     found, _ = call.run(caller, cache)
+    expected, _ = call.judged(caller)
 
     def changes(logits: jax.Array) -> bool:
         return bool(caller.differs(logits, found)[row, node])
@@ -252,6 +257,12 @@ def _reason(
         changed = call.with_token(row, other, caller.vocab_size)
         return changes(changed.run(caller, cache)[0])
 
+    without, _ = call.without_padding().run(caller, cache)
+    if not caller.differs(without, expected)[row, node]:
+        return (
+            f"a node of padding, which sees the text and itself, spoils node {node}, "
+            "which does not see it; if it is NaN, so is its product with a weight of 0"
+        )
     path = call.path(row, node)
     for other in range(call.tokens.shape[1]):
         if other not in path and depends_on(other):
@@ -270,20 +281,23 @@ def _reason(
             "it ignores the positions it is given; nodes of one depth share theirs, "
             "which is the row's length and the depth"
         )
-    if row and _is_right_if_first(caller, call, _rolled(cache, row), row):
+    if row and _is_right_if_first(caller, call, rolled(cache, row), row):
         return "it reads every row's cache as row 0's, as with row 0's length"
     return None
 
 
 def _reason_of_commit(
-    caller: Caller, call: Call, last: _Commit, wrong: np.ndarray, row: int
+    caller: Caller, call: Call, last: Commit, wrong: np.ndarray, row: int
 ) -> str:
     """Returns what is wrong with a commit, from the rows that it went wrong in."""
     commit = f"{caller.name}.commit"
     if row and _is_right_if_first(caller, call, last.run(caller, row), row):
         return f"{commit} takes row 0's length or row 0's path for all rows"
+    if call.tokens.shape[1] > LONGEST:
+        return _reason_of_size(caller, call, last, wrong)
+    in_rows = np.any(wrong, axis=1)
     is_cut = last.count < last.path.shape[1]
-    if not wrong[~is_cut].any():
+    if not in_rows[~is_cut].any():
         return (
             f"slots behind a row's text are seen; {commit} must add `count` to the "
             "length, not P, and forward must see slots below the length alone"
@@ -294,7 +308,7 @@ def _reason_of_commit(
             for path, count in zip(last.path, last.count, strict=True)
         ]
     )
-    if not wrong[~has_gap].any():
+    if not in_rows[~has_gap].any():
         return f"{commit} ignores the path: it must write the rows that it names"
     return (
         "the cache is not read as it was written: every slot below a row's length must "
@@ -302,10 +316,34 @@ def _reason_of_commit(
     )
 
 
+def _reason_of_size(caller: Caller, call: Call, last: Commit, wrong: np.ndarray) -> str:
+    """Returns what is wrong with a large call of a target whose small ones are right.
+
+    Args:
+        caller: The target.
+        call: The call.
+        last: The commit that the cache it sees is from.
+        wrong: `[B, T]` bool, the nodes that are wrong.
+    """
+    if not wrong[:, 0].any():
+        return (
+            "a window is to be counted from each node's own position, not from the "
+            "root's, in the cache and among the nodes"
+        )
+    num_tokens = max(map(len, call.texts))
+    if num_tokens <= LONGEST:
+        count = last.count.max()
+        return f"{caller.name}.commit does not write all of `count` rows, here {count}"
+    return (
+        f"a text of {num_tokens} tokens is not read whole: every slot below a row's "
+        "length must be seen, save by layers with a window those before it"
+    )
+
+
 def _is_right_if_first(caller: Caller, call: Call, cache: Cache, row: int) -> bool:
     """Returns whether a wrong row is right in the place of row 0."""
     first = call.rolled(row)
-    expected, _ = _judged(caller, first)
+    expected, _ = first.judged(caller)
     logits, _ = first.run(caller, cache)
     return not caller.differs(logits, expected)[0].any()
 
@@ -314,13 +352,8 @@ def _are_siblings(call: Call, row: int, node: int, other: int) -> bool:
     return call.parents[row][node] == call.parents[row][other]
 
 
-def _rolled(cache: Cache, row: int) -> Cache:
-    """Returns a cache with this row first: every leaf has the batch first."""
-    return jax.tree.map(lambda leaf: jnp.roll(leaf, -row, axis=0), cache)
-
-
 def _chains(length: int) -> list[list[int]]:
-    return [list(range(-1, length - 1))] * _ROWS
+    return [list(range(-1, length - 1))] * ROWS
 
 
 def _new_tokens(
@@ -341,7 +374,7 @@ def _check_copies(target: Target, params: Any, vocab_size: int) -> None:
     # Its state has no axis of slots, which could be taken for the cache's.
     drafter = RecyclingDrafter(vocab_size=vocab_size, tree=chain(2))
     decoder = Decoder(target=target, drafter=drafter)
-    requests = make_requests([[1, 2]] * _ROWS, max_new_tokens=2, prompt_bucket=2)
+    requests = make_requests([[1, 2]] * ROWS, max_new_tokens=2, prompt_bucket=2)
     weights = Params(target=params)
     state = jax.eval_shape(
         lambda *given: speculative.prefill(decoder, *given, num_slots=num_slots),

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from eagle_jax.interface import TargetOutput
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import ToyTarget, assert_valid_target
-from eagle_jax.testing.toys import ToyCache
+from eagle_jax.testing.toys import ToyCache, path_code
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -156,7 +157,8 @@ class OldAndNewAlive(ToyTarget):
         self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
     ) -> Any:
         output = super().forward(params, tokens, positions, mask, cache)
-        if cache.codes.shape[1] == 0:
+        # Behind a long text there are no slots for the nodes of a large tree.
+        if not 0 < cache.codes.shape[1] < 64:
             return output
 
         def write(row: jax.Array, codes: jax.Array) -> jax.Array:
@@ -178,6 +180,82 @@ class SlotsFirst(ToyTarget):
     def init_cache(self, batch: int, capacity: int) -> ToyCache:
         cache = super().init_cache(batch, capacity)
         return dataclasses.replace(cache, codes=cache.codes.T)
+
+
+class MixedRows(ToyTarget):
+    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
+        return super().unembed(params, hidden[::-1] if hidden.ndim == 2 else hidden)
+
+
+class Scaled(ToyTarget):
+    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
+        logits = super().unembed(params, hidden)
+        return 0.5 * logits if hidden.ndim == 2 else logits
+
+
+class Windowed(ToyTarget):
+    """A token sees itself and the 23 before it."""
+
+    def forward(
+        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
+    ) -> Any:
+        if mask is None:
+            mask = jnp.tri(tokens.shape[1], dtype=bool)[None]
+        distances = positions[:, :, None] - positions[:, None, :]
+        codes = path_code(tokens, positions)
+        seen = jnp.where(mask & (distances < 24), codes[:, None, :], jnp.uint32(0))
+        slots = jnp.arange(cache.codes.shape[1])
+        is_seen = (slots < cache.length[:, None])[:, None] & (
+            slots > self.newest(positions)[..., None] - 24
+        )
+        past = jnp.where(is_seen, cache.codes[:, None], jnp.uint32(0))
+        state = (seen.sum(2, jnp.uint32) + past.sum(2, jnp.uint32))[..., None]
+        return TargetOutput(hidden=state, features=state, entries=codes)
+
+    def newest(self, positions: jax.Array) -> jax.Array:
+        return positions
+
+
+class WindowOfTheRoot(Windowed):
+    def newest(self, positions: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(positions[:, :1], positions.shape)
+
+
+class FewSlots(Mutant):
+    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+        return positions, mask, dataclasses.replace(cache, codes=cache.codes[:, :32])
+
+
+class FewRowsOfTheMask(Mutant):
+    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+        if mask is not None:
+            rows = jnp.arange(tokens.shape[1])
+            mask = mask | ((rows >= 16)[:, None] & (rows <= rows[:, None]))
+        return positions, mask, cache
+
+
+class FewRowsAreWritten(ToyTarget):
+    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
+        new = super().commit(cache, entries, path[:, :6], jnp.minimum(count, 6))
+        return with_length(new, cache.length + count)
+
+
+class SpoiledByPadding(ToyTarget):
+    """Its logits are NaN where a token sees no root, and as values 0 x NaN is NaN."""
+
+    def forward(self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any):
+        output = super().forward(params, tokens, positions, mask, cache)
+        state = output.hidden
+        is_spoiled = jnp.zeros_like(state)
+        if mask is not None:
+            is_spoiled += (~mask[:, :, 0]).any(axis=1)[:, None, None]
+        return dataclasses.replace(
+            output, hidden=jnp.concatenate([state, is_spoiled], axis=2)
+        )
+
+    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
+        logits = super().unembed(params, hidden)
+        return jnp.where(hidden[..., 1:] > 0, jnp.nan, logits)
 
 
 class ByIdentity(ToyTarget):
@@ -210,6 +288,16 @@ class ByIdentity(ToyTarget):
         (SlotsFirst, "init_cache returns .codes of shape .*batch of 3"),
         (OldAndNewAlive, r"commit: a round copies all of the cache's .codes \[3,37\]"),
         (ByIdentity, "a copy of ByIdentity is not equal"),
+        (
+            MixedRows,
+            r"unembed: the logits of hidden states \[B, E\] .* mixes up the rows",
+        ),
+        (Scaled, r"unembed: the logits of hidden states \[B, E\] .* scales"),
+        (WindowOfTheRoot, "a window .* each node's own position, not from"),
+        (FewSlots, "a text of 167 tokens is not read whole"),
+        (FewRowsOfTheMask, "it ignores the mask: node 16 sees node"),
+        (FewRowsAreWritten, "commit does not write all of `count` rows, here 12"),
+        (SpoiledByPadding, "a node of padding, .* spoils node 0"),
     ],
 )
 def test_a_mistake_of_an_adapter_is_found_and_named(mutant: Any, named: str) -> None:
@@ -225,12 +313,33 @@ def test_a_mistake_of_an_adapter_is_found_and_named(mutant: Any, named: str) -> 
     [
         (TOY, (), 8),
         (ToyTarget(vocab_size=3), (), 3),
+        (Windowed(vocab_size=8), (), 8),
         (Transformer(config=WINDOWED), tiny.target_params(WINDOWED), 64),
     ],
-    ids=["toy", "three tokens", "windows"],
+    ids=["toy", "three tokens", "toy with a window", "windows"],
 )
 def test_right_targets_pass(target: Any, params: Any, vocab_size: int) -> None:
     assert_valid_target(target, params, vocab_size)
+
+
+class FewPlaces(ToyTarget):
+    """As a table of positions that fills with NaN what lies behind its end."""
+
+    def forward(self, params: Any, tokens: Any, positions: Any, *others: Any) -> Any:
+        output = super().forward(params, tokens, positions, *others)
+        is_beyond = jnp.broadcast_to((positions >= 64).any(), positions.shape)
+        hidden = jnp.stack([output.hidden[..., 0], is_beyond.astype(jnp.uint32)], -1)
+        return dataclasses.replace(output, hidden=hidden)
+
+    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
+        return jnp.where(hidden[..., 1:] > 0, jnp.nan, super().unembed(params, hidden))
+
+
+def test_a_model_of_few_positions_passes_if_they_are_given() -> None:
+    target = FewPlaces(vocab_size=8)
+    assert_valid_target(target, (), 8, num_positions=64)
+    with pytest.raises(AssertionError, match=r"192 tokens; give `num_positions`"):
+        assert_valid_target(target, (), 8)
 
 
 def test_another_number_of_tokens_is_named() -> None:
