@@ -20,6 +20,7 @@ from eagle_jax.sampling import draw_tokens, position_noise
 from eagle_jax.testing import assert_same_tokens, programs
 
 VOCABULARY, START, LENGTH = 64, 8, 60
+PROMPT = list(range(1, START + 1))  # Gemma takes token 0 for padding.
 
 
 def make_target(model: gm.nn.Transformer) -> CacheWritingTarget:
@@ -58,16 +59,46 @@ def make_model() -> tuple[gm.nn.Transformer, Any]:
     return model, drawn
 
 
+class Numbers(gm.text.Gemma3Tokenizer):
+    """A tokenizer whose texts are the numbers of their tokens."""
+
+    class special_tokens:  # noqa: N801
+        """No token ends a text."""
+
+        EOS = END_OF_TURN = BEGIN_OF_TOOL_RESPONSE = -1
+
+    def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
+        """Returns the tokens of a text."""
+        return [int(number) for number in text.split()]
+
+    def decode(self, tokens: Any) -> str:
+        """Returns the text of some tokens."""
+        return " ".join(map(str, tokens))
+
+
+def own_texts(model: gm.nn.Transformer, weights: Any) -> jax.Array:
+    """Returns the greedy text of gemma's own sampler, a row `[1, LENGTH - START]`."""
+    sampler = gm.text.Sampler(
+        model=model,
+        params=weights["params"],
+        tokenizer=Numbers(),
+        cache_length=LENGTH,
+        max_out_length=LENGTH - START,
+        pad_length=START,
+    )
+    return sampler.sample([Numbers().decode(PROMPT)], return_state=True).tokens
+
+
 # In float32 one row and many give the same tokens; in fewer bits near ties differ.
 @jax.default_matmul_precision("highest")
 def main() -> None:
-    """Decodes greedily and at temperature 1, with drafts, without, without a cache."""
+    """Decodes with drafts and without, and as gemma does: its sampler, no cache."""
     model, weights = make_model()
     drafter = eagle_jax.LookupDrafter(depth=4, num_matches=2)
     decoder = eagle_jax.Decoder(target=make_target(model), drafter=drafter)
     params = eagle_jax.Params(target=weights)
     requests = eagle_jax.make_requests(
-        [list(range(START))] * 2, max_new_tokens=LENGTH - START, temperature=[0, 1]
+        [PROMPT] * 2, max_new_tokens=LENGTH - START, temperature=[0, 1]
     )
     drafted = eagle_jax.generate(decoder, params, requests)
     plain = eagle_jax.autoregressive.generate(decoder, params, requests)
@@ -80,8 +111,11 @@ def main() -> None:
     logits = model.apply(weights, tokens, **inputs).logits
     sampling, places = requests.sampling, positions[:, START:]
     noise = position_noise(requests.keys, places, sampling, VOCABULARY)
-    drawn = draw_tokens(logits[:, START - 1 : -1], noise, sampling)
+    draw = jax.vmap(draw_tokens, in_axes=(1, 1, None), out_axes=1)
+    drawn = draw(logits[:, START - 1 : -1], noise, sampling)
     assert_same_tokens(drawn, tokens[:, START:])
+    assert_same_tokens(tokens[:1, START:], own_texts(model, weights))
+    print("gemma's own sampler: identical tokens")
     for row, name in enumerate(["greedy", "sampled"]):
         passes = f"{drafted.num_rounds[row]} passes instead of {plain.num_rounds[row]}"
         print(f"{name}: identical tokens, {passes}")

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.qwen3.model import ModelConfig, Qwen3
 
 import eagle_jax
@@ -79,10 +80,39 @@ def make_drafter(model: Qwen3) -> tuple[eagle_jax.Drafter, EagleDrafterParams]:
     return eagle_jax.SwitchDrafter(first=lookup, second=head, min_match=2), params
 
 
+class Numbers:
+    """A tokenizer whose texts are the numbers of their tokens; no token is special."""
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text."""
+        return [int(number) for number in text.split()]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Returns the text of some tokens."""
+        return " ".join(map(str, tokens))
+
+    def bos_id(self) -> None:
+        """No token begins a text."""
+
+    def eos_id(self) -> int:
+        """No token ends a text."""
+        return -1
+
+    pad_id = eos_id
+
+
+def own_texts(model: Qwen3) -> list[np.ndarray]:
+    """Returns the greedy text of tunix's own sampler, a row `[LENGTH - START]`."""
+    config = CacheConfig(cache_size=LENGTH, num_layers=2, num_kv_heads=2, head_dim=8)
+    sampler = Sampler(model, Numbers(), config)
+    prompt = Numbers().decode(list(range(START)))
+    return sampler(prompt, LENGTH - START, max_prompt_length=START).tokens
+
+
 # In float32 one row and many give the same tokens; in fewer bits near ties differ.
 @jax.default_matmul_precision("highest")
 def main() -> None:
-    """Decodes greedily and at temperature 1, with drafts, without, without a cache."""
+    """Decodes with drafts and without, and as tunix does: its sampler, no cache."""
     model = make_model()
     drafter, head = make_drafter(model)
     decoder = eagle_jax.Decoder(target=make_target(model), drafter=drafter)
@@ -99,8 +129,11 @@ def main() -> None:
     logits, _ = model(tokens, positions, None, jnp.tri(LENGTH, dtype=bool)[None])
     sampling, places = requests.sampling, positions[:, START:]
     noise = position_noise(requests.keys, places, sampling, VOCABULARY)
-    drawn = draw_tokens(logits[:, START - 1 : -1], noise, sampling)
+    draw = jax.vmap(draw_tokens, in_axes=(1, 1, None), out_axes=1)
+    drawn = draw(logits[:, START - 1 : -1], noise, sampling)
     assert_same_tokens(drawn, tokens[:, START:])
+    assert_same_tokens(tokens[:1, START:], own_texts(model))
+    print("tunix's own sampler: identical tokens")
     for row, name in enumerate(["greedy", "sampled"]):
         passes = f"{drafted.num_rounds[row]} passes instead of {plain.num_rounds[row]}"
         print(f"{name}: identical tokens, {passes}")
