@@ -21,7 +21,7 @@ from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories
 
 leave_out_tpus()  # Before a test, or what one imports, asks JAX for anything.
-if importlib.util.find_spec("libtpu") is None:  # libtpu ends a process with them.
+if QUICK and importlib.util.find_spec("libtpu") is None:  # It ends a process with them.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
 
 Main = Callable[[list[str]], int]

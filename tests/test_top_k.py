@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from eagle_jax.top_k import GROUP, top_k
 
@@ -57,6 +58,6 @@ def test_long_rows_are_ranked_by_groups() -> None:
 
 def test_over_a_mesh_rows_are_ranked_whole() -> None:
     """XLA ranks each device's part of a whole row where it lies."""
-    mesh = jax.sharding.AbstractMesh((4,), ("tensor",))
+    mesh = jax.sharding.AbstractMesh((4,), ("tensor",), (AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh):
         assert _ranked_widths(100 * GROUP, 10) == [100 * GROUP]
