@@ -10,13 +10,11 @@ num_nodes = 50
 
 import dataclasses
 import math
-import types
-import typing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from eagle_jax.errors import InputError
-from eagle_jax.parsing import read_toml
+from eagle_jax.parsing import check_type, check_types, hints_of, kinds, read_toml
 
 Settings = TypeVar("Settings")
 
@@ -135,6 +133,7 @@ class TreeConfig:
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
+        check_types(self)
         require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
         require(self.depth >= 0, "depth", self.depth, "0 or more")
         require(self.width >= 1, "width", self.width, "at least 1")
@@ -176,7 +175,7 @@ class SamplingConfig:
         temperature: The divisor of the logits, or 0 for the most likely token; those
             below 1e-6 count as 1e-6.
         top_p: Keep the most likely tokens with at least this mass; 1 keeps all.
-        top_k: Keep this many of the most likely tokens; 0 keeps all.
+        top_k: Keep this many of the most likely tokens; 0 or -1 keeps all.
         min_p: Keep tokens at least this likely, relative to the most likely one; 0
             keeps all.
         seed: The seed of the first request; request `i` draws with seed `seed + i`.
@@ -197,11 +196,12 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
+        check_types(self)
         is_temperature = math.isfinite(self.temperature) and self.temperature >= 0
         require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
         require_float32("temperature", self.temperature)
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off), or more")
         require_int32("top_k", self.top_k)
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
@@ -257,6 +257,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         """Refuses counts below one."""
+        check_types(self)
         new_tokens = self.max_new_tokens
         require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
         require_int32("max_new_tokens", new_tokens)
@@ -286,6 +287,10 @@ class GenerateConfig:
     sampled_tree: TreeConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
     decoding: DecodingConfig = DecodingConfig()
+
+    def __post_init__(self) -> None:
+        """Refuses tables of another kind."""
+        check_types(self)
 
     def at(self, temperature: float) -> "GenerateConfig":
         """Returns the settings at a temperature, with one tree."""
@@ -336,7 +341,7 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
         InputError: If a key is unknown, or a value has the wrong type or lies outside
             its range.
     """
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     unknown = sorted(set(table) - set(hints))
     if unknown:
         raise InputError(
@@ -350,7 +355,7 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
                 raise InputError(f"{where}: {name!r} must be a table, not {value!r}")
             values[name] = from_table(hint, value, f"{where} [{name}]")
         else:
-            values[name] = _check_type(hint, value, f"{where}: {name}")
+            values[name] = check_type(hint, value, f"{where}: {name}")
     try:
         return kind(**values)
     except InputError as error:
@@ -359,25 +364,4 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
 
 def _table_type(hint: Any) -> Any:
     """Returns the dataclass of an optional table, or else the annotation itself."""
-    for kind in typing.get_args(hint) if isinstance(hint, types.UnionType) else ():
-        if dataclasses.is_dataclass(kind):
-            return kind
-    return hint
-
-
-def _check_type(hint: Any, value: Any, where: str) -> Any:
-    """Returns the value if it fits the annotation; an integer may stand for a float."""
-    if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        if value in choices:
-            return value
-        wanted = "one of " + ", ".join(map(repr, choices))
-    else:
-        union = isinstance(hint, types.UnionType)
-        kinds = typing.get_args(hint) if union else (hint,)
-        if type(value) in kinds:
-            return value
-        if float in kinds and type(value) is int:
-            return float(value)
-        wanted = " or ".join(k.__name__ for k in kinds if k is not types.NoneType)
-    raise InputError(f"{where} = {value!r} must be {wanted}")
+    return next(filter(dataclasses.is_dataclass, kinds(hint)), hint)

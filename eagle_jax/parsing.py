@@ -1,8 +1,11 @@
 """Reading JSON and TOML that anybody may have written: what is read is bounded."""
 
+import functools
 import json
 import math
 import tomllib
+import types
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,9 @@ MAX_DIGITS = 64
 
 _LARGEST = 10**MAX_DIGITS
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+
+hints_of = functools.cache(typing.get_type_hints)
+"""Returns the types of a class's fields by name."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -106,6 +112,48 @@ def read_bytes(path: Path) -> bytes:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read {path}: {error}") from error
+
+
+def check_types(settings: object) -> None:
+    """Refuses values that do not fit their fields' annotations.
+
+    Scalars of NumPy and JAX and paths become what they stand for.
+
+    Args:
+        settings: A frozen dataclass, in its `__post_init__`.
+
+    Raises:
+        InputError: If a value has the wrong type.
+    """
+    for name, hint in hints_of(type(settings)).items():
+        value = getattr(settings, name)
+        if getattr(value, "shape", None) == ():
+            value = value.item()
+        elif isinstance(value, Path):
+            value = str(value)
+        object.__setattr__(settings, name, check_type(hint, value, name))
+
+
+def kinds(hint: Any) -> tuple[Any, ...]:
+    """Returns the members of a union, or else the annotation alone."""
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def check_type(hint: Any, value: Any, where: str) -> Any:
+    """Returns the value if it fits the annotation; an integer may stand for a float."""
+    wanted = []
+    for kind in kinds(hint):
+        choices = typing.get_args(kind)
+        if type(value) is kind or (type(value) is str and value in choices):
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        if choices:
+            wanted.append("one of " + ", ".join(map(repr, choices)))
+        elif kind is not types.NoneType:
+            wanted.append(kind.__name__)
+    raise InputError(f"{where} = {value!r} must be {' or '.join(wanted)}")
 
 
 def _parse(

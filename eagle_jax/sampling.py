@@ -36,7 +36,7 @@ class SamplingParams:
             Those below 1e-6 count as 1e-6.
         top_p: `[B]` float32 in (0, 1]; keeps the smallest set of most likely tokens
             with this mass.
-        top_k: `[B]` int32; keeps this many of the most likely tokens; 0 is off.
+        top_k: `[B]` int32; keeps this many of the most likely tokens; 0 or -1 is off.
         min_p: `[B]` float32 in [0, 1]; keeps tokens at least this likely, relative to
             the most likely one; 0 is off.
     """
@@ -72,7 +72,8 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
         probs: `[..., V]` float32 probabilities.
         top_p: `[...]` float32; keeps the smallest set of most likely tokens with this
             mass.
-        top_k: `[...]` int32; keeps this many of the most likely tokens; 0 is off.
+        top_k: `[...]` int32; keeps this many of the most likely tokens; 0 or -1 is
+            off.
 
     Returns:
         `[..., V]` bool, true where a token is kept; some token always is.

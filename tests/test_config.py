@@ -4,6 +4,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eagle_jax.config import (
@@ -45,7 +47,7 @@ OPTIMIZER, RUN = OptimizerConfig, RunConfig
         *((SAMPLING, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
         (SAMPLING, "temperature", 1e39, "at most 3.4e38"),
         *((SAMPLING, "top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),
-        (SAMPLING, "top_k", -1, "0 (off) or more"),
+        (SAMPLING, "top_k", -2, "0 or -1 (off), or more"),
         (SAMPLING, "top_k", BIG, "below 2**31"),
         *((SAMPLING, "min_p", x, "0 (off) to 1") for x in (1.5, -0.1, NAN)),
         *((SAMPLING, "seed", x, "0 to 2**31 - 1") for x in (-1, 2**31)),
@@ -65,6 +67,34 @@ def test_what_lies_outside_its_range_is_refused(
     kind: Any, name: str, value: float, wanted: str
 ) -> None:
     refused(lambda: kind(**{name: value}), f"{name} = {value} must be {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "wanted"),
+    [
+        (SAMPLING, "temperature", "0.7", "'0.7' must be float"),
+        (SAMPLING, "temperature", None, "None must be float"),
+        (SAMPLING, "seed", True, "True must be int"),
+        (SAMPLING, "top_k", np.array([1, 2]), "array([1, 2]) must be int"),
+        (SAMPLING, "acceptance", "zz", "'zz' must be one of 'coupled', 'rejection'"),
+        (DECODING, "batch_size", np.float32(2.5), "2.5 must be int"),
+        (DECODING, "ignore_eos", 1, "1 must be bool"),
+        (GenerateConfig, "tree", {"num_nodes": 4}, "must be TreeConfig"),
+        (RUN, "steps", "3", "'3' must be int"),
+    ],
+)
+def test_what_has_another_type_is_refused(
+    kind: Any, name: str, value: object, wanted: str
+) -> None:
+    refused(lambda: kind(**{name: value}), f"{name} = ", wanted)
+
+
+def test_scalars_of_arrays_and_paths_are_settings() -> None:
+    top_k: Any = np.int64(3)
+    path: Any = Path("trees.json")
+    sampling = SamplingConfig(temperature=1, top_k=top_k, min_p=jnp.float32(0.5))
+    assert sampling == SamplingConfig(temperature=1.0, top_k=3, min_p=0.5)
+    assert TreeConfig(choices=path) == TreeConfig(choices="trees.json")
 
 
 @pytest.mark.parametrize("name", ["kappa", "sharpness"])
@@ -97,6 +127,15 @@ def test_settings_files_are_read_strictly(
     if text is not None:
         path.write_text(text)
     refused(lambda: load_config(path, GenerateConfig), str(path), named)
+
+
+def test_a_name_among_others_or_none_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text('[loss]\nlabels = "target"')
+    assert load_config(path, TrainConfig).loss.labels == "target"
+    path.write_text('[loss]\nlabels = "targets"')
+    wanted = "labels = 'targets' must be one of 'tokens', 'target'"
+    refused(lambda: load_config(path, TrainConfig), wanted)
 
 
 @pytest.mark.parametrize("name", ["embedded", "embedded.toml", "configs/embedded.toml"])

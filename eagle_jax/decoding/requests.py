@@ -67,7 +67,7 @@ def make_requests(
     *,
     max_new_tokens: int | Sequence[int],
     max_length: int | Sequence[int] | None = None,
-    stop_tokens: Sequence[int] = (),
+    stop_tokens: int | Sequence[int] = (),
     temperature: float | Sequence[float] = 0.0,
     top_p: float | Sequence[float] = 1.0,
     top_k: int | Sequence[int] = 0,
@@ -84,10 +84,10 @@ def make_requests(
             one per request, or one for all.
         max_length: The tokens of prompt and output at most; `None` for what the
             request needs.
-        stop_tokens: The tokens of which any ends a text, and belongs to it.
+        stop_tokens: The token or tokens of which any ends a text, and belongs to it.
         temperature: The divisor of the logits, or 0 for the most likely token.
         top_p: The mass of the most likely tokens to keep, in (0, 1]; 1 keeps all.
-        top_k: The number of most likely tokens to keep; 0 keeps all.
+        top_k: The number of most likely tokens to keep; 0 or -1 keeps all.
         min_p: The least probability to keep, relative to the most likely token's, in
             [0, 1]; 0 keeps all.
         seeds: The seeds; rows with different ones draw independently, equal ones draw
@@ -119,13 +119,15 @@ def make_requests(
     top_ps = _per_row(top_p, batch, np.float32, "top_p")
     _require((top_ps > 0) & (top_ps <= 1), "top_p", top_ps, "above 0 and at most 1")
     top_ks = _per_row(top_k, batch, np.int32, "top_k")
-    _require(top_ks >= 0, "top_k", top_ks, "0 (off) or more")
+    _require(top_ks >= -1, "top_k", top_ks, "0 or -1 (off), or more")
     min_ps = _per_row(min_p, batch, np.float32, "min_p")
     _require((min_ps >= 0) & (min_ps <= 1), "min_p", min_ps, "0 (off) to 1")
 
-    num_stops = max(1, -(-len(stop_tokens) // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
+    count = np.size(stop_tokens)  # One may be given alone.
+    num_stops = max(1, -(-count // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
     stops = np.full(num_stops, NO_TOKEN, np.int32)
-    stops[: len(stop_tokens)] = stop_tokens
+    if count:
+        stops[:count] = _per_row(stop_tokens, count, np.int32, "stop_tokens")
     return Requests(
         prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket, vocab_size)),
         prompt_lengths=jnp.asarray(lengths),

@@ -6,6 +6,7 @@ from typing import Literal
 
 from eagle_jax.config import SamplingConfig, TreeConfig, require, require_int32
 from eagle_jax.models.eagle_head import EAGLE_INPUTS, HeadInputs
+from eagle_jax.parsing import check_types
 
 MOST_LEVELS = 16
 """The most levels that are drafted in training; each costs as much as the first."""
@@ -65,6 +66,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         """Refuses weights and noise below zero."""
+        check_types(self)
         for name in (
             *("feature_weight", "token_weight", "noise"),
             *("top_k_weight", "kl_scale", "kl_decay"),
@@ -109,6 +111,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
+        check_types(self)
         rate = self.learning_rate
         require(0 < rate < math.inf, "learning_rate", rate, "above 0 and finite")
         for name in ("b1", "b2"):
@@ -143,6 +146,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
+        check_types(self)
         require(self.row_length >= 4, "row_length", self.row_length, "at least 4")
         require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
         share = self.max_malformed
@@ -197,6 +201,7 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         """Refuses sizes below one."""
+        check_types(self)
         for name in (
             *("intermediate_size", "num_heads", "num_kv_heads"),
             *("draft_heads", "head_layers", "draft_vocab_size"),
@@ -250,6 +255,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuses counts below one."""
+        check_types(self)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int and field.name != "seed":
@@ -300,6 +306,7 @@ class RegenerationConfig:
 
     def __post_init__(self) -> None:
         """Refuses counts out of range."""
+        check_types(self)
         for name in ("max_new_tokens", "batch_size"):
             value = getattr(self, name)
             require(value >= 1, name, value, "at least 1")

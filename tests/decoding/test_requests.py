@@ -26,13 +26,16 @@ from tests.helpers import refused
         ({"temperature": float("inf")}, "temperature = inf"),
         ({"top_p": 0.0}, "top_p = 0 must"),
         ({"top_p": 1.01}, "top_p = 1.01"),
-        ({"top_k": -1}, "top_k = -1"),
+        ({"top_k": -2}, "top_k = -2"),
         ({"top_k": 3_000_000_000}, "top_k"),
         ({"min_p": -0.01}, "min_p = -0.01 must be 0"),
         ({"min_p": 1.01}, "min_p = 1.01"),
         ({"min_p": float("nan")}, "min_p = nan"),
         ({"seeds": -1}, "seeds = -1"),
         ({"prompt_bucket": 2}, "prompt_bucket = 2"),
+        ({"stop_tokens": "2"}, "stop_tokens = 2 must be int32"),
+        ({"stop_tokens": None}, "stop_tokens = None must be int32"),
+        ({"stop_tokens": [2**31]}, "must be int32"),
     ],
     ids=str,
 )
@@ -69,6 +72,14 @@ def test_prompts_may_be_arrays() -> None:
     prompts: Any = [np.array([1, 2], np.int64), jnp.array([1, 2])]
     requests = make_requests(prompts, max_new_tokens=5, vocab_size=3)
     assert requests.prompts[:, :2].tolist() == [[1, 2]] * 2
+
+
+def test_one_stop_token_may_be_given_alone() -> None:
+    alone, listed = (
+        make_requests([[1]], max_new_tokens=5, stop_tokens=tokens)
+        for tokens in (2, [2])
+    )
+    assert alone.stop_tokens.tolist() == listed.stop_tokens.tolist()
 
 
 def test_a_huge_limit_ends_at_the_cache() -> None:
