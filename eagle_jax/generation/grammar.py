@@ -112,8 +112,16 @@ def compile_grammar(
             f"target has none below its vocabulary's size, {vocab_size}; correct "
             "eos_token_id in its config.json"
         )
-    if isinstance(json_schema, Mapping):
-        json_schema = json.dumps(json_schema)
+    if not isinstance(json_schema, str | None):
+        try:
+            json_schema = json.dumps(json_schema, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"`json_schema` {json_schema!r} is no JSON: {error}; give a JSON "
+                "schema as text, or as what `json.loads` returns"
+            ) from error
+    if not isinstance(regex, str | None):
+        raise InputError(f"`regex` {regex!r} is no text; give an expression")
     return _compile(tokenizer, tuple(stops), vocab_size, regex, json_schema)
 
 

@@ -2,9 +2,13 @@
 
 import dataclasses
 import itertools
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
@@ -17,7 +21,6 @@ from eagle_jax.config import (
     SamplingConfig,
     TreeConfig,
     load_config,
-    require,
 )
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
@@ -33,7 +36,10 @@ from eagle_jax.generation.scheduler import decode_all
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, shard_pair
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
+Message: TypeAlias = Mapping[str, str]
+Prompt: TypeAlias = (
+    str | Sequence[int] | np.ndarray | jax.Array | Message | Sequence[Message]
+)
 """A text, token ids, or the messages of a conversation."""
 
 _MOST_ROWS = 8
@@ -50,6 +56,7 @@ class Generation:
         stop_reason: The reason why the text ended.
         accept_lengths: The number of drafted tokens that each round accepted, uncut by
             limits.
+        seed: The seed that it drew with; given again, it draws the same text.
     """
 
     text: str
@@ -57,6 +64,7 @@ class Generation:
     prompt_ids: list[int]
     stop_reason: StopReason
     accept_lengths: list[int]
+    seed: int
 
     @property
     def tokens_per_round(self) -> float | None:
@@ -109,8 +117,9 @@ class Pair:
             json_schema: A JSON schema, text or object, instead of a `regex`.
             **settings: The settings of this call: fields of `SamplingConfig`
                 (`temperature`, `top_p`, `top_k`, `min_p`, `seed`, `acceptance`) and of
-                `DecodingConfig` (`max_new_tokens`, `max_length`, `ignore_eos`). Prompt
-                `i` draws with `seed + i`.
+                `DecodingConfig` (`max_new_tokens`, `max_length`, `ignore_eos`). `None`
+                stands for the default, of `seed` for a random one. Prompt `i` draws
+                with `seed + i`.
 
         Returns:
             The continuations, one per prompt, in order.
@@ -123,13 +132,15 @@ class Pair:
         grammar = {"regex": regex, "json_schema": json_schema}
         encoded = [self._encode(prompt, chat=chat) for prompt in _as_many(prompts)]
         most = _MOST_ROWS if batch_size is None else batch_size
-        require(most >= 1, "batch_size", most, "at least 1")
-        rows = min(len(encoded), most)
+        rows = min(len(encoded), DecodingConfig(batch_size=most).batch_size)
         runner = self._runner(encoded, rows, grammar, settings)
         seed = runner.config.sampling.seed
         seeds = range(seed, seed + len(encoded))
         texts = decode_all(runner, encoded, seeds)
-        return [self._generation(served.row) for served in texts]
+        return [
+            self._generation(served.row, seed)
+            for served, seed in zip(texts, seeds, strict=True)
+        ]
 
     def warm_up(
         self, prompt_length: int, *, batch_size: int = 1, **settings: Any
@@ -178,7 +189,13 @@ class Pair:
         The arguments are those of `generate`, and the pieces together are its text.
         """
         grammar = {"regex": regex, "json_schema": json_schema}
-        ids = self._encode(prompt, chat=chat)
+        prompts = _as_many(prompt)
+        if len(prompts) > 1:
+            raise InputError(
+                f"a stream continues one prompt, but {len(prompts)} were given; give "
+                "one, or call `generate`"
+            )
+        ids = self._encode(prompts[0], chat=chat)
         runner = self._runner([ids], 1, grammar, settings)
         shown = text.TextStream(self.tokenizer, ids)
         for snapshot in runner.rounds([ids], [runner.config.sampling.seed]):
@@ -187,11 +204,10 @@ class Pair:
             if piece := shown.update(row.generated_ids, is_last=is_last):
                 yield piece
 
-    def _encode(self, prompt: Prompt, *, chat: bool) -> list[int]:
+    def _encode(self, prompt: Any, *, chat: bool) -> list[int]:
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
-            written = cast(str | Sequence[Mapping[str, str]], prompt)
-            return text.encode(self.tokenizer, written, chat=chat)
-        return list(cast(Sequence[int], prompt))
+            return text.encode(self.tokenizer, prompt, chat=chat)
+        return list(prompt)
 
     def _runner(
         self,
@@ -218,13 +234,14 @@ class Pair:
             batch_size=bucket_rows(-(-rows // parts)) * parts,
         )
 
-    def _generation(self, row: Row) -> Generation:
+    def _generation(self, row: Row, seed: int) -> Generation:
         return Generation(
             text=text.continuation(self.tokenizer, row.prompt_ids, row.generated_ids),
             token_ids=row.generated_ids,
             prompt_ids=row.prompt_ids,
             stop_reason=row.stop_reason,
             accept_lengths=row.accept_lengths,
+            seed=seed,
         )
 
 
@@ -344,15 +361,31 @@ def _bucket_ends(longest: int) -> list[int]:
     return lengths
 
 
-def _as_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_many(prompts: Any) -> list[Any]:
     """Returns the list of prompts, where one may have been given alone."""
-    is_one = isinstance(prompts, str) or (
-        len(prompts) > 0 and not isinstance(prompts[0], str | Sequence)
+    given = _as_list(prompts)
+    is_one = isinstance(given, str) or (
+        len(given) > 0
+        and not isinstance(given[0], str | Sequence)
+        and np.ndim(given[0]) == 0
     )
-    found: Any = [prompts] if is_one else list(prompts)
+    found = [given] if is_one else [_as_list(prompt) for prompt in given]
     if not found or not all(len(prompt) for prompt in found if prompt != ""):
         raise InputError("no prompts were given; at least one with a token is needed")
     return found
+
+
+def _as_list(given: Any) -> Any:
+    """Returns a text as it is, arrays as lists, and a message as a conversation."""
+    if isinstance(given, Mapping):
+        return [given]
+    found = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(found, Sequence) and not isinstance(found, bytes):
+        return found
+    raise InputError(
+        f"{given!r} is no prompt; give a text, token ids, the messages of a "
+        "conversation, or a list of these"
+    )
 
 
 def _with(config: GenerateConfig, settings: dict[str, Any]) -> GenerateConfig:
@@ -363,7 +396,10 @@ def _with(config: GenerateConfig, settings: dict[str, Any]) -> GenerateConfig:
         if table is None:
             known = ", ".join(name for names in _PER_CALL.values() for name in names)
             raise InputError(f"{name!r} is no setting; known are {known}")
-        fields[table][name] = value
+        if name == "seed" and value is None:
+            value = secrets.randbelow(2**30)  # Every prompt's seed may be given again.
+        if value is not None:
+            fields[table][name] = value
     sampling = SamplingConfig(**fields["sampling"])
     decoding = dataclasses.replace(config.decoding, **fields["decoding"])
     joined = dataclasses.replace(config, sampling=sampling, decoding=decoding)

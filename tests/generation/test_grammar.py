@@ -132,6 +132,8 @@ def test_a_schema_allows_its_json_alone() -> None:
         ({"regex": "x"}, ["no text", "tokens"]),
         ({"json_schema": {"type": "foo"}}, ["json_schema", "foo"]),
         ({"json_schema": "{"}, ["json_schema", "JSON"]),
+        ({"json_schema": {"enum": {1}}}, ["json_schema", "{'enum': {1}} is no JSON"]),
+        ({"regex": b"a"}, ["`regex` b'a' is no text"]),
         ({"regex": "a", "json_schema": "{}"}, ["both"]),
         ({"regex": "a", "stops": ()}, ["stop token", "eos_token_id"]),
         ({"regex": "a", "stops": (40, 41)}, ["stop token", "size, 40", "eos_token_id"]),

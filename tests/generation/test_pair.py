@@ -5,6 +5,8 @@ import json
 import re
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eagle_jax
@@ -53,6 +55,28 @@ def test_ids_are_taken_as_they_are(pair: Pair) -> None:
     (by_text,) = pair.generate("def main():", **SETTINGS)
     assert by_ids == by_text
     assert by_ids.prompt_ids == ids
+    for array in (np.array(ids), jnp.array(ids), np.array([ids]), [np.array(ids)]):
+        assert pair.generate(array, **SETTINGS) == [by_text]
+
+
+def test_a_message_alone_is_a_conversation() -> None:
+    pair = random_pair()
+    pair.tokenizer.chat_template = "{{ messages[0]['role'] + messages[0]['content'] }}"
+    message = {"role": "user", "content": ": Hi"}
+    expected = pair.generate("user: Hi", **SETTINGS)
+    for prompts in (message, [message], [[message]]):
+        assert pair.generate(prompts, **SETTINGS) == expected
+    _, second = pair.generate(["user: Hi", message], **SETTINGS)
+    assert second.text == expected[0].text
+    assert "".join(pair.stream(message, **SETTINGS)) == expected[0].text
+
+
+def test_settings_of_none_and_top_k_of_minus_one_are_off(pair: Pair) -> None:
+    settings: dict[str, Any] = {"temperature": 1.0, "seed": 3} | SETTINGS
+    expected = pair.generate("import ", **settings)
+    off: Any = dict.fromkeys(["top_p", "min_p", "acceptance", "max_length"])
+    for top_k in (None, -1):
+        assert pair.generate("import ", **settings, **off, top_k=top_k) == expected
 
 
 def test_a_text_matches_its_expression_or_schema() -> None:
@@ -115,6 +139,15 @@ def test_a_prompt_draws_with_a_seed_of_its_own(pair: Pair) -> None:
     assert pair.generate("x", seed=8, **settings)[0].text == second.text
 
 
+def test_a_random_seed_is_told_and_draws_the_same_text_again(pair: Pair) -> None:
+    settings: dict[str, Any] = {"temperature": 1.0} | SETTINGS
+    found = pair.generate(["x", "x"], seed=None, **settings)
+    other = pair.generate("x", seed=None, **settings)[0]
+    assert len({done.seed for done in [*found, other]}) == 3
+    for done in found:
+        assert pair.generate("x", seed=done.seed, **settings) == [done]
+
+
 def test_plain_decoding_writes_the_same_text(pair: Pair) -> None:
     plain = random_pair("autoregressive")
     for temperature in (0.0, 1.0):
@@ -131,7 +164,13 @@ def test_plain_decoding_writes_the_same_text(pair: Pair) -> None:
         ([[]], {}, "no prompts"),
         ("x", {"temprature": 1.0}, "'temprature' is no setting; known are temperature"),
         ("x", {"temperature": -1.0}, "temperature = -1"),
+        ("x", {"temperature": "0.7"}, "temperature = '0.7' must be float"),
+        ("x", {"acceptance": "zz"}, "must be one of 'coupled', 'rejection', 'typical'"),
         ("x", {"batch_size": 0}, "batch_size = 0"),
+        ("x", {"batch_size": 2.5}, "batch_size = 2.5 must be int"),
+        (None, {}, "None is no prompt; give a text, token ids, the messages of a"),
+        (b"ab", {}, "b'ab' is no prompt"),
+        (3, {}, "3 is no prompt"),
         ("xyz", {"max_length": 2}, "raise `max_length`"),
         ("x", {"max_length": 10**6}, "positions"),
         (["a", [5] * 4097], {}, "4096 positions"),
@@ -145,6 +184,17 @@ def test_what_cannot_be_decoded_is_refused(
 ) -> None:
     wrong: Any = prompts
     refused(lambda: pair.generate(wrong, **settings), named)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [([], "no prompts"), (None, "no prompt"), (["a", "b"], "one prompt, but 2")],
+)
+def test_a_stream_of_anything_but_one_prompt_is_refused(
+    pair: Pair, prompt: object, named: str
+) -> None:
+    wrong: Any = prompt
+    refused(lambda: next(pair.stream(wrong)), named)
 
 
 def test_a_method_without_its_weights_is_refused() -> None:
