@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from eagle_jax.errors import InputError, first_line
+from eagle_jax.parsing import resolved
 
 try:
     import fcntl
@@ -49,12 +50,12 @@ def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:
     if is_special(path):
         fill(path)
         return
-    with writing(path), unfinished(path.resolve()) as part:
+    with writing(path), unfinished(resolved(path)) as part:
         part.touch()
         mode = (path if path.exists() else part).stat().st_mode
         fill(part)
         _settle(part, mode)
-        part.replace(path.resolve())
+        part.replace(resolved(path))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -89,10 +90,9 @@ class JsonLines:
             raise InputError(f"cannot write {path}: it is no file; give a file name")
         self.path = path
         with writing(path, goes_on=True), contextlib.ExitStack() as stack:
-            file = stack.enter_context(path.resolve().open("a+b", buffering=0))
-            _lock(file.fileno(), path)
+            self._file = stack.enter_context(resolved(path).open("a+b", buffering=0))
+            _lock(self._file.fileno(), path)
             stack.pop_all()
-            self._file = file
 
     def read(self) -> bytes:
         """Returns all that the file holds."""
@@ -164,7 +164,7 @@ def new_folder(
             process writes it.
     """
     check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
-    path = path.resolve()  # A link stays a link.
+    path = resolved(path)  # A link stays a link.
     try:
         with unfinished(path) as new:
             new.mkdir()
@@ -198,7 +198,7 @@ def check_new_folder(
         InputError: If `path` is a file, a folder that may not be replaced, or in a
             folder that does not exist or cannot be written to.
     """
-    parent = path.resolve().parent
+    parent = resolved(path).parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(
             f"cannot write {path}: {parent} is no folder that can be written to"
@@ -225,7 +225,7 @@ def check_apart(output: Path, *sources: Path) -> None:
         InputError: If `output` is or holds one of `sources`.
     """
     for source in sources:
-        if source.resolve().is_relative_to(output.resolve()):
+        if resolved(source).is_relative_to(resolved(output)):
             raise InputError(
                 f"{output} is not replaced: {source} is read from it; give another name"
             )

@@ -1,5 +1,6 @@
 """Reading JSON and TOML that anybody may have written: what is read is bounded."""
 
+import errno
 import functools
 import json
 import math
@@ -112,6 +113,22 @@ def read_bytes(path: Path) -> bytes:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read {path}: {error}") from error
+
+
+def resolved(path: Path) -> Path:
+    """Returns a path without links; what it leads to need not exist.
+
+    Raises:
+        InputError: If its links lead in a circle.
+    """
+    try:
+        path.stat()  # `resolve` refuses them too, or not, as the Python is.
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputError(
+                f"{path} is a link that leads to itself; give another path"
+            ) from error
+    return path.resolve()
 
 
 def check_types(settings: object) -> None:

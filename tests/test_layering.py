@@ -13,7 +13,7 @@ ALLOWED = {
     "markdown": set(),
     "ordering": set(),
     "progress": set(),
-    "files": {"errors"},
+    "files": {"errors", "parsing"},
     "config": {"errors", "parsing"},
     "mesh_axes": set(),
     "sampling": {"mesh_axes"},

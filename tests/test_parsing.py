@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_jax.errors import InputError, one_line
-from eagle_jax.parsing import MAX_BYTES, parse_json, read_json, read_toml
+from eagle_jax.parsing import MAX_BYTES, parse_json, read_json, read_toml, resolved
 from tests.helpers import refused
 
 
@@ -61,6 +61,15 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
         refused(lambda path=path: read_json(path), str(path), "no file")
     refused(lambda: read_json(tmp_path / "missing"), "missing", "No such file")
+
+
+def test_links_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").symlink_to("back")
+    (tmp_path / "back").symlink_to("there")
+    for path in (tmp_path / "there", tmp_path / "there" / "file"):
+        refused(lambda path=path: resolved(path), f"{path} is a link that leads to its")
+    (tmp_path / "open").symlink_to("nowhere")
+    assert resolved(tmp_path / "open") == tmp_path / "nowhere"
 
 
 def test_a_file_too_large_for_settings_is_not_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, unfinished
-from eagle_jax.parsing import parse_json
+from eagle_jax.parsing import parse_json, resolved
 
 _PROBE = bytes(4096)
 """The bytes that are written to find out whether a disk is full."""
@@ -84,7 +84,7 @@ def check_writable(path: Path) -> None:
             with path.open("wb", buffering=0) as device:
                 device.write(b"")  # Enough for /dev/full.
         else:
-            with unfinished(path.resolve()) as part:
+            with unfinished(resolved(path)) as part:
                 part.write_bytes(_PROBE)
     except OSError as error:
         raise InputError(
@@ -99,7 +99,7 @@ def check_folder(path: Path) -> None:
     Raises:
         InputError: If the path is no folder, cannot be made or cannot be written to.
     """
-    existing = path.resolve()
+    existing = resolved(path)
     try:
         while not existing.exists():
             existing = existing.parent

@@ -13,7 +13,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import is_left_behind, only_writer, writing
-from eagle_jax.parsing import value_at
+from eagle_jax.parsing import resolved, value_at
 
 LOCK = ".lock"
 """The file that marks a run's folder as being written."""
@@ -33,7 +33,7 @@ def writing_run(folder: Path) -> Iterator[None]:
     Raises:
         InputError: If another process writes the run, or the folder cannot be made.
     """
-    if folder.exists() and not folder.is_dir():
+    if resolved(folder).exists() and not folder.is_dir():
         raise InputError(f"`output` {folder} is no folder; give another name")
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:

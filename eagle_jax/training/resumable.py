@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle_jax.errors import InputError
 from eagle_jax.files import JsonLines, write_json
-from eagle_jax.parsing import parse_json, read_json_if_any
+from eagle_jax.parsing import parse_json, read_json_if_any, resolved
 
 
 class ResumableLines(JsonLines):
@@ -81,7 +81,7 @@ def made_with(path: Path) -> Mapping[str, Any]:
 
 
 def _beside(path: Path) -> Path:
-    path = path.resolve()
+    path = resolved(path)
     return path.with_name(f"{path.name}.settings.json")
 
 

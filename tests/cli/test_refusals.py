@@ -29,6 +29,7 @@ _REWRITE = [*_REGENERATE, "--data", "texts.jsonl"]
 
 _INT32 = "must be below 2**31"
 _MEMORY = "|GiB, but there are"
+_CIRCLE = "circle.json is a link that leads to itself; give another path"
 _FULL = "cannot write /dev/full: No space left on device"
 _REACH = "drafts further than the target's 512 positions"
 
@@ -77,6 +78,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--config", "big.toml"], f"num_nodes = 1000000{_MEMORY}"),
         (["--random", _HUGE], f"layers = 1000000{_MEMORY}"),
         (["--json", "/dev/full"], _FULL),
+        (["--json", "circle.json"], _CIRCLE),
     ],
     "evaluate": [
         ([], "required: --questions, --output, --methods"),
@@ -105,6 +107,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_EVALUATE, "lookup", "--temperatures", "1e39"], "temperature = 1e+39"),
         ([*_EVALUATE, "lookup", "--batch-sizes", "1000000000"], _MEMORY),
         ([*_EVALUATE, "lookup", "--output", "/proc/out"], "cannot write to /proc/out"),
+        ([*_EVALUATE, "lookup", "--output", "circle.json"], _CIRCLE),
     ],
     "train": [
         ([*_TRAIN, "--steps", _BIG], f"steps = {_BIG} {_INT32}"),
@@ -112,6 +115,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_TRAIN, "--resume"], "holds no run"),
         ([*_TRAIN, "--row-length", "256", "--batch-size", "1000000000"], _MEMORY),
         ([*_TRAIN, "--output", "/proc/out"], "/proc/out"),
+        ([*_TRAIN, "--resume", "--output", "circle.json"], _CIRCLE),
     ],
     "regenerate": [
         (_REGENERATE, "give either --data FILE or --samples N"),
@@ -128,6 +132,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_REGENERATE, "--data", "none.json"], "cannot read the data none.json"),
         ([*_REWRITE, "--batch-size", _BIG], f"batch_size = {_BIG} {_INT32}"),
         ([*_REWRITE, "--output", "/dev/full"], _FULL),
+        ([*_REWRITE, "--output", "circle.json"], _CIRCLE),
         (
             [*_REWRITE, "--draft", str(assets.HEAD), "--num-nodes", "1000000"],
             f"num_nodes = 1000000{_MEMORY}",
@@ -186,6 +191,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     "calibrate": [
         ([], "required: records, --output"),
         (["records", "--output", "/dev/full"], _FULL),
+        (["records", "--output", "circle.json"], _CIRCLE),
     ],
     "count_tokens": [
         ([], "required: --output"),
@@ -205,13 +211,17 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     ],
     "convert": [
         ([*_TARGET, "--output", "/proc/out"], "cannot write /proc/out"),
+        ([*_TARGET, "--output", "circle.json"], _CIRCLE),
         ([*_TARGET, "--output", "~nobody-of-that-name/out"], "home"),
         (["--target", "nowhere", "--output", "out"], "nowhere is no folder"),
     ],
     "export": [
         (["--head", str(assets.TARGET), "--output", "out"], "config.json"),
     ],
-    "report": [(["records", "--output", "/proc/out"], "cannot write to /proc/out")],
+    "report": [
+        (["records", "--output", "/proc/out"], "cannot write to /proc/out"),
+        (["records", "--output", "circle.json"], _CIRCLE),
+    ],
     "compile_report": [
         (["--output", "/nowhere/out.md"], "cannot write /nowhere"),
         (["--draft-vocabulary", "0"], "--draft-vocabulary = 0 must be 1 to 128255"),
@@ -256,6 +266,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Once upon a time"}))
     (tmp_path / "medusa").mkdir()
     (tmp_path / "medusa" / "config.json").write_text('{"medusa_num_heads": 3}')
+    (tmp_path / "circle.json").symlink_to("circle.json")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
