@@ -34,6 +34,12 @@ class Parser(argparse.ArgumentParser):
         """
         raise InputError(f"{message}; --help tells what there is")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuses `--flag=--`, which Python 3.11 reads as a flag with an empty list."""
+        if action.option_strings and arg_strings == ["--"]:
+            self.error(f"argument {action.option_strings[0]}: '--' is no value")
+        return super()._get_values(action, arg_strings)
+
 
 def run_command(
     action: Callable[[], int],
@@ -53,7 +59,9 @@ def run_command(
     Returns:
         The exit code.
     """
-    warnings.showwarning = lambda message, *_: say(one_line(f"warning: {message}"))
+    warnings.showwarning = lambda message, *_: say(
+        one_line(with_flags(f"warning: {message}"))
+    )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from eagle_jax.errors import InputError
 from eagle_jax.parsing import parse_json
 
 QuestionId = int | str
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 MT_BENCH = {
     *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
@@ -225,12 +228,12 @@ def _parse(content: str, where: str, number: int) -> Question:
             raise InputError(f"{where} has no `{name}`")
     question_id, category = record["question_id"], record["category"]
     is_number = isinstance(question_id, int) and not isinstance(question_id, bool)
-    if not is_number and not (isinstance(question_id, str) and question_id):
+    if not is_number and not (_is_text(question_id) and question_id):
         raise InputError(
             f"{where}: question_id = {question_id!r} must be a whole number or text"
         )
-    if not isinstance(category, str):
-        raise InputError(f"{where}: category = {category!r} must be text")
+    if not _is_text(category):
+        raise InputError(f"{where}: category = {category!r} must be Unicode text")
     return Question(
         question_id=question_id,
         category=category,
@@ -244,10 +247,11 @@ def _check_turns(turns: Any, where: str) -> tuple[str, ...]:
     if not isinstance(turns, list) or not turns:
         raise InputError(f"{where}: turns must be a list of at least one text")
     for number, turn in enumerate(turns, 1):
-        if not isinstance(turn, str) or not turn.strip():
+        if not _is_text(turn) or not turn.strip():
             raise InputError(f"{where}: turn {number} is {turn!r}, not a text")
-        try:
-            turn.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"{where}: turn {number} is no Unicode text") from error
     return tuple(turns)
+
+
+def _is_text(value: Any) -> bool:
+    """Returns whether a value is a text without half characters."""
+    return isinstance(value, str) and _HALF.search(value) is None

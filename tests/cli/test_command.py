@@ -14,6 +14,7 @@ from rich.tree import Tree
 
 from eagle_jax.checkpoints import target_config
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
+from eagle_jax.generation.methods import check_draft
 from tests.checkpoints.settings import LLAMA, write
 
 _FOLDER = "jax_compilation_cache_dir"
@@ -75,6 +76,7 @@ def test_compiled_programs_are_kept_at_home(
     [
         (["--number", "many"], "argument --number: invalid int value: 'many'"),
         (["--number"], "argument --number: expected one argument"),
+        (["--number=--"], "argument --number: '--' is no value"),
         (["--number", "1", "--other"], "unrecognized arguments: --other"),
         ([], "the following arguments are required: --number"),
     ],
@@ -118,6 +120,17 @@ def test_what_a_terminal_cannot_show_is_escaped(
     assert shown["stdout"].splitlines()[0] == rf"{mark} \ud800"
     assert shown["stdout"].count(mark) == 2
     assert shown["stderr"] == f"{mark}\n"
+
+
+def test_warnings_are_lines_that_name_flags(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run_command(lambda: check_draft("lookup", "a/b") or 0) == 0
+    warned = "method lookup drafts without weights: --draft a/b is not read"
+    assert capsys.readouterr().err == f"warning: {warned}\n"
 
 
 def test_a_key_that_nobody_knows_is_one_line(

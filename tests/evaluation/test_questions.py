@@ -67,7 +67,9 @@ def test_a_line_is_a_question(tmp_path: Path) -> None:
         (line(turns="Hi"), "turns must be a list"),
         (line(turns=["Hi", 2]), "turn 2 is 2, not a text"),
         (line(turns=["Hi", " "]), "turn 2 is ' ', not a text"),
-        (line(turns=["\ud800"]), "turn 1 is no Unicode text"),
+        (line(turns=["\ud800"]), "turn 1 is '\\ud800', not a text"),
+        (line(category="\ud800"), "category = '\\ud800' must be Unicode text"),
+        (line(question_id="\ud800"), "question_id = '\\ud800' must be"),
         (line(0), "question_id 0 stands in line 1 already"),
     ],
 )
