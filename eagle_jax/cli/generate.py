@@ -36,7 +36,6 @@ from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation import text
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
-from eagle_jax.generation.heads import refuse_draft
 from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.generation.pair import longest_text
 from eagle_jax.generation.pairs import PairSource, open_pair
@@ -157,8 +156,6 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
     method = config.decoding.method
     if arguments.target:
         check_draft(method, arguments.draft)
-    if arguments.draft is not None and method not in DRAFTS:
-        refuse_draft(arguments.draft, method)
     for name in _OWN_SETTINGS:
         if getattr(arguments, name) is not None and name not in SETTINGS[method]:
             readers = ", ".join(one for one in SETTINGS if name in SETTINGS[one])

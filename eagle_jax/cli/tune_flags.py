@@ -12,7 +12,6 @@ from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import GenerateConfig, TreeConfig, require
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special
-from eagle_jax.generation.heads import refuse_draft
 from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.tuning import static, tried
 from eagle_jax.tuning.prediction import grid, parse_grid
@@ -102,8 +101,6 @@ def check(arguments: argparse.Namespace) -> list[TreeConfig]:
     join_settings(GenerateConfig, None, arguments)
     method = arguments.method
     check_draft(method, arguments.draft)
-    if arguments.draft is not None and method not in DRAFTS:
-        refuse_draft(arguments.draft, method)
     if arguments.target is None:
         raise InputError(
             "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"

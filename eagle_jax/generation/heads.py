@@ -35,25 +35,6 @@ def check_kind(folder: Path, method: Method) -> None:
     raise InputError(f"{folder} holds {found}; method {method} needs {DRAFTS[method]}")
 
 
-def refuse_draft(name: str, method: Method) -> None:
-    """Refuses weights for a method that drafts without any, and says whose they are.
-
-    Args:
-        name: The folder or hub name that was given.
-        method: The method, one that is not in `DRAFTS`.
-
-    Raises:
-        InputError: Always.
-    """
-    folder, owner = Path(name), ""
-    if (folder / "config.json").is_file():
-        kind = checkpoints.heads_of(folder)
-        owner = "" if kind is None else f" ({kind.capitalize()} heads: method {kind})"
-    raise InputError(
-        f"method {method} drafts without weights; leave out `draft`, {name}{owner}"
-    )
-
-
 def open_heads(
     folder: Path, target: TransformerConfig, dtype: str, method: Method
 ) -> tuple[HeadModel, Callable[..., tuple[Any, Any]]]:

@@ -89,7 +89,7 @@ def draft_kind(method: Method) -> Method | None:
 
 
 def check_draft(method: Method, draft: str | None) -> None:
-    """Refuses a method whose draft model is not given.
+    """Refuses a method whose draft model is not given, and warns of one not read.
 
     Args:
         method: The method that drafts.
@@ -102,6 +102,11 @@ def check_draft(method: Method, draft: str | None) -> None:
         raise InputError(
             f"method {method} needs `draft`, {DRAFTS[method]}; or choose lookup, "
             "recycling, lookahead or autoregressive, which need none"
+        )
+    if draft is not None and method not in DRAFTS:
+        warnings.warn(
+            f"method {method} drafts without weights: `draft` {draft} is not read",
+            stacklevel=2,
         )
 
 

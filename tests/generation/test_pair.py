@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax import Pair, StopReason, TreeConfig
+from eagle_jax import Pair, StopReason, TreeConfig, assets
 from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.generation.programs import PROGRAMS
 from eagle_jax.generation.random_pairs import open_random
@@ -195,6 +195,17 @@ def test_a_stream_of_anything_but_one_prompt_is_refused(
 ) -> None:
     wrong: Any = prompt
     refused(lambda: next(pair.stream(wrong)), named)
+
+
+def test_weights_that_a_method_does_not_read_are_told() -> None:
+    target, unread = (
+        str(assets.TARGET),
+        "lookup drafts without weights: `draft` nowhere",
+    )
+    with pytest.warns(UserWarning, match=unread):
+        pair = eagle_jax.load_pair(target, "nowhere", method="lookup")
+    alone = eagle_jax.load_pair(target, method="lookup")
+    assert pair.generate("x", **SETTINGS) == alone.generate("x", **SETTINGS)
 
 
 def test_a_method_without_its_weights_is_refused() -> None:
