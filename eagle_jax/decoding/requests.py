@@ -108,9 +108,6 @@ def make_requests(
         raise InputError("no prompts were given; at least one is needed")
     batch = len(prompts)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    if lengths.min() == 0:
-        row = int(lengths.argmin())
-        raise InputError(f"prompt {row} has no token; at least one is needed")
     new_tokens = _per_row(max_new_tokens, batch, np.int32, "max_new_tokens")
     _require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
     temperatures = _per_row(temperature, batch, np.float32, "temperature")
@@ -123,16 +120,20 @@ def make_requests(
     min_ps = _per_row(min_p, batch, np.float32, "min_p")
     _require((min_ps >= 0) & (min_ps <= 1), "min_p", min_ps, "0 (off) to 1")
 
+    limits = _longest_texts(lengths, new_tokens, max_length)
+    for row, prompt in enumerate(prompts):
+        _check_prompt(f"prompt {row}", prompt, int(limits[row]), vocab_size)
+
     count = np.size(stop_tokens)  # One may be given alone.
     num_stops = max(1, -(-count // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
     stops = np.full(num_stops, NO_TOKEN, np.int32)
     if count:
         stops[:count] = _per_row(stop_tokens, count, np.int32, "stop_tokens")
     return Requests(
-        prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket, vocab_size)),
+        prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket)),
         prompt_lengths=jnp.asarray(lengths),
         max_new_tokens=jnp.asarray(new_tokens),
-        max_length=jnp.asarray(_longest_texts(lengths, new_tokens, max_length)),
+        max_length=jnp.asarray(limits),
         stop_tokens=jnp.asarray(np.broadcast_to(stops, (batch, num_stops))),
         sampling=SamplingParams(
             temperature=jnp.asarray(temperatures),
@@ -147,7 +148,7 @@ def make_requests(
 def _longest_texts(
     lengths: np.ndarray, new_tokens: np.ndarray, max_length: int | Sequence[int] | None
 ) -> np.ndarray:
-    """Returns each text's largest length, `[B]` int32, checked to leave it room."""
+    """Returns each text's largest length, `[B]` int32."""
     limits = lengths.astype(np.int64) + new_tokens
     if max_length is not None:
         given = _per_row(max_length, len(lengths), np.int32, "max_length")
@@ -157,20 +158,11 @@ def _longest_texts(
             f"a text of {limits.max()} tokens is longer than any cache; give a smaller "
             "max_new_tokens or max_length"
         )
-    if (lengths >= limits).any():
-        row = int((lengths >= limits).argmax())
-        raise InputError(
-            f"prompt {row} has {lengths[row]} tokens, but prompt and output together "
-            f"may have {limits[row]}; shorten the prompt or raise max_length"
-        )
     return limits.astype(np.int32)
 
 
 def _pad(
-    prompts: Sequence[Sequence[int]],
-    lengths: np.ndarray,
-    bucket: int | None,
-    vocab_size: int | None,
+    prompts: Sequence[Sequence[int]], lengths: np.ndarray, bucket: int | None
 ) -> np.ndarray:
     """Returns the prompts, `[B, T]` int32, padded at the end with 0."""
     longest = int(lengths.max())
@@ -181,13 +173,47 @@ def _pad(
         )
     padded = np.zeros((len(prompts), width), np.int32)
     for row, prompt in enumerate(prompts):
-        _check_ids(row, prompt, _INT32_MAX if vocab_size is None else vocab_size)
         padded[row, : len(prompt)] = prompt
     return padded
 
 
-def _check_ids(row: int, prompt: Sequence[int], end: int) -> None:
-    """Refuses ids that are no token of the target: a gather would read another row."""
+def check_request(
+    name: str,
+    prompt: Sequence[int],
+    seed: int,
+    *,
+    max_length: int,
+    vocab_size: int | None,
+) -> None:
+    """Refuses a request as `make_requests` would, long before it is made.
+
+    Args:
+        name: What an error calls the prompt.
+        prompt: The prompt's token ids.
+        seed: The seed of its draws.
+        max_length: The tokens of prompt and output at most.
+        vocab_size: The number of tokens the target knows, `V`; `None` if unknown.
+
+    Raises:
+        InputError: If the prompt is empty, leaves no room for a token or holds what is
+            no id, or the seed is no uint32.
+    """
+    _check_prompt(name, prompt, max_length, vocab_size)
+    _per_row(seed, 1, np.uint32, "seeds")
+
+
+def _check_prompt(
+    name: str, prompt: Sequence[int], max_length: int, vocab_size: int | None
+) -> None:
+    """Refuses, too, ids that are no token: a gather would read another row."""
+    if len(prompt) == 0:
+        raise InputError(f"{name} has no token; at least one is needed")
+    if len(prompt) >= max_length:
+        raise InputError(
+            f"{name} has {len(prompt)} tokens, but prompt and output together "
+            f"may have {max_length}; shorten the prompt or raise max_length"
+        )
+    end = _INT32_MAX if vocab_size is None else vocab_size
     for id_ in np.asarray(prompt) if isinstance(prompt, jax.Array) else prompt:
         try:
             is_id = 0 <= operator.index(id_) < end
@@ -195,7 +221,7 @@ def _check_ids(row: int, prompt: Sequence[int], end: int) -> None:
             is_id = False
         if not is_id:
             raise InputError(
-                f"prompt {row} has the id {id_!r}; ids are whole numbers of 0 to "
+                f"{name} has the id {id_!r}; ids are whole numbers of 0 to "
                 f"{end - 1}, as the target's own tokenizer gives them"
             )
 

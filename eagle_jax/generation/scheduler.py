@@ -1,18 +1,21 @@
 """A queue of prompts through the rows of one running batch."""
 
 import dataclasses
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
+from eagle_jax.config import require
 from eagle_jax.decoding import slots
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.slots import Prefix, Result
+from eagle_jax.decoding.slots import Result
 from eagle_jax.decoding.state import DecodeState, StopReason
-from eagle_jax.generation.rows import Row
+from eagle_jax.errors import InputError
+from eagle_jax.generation.queue import Queue, Reading, Served, Text
+from eagle_jax.generation.rows import Row, read_rows
 from eagle_jax.generation.runner import Runner
 from eagle_jax.prefill import PREFILL_CHUNK
 
@@ -22,58 +25,15 @@ ROUNDS = 16
 _MOST_PADDING = 1 << 14
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Served:
-    """A text that has ended.
-
-    Attributes:
-        key: What `Scheduler.add` was given to know it by.
-        row: The text.
-        prefill_seconds: The seconds of reading its prompt.
-        decode_seconds: Its share of the seconds of rounds that it had with others.
-    """
-
-    key: Any
-    row: Row
-    prefill_seconds: float
-    decode_seconds: float
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Text:
-    """A text that waits or is being written."""
-
-    key: Any
-    prompt_ids: list[int]
-    seed: int
-    generated_ids: list[int] = dataclasses.field(default_factory=list)
-    accept_lengths: list[int] = dataclasses.field(default_factory=list)
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Reading:
-    """A long prompt that is being read.
-
-    Attributes:
-        prefix: What is read of it.
-        num_slots: The number of its cache slots.
-        slot: The row that is kept for it.
-        num_left: The chunks that are left.
-    """
-
-    prefix: Prefix
-    num_slots: int
-    slot: int
-    num_left: int
-
-
-class Scheduler:
+class Scheduler(Queue):
     """Texts that enter a row as soon as one is free; none depends on the others.
 
     Prompts of up to `PREFILL_CHUNK` tokens are read as a whole. A longer one is read
     chunk by chunk, and the running rows go on after each.
+
+    An exception or Ctrl-C in a step loses no text. The next step goes on where it was,
+    unless a program may have been given the rows' arrays and returned nothing: then
+    `is_broken` is true, and `reset` returns what is to be added again.
 
     Attributes:
         row_rounds: The rounds of all rows so far, while prompts were waiting.
@@ -87,99 +47,108 @@ class Scheduler:
             runner: The pair with its settings: `batch_size` is the number of rows, and
                 `max_length` bounds every text. Its `prompt_bucket` is not read.
             rounds: The most rounds between two looks at the queue.
+
+        Raises:
+            InputError: If there are no rounds.
         """
+        require(rounds >= 1, "rounds", rounds, "at least 1")
+        super().__init__(runner)
         self.row_rounds = self.busy_row_rounds = 0
-        self._runner = runner
         self._rounds = rounds
-        self._waiting: deque[_Text] = deque()
-        self._rows: list[_Text | None] = [None] * runner.batch_size
-        self._state: DecodeState | None = None
-        self._reading: _Reading | None = None
         longest, depth = _whole_chunks(runner.max_length), runner.decoder.depth
         self._sizes = bucket_sizes(longest, prompt=0, depth=depth)
 
-    def add(self, key: Any, prompt_ids: list[int], seed: int) -> None:
-        """Puts a prompt at the queue's end.
-
-        Args:
-            key: What the text is known by when it has ended.
-            prompt_ids: The prompt's token ids, fewer than `max_length`.
-            seed: The seed of its draws.
-        """
-        self._waiting.append(_Text(key=key, prompt_ids=prompt_ids, seed=seed))
-
-    @property
-    def num_waiting(self) -> int:
-        """The prompts in the queue."""
-        return len(self._waiting)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether every text that was added has ended."""
-        return not self._waiting and not any(self._rows)
-
     def step(self) -> list[Served]:
-        """Reads prompts for the free rows, runs some rounds, returns what has ended."""
-        return [*self._read(), *self._write()]
+        """Reads prompts for the free rows, runs some rounds, returns what has ended.
+
+        Raises:
+            InputError: If `is_broken`.
+        """
+        if not self._done:  # What a step that failed had found comes first.
+            self._check_whole()
+            self._read()
+            self._write()
+        served = [
+            Served(
+                key=text.key,
+                row=row,
+                prefill_seconds=text.prefill_seconds,
+                decode_seconds=text.decode_seconds,
+            )
+            for text, row in self._done
+        ]
+        self._done = []  # The last thing: nothing can come between it and the return.
+        return served
 
     def run(
         self,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Sequence[int]],
         seeds: Sequence[int],
         *,
         longest_first: bool = False,
     ) -> Iterator[Served]:
-        """Decodes prompts, and yields each text as it ends.
+        """Decodes prompts, all of which are checked first.
 
         Args:
             prompts: The prompts' token ids.
             seeds: The seeds, one per prompt.
             longest_first: Whether long prompts enter before short ones.
 
-        Yields:
-            The texts, whose `key` is the prompt's number.
+        Returns:
+            The texts, each as it ends, whose `key` is the prompt's number.
+
+        Raises:
+            InputError: If `add` would refuse a prompt, the seeds are not as many, or
+                texts of an earlier call are left.
         """
-        order: Iterable[int] = range(len(prompts))
+        self._check_whole()
+        wanted = f"{len(prompts)}, one per prompt"
+        require(len(seeds) == len(prompts), "number of seeds", len(seeds), wanted)
+        if not self.is_idle:
+            raise InputError(
+                "the scheduler still has texts of an earlier call; take them with "
+                "`step`, or drop them with `reset()`"
+            )
+        texts = [
+            self._text(f"prompt {number}", number, *given)
+            for number, given in enumerate(zip(prompts, seeds, strict=True))
+        ]
         if longest_first:
-            order = sorted(order, key=lambda number: -len(prompts[number]))
-        for number in order:
-            self.add(number, prompts[number], seeds[number])
+            texts.sort(key=lambda text: -text.length)
+        self._waiting.extend(texts)
+        return self._steps()
+
+    def _steps(self) -> Iterator[Served]:
         while not self.is_idle:
             yield from self.step()
 
-    def _read(self) -> Iterator[Served]:
+    def _wait_for(self, arrays: Any) -> None:
+        """Waits for a program; one that fails has spent what it was given."""
+        try:
+            jax.block_until_ready(arrays)
+        except Exception:
+            self.is_broken = True
+            raise
+
+    def _read(self) -> None:
         """Fills free rows; running ones wait for one chunk's tokens at most."""
         budget = PREFILL_CHUNK if self._running else None
         if self._reading is not None:
-            yield from self._read_chunk(self._reading)
+            self._read_chunk(self._reading)
             budget = 0
         while self._waiting and self._free and (budget is None or budget > 0):
-            if len(self._waiting[0].prompt_ids) > PREFILL_CHUNK:
+            if _is_long(self._waiting[0]):
                 if self._reading is not None:
                     return
                 num_read = PREFILL_CHUNK
-                yield from self._begin_long(self._waiting.popleft())
+                self._begin_long(self._waiting[0])
             else:
                 texts = self._next_short()
                 longest = max(len(text.prompt_ids) for text in texts)
                 bucket = min(_short_bucket(longest), self._sizes[-1])
                 num_read = bucket * len(texts)
-                yield from self._read_short(texts, bucket)
+                self._read_short(texts, bucket)
             budget = None if budget is None else budget - num_read
-
-    @property
-    def _free(self) -> list[int]:
-        return [row for row, text in enumerate(self._rows) if text is None]
-
-    @property
-    def _running(self) -> dict[int, _Text]:
-        """The texts that are being written, not only read, by row."""
-        kept = None if self._reading is None else self._reading.slot
-        return {
-            row: text
-            for row, text in enumerate(self._rows)
-            if text is not None and row != kept
-        }
 
     @property
     def _num_read_together(self) -> int:
@@ -187,16 +156,12 @@ class Scheduler:
         sharding = self._runner.pair.sharding
         return 1 if sharding is None else sharding.mesh.shape["data"]
 
-    def _next_short(self) -> list[_Text]:
-        texts = [self._waiting.popleft()]
+    def _next_short(self) -> list[Text]:
         most = min(len(self._free), self._num_read_together)
-        while len(texts) < most and self._waiting:
-            if len(self._waiting[0].prompt_ids) > PREFILL_CHUNK:
-                break
-            texts.append(self._waiting.popleft())
-        return texts
+        short = itertools.takewhile(lambda text: not _is_long(text), self._waiting)
+        return list(itertools.islice(short, most))
 
-    def _requests(self, texts: list[_Text], bucket: int) -> Requests:
+    def _requests(self, texts: list[Text], bucket: int) -> Requests:
         """Returns requests of a whole prefill: the missing ones are made up."""
         missing = self._num_read_together - len(texts)
         new_tokens = [self._runner.config.decoding.max_new_tokens] * len(texts)
@@ -216,17 +181,18 @@ class Scheduler:
         if state is not None:
             self._state = runner.grow(state, size)
             return size
+        ignored = runner.config.decoding.ignore_eos
         empty = slots.init_decode_state(
             runner.decoder,
             runner.pair.params,
             batch=runner.batch_size,
             num_slots=size,
-            num_stop_tokens=len(runner.pair.stop_tokens),
+            num_stop_tokens=0 if ignored else len(runner.pair.stop_tokens),
         )
         self._state = runner.put(empty)
         return size
 
-    def _read_short(self, texts: list[_Text], bucket: int) -> Iterator[Served]:
+    def _read_short(self, texts: list[Text], bucket: int) -> None:
         runner, requests = self._runner, self._requests(texts, bucket)
         num_slots = self._room_for(bucket)
         started = runner.clock()
@@ -234,86 +200,110 @@ class Scheduler:
         first = runner.fetch(first)
         for text in texts:
             text.prefill_seconds += (runner.clock() - started) / len(texts)
-        yield from self._enter(texts, self._free, prefix, first)
+        self._enter(texts, self._free, prefix, first)
 
-    def _begin_long(self, text: _Text) -> Iterator[Served]:
+    def _begin_long(self, text: Text) -> None:
         num_tokens = _whole_chunks(len(text.prompt_ids))
         bucket = min(_long_bucket(num_tokens), _whole_chunks(self._runner.max_length))
         requests, num_slots = self._requests([text], bucket), self._room_for(bucket)
         prefix = self._runner.call(slots.start_prefill, requests, num_slots=num_slots)
-        slot = self._free[0]
-        self._rows[slot] = text
-        self._reading = _Reading(
-            prefix=prefix,
-            num_slots=num_slots,
-            slot=slot,
-            num_left=num_tokens // PREFILL_CHUNK,
-        )
-        yield from self._read_chunk(self._reading)
+        with self._changing():
+            self._reading = Reading(
+                text=text,
+                prefix=prefix,
+                num_slots=num_slots,
+                slot=self._free[0],
+                num_left=num_tokens // PREFILL_CHUNK,
+            )
+            self._waiting.remove(text)
+        self._read_chunk(self._reading)
 
-    def _read_chunk(self, reading: _Reading) -> Iterator[Served]:
+    def _read_chunk(self, reading: Reading) -> None:
         """Reads the next chunk of the long prompt; after the last, its text begins."""
-        runner, text = self._runner, self._rows[reading.slot]
-        assert text is not None
-        started = runner.clock()
-        prefix = runner.call(slots.prefill_chunk, reading.prefix)
-        jax.block_until_ready(prefix)
-        text.prefill_seconds += runner.clock() - started
-        self._reading = dataclasses.replace(
-            reading, prefix=prefix, num_left=reading.num_left - 1
-        )
-        if self._reading.num_left:
+        runner, text = self._runner, reading.text
+        if reading.num_left:  # None is, where a step was interrupted after the last.
+            started = runner.clock()
+            with self._changing():
+                reading = self._reading = dataclasses.replace(
+                    reading,
+                    prefix=runner.call(slots.prefill_chunk, reading.prefix),
+                    num_left=reading.num_left - 1,
+                )
+            self._wait_for(reading.prefix)
+            text.prefill_seconds += runner.clock() - started
+        if reading.num_left:
             return
-        self._reading, self._rows[reading.slot] = None, None
-        num_slots = reading.num_slots
+        prefix, num_slots = reading.prefix, reading.num_slots
         begun, first = runner.call(slots.finish_prefill, prefix, num_slots=num_slots)
         # The running rows may have outgrown the size that it began with.
         if num_slots < (now := self._room_for(0)):
             begun = runner.grow(begun, now)
-        yield from self._enter([text], [reading.slot], begun, runner.fetch(first))
+        self._enter([text], [reading.slot], begun, runner.fetch(first))
 
     def _enter(
-        self, texts: list[_Text], rows: list[int], prefix: DecodeState, first: Result
-    ) -> Iterator[Served]:
+        self, texts: list[Text], rows: list[int], prefix: DecodeState, first: Result
+    ) -> None:
         """Puts texts that were read into rows, unless their first token ended them."""
-        for place, (text, slot) in enumerate(zip(texts, rows, strict=False)):
-            text.generated_ids += first.tokens[place, : first.counts[place]].tolist()
-            if first.is_finished[place]:
-                yield _served(text, first.stop_reason[place])
-                continue
-            assert self._state is not None
-            self._rows[slot] = text
-            self._state = self._runner.insert(prefix, self._state, slot, place)
+        with self._changing():
+            for place, (text, slot) in enumerate(zip(texts, rows, strict=False)):
+                if first.is_finished[place]:
+                    count = first.counts[place]  # None at a constraint's dead end.
+                    row = Row(
+                        prompt_ids=text.prompt_ids,
+                        generated_ids=first.tokens[place, :count].tolist(),
+                        stop_reason=StopReason(int(first.stop_reason[place])),
+                        accept_lengths=[],
+                    )
+                    self._done.append((text, row))
+                else:
+                    assert self._state is not None
+                    state = self._runner.insert(prefix, self._state, slot, place)
+                    self._state, self._rows[slot] = state, text
+                if self._reading is not None and self._reading.text is text:
+                    self._reading = None
+                else:
+                    self._waiting.remove(text)
 
-    def _write(self) -> Iterator[Served]:
-        """Runs rounds, one alone while a prompt is to be read; yields what ended."""
-        running = self._running
-        if not running:
+    def _write(self) -> None:
+        """Runs rounds, one alone while a prompt is to be read; finds what ended."""
+        if not (running := self._running):
             return
         runner = self._runner
-        longest = max(
-            len(text.prompt_ids) + len(text.generated_ids) for text in running.values()
-        )
+        longest = max(text.length for text in running.values())
         self._room_for(longest + runner.decoder.depth + 1)
         is_filled = self._reading is None and not (self._waiting and self._free)
-        has_queue = bool(self._waiting)
         rounds = self._rounds if is_filled else 1
         started = runner.clock()
-        self._state, result = runner.call(slots.generate, self._state, rounds=rounds)
-        result = runner.fetch(result)
-        share = (runner.clock() - started) / len(running)
-        if has_queue:
-            self.row_rounds += int(result.num_rounds.max()) * len(self._rows)
-            self.busy_row_rounds += int(result.num_rounds.sum())
+        with self._changing():
+            self._state, _ = runner.call(slots.generate, self._state, rounds=rounds)
+        self._wait_for(self._state)
+        for text in running.values():
+            text.decode_seconds += (runner.clock() - started) / len(running)
+        self._look(running)
+
+    def _look(self, running: dict[int, Text]) -> None:
+        """Finds the texts that have ended; the state stays as it is."""
+        runner, state = self._runner, self._state
+        assert state is not None
+        reasons, lengths, num_rounds = runner.fetch(
+            (state.stop_reason, state.lengths, state.num_rounds)
+        )
+        ended = [row for row in running if reasons[row] != StopReason.RUNNING]
+        rows = read_rows(state, runner.fetch) if ended else []
+        added = [
+            int(num_rounds[row]) - text.num_rounds for row, text in running.items()
+        ]
+        if self._waiting:
+            self.row_rounds += max(added) * len(self._rows)
+            self.busy_row_rounds += sum(added)
         for row, text in running.items():
-            count, num_rounds = result.counts[row], result.num_rounds[row]
-            text.generated_ids += result.tokens[row, :count].tolist()
-            text.accept_lengths += result.accept_lengths[row, :num_rounds].tolist()
-            text.decode_seconds += share
-            if result.is_finished[row]:
+            text.length, text.num_rounds = int(lengths[row]), int(num_rounds[row])
+        with self._changing():
+            for row in ended:
+                self._done.append((running[row], rows[row]))
                 self._rows[row] = None
-                runner.judge_fit([text.accept_lengths])
-                yield _served(text, result.stop_reason[row])
+        for row in ended:
+            runner.judge_fit([rows[row].accept_lengths])
 
 
 def is_queue(runner: Runner, prompts: Sequence[list[int]]) -> bool:
@@ -364,18 +354,8 @@ def decode_all(
             )
 
 
-def _served(text: _Text, reason: Any) -> Served:
-    return Served(
-        key=text.key,
-        row=Row(
-            prompt_ids=text.prompt_ids,
-            generated_ids=text.generated_ids,
-            stop_reason=StopReason(int(reason)),
-            accept_lengths=text.accept_lengths,
-        ),
-        prefill_seconds=text.prefill_seconds,
-        decode_seconds=text.decode_seconds,
-    )
+def _is_long(text: Text) -> bool:
+    return len(text.prompt_ids) > PREFILL_CHUNK
 
 
 def _short_bucket(length: int) -> int:

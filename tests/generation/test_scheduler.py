@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from eagle_jax import prefill
 from eagle_jax.config import DecodingConfig, GenerateConfig, SamplingConfig, TreeConfig
 from eagle_jax.decoding import growth, slots
-from eagle_jax.decoding.slots import Result
 from eagle_jax.generation import scheduler
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
@@ -20,6 +20,7 @@ from eagle_jax.generation.scheduler import Scheduler, decode_all, is_queue
 from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
 from tests import tiny
+from tests.helpers import refused
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -86,7 +87,7 @@ def test_texts_in_shared_rows_are_those_of_each_alone(
     drafter: Any,
     temperature: float,
 ) -> None:
-    """And nothing but results leaves the devices."""
+    """And nothing as large as a cache leaves the devices."""
     runner = make_runner(drafter=drafter, temperature=temperature)
     fetched: list[Any] = []
     fetch = Runner.fetch
@@ -99,7 +100,7 @@ def test_texts_in_shared_rows_are_those_of_each_alone(
         patch.setattr(Runner, "fetch", noted)
         found = list(decode_all(runner, PROMPTS, range(len(PROMPTS))))
     assert [served.key for served in found] == list(range(len(PROMPTS)))
-    assert all(isinstance(arrays, Result) for arrays in fetched)
+    assert all(array.ndim <= 2 for array in jax.tree.leaves(fetched))
     texts = [served.row.generated_ids for served in found]
     assert_same_tokens(texts, alone(runner, PROMPTS))
     for served in found:
@@ -155,6 +156,49 @@ def test_long_prompts_may_come_first(make_runner: MakeRunner) -> None:
     queue = Scheduler(make_runner(new_tokens=1, batch_size=2))
     order = [s.key for s in queue.run(prompts_of(2, 9, 5), [0] * 3, longest_first=True)]
     assert order == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "seed", "named"),
+    [
+        ([], 0, ["has no token"]),
+        ([5] * 150, 0, ["150 tokens", "may have 150", "shorten the prompt"]),
+        ([5, 64], 0, ["the id 64", "0 to 63"]),
+        ([5], -1, ["seeds = -1"]),
+    ],
+    ids=["empty", "long", "id", "seed"],
+)
+def test_what_cannot_be_decoded_is_refused_before_anything_is(
+    make_runner: MakeRunner, prompt: list[int], seed: int, named: list[str]
+) -> None:
+    queue = Scheduler(make_runner())
+    refused(lambda: queue.add("key", prompt, seed), *named)
+    refused(lambda: queue.run([[5], prompt], [0, seed]), *named)
+    refused(lambda: queue.run([[5]], []), "number of seeds = 0", "must be 1")
+    assert queue.is_idle
+
+
+def test_a_run_does_not_begin_among_the_texts_of_another(
+    make_runner: MakeRunner,
+) -> None:
+    queue = Scheduler(make_runner(new_tokens=9))
+    next(queue.run(prompts_of(2, 3, 4, 5), range(4)))
+    refused(lambda: queue.run([[5]], [0]), "texts of an earlier call", "`reset()`")
+    queue.reset()
+    assert [served.key for served in queue.run([[5]], [0])] == [0]
+
+
+def test_a_step_without_rounds_is_refused(make_runner: MakeRunner) -> None:
+    runner = make_runner()
+    refused(lambda: Scheduler(runner, rounds=0), "rounds = 0 must be at least 1")
+
+
+def test_stop_tokens_may_be_many_and_ignored(make_runner: MakeRunner) -> None:
+    runner = make_runner(new_tokens=9, ignore_eos=True)
+    pair = dataclasses.replace(runner.pair, stop_tokens=tuple(range(20, 29)))
+    queue = Scheduler(dataclasses.replace(runner, pair=pair))
+    (served,) = queue.run([[5]], [0])
+    assert len(served.row.generated_ids) == 9
 
 
 def test_two_threads_get_their_own_texts(make_runner: MakeRunner) -> None:
