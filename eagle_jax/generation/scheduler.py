@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class Scheduler(Queue):
     """Texts that enter a row as soon as one is free; none depends on the others.
 
     Prompts of up to `PREFILL_CHUNK` tokens are read as a whole. A longer one is read
-    chunk by chunk, and the running rows go on after each.
+    chunk by chunk; after each, the running rows go on, and short prompts may enter.
 
     An exception or Ctrl-C in a step loses no text. The next step goes on where it was,
     unless a program may have been given the rows' arrays and returned nothing: then
@@ -55,6 +56,7 @@ class Scheduler(Queue):
         super().__init__(runner)
         self.row_rounds = self.busy_row_rounds = 0
         self._rounds = rounds
+        self._is_turn_of_short = False
         longest, depth = _whole_chunks(runner.max_length), runner.decoder.depth
         self._sizes = bucket_sizes(longest, prompt=0, depth=depth)
 
@@ -131,24 +133,24 @@ class Scheduler(Queue):
             raise
 
     def _read(self) -> None:
-        """Fills free rows; running ones wait for one chunk's tokens at most."""
-        budget = PREFILL_CHUNK if self._running else None
-        if self._reading is not None:
+        """Fills free rows; running ones wait for one chunk's tokens at most.
+
+        The chunks of a long prompt and the short prompts behind it take turns.
+        """
+        left = PREFILL_CHUNK if self._running else math.inf
+        must_wait = self._running and self._is_turn_of_short and self._next_texts()
+        if self._reading is not None and not must_wait:
             self._read_chunk(self._reading)
-            budget = 0
-        while self._waiting and self._free and (budget is None or budget > 0):
-            if _is_long(self._waiting[0]):
-                if self._reading is not None:
-                    return
-                num_read = PREFILL_CHUNK
-                self._begin_long(self._waiting[0])
+            left -= PREFILL_CHUNK
+        while left > 0 and (texts := self._next_texts()):
+            longest = max(len(text.prompt_ids) for text in texts)
+            if longest > PREFILL_CHUNK:
+                self._begin_long(texts[0])
+                left -= PREFILL_CHUNK
             else:
-                texts = self._next_short()
-                longest = max(len(text.prompt_ids) for text in texts)
                 bucket = min(_short_bucket(longest), self._sizes[-1])
-                num_read = bucket * len(texts)
                 self._read_short(texts, bucket)
-            budget = None if budget is None else budget - num_read
+                left -= bucket * len(texts)
 
     @property
     def _num_read_together(self) -> int:
@@ -156,9 +158,15 @@ class Scheduler(Queue):
         sharding = self._runner.pair.sharding
         return 1 if sharding is None else sharding.mesh.shape["data"]
 
-    def _next_short(self) -> list[Text]:
+    def _next_texts(self) -> list[Text]:
+        """Returns what enters next: a long prompt, or short ones that are read at once.
+
+        While a long one is being read, short ones pass by the long ones that wait.
+        """
+        if self._reading is None and self._waiting and _is_long(self._waiting[0]):
+            return [self._waiting[0]] if self._free else []
+        short = (text for text in self._waiting if not _is_long(text))
         most = min(len(self._free), self._num_read_together)
-        short = itertools.takewhile(lambda text: not _is_long(text), self._waiting)
         return list(itertools.islice(short, most))
 
     def _requests(self, texts: list[Text], bucket: int) -> Requests:
@@ -195,6 +203,7 @@ class Scheduler(Queue):
     def _read_short(self, texts: list[Text], bucket: int) -> None:
         runner, requests = self._runner, self._requests(texts, bucket)
         num_slots = self._room_for(bucket)
+        self._is_turn_of_short = False
         started = runner.clock()
         prefix, first = runner.call(slots.prefill, requests, num_slots=num_slots)
         first = runner.fetch(first)
@@ -221,6 +230,7 @@ class Scheduler(Queue):
     def _read_chunk(self, reading: Reading) -> None:
         """Reads the next chunk of the long prompt; after the last, its text begins."""
         runner, text = self._runner, reading.text
+        self._is_turn_of_short = True
         if reading.num_left:  # None is, where a step was interrupted after the last.
             started = runner.clock()
             with self._changing():

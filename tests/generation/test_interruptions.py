@@ -95,7 +95,7 @@ def interrupting(is_chosen: Callable[[], bool]) -> Iterator[None]:
 
     paths = [inspect.getfile(module) for module in (scheduler, queue)]
     names = {"step", "_read", "_read_short", "_begin_long", "_read_chunk", "_enter"}
-    names |= {"_next_short", "_requests", "_room_for", "_write", "_look", "_changing"}
+    names |= {"_next_texts", "_requests", "_room_for", "_write", "_look", "_changing"}
     before = sys.gettrace()
     sys.settrace(trace)
     try:

@@ -130,6 +130,38 @@ def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
     assert called[first + len(expected)][0] == "prefill_chunk"
 
 
+def test_short_prompts_pass_by_the_chunks_of_long_ones(
+    make_runner: MakeRunner,
+) -> None:
+    """Of one that is being read, and of one that waits."""
+    runner = make_runner(new_tokens=30, drafter=None, ignore_eos=True)
+    prompts = prompts_of(2, 100, 80, 3)
+    queue, found, steps = Scheduler(runner, rounds=1), {}, 0
+    for number, prompt in enumerate(prompts[:3]):
+        queue.add(number, prompt, number)
+    queue.step()
+    queue.add(3, prompts[3], 3)
+    while not queue.is_idle:
+        found |= {served.key: served.row.generated_ids for served in queue.step()}
+        steps += 1
+        # One step for the row's last prompt, one for a chunk, 29 rounds.
+        assert (3 in found) >= (steps >= 31)
+    assert_same_tokens([found[n] for n in range(4)], alone(runner, prompts))
+
+
+def test_long_prompts_are_read_however_many_short_ones_come(
+    make_runner: MakeRunner,
+) -> None:
+    runner = make_runner(new_tokens=2, drafter=None, ignore_eos=True)
+    queue, (long, short) = Scheduler(runner), prompts_of(100, 3)
+    queue.add("long", long, 0)
+    for number in range(40):
+        queue.add(number, short, number)
+        if any(served.key == "long" for served in queue.step()):
+            return
+    raise AssertionError("the long prompt waits")
+
+
 def test_caches_may_grow_while_a_long_prompt_is_read(make_runner: MakeRunner) -> None:
     runner = make_runner(new_tokens=80, drafter=None, ignore_eos=True)
     prompts = prompts_of(16, 20)
