@@ -3,7 +3,7 @@
 The verbs are those of JetStream's engines: `prefill` reads a prompt, `insert` puts it
 into a row, `generate` runs rounds, `free` gives a row back. A serving loop keeps one
 state and asks for one small `Result` per call; a text depends on neither its row nor
-its neighbours.
+its neighbours. Arguments that are traced, inside your own `jax.jit`, are not checked.
 
 >>> from eagle_jax import Decoder, LookupDrafter, Params, make_requests
 >>> from eagle_jax.testing import ToyTarget
@@ -28,6 +28,16 @@ from flax import struct
 
 from eagle_jax import checked
 from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding.checks import (
+    check_alike,
+    check_free,
+    check_prompts,
+    check_read,
+    check_room,
+    check_rounds,
+    check_slot,
+    checked_by,
+)
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import has_room
 from eagle_jax.decoding.requests import Requests, make_requests
@@ -116,6 +126,7 @@ def init_decode_state(
     )
 
 
+@checked_by(check_prompts)
 @functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
 def prefill(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
@@ -133,9 +144,10 @@ def prefill(
         A state of their own, for `insert`, and the first tokens.
 
     Raises:
-        InputError: If the padded prompts are longer than a row's slots.
+        InputError: If the padded prompts are longer than a row's slots, or a
+            temperature above 0 meets a greedy decoder.
     """
-    _check_room(requests, num_slots)
+    check_room(requests, num_slots)
     library = autoregressive if decoder.drafter is None else speculative
     state = library.prefill(decoder, params, requests, num_slots=num_slots)
     return state, _added(state, requests.prompt_lengths, state.num_rounds, 1, 0)
@@ -147,6 +159,7 @@ def num_chunks(requests: Requests) -> int:
     return -(-longest // chunk_size(requests.prompts.shape[1]))
 
 
+@checked_by(check_prompts)
 @functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
 def start_prefill(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
@@ -158,10 +171,9 @@ def start_prefill(
     prompt is.
 
     Raises:
-        InputError: If the padded prompts are longer than a row's slots, or are no
-            whole chunks.
+        InputError: As by `prefill`, or if the padded prompts are no whole chunks.
     """
-    _check_room(requests, num_slots)
+    check_room(requests, num_slots)
     batch, num_tokens = requests.prompts.shape
     if num_tokens % (size := chunk_size(num_tokens)):
         raise InputError(
@@ -204,11 +216,16 @@ def prefill_chunk(decoder: Decoder, params: Params, prefix: Prefix) -> Prefix:
     )
 
 
+@checked_by(check_read)
 @functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
 def finish_prefill(
     decoder: Decoder, params: Params, prefix: Prefix, *, num_slots: int
 ) -> tuple[DecodeState, Result]:
-    """Emits the first tokens of prompts that were read; returns what `prefill` does."""
+    """Emits the first tokens of prompts that were read; returns what `prefill` does.
+
+    Raises:
+        InputError: If they were not read to their end, or beyond it.
+    """
     requests, reading, drafter = prefix.requests, prefix.reading, decoder.drafter
     drafter_state, lengths = prefix.drafter_state, requests.prompt_lengths
     if drafter is not None and not _reads_pieces(decoder):
@@ -221,6 +238,7 @@ def finish_prefill(
     return state, _added(state, lengths, state.num_rounds, 1, 0)
 
 
+@checked_by(check_slot)
 @functools.partial(jax.jit, donate_argnames=("state",))
 def insert(
     prefix: DecodeState,
@@ -237,9 +255,10 @@ def insert(
         row: `[]` int32, the row of the prefix, where it has several.
 
     Raises:
-        InputError: If the two states differ in more than their rows.
+        InputError: If the two states differ in more than their rows, or have no such
+            row.
     """
-    _check_alike(prefix, state)
+    check_alike(prefix, state)
 
     def write(rows: jax.Array, read: jax.Array) -> jax.Array:
         one = jax.lax.dynamic_slice_in_dim(read, row, 1, axis=0)
@@ -248,6 +267,7 @@ def insert(
     return jax.tree.map(write, state, prefix)
 
 
+@checked_by(check_rounds)
 @functools.partial(
     jax.jit, static_argnames=("decoder", "rounds"), donate_argnames=("state",)
 )
@@ -267,6 +287,9 @@ def generate(
 
     Returns:
         The new state, and what the rounds added.
+
+    Raises:
+        InputError: If a running row has no room for a round, or there are no rounds.
     """
     before, rounds_before = state.lengths, state.num_rounds
     running = state.is_running
@@ -288,9 +311,14 @@ def generate(
     return state, _added(state, before, rounds_before, width, rounds)
 
 
+@checked_by(check_free)
 @functools.partial(jax.jit, donate_argnames=("state",))
 def free(state: DecodeState, slot: jax.Array | int) -> DecodeState:
-    """Ends the text of a row, whose reader went away; the state is donated."""
+    """Ends the text of a row, whose reader went away; the state is donated.
+
+    Raises:
+        InputError: If there is no such row.
+    """
     reasons = state.stop_reason.at[slot].set(StopReason.FREE)
     return dataclasses.replace(state, stop_reason=reasons)
 
@@ -321,15 +349,6 @@ def _added(
     )
 
 
-def _check_room(requests: Requests, num_slots: int) -> None:
-    """Refuses prompts that no row can hold: writes would clamp silently."""
-    if (num_tokens := requests.prompts.shape[1]) > num_slots:
-        raise InputError(
-            f"prompts padded to {num_tokens} tokens do not fit into num_slots = "
-            f"{num_slots}; give `round_up_slots` of the longest text"
-        )
-
-
 def _init_drafter(decoder: Decoder, batch: int, num_slots: int) -> Any:
     """Returns the state of a drafter that has read nothing; `()` without one."""
     if decoder.drafter is None:
@@ -339,22 +358,3 @@ def _init_drafter(decoder: Decoder, batch: int, num_slots: int) -> Any:
 
 def _reads_pieces(decoder: Decoder) -> bool:
     return getattr(decoder.drafter, "reads_pieces", False)
-
-
-def _check_alike(prefix: DecodeState, state: DecodeState) -> None:
-    """Refuses a prefix whose leaves do not fit into a row of the state."""
-    leaves = jax.tree_util.tree_leaves_with_path(prefix)
-    others = jax.tree_util.tree_leaves_with_path(state)
-    if len(leaves) != len(others):
-        raise InputError(
-            f"the prefix has {len(leaves)} arrays and the state {len(others)}; make "
-            "both with the same decoder"
-        )
-    for (path, leaf), (_, other) in zip(leaves, others, strict=True):
-        if (leaf.shape[1:], leaf.dtype) != (other.shape[1:], other.dtype):
-            raise InputError(
-                f"{jax.tree_util.keystr(path)} of the prefix is {leaf.dtype} "
-                f"{list(leaf.shape)}, and of the state {other.dtype} "
-                f"{list(other.shape)}; give both the same num_slots and bucket of stop "
-                "tokens"
-            )

@@ -27,7 +27,7 @@ from eagle_jax.testing import (
 )
 from eagle_jax.tree import chain
 from tests import tiny
-from tests.helpers import texts
+from tests.helpers import refused, texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -265,3 +265,61 @@ def test_a_prompt_that_no_row_can_hold_is_refused(begin: Any) -> None:
     asked = make_requests([[1] * 65], max_new_tokens=1)
     with pytest.raises(InputError, match="128 tokens do not fit into num_slots = 64"):
         begin(TOYS["plain"], PARAMS, asked, num_slots=64)
+
+
+def test_a_greedy_decoder_refuses_a_temperature() -> None:
+    asked = make_requests([[1, 2]], max_new_tokens=1, temperature=1.0)
+    greedy = Decoder(target=TOY, acceptance="greedy")
+    for begin in (slots.prefill, slots.start_prefill):
+        refused(
+            lambda begin=begin: begin(greedy, PARAMS, asked, num_slots=64),
+            "acceptance = 'greedy' takes the argmax, but temperature = 1",
+        )
+
+
+def test_a_row_that_a_state_does_not_have_is_refused() -> None:
+    asked = make_requests([[1, 2]], max_new_tokens=9)
+    prefix, _ = slots.prefill(TOYS["plain"], PARAMS, asked, num_slots=64)
+    state = slots.init_decode_state(TOYS["plain"], PARAMS, batch=2, num_slots=64)
+    for slot in (-1, 2, jnp.int32(7)):
+        named = f"slot = {slot} is no row; the state has rows 0 to 1"
+        refused(lambda slot=slot: slots.insert(prefix, state, slot), named)
+        refused(lambda slot=slot: slots.free(state, slot), named)
+    refused(lambda: slots.insert(prefix, state, 0, 1), "row = 1 is no row", "0 to 0")
+    slots.insert(prefix, state, jnp.int32(1))
+
+
+def test_a_row_without_room_for_a_round_is_refused() -> None:
+    """Though a state may grow until then."""
+    decoder = TOYS["drafted"]
+    asked = make_requests([[1] * 63], max_new_tokens=9)
+    prefix, _ = slots.prefill(decoder, PARAMS, asked, num_slots=64)
+    refused(
+        lambda: slots.generate(decoder, PARAMS, prefix),
+        "no room for a round in its 64 slots",
+        "`growth.grow`",
+    )
+    state = grow(decoder, prefix, num_slots=128)
+    refused(
+        lambda: slots.generate(decoder, PARAMS, state, rounds=0),
+        "rounds = 0 must be at least 1",
+    )
+    _, result = slots.generate(decoder, PARAMS, state, rounds=9)
+    assert result.is_finished.tolist() == [True]
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_a_prompt_that_is_not_read_to_its_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch, num_chunks: int
+) -> None:
+    monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
+    decoder = Decoder(target=ToyTarget(), acceptance="rejection")
+    asked = make_requests([[1] * 9], max_new_tokens=1)
+    prefix = slots.start_prefill(decoder, PARAMS, asked, num_slots=64)
+    for _ in range(num_chunks):
+        prefix = slots.prefill_chunk(decoder, PARAMS, prefix)
+    refused(
+        lambda: slots.finish_prefill(decoder, PARAMS, prefix, num_slots=64),
+        f"{8 * num_chunks} tokens were read of a prompt of 9",
+        "`num_chunks`",
+    )

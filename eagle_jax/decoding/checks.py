@@ -1,0 +1,128 @@
+"""Checks of what `slots` is called with, as far as it is concrete."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+
+from eagle_jax.config import require
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.growth import has_room
+from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Params
+
+
+class _Checked:
+    """A function under `jax.jit` whose concrete arguments are checked at each call."""
+
+    def __init__(self, jitted: Any, check: Callable[..., None]) -> None:
+        functools.update_wrapper(self, jitted)
+        self._check = check
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self._check(*arguments, **named)
+        return self.__wrapped__(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what `jax.jit` gives a function, as `lower`."""
+        return getattr(self.__wrapped__, name)
+
+
+def checked_by(check: Callable[..., None]) -> Callable[[Any], Any]:
+    """Returns a decorator: `check` is called first, with the same arguments."""
+    return functools.partial(_Checked, check=check)
+
+
+def check_prompts(
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+) -> None:
+    """Refuses what the decoder would decode in another way than it was asked to."""
+    del num_slots  # `check_room` needs shapes alone.
+    decoder.check(params, requests)
+
+
+def check_read(
+    decoder: Decoder, params: Params, prefix: Any, *, num_slots: int
+) -> None:
+    """Refuses prompts of which a part is unread, or was read twice."""
+    del decoder, params, num_slots
+    if isinstance(prefix.num_read, jax.core.Tracer):
+        return
+    requests, num_read = prefix.requests, int(prefix.num_read[0])
+    longest = int(requests.prompt_lengths.max())
+    if not longest <= num_read <= requests.prompts.shape[1]:
+        raise InputError(
+            f"{num_read} tokens were read of a prompt of {longest}; call "
+            "`prefill_chunk` as often as `num_chunks` says, then `finish_prefill`"
+        )
+
+
+def check_slot(
+    prefix: DecodeState,
+    state: DecodeState,
+    slot: jax.Array | int,
+    row: jax.Array | int = 0,
+) -> None:
+    """Refuses rows that the states of `insert` do not have."""
+    _check_row("slot", slot, state)
+    _check_row("row", row, prefix)
+
+
+def check_free(state: DecodeState, slot: jax.Array | int) -> None:
+    """Refuses a row that the state does not have."""
+    _check_row("slot", slot, state)
+
+
+def _check_row(name: str, row: jax.Array | int, state: DecodeState) -> None:
+    """Refuses a row beyond the last: a write would clamp, or be dropped, silently."""
+    last = len(state.stop_reason) - 1
+    if not isinstance(row, jax.core.Tracer) and not 0 <= int(row) <= last:
+        raise InputError(f"{name} = {row} is no row; the state has rows 0 to {last}")
+
+
+def check_rounds(
+    decoder: Decoder, params: Params, state: DecodeState, *, rounds: int = 16
+) -> None:
+    """Refuses calls that could run no round, and would do so for ever."""
+    del params
+    require(rounds >= 1, "rounds", rounds, "at least 1")
+    if isinstance(state.lengths, jax.core.Tracer):
+        return
+    if not has_room(state, decoder.depth):
+        raise InputError(
+            f"a running row has no room for a round in its {state.tokens.shape[1]} "
+            "slots; give the state more with `growth.grow`, or begin with "
+            "`round_up_slots` of the longest text"
+        )
+
+
+def check_room(requests: Requests, num_slots: int) -> None:
+    """Refuses prompts that no row can hold: writes would clamp silently."""
+    if (num_tokens := requests.prompts.shape[1]) > num_slots:
+        raise InputError(
+            f"prompts padded to {num_tokens} tokens do not fit into num_slots = "
+            f"{num_slots}; give `round_up_slots` of the longest text"
+        )
+
+
+def check_alike(prefix: DecodeState, state: DecodeState) -> None:
+    """Refuses a prefix whose leaves do not fit into a row of the state."""
+    leaves = jax.tree_util.tree_leaves_with_path(prefix)
+    others = jax.tree_util.tree_leaves_with_path(state)
+    if len(leaves) != len(others):
+        raise InputError(
+            f"the prefix has {len(leaves)} arrays and the state {len(others)}; make "
+            "both with the same decoder"
+        )
+    for (path, leaf), (_, other) in zip(leaves, others, strict=True):
+        if (leaf.shape[1:], leaf.dtype) != (other.shape[1:], other.dtype):
+            raise InputError(
+                f"{jax.tree_util.keystr(path)} of the prefix is {leaf.dtype} "
+                f"{list(leaf.shape)}, and of the state {other.dtype} "
+                f"{list(other.shape)}; give both the same num_slots and bucket of stop "
+                "tokens"
+            )
