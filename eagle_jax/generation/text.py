@@ -59,7 +59,7 @@ def continuation(tokenizer: Any, prompt: list[int], generated: list[int]) -> str
     """Returns the text that the generated ids add to the prompt's.
 
     Both are decoded together, since tokenizers drop or add spaces at a text's
-    beginning.
+    beginning. A character that the prompt begins and the generated ids end is theirs.
 
     Args:
         tokenizer: A `transformers` tokenizer.
@@ -67,7 +67,7 @@ def continuation(tokenizer: Any, prompt: list[int], generated: list[int]) -> str
         generated: The token ids after them.
     """
     whole = _decode(tokenizer, prompt + generated)
-    return whole[len(_decode(tokenizer, prompt)) :]
+    return whole[_cut(_decode(tokenizer, prompt), whole) :]
 
 
 class TextStream:
@@ -82,7 +82,10 @@ class TextStream:
         """
         self._tokenizer = tokenizer
         self._prompt = prompt
-        self._shown = 0
+        self._prompt_text = _decode(tokenizer, prompt)
+        # Decoding begins at `_start`, and `_shown` counts characters from there. What
+        # follows `_next_start`, a later place, does not depend on what precedes it.
+        self._start = self._next_start = self._shown = 0
         # Tokenizers of Llama 2's kind decode a run of bytes as a whole: one that fits
         # nowhere takes back the characters before it. Others know no such token.
         wrong = tokenizer.convert_tokens_to_ids("<0xFF>")
@@ -95,19 +98,35 @@ class TextStream:
             generated: All token ids generated so far.
             is_last: Whether no more will come; nothing is held back then.
         """
-        text = continuation(self._tokenizer, self._prompt, generated)
+        text = certain = self._text(self._start, generated)
         if not is_last:  # The bytes of a character may be split over tokens.
-            text = text.rstrip(_INCOMPLETE)
-            worst = continuation(
-                self._tokenizer, self._prompt, generated + self._wrong_byte
-            )
+            worst = self._text(self._start, generated + self._wrong_byte)
             same = itertools.takewhile(
-                lambda pair: pair[0] == pair[1], zip(text, worst, strict=False)
+                lambda pair: pair[0] == pair[1],
+                zip(text.rstrip(_INCOMPLETE), worst, strict=False),
             )
-            text = "".join(character for character, _ in same)
-        new = text[self._shown :]
-        self._shown = max(self._shown, len(text))
+            certain = "".join(character for character, _ in same)
+        if self._start == 0:
+            self._shown = max(self._shown, _cut(self._prompt_text, certain))
+        new = certain[self._shown :]
+        self._shown = max(self._shown, len(certain))
+        # A text that begins with nothing may lose the space after it.
+        if certain == text and (rest := self._text(self._next_start, generated)):
+            self._start, self._shown = self._next_start, len(rest)
+            self._next_start = len(self._prompt) + len(generated)
         return new
+
+    def _text(self, start: int, generated: list[int]) -> str:
+        begin = max(0, start - len(self._prompt))
+        return _decode(self._tokenizer, self._prompt[start:] + generated[begin:])
+
+
+def _cut(prompt: str, whole: str) -> int:
+    """Returns where a prompt's text ends in the whole, which may end its last bytes."""
+    end = len(prompt.rstrip(_INCOMPLETE))
+    while end < len(prompt) and whole[end : end + 1] == _INCOMPLETE:
+        end += 1
+    return end
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from eagle_jax.generation import text
 from eagle_jax.generation.tokenizer import load_tokenizer
@@ -27,9 +29,6 @@ def tokenizer(tiny_pair: Path) -> Any:
 @pytest.fixture(scope="module")
 def fallback_tokenizer() -> Any:
     """A tokenizer of Llama 2's kind: words, and bytes for all else."""
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
     symbols = ["<unk>", "<s>", "</s>"]
     symbols += [f"<0x{byte:02X}>" for byte in range(256)]
     symbols += ["▁", "a", "b", "▁a", "€"]
@@ -182,6 +181,102 @@ def test_updates_add_up_where_bytes_are_decoded_in_runs(
     ]
     whole = text.continuation(fallback_tokenizer, [1], generated)
     assert "".join(shown) == whole
+
+
+_DECODERS = {
+    "bytes": decoders.ByteLevel(),
+    "metaspace": decoders.Metaspace(),
+    "pieces": decoders.WordPiece(),
+    "suffixes": decoders.BPEDecoder(suffix="</w>"),
+    "strip": decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 2, 0)]),
+}
+
+
+@pytest.mark.parametrize("kind", _DECODERS)
+@settings(deadline=None, max_examples=200)
+@given(
+    prompt=st.lists(st.integers(0, 12), max_size=3),
+    generated=st.lists(st.integers(0, 12), max_size=12),
+    step=st.integers(1, 3),
+)
+def test_updates_add_up_whatever_a_decoder_does_between_tokens(
+    kind: str, prompt: list[int], generated: list[int], step: int
+) -> None:
+    symbols = [
+        "<s>",
+        "a",
+        "▁",
+        "▁a",
+        "##b",
+        "a</w>",
+        ".",
+        "▁.",
+        "â",
+        "Ĥ",
+        "¬",
+        "ÿ",
+        "Ġ",
+    ]
+    vocabulary = {symbol: id_ for id_, symbol in enumerate(symbols)}
+    model = models.WordLevel(vocabulary, unk_token="<s>")
+    backend = Tokenizer(model)
+    backend.decoder = _DECODERS[kind]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    stream = text.TextStream(tokenizer, prompt)
+    counts = [*range(0, len(generated), step), len(generated)]
+    shown = [
+        stream.update(generated[:count], is_last=place == len(counts) - 1)
+        for place, count in enumerate(counts)
+    ]
+    assert "".join(shown) == text.continuation(tokenizer, prompt, generated)
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "fallback_tokenizer"])
+def test_updates_decode_the_last_tokens_alone(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    tokenizer, decoded = request.getfixturevalue(kind), []
+    decode = type(tokenizer).decode
+
+    def noted(self: Any, ids: list[int], **settings: Any) -> str:
+        decoded.append(len(ids))
+        return decode(self, ids, **settings)
+
+    generated = [id_ for id_ in (260, 261, 262) for _ in range(30)]
+    stream = text.TextStream(tokenizer, [1, *generated])
+    stream.update([], is_last=False)
+    stream.update(generated[:1], is_last=False)
+    monkeypatch.setattr(type(tokenizer), "decode", noted)
+    for count in range(2, len(generated)):
+        stream.update(generated[:count], is_last=False)
+    assert max(decoded) <= 3
+
+
+@pytest.mark.parametrize("num_generated", range(1, 4))
+def test_a_character_that_the_prompt_began_shows_once(
+    tokenizer: Any, num_generated: int
+) -> None:
+    ids = _bytes(tokenizer, "a\ufffd😀b")
+    prompt, generated = ids[: -1 - num_generated], ids[-1 - num_generated :]
+    assert text.continuation(tokenizer, prompt, generated) == "😀b"
+    assert text.continuation(tokenizer, prompt, generated[-1:]) == "b"
+    assert text.continuation(tokenizer, prompt, []) == ""
+    stream = text.TextStream(tokenizer, prompt)
+    shown = [
+        stream.update(generated[:n], is_last=False) for n in range(num_generated + 2)
+    ]
+    assert shown == [""] * num_generated + ["😀", "b"]
+
+
+def test_a_run_of_bytes_that_the_prompt_began_shows_once(
+    fallback_tokenizer: Any,
+) -> None:
+    bytes_ = [3 + byte for byte in "😀".encode()]
+    prompt, generated = [1, 260, *bytes_[:2]], [*bytes_[2:], 260]
+    assert text.continuation(fallback_tokenizer, prompt, generated) == "😀a"
+    stream = text.TextStream(fallback_tokenizer, prompt)
+    shown = [stream.update(generated[:n], is_last=n == 3) for n in range(4)]
+    assert shown == ["", "", "", "😀a"]
 
 
 def test_a_run_of_bytes_shows_when_it_is_over(fallback_tokenizer: Any) -> None:
