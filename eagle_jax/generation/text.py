@@ -41,9 +41,7 @@ def encode(
                 "`chat` needs a chat template, but the tokenizer has none; leave out "
                 "`chat` or give a chat model"
             )
-        text = apply_chat_template(
-            tokenizer, messages, add_generation_prompt=True, tokenize=False
-        )
+        text, _ = apply_chat_template(tokenizer, messages, add_generation_prompt=True)
     ids = tokenizer(
         text, add_special_tokens=isinstance(messages, str), verbose=False
     ).input_ids

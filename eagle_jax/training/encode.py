@@ -6,7 +6,6 @@ that template: no offset is written down here. Prompts are encoded exactly as
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -23,7 +22,6 @@ TooLong = Literal["cut", "drop", "refuse"]
 since what follows would lack it. `drop` leaves the sample out. `refuse` raises.
 """
 
-_GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PROBE = "cobalt violin"
 _MIN_TOKENS = 2
 
@@ -180,7 +178,7 @@ def check_template(tokenizer: Any) -> None:
         {"role": "assistant", "content": _PROBE},
     ]
     try:
-        text = _render(tokenizer, turns)
+        text, _ = _render(tokenizer, turns)
     except RefusedError as error:
         raise InputError(
             f"{error}; mend the template so that it takes a question with its answer, "
@@ -256,30 +254,18 @@ def _encode_chat(
     tokenizer: Any, messages: Sequence[Message], where: str, *, is_prompt: bool = False
 ) -> EncodedExample:
     """Encodes a conversation, with a mask of what the assistant says."""
-    if _GENERATION_BLOCK.search(tokenizer.get_chat_template()):
-        encoding = _apply(
-            tokenizer,
-            messages,
-            where,
-            add_generation_prompt=is_prompt,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            tokenizer_kwargs={"return_offsets_mapping": True, "verbose": False},
-        )
-        text = _render(tokenizer, messages, where, is_prompt=is_prompt)
-        mask = np.array(encoding["assistant_masks"], np.bool_)
-    else:
-        text = _render(tokenizer, messages, where, is_prompt=is_prompt)
-        encoding = tokenizer(  # The template writes the special tokens itself.
-            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        mask = np.zeros(len(encoding["input_ids"]), np.bool_)
-        offsets = np.array(encoding["offset_mapping"]).reshape(-1, 2)
-        for start, end in _assistant_spans(tokenizer, messages, text, where):
-            # A token that joins the prompt's end and the answer's beginning is the
-            # first that the assistant must predict.
-            mask |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
+    text, spans = _render(tokenizer, messages, where, is_prompt=is_prompt)
+    if spans is None:
+        spans = _assistant_spans(tokenizer, messages, text, where)
+    encoding = tokenizer(  # The template writes the special tokens itself.
+        text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    mask = np.zeros(len(encoding["input_ids"]), np.bool_)
+    offsets = np.array(encoding["offset_mapping"]).reshape(-1, 2)
+    for start, end in spans:
+        # A token that joins the prompt's end and the answer's beginning is the first
+        # that the assistant must predict.
+        mask |= (offsets[:, 1] > start) & (offsets[:, 0] < end)
     tokens = np.array(encoding["input_ids"], np.int32)
     mask = _settle_ends(tokenizer, text, tokens, encoding["offset_mapping"], mask)
     return _sample(tokens, mask)
@@ -300,8 +286,8 @@ def _assistant_spans(
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _render(tokenizer, messages[:number], where, is_prompt=True)
-        after = _render(tokenizer, messages[: number + 1], where)
+        before, _ = _render(tokenizer, messages[:number], where, is_prompt=True)
+        after, _ = _render(tokenizer, messages[: number + 1], where)
         if not (text.startswith(after) and after.startswith(before)):
             raise RefusedError(
                 f"{where}: the chat template renders turn {number + 1} differently "
@@ -359,18 +345,9 @@ def _render(
     where: str = "a question with its answer",
     *,
     is_prompt: bool = False,
-) -> str:
-    """Returns a conversation as text."""
-    return _apply(
-        tokenizer, messages, where, add_generation_prompt=is_prompt, tokenize=False
-    )
-
-
-def _apply(
-    tokenizer: Any, messages: Sequence[Message], where: str, **arguments: Any
-) -> Any:
+) -> tuple[str, list[tuple[int, int]] | None]:
     """Applies the chat template; an error that it raises is about the messages."""
     try:
-        return apply_chat_template(tokenizer, messages, **arguments)
+        return apply_chat_template(tokenizer, messages, add_generation_prompt=is_prompt)
     except RefusedError as error:
         raise RefusedError(f"{where}: {error}") from error

@@ -1,16 +1,25 @@
 """What is done with the tokenizer of a checkpoint, and what never."""
 
+import concurrent.futures
 import datetime
+import functools
 import json
 import shutil
+import signal
 import sys
+import threading
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
+from eagle_jax.generation import tokenizer as tokenizers
+from eagle_jax.generation.tokenizer import (
+    apply_chat_template,
+    fix_date,
+    load_tokenizer,
+)
 from tests.helpers import refused
 
 
@@ -165,3 +174,68 @@ def test_every_template_of_a_tokenizer_takes_the_date(tokenizer: Any) -> None:
 def test_a_record_that_holds_no_date_is_refused(tokenizer: Any, date: Any) -> None:
     tokenizer.chat_template = "{{ strftime_now('%Y') }}"
     refused(lambda: fix_date(tokenizer, date), f"{date!r} is no date such as")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ bos_token }}{{ m.role }}: {{ m | tojson }}\n"
+        "{% endfor %}{% if add_generation_prompt %}{{ eos_token }}{% endif %}",
+        "{% for m in messages %} {% generation %}{{ m.content }}{% endgeneration %}\n"
+        "{% endfor %}",
+    ],
+)
+def test_a_conversation_is_rendered_as_by_transformers(
+    tokenizer: Any, template: str
+) -> None:
+    tokenizer.chat_template = template
+    turns = [*TURNS, {"role": "é\u2028\ud800", "content": "\n<s>", "name": None}]
+    for asks in (False, True):
+        text, blocks = apply_chat_template(tokenizer, turns, add_generation_prompt=asks)
+        assert text == tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=asks
+        )
+        assert (blocks is None) == ("generation %}" not in template)
+        marked = [text[start:end] for start, end in blocks or []]
+        assert not marked or marked == [turn["content"] for turn in turns]
+
+
+def test_a_template_without_an_end_is_refused_and_others_go_on(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "{% for a in range(99999) %}"
+    another = functools.cache(tokenizers._renderer.__wrapped__)
+    monkeypatch.setattr(tokenizers, "_renderer", another)
+    monkeypatch.setattr(tokenizers, "_MAX_SECONDS", 0.5)
+    for endless in (rows * 3 + "{% endfor %}" * 3, "{{ 'x' * 3000000000 }}"):
+        tokenizer.chat_template = endless
+        refused(lambda: _asked(tokenizer), "0.5 s, 1 GiB and 16 MiB of text")
+        tokenizer.chat_template = "{{ messages[0].content }}"
+        assert _asked(tokenizer) == TURNS[0]["content"]
+    tokenizer.chat_template = "{{ 'x' * 17000000 }}"
+    refused(lambda: _asked(tokenizer), "16 MiB of text")
+
+
+def test_an_interrupted_rendering_leaves_no_answer_behind(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2
+    main = threading.get_ident()
+    threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        _asked(tokenizer)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert _asked(tokenizer) == TURNS[0]["content"]
+
+
+def test_threads_get_their_own_conversations(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ messages[0].content }}"
+
+    def ask(number: int) -> str:
+        turns = [{"role": "user", "content": str(number)}]
+        return apply_chat_template(tokenizer, turns, add_generation_prompt=True)[0]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(200))) == list(map(str, range(200)))
+
+
+def _asked(tokenizer: Any) -> str:
+    return apply_chat_template(tokenizer, TURNS, add_generation_prompt=True)[0]
