@@ -8,6 +8,7 @@ Few functions differ: they are composed once each, not once per token.
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -43,7 +44,8 @@ _COMPILE = """
 import contextlib, json, sys
 with contextlib.suppress(ImportError, OSError, ValueError):  # Not on every system.
     import resource
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))  # If the parent dies.
 try:
     from outlines_core import Index, Vocabulary
     from outlines_core.json_schema import build_regex_from_schema
@@ -210,12 +212,13 @@ def _byte_automaton(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns `[states, 256]` int32, the next states, and `[states]` bool, the ends."""
     name, given = ("regex", regex) if schema is None else ("json_schema", schema)
+    limits = f"SECONDS, MEMORY = {math.ceil(_MAX_SECONDS)}, {_MAX_MEMORY}"
     too_large = f"`{name}` {given!r} has too large an automaton: outlines-core"
     try:
         done = subprocess.run(
             # Nothing of the current folder is imported: not by its name, and not by an
             # empty entry of PYTHONPATH, which then names a folder without modules.
-            [sys.executable, "-P", "-c", f"MAX_MEMORY = {_MAX_MEMORY}{_COMPILE}"],
+            [sys.executable, "-P", "-c", limits + _COMPILE],
             cwd=os.sep,
             input=json.dumps([regex, schema]),
             capture_output=True,
