@@ -2,7 +2,8 @@
 
 import re
 
-_LONGEST = 1000
+_LONGEST = 290  # Three hundred with what stands before: "error: " or "warning: ".
+_GAP = " ... "
 _ARGUMENTS = (
     *("cache_features", "categories", "chat", "coordinator", "data", "draft", "dtype"),
     *("draft_vocabulary", "size"),
@@ -52,21 +53,26 @@ def one_line(text: str) -> str:
     r"""Returns a text as a line that any terminal may show.
 
     Line breaks, control characters and those that turn the direction of writing are
-    escaped. Of a text of more than 1,000 characters the middle is left out: what is
-    wrong stands at its beginning, what to do at its end.
+    escaped. Of a text of more than 290 characters the middle is left out: what is wrong
+    stands at its beginning, what to do at its end.
 
     >>> one_line("a\x1b[2J\n\u202eb")
     'a\\x1b[2J\\n\\u202eb'
     """
-    if len(text) > _LONGEST:
-        half = _LONGEST // 2
-        text = f"{text[:half]} ... {text[-half:]}"
-    return "".join(
-        character
-        if character.isprintable()
-        else character.encode("unicode_escape").decode("ascii")
-        for character in text
+    return _without_middle(
+        "".join(
+            character
+            if character.isprintable()
+            else character.encode("unicode_escape").decode("ascii")
+            for character in _without_middle(text)  # A whole file may be repeated.
+        )
     )
+
+
+def _without_middle(text: str) -> str:
+    half = (_LONGEST - len(_GAP)) // 2
+    is_long = len(text) > _LONGEST
+    return f"{text[:half]}{_GAP}{text[-half:]}" if is_long else text
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,13 +88,14 @@ class Evaluation:
 
 
 def check_weights(evaluation: Evaluation, runs: Sequence[RunPlan]) -> None:
-    """Refuses methods that lack their weights, and weights that lack their method.
+    """Refuses methods that lack their weights, and heads that lack their method.
 
-    Nothing is read. An EAGLE head may be given for nothing, as in other commands.
+    Nothing is read. An EAGLE head and a small model, which the embedded pair always
+    has, may be left unread.
 
     Raises:
-        InputError: If a run drafts with a model that was not given, or no run with one
-            that was.
+        InputError: If a run drafts with a model that was not given, or none with the
+            Medusa or Hydra heads that were.
     """
     for run in runs:
         kind = draft_kind(run.method)
@@ -103,14 +103,13 @@ def check_weights(evaluation: Evaluation, runs: Sequence[RunPlan]) -> None:
             raise InputError(
                 f"method {run.method} needs `{_GIVEN[kind]}`, {DRAFTS[kind]}"
             )
-    for kind in _GIVEN.keys() - {draft_kind(run.method) for run in runs}:
-        name, given = _GIVEN[kind], evaluation.draft_of(kind)
-        if given is None or given in _EMBEDDED:
-            continue
-        unread = f"no method reads `{name}` {given}"
-        if kind != "eagle2":
-            raise InputError(f"{unread}; leave it out, or add the method {kind}")
-        warnings.warn(unread, stacklevel=1)  # Once, though checked twice.
+    for kind in ("medusa", "hydra"):
+        given = evaluation.draft_of(kind)
+        if given is not None and kind not in {run.method for run in runs}:
+            raise InputError(
+                f"no method reads `{kind}` {given}; leave it out, or add the method "
+                f"{kind}"
+            )
 
 
 def evaluate(

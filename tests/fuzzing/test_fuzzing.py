@@ -137,7 +137,7 @@ def _outcome(subject: Subject, folder: Path) -> str:
             subject.read(folder)
         outcome = "read"
     except (InputError, OSError) as error:
-        is_clear = str(error).isprintable() and len(str(error)) < 1500
+        is_clear = str(error).isprintable() and len(str(error)) <= 300
         outcome = "refused" if is_clear else f"unclear: {str(error)!r}"
     except (KeyboardInterrupt, pytest.exit.Exception):
         raise
