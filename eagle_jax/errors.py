@@ -6,19 +6,10 @@ _LONGEST = 290  # Three hundred with what stands before: "error: " or "warning: 
 _GAP = " ... "
 _ARGUMENTS = (
     *("cache_features", "categories", "chat", "coordinator", "data", "draft", "dtype"),
-    *("draft_vocabulary", "size"),
-    *(
-        "grid",
-        "hydra",
-        "json_schema",
-        "limit",
-        "max_length",
-        "medusa",
-        "methods",
-        "num_processes",
-    ),
-    *("output", "overwrite", "per_category", "process_id", "quantization", "random"),
-    *("regex", "resume", "samples", "small_model", "target", "template"),
+    *("draft_vocabulary", "grid", "hydra", "json_schema", "limit", "max_length"),
+    *("medusa", "methods", "num_processes", "output", "overwrite", "per_category"),
+    *("process_id", "quantization", "random", "regex", "resume", "samples", "size"),
+    *("small_model", "target", "template"),
 )
 _ARGUMENT = re.compile(f"`({'|'.join(_ARGUMENTS)})`")
 

@@ -26,6 +26,8 @@ if QUICK and importlib.util.find_spec("libtpu") is None:  # It ends a process wi
 
 Main = Callable[[list[str]], int]
 
+NEEDS_TORCH = "needs torch: pip install '.[torch]'"
+
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
 _HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _LAYERS = 32, 48, 4, 2, 2
@@ -40,6 +42,12 @@ _TEMPLATE = (
     "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what is marked to need torch where there is none."""
+    if item.get_closest_marker("torch"):
+        pytest.importorskip("torch", reason=NEEDS_TORCH)
 
 
 @pytest.fixture(scope="session", autouse=True)

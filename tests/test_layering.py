@@ -101,3 +101,11 @@ def test_every_package_is_allowed_only_what_stands_before_it() -> None:
     order = list(ALLOWED)
     for part, below in ALLOWED.items():
         assert all(order.index(name) < order.index(part) for name in below), part
+
+
+def test_what_is_skipped_without_torch_is_marked() -> None:
+    """By their mark they are found and run where torch is installed."""
+    for path in Path(__file__).parent.rglob("test_*.py"):
+        text = path.read_text()
+        is_skipped = 'importorskip("torch"' in text
+        assert not is_skipped or "pytest.mark.torch" in text, path

@@ -67,6 +67,7 @@ def random_logits(rows: int, seed: int = 0) -> np.ndarray:
     return (3 * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
 @pytest.mark.parametrize("min_p", [0.001, 0.05, 0.3, 0.9, 1.0])
 def test_min_p_keeps_what_transformers_keeps(min_p: float, temperature: float) -> None:

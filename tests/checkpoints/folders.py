@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file, save_file
 
 Tensors = dict[str, np.ndarray]
@@ -56,5 +55,6 @@ def write_shards(
 
 
 def save_bin(tensors: Tensors, path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     torch.save({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, path)

@@ -96,10 +96,10 @@ def test_both_prefixes_name_the_same_head(head: Path, target: Loaded) -> None:
     chex.assert_trees_all_equal(load(head, target), official)
 
 
+@pytest.mark.torch
 def test_official_files_of_both_kinds_hold_one_head(
     shared: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     folder = shared / "models" / "random9-eagle3"
     for name in ("config.json", "pytorch_model.bin"):
         shutil.copyfile(folder / name, tmp_path / name)

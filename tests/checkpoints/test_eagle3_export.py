@@ -128,7 +128,8 @@ def judged_logits(folder: Path, table: Any, features: Any, tokens: Any) -> np.nd
     The first pairs have true features `[n, F]`; those of the `tokens` after them are
     drafted. Only the last true pair and what follows it predict.
     """
-    torch = pytest.importorskip("torch")
+    import torch
+
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
     stored = torch.load(folder / "pytorch_model.bin", weights_only=True)
     config = json.loads((folder / "config.json").read_text())
@@ -191,12 +192,12 @@ def judged_logits(folder: Path, table: Any, features: Any, tokens: Any) -> np.nd
     return torch.stack(found).numpy()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("prefix", ["midlayer", "layers.0"])
 @pytest.mark.parametrize("head", HEADS)
 def test_plain_torch_drafts_the_same_from_an_exported_head(
     tmp_path: Path, head: str, prefix: str
 ) -> None:
-    pytest.importorskip("torch")
     target = tiny.target_params(TARGET)
     export_eagle3(tmp_path / "head", HEADS[head], weights(HEADS[head]), prefix=prefix)
     config, params = load_eagle3_head(tmp_path / "head", TARGET, target)

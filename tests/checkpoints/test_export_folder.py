@@ -51,6 +51,7 @@ def test_a_folder_that_is_not_ours_is_never_replaced(tmp_path: Path, kind: str) 
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("writer", "error", "named"),
     [
@@ -73,7 +74,6 @@ def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
     error: Exception,
     named: str,
 ) -> None:
-    pytest.importorskip("torch")
     folder = tmp_path / "head"
     export_head(folder, HEAD, random_head())
     before = file_bytes(folder)
@@ -116,10 +116,12 @@ def test_an_interrupted_export_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.torch
 def test_what_reads_back_differently_never_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     save_torch, save_numpy = torch.save, safetensors.numpy.save_file
 
     def negate(tensors: dict[str, Any], *names: str) -> dict[str, Any]:

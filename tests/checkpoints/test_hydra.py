@@ -21,10 +21,10 @@ from eagle_jax.checkpoints import (
 from eagle_jax.models import hydra_heads
 from eagle_jax.models.hydra_heads import HydraConfig
 from tests.checkpoints.folders import change_config
-from tests.conftest import Main
+from tests.conftest import NEEDS_TORCH, Main
 from tests.helpers import file_bytes, refused
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
 
 # These import torch themselves: without it the line above skips the file first.
 
@@ -38,7 +38,7 @@ from tests.checkpoints.judged_heads import (  # noqa: E402
     write_hydra,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_compilation")]
 
 FILE = "hydra_lm_head"
 ARCHS = ("mlp", "prefix-mlp")

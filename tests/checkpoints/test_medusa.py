@@ -26,10 +26,10 @@ from eagle_jax.models import medusa_heads
 from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.tree import MEDUSA_TREE, from_paths
 from tests.checkpoints.folders import change_config
-from tests.conftest import Main
+from tests.conftest import NEEDS_TORCH, Main
 from tests.helpers import file_bytes, refused
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
 
 # These import torch themselves: without it the line above skips the file first.
 
@@ -41,7 +41,7 @@ from tests.checkpoints.judged_heads import (  # noqa: E402
     write_medusa,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_compilation")]
 
 FILE = "medusa_lm_head"
 LAYOUTS = {

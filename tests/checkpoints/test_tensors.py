@@ -115,8 +115,10 @@ def test_loading_takes_little_memory_beside_the_weights(tmp_path: Path) -> None:
     assert 1 <= peak / share < 1.3
 
 
+@pytest.mark.torch
 def test_a_part_of_a_pickle_is_a_slice_of_the_whole(target: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensors = load_file(target / _SINGLE)
     table = {name: torch.from_numpy(tensors[name]).bfloat16() for name in tensors}
     torch.save(table, target / "pytorch_model.bin")

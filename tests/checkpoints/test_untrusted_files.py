@@ -93,10 +93,12 @@ def test_experts_that_the_files_lack_are_not_planned(
     refused(lambda: load_target(target), "num_local_experts = 65,536", "0 experts")
 
 
+@pytest.mark.torch
 def test_torch_files_of_older_formats_and_of_parameters_are_read(
     target: Path, expected: TransformerParams
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensors = {k: torch.from_numpy(v) for k, v in take_weights(target).items()}
     old = {"_use_new_zipfile_serialization": False}
     torch.save(tensors, target / "pytorch_model.bin", **old)
@@ -106,8 +108,10 @@ def test_torch_files_of_older_formats_and_of_parameters_are_read(
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
+@pytest.mark.torch
 def test_torch_tensors_that_are_not_plain_are_refused(target: Path) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensors = {k: torch.from_numpy(v) for k, v in take_weights(target).items()}
     plain = tensors[_QUERY]
     path = target / "pytorch_model.bin"
@@ -123,11 +127,13 @@ def test_torch_tensors_that_are_not_plain_are_refused(target: Path) -> None:
     refused(lambda: load_target(target), "by name")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["deflated", "overlapping"])
 def test_a_torch_file_that_holds_more_than_its_size_is_refused_unread(
     target: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     path = target / "pytorch_model.bin"
     save_bin(take_weights(target), path)
     with zipfile.ZipFile(path) as archive:
@@ -142,12 +148,14 @@ def test_a_torch_file_that_holds_more_than_its_size_is_refused_unread(
     refused(lambda: load_target(target), "compressed", "larger than the file")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("is_zip", [True, False])
 @pytest.mark.parametrize("what", [print, json.JSONDecoder])
 def test_what_a_pickle_would_run_is_refused_without_advice_to_run_it(
     target: Path, what: Any, is_zip: bool
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     take_weights(target)
     path = target / "pytorch_model.bin"
     torch.save({_QUERY: what}, path, _use_new_zipfile_serialization=is_zip)
@@ -156,6 +164,7 @@ def test_what_a_pickle_would_run_is_refused_without_advice_to_run_it(
     assert "weights_only" not in str(caught.value)
 
 
+@pytest.mark.torch
 def test_a_flipped_bit_in_a_torch_file_is_refused_or_harmless(target: Path) -> None:
     save_bin(take_weights(target), target / "pytorch_model.bin")
     path = target / "pytorch_model.bin"

@@ -50,7 +50,10 @@ def _rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
     save_file(tensors, folder / SINGLE)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+_BIN = pytest.param("bin", marks=pytest.mark.torch)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", _BIN])
 def test_shards_and_torch_files_give_the_same_weights(
     target: Path, expected: TransformerParams, kind: str
 ) -> None:
@@ -135,10 +138,12 @@ def test_half_precision_files_are_read(
     )
 
 
+@pytest.mark.torch
 def test_bfloat16_torch_files_are_read(
     target: Path, expected: TransformerParams
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensors = {
         name: torch.from_numpy(tensor.copy()).to(torch.bfloat16)
         for name, tensor in take_weights(target).items()
@@ -183,6 +188,7 @@ def test_a_truncated_safetensors_file_is_refused(target: Path, size: int) -> Non
     refused(lambda: load_target(target), str(path))
 
 
+@pytest.mark.torch
 def test_a_truncated_torch_file_is_refused(target: Path) -> None:
     path = target / "pytorch_model.bin"
     save_bin(take_weights(target), path)
@@ -241,11 +247,13 @@ class _Trap:
         return os.mkdir, (str(self.path),)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("with_torch", [True, False])
 def test_a_pickle_with_code_is_refused_and_not_executed(
     target: Path, tmp_path: Path, with_torch: bool
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     (target / SINGLE).unlink()
     path, sprung = target / "pytorch_model.bin", tmp_path / "sprung"
     payload = {"model.norm.weight": _Trap(sprung)}
@@ -259,9 +267,11 @@ def test_a_pickle_with_code_is_refused_and_not_executed(
     assert sprung.exists(), "the trap itself works"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("content", [["a", "list"], {"step": 3}])
 def test_a_torch_file_of_something_else_is_refused(target: Path, content: Any) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     (target / SINGLE).unlink()
     torch.save(content, target / "pytorch_model.bin")
     refused(lambda: load_target(target), "pytorch_model.bin")

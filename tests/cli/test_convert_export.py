@@ -100,6 +100,7 @@ def test_convert_replaces_only_when_asked(
     assert config["torch_dtype"] == "bfloat16"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["published", "converted"])
 def test_export_writes_the_head_that_it_was_given(
     convert: Main,
@@ -109,7 +110,6 @@ def test_export_writes_the_head_that_it_was_given(
     capsys: pytest.CaptureFixture[str],
     kind: str,
 ) -> None:
-    pytest.importorskip("torch")
     source = pair / "head"
     calibration = source / "calibration.json"
     calibration.write_text('{"vocab_size": 1}')
@@ -227,6 +227,7 @@ def medusa(pair: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.torch
 def test_export_converts_heads_of_medusa(
     export: Main,
     pair: Path,
@@ -234,7 +235,6 @@ def test_export_converts_heads_of_medusa(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("torch")
     output, target = tmp_path / "exported", ["--target", str(pair / "target")]
     argv = ["--head", str(medusa), "--output", str(output), *target]
     assert export([*argv, "--dtype", "bfloat16"]) == 0

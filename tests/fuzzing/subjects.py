@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from eagle_jax.checkpoints import convert_pair
+from eagle_jax.checkpoints import convert_pair, has_torch
 from eagle_jax.checkpoints.heads import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import GenerateConfig, TreeConfig, load_config
@@ -175,6 +175,8 @@ def make_subjects(
         **_records(home),
         "data": Subject(source=_data(home / "data"), files=["*"], read=read_data),
     }
+    if not has_torch():
+        return subjects
     bins = Path(shutil.copytree(pair, home / "bins"))
     save_bin(_take(bins), bins / "target" / "pytorch_model.bin")
     return subjects | {

@@ -69,13 +69,13 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_compilation")]
 
 
 @pytest.fixture(params=_MODELS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     """A random model of `transformers`, and the folder that it wrote."""
-    torch = pytest.importorskip("torch")
+    import torch
     import transformers
 
     family, changes = _MODELS[request.param]

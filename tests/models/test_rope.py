@@ -22,6 +22,7 @@ _LLAMA3 = {
 }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("head_dim", [8, 64, 128])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -53,7 +54,6 @@ _LLAMA3 = {
 def test_inverse_frequencies_are_those_of_transformers(
     ours: RopeConfig, theirs: dict[str, Any], head_dim: int
 ) -> None:
-    pytest.importorskip("torch")
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
