@@ -1,5 +1,6 @@
 """The tokenizer that a checkpoint carries, and its chat template."""
 
+import atexit
 import contextlib
 import datetime
 import functools
@@ -200,8 +201,7 @@ def _ask_renderer(request: str) -> dict[str, Any]:
             child.stdin.flush()
             return json.loads(child.stdout.readline())
         except BaseException as error:  # Ctrl-C, too: an answer may be on its way.
-            child.kill()
-            child.communicate()
+            _end(child)
             _renderer.cache_clear()
             if not isinstance(error, (OSError, ValueError)):
                 raise
@@ -217,7 +217,7 @@ def _renderer(process: int) -> subprocess.Popen[str]:
     """Returns the renderer of a process, which ends when its input does."""
     del process  # A fork must not write to its parent's.
     limits = f"SECONDS, MEMORY, TEXT = {_MAX_SECONDS}, {_MAX_MEMORY}, {_MAX_TEXT}"
-    return subprocess.Popen(
+    child = subprocess.Popen(
         # As for grammars, nothing of the current folder is imported.
         [sys.executable, "-P", "-c", limits + _RENDER],
         cwd=os.sep,
@@ -227,6 +227,13 @@ def _renderer(process: int) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,  # Ctrl-C is for the parent.
     )
+    atexit.register(_end, child)
+    return child
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(OSError), child:  # It may not have read all its input.
+        child.kill()
 
 
 def fix_date(tokenizer: Any, date: str | None = None) -> str | None:
