@@ -231,16 +231,16 @@ class Scheduler(Queue):
         """Reads the next chunk of the long prompt; after the last, its text begins."""
         runner, text = self._runner, reading.text
         self._is_turn_of_short = True
+        started = runner.clock()
         if reading.num_left:  # None is, where a step was interrupted after the last.
-            started = runner.clock()
             with self._changing():
                 reading = self._reading = dataclasses.replace(
                     reading,
                     prefix=runner.call(slots.prefill_chunk, reading.prefix),
                     num_left=reading.num_left - 1,
                 )
-            self._wait_for(reading.prefix)
-            text.prefill_seconds += runner.clock() - started
+        self._wait_for(reading.prefix)
+        text.prefill_seconds += runner.clock() - started
         if reading.num_left:
             return
         prefix, num_slots = reading.prefix, reading.num_slots
@@ -287,9 +287,10 @@ class Scheduler(Queue):
         with self._changing():
             self._state, _ = runner.call(slots.generate, self._state, rounds=rounds)
         self._wait_for(self._state)
-        for text in running.values():
-            text.decode_seconds += (runner.clock() - started) / len(running)
         self._look(running)
+        share = (runner.clock() - started) / len(running)
+        for text in running.values():
+            text.decode_seconds += share
 
     def _look(self, running: dict[int, Text]) -> None:
         """Finds the texts that have ended; the state stays as it is."""

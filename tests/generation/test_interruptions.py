@@ -20,7 +20,7 @@ from tests.helpers import refused
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 __all__ = ["make_runner"]
 
-PROMPTS = prompts_of(2, 40, 5, 16, 33, 1)
+PROMPTS = prompts_of(2, 40, 5, 1)
 
 
 def serve(queue: Scheduler) -> dict[int, list[int]]:
@@ -42,13 +42,13 @@ def serve(queue: Scheduler) -> dict[int, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["call", "fetch", "insert", "grow"])
+@pytest.mark.parametrize("name", ["call", "fetch", "insert"])
 @pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
 def test_texts_outlive_an_error_of_any_call_of_the_devices(
     make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch, name: str, is_late: bool
 ) -> None:
     """Before it begins, or after it has spent what it was given."""
-    runner = make_runner(new_tokens=12, batch_size=2)
+    runner = make_runner(new_tokens=8, batch_size=2)
     wanted = serve(Scheduler(runner))
     kept, calls = getattr(Runner, name), 0
 
@@ -72,7 +72,7 @@ def test_texts_outlive_an_error_of_any_call_of_the_devices(
 
 
 def test_texts_outlive_ctrl_c_at_any_line(make_runner: MakeRunner) -> None:
-    runner = make_runner(new_tokens=12, batch_size=2)
+    runner = make_runner(new_tokens=8, batch_size=2)
     wanted = serve(Scheduler(runner))
     rng = random.Random(0)
     with interrupting(lambda: rng.random() < 0.01):
