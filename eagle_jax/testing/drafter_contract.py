@@ -1,10 +1,13 @@
 """What the author of a drafter runs once: does it keep the protocol?"""
 
+import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax import checked
@@ -17,7 +20,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params, Target
 from eagle_jax.testing.asserts import assert_same_tokens, assert_valid_tree, check
-from eagle_jax.tree.structure import ROOT
+from eagle_jax.tree.structure import ROOT, DraftTree
 
 # Prompts and numbers of new tokens: some texts end while others go on.
 _TEXTS = (
@@ -32,6 +35,9 @@ _ORDERS = ((0, 1, 2, 3), (2, 4, 1, 0))
 
 _SHARED = (0, 2)
 
+_DRAWN_ROWS, _DRAWN_CALLS = 16, 256
+"""The rows of a call of `propose`, and the calls, from which drafts are counted."""
+
 
 def assert_valid_drafter(
     drafter: Drafter,
@@ -43,7 +49,8 @@ def assert_valid_drafter(
     """Checks all that the decoding loop takes for granted about a drafter.
 
     It decodes a few short texts in batches of four, at temperature 0 and 1, round by
-    round.
+    round. Of a drafter that draws its drafts (`DraftTree.draft_logits`) it counts those
+    of 4096 trees: a right one is refused once in a million times.
 
     Args:
         drafter: The drafter.
@@ -63,8 +70,10 @@ def assert_valid_drafter(
             init = functools.partial(checked.init_state, drafter, batch, 64)
             jax.eval_shape(init)
         with jax.default_matmul_precision("highest"):
-            for rule in ("greedy", "coupled"):
-                decoder = Decoder(target=target, drafter=drafter, acceptance=rule)
+            decoder = Decoder(target=target, drafter=drafter, acceptance="rejection")
+            is_drawn = _check_draws(decoder, weights, vocab_size)
+            for rule in ("greedy", "coupled", *["rejection"] * is_drawn):
+                decoder = dataclasses.replace(decoder, acceptance=rule)
                 _check_decoding(decoder, weights, vocab_size)
     except InputError as error:
         raise AssertionError(str(error)) from error
@@ -85,11 +94,12 @@ def _check_decoding(decoder: Decoder, params: Params, vocab_size: int) -> None:
                 f"{name}.propose, round {number}: row {row} has the tokens "
                 f"{tokens.tolist()}, which must lie in 0 .. {vocab_size - 1}",
             )
-    plain = autoregressive.generate(decoder, params, first, num_slots=num_slots)
-    try:
-        assert_same_tokens(state.tokens, plain.tokens)
-    except AssertionError as error:
-        raise AssertionError(f"with {name} the text changes: {error}") from error
+    if decoder.acceptance != "rejection":  # Its tokens are others by right.
+        plain = autoregressive.generate(decoder, params, first, num_slots=num_slots)
+        try:
+            assert_same_tokens(state.tokens, plain.tokens)
+        except AssertionError as error:
+            raise AssertionError(f"with {name} the text changes: {error}") from error
 
     others, _ = _decode(decoder, params, second, num_slots)
     reason = (
@@ -178,3 +188,93 @@ def _decode(
         checked.check_round(decoder.drafter, before, state.drafter_state)
         rounds.append(jax.device_get(done))
     return rounds, state
+
+
+def _check_draws(decoder: Decoder, params: Params, vocab_size: int) -> bool:
+    """Compares drawn children with the distribution they are said to be drawn from.
+
+    Were it another, rejection would give the text another distribution.
+
+    Args:
+        decoder: The decoder, with acceptance "rejection".
+        params: The parameters of target and drafter.
+        vocab_size: The number of tokens, `V`.
+
+    Returns:
+        Whether the drafter draws at all; if not, nothing is compared.
+    """
+    assert decoder.drafter is not None
+    drafter, rows = decoder.drafter, _DRAWN_ROWS
+    requests = make_requests(
+        [_TEXTS[0][0]] * rows,
+        max_new_tokens=1 + decoder.depth,
+        temperature=[1.0, 0.7] * (rows // 2),
+        top_k=[0, min(3, vocab_size - 1)] * (rows // 2),
+        prompt_bucket=8,
+        vocab_size=vocab_size,
+    )
+
+    def prefill() -> DecodeState:
+        num_slots = 64 + decoder.depth
+        return speculative.prefill(decoder, params, requests, num_slots=num_slots)
+
+    def propose(state: DecodeState, key: jax.Array) -> DraftTree:
+        draws = speculative.round_draws(decoder, params, state)
+        draws = dataclasses.replace(draws, keys=jax.random.split(key, rows))
+        root, drafted = jnp.zeros_like(state.root), state.drafter_state
+        return checked.propose(drafter, params.drafter, drafted, root, draws)[0]
+
+    keys = jax.random.split(jax.random.key(0), _DRAWN_CALLS)
+    if jax.eval_shape(propose, jax.eval_shape(prefill), keys[0]).draft_logits is None:
+        return False
+    state, compare = prefill(), jax.jit(lambda *given: _compare(propose(*given)))
+    sums = (np.asarray(compare(state, key), np.float64) for key in keys)
+    excess, variance = sum(sums, start=np.zeros(()))
+    # Bernstein's inequality: all of a right drafter's are smaller, save once in 1e6.
+    exponent = math.log(2e6 * excess.size)
+    allowed = np.sqrt(2 * exponent * variance) + 2 / 3 * exponent
+    worst = int(np.argmax(np.abs(excess) / allowed))
+    node, token = divmod(worst, excess.shape[1])
+    by, which = excess[node, token], f"token {token}"
+    if token == vocab_size:
+        which = "likely tokens"
+    check(
+        bool((np.abs(excess) <= allowed).all()),
+        f"{type(drafter).__name__}.propose: node {node} is not drawn from the "
+        f"draft_logits of its parent; in {rows * _DRAWN_CALLS} trees {which} came "
+        f"{abs(by):.0f} times too {'often' if by > 0 else 'seldom'}. Give those that "
+        "the node's children are drawn from, after temperature and filters, one after "
+        "the other and never twice, with draws.keys",
+    )
+    return True
+
+
+def _compare(tree: DraftTree) -> jax.Array:
+    """Returns how often each token was drawn too often, and the variance of that.
+
+    Each node is compared with the softmax of its parent's `draft_logits`, without its
+    elder siblings. The last column sums the probabilities of the drawn tokens: it shows
+    distributions of other nodes, which on average may be right.
+
+    Args:
+        tree: The trees, `[B, N]` fields, with `draft_logits`.
+
+    Returns:
+        `[2, N, V + 1]` float32, both summed over the rows.
+    """
+    assert tree.draft_logits is not None
+    num_nodes, vocab_size = tree.draft_logits.shape[1:]
+    is_child = tree.is_node & (tree.parents >= 0)
+    parents = jnp.where(is_child, tree.parents, ROOT)
+    drawn = jax.nn.one_hot(tree.tokens, vocab_size) * is_child[..., None]
+    is_elder = (parents[:, :, None] == parents[:, None, :]) & jnp.tri(
+        num_nodes, k=-1, dtype=bool
+    )
+    taken = jnp.einsum("bij,bjv->biv", is_elder.astype(jnp.float32), drawn) > 0
+    logits = jnp.take_along_axis(tree.draft_logits, parents[..., None], axis=1)
+    law = jax.nn.softmax(jnp.where(taken, -jnp.inf, logits))
+    mean = (law**2).sum(axis=-1, keepdims=True)
+    excess = [drawn - law, (drawn * law).sum(axis=-1, keepdims=True) - mean]
+    variance = [law - law**2, (law**3).sum(axis=-1, keepdims=True) - mean**2]
+    both = jnp.stack([jnp.concatenate(x, axis=-1) for x in (excess, variance)])
+    return jnp.where(is_child[..., None], both, 0.0).sum(axis=1)
