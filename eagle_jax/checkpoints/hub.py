@@ -40,7 +40,8 @@ _SAFETENSORS = ("model*.safetensors", "*_lm_head.safetensors")
 _PICKLES = ("pytorch_model*.bin", "*_lm_head.pt")
 _TEXTS = (".json", ".model", ".jinja", ".txt")
 
-_ABOUT_DRAFTS = (CALIBRATION_FILE, VOCABULARY_FILE)
+ABOUT_DRAFTS = (CALIBRATION_FILE, VOCABULARY_FILE)
+"""The names of files beside a draft model that say how to draft with it."""
 
 _WHOLE_BYTES = 1 << 26
 _END_BYTES = 1 << 20  # Headers stand at the beginning, tables of pickles at the end.
@@ -189,7 +190,7 @@ def fingerprint_folder(folder: Path) -> str:
                 for start, length in _pieces(size):
                     file.seek(start)
                     digest.update(file.read(length))
-        elif path.suffix in _TEXTS and path.name not in _ABOUT_DRAFTS:
+        elif path.suffix in _TEXTS and path.name not in ABOUT_DRAFTS:
             digest.update(f"{path.name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 

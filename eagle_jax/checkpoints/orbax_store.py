@@ -23,7 +23,7 @@ from eagle_jax.checkpoints.eagle3 import (
 )
 from eagle_jax.checkpoints.heads import check_pair, load_head
 from eagle_jax.checkpoints.hf_config import head_config, is_eagle3
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE, STORE_LIST, TEXT_FILES
+from eagle_jax.checkpoints.hub import ABOUT_DRAFTS, STORE_LIST, TEXT_FILES
 from eagle_jax.checkpoints.load import load_target, open_target, target_bits
 from eagle_jax.checkpoints.tensors import check_space, saving
 from eagle_jax.checkpoints.weights import (
@@ -143,8 +143,9 @@ def write_store(
     described = {name: describe(tensors[name]) for name in sorted(tensors)}
     if with_text:
         _copy_text(source, folder)
-    if (source / CALIBRATION_FILE).is_file():
-        shutil.copyfile(source / CALIBRATION_FILE, folder / CALIBRATION_FILE)
+    for name in ABOUT_DRAFTS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
     settings = read_json(source / "config.json")
     given = "dtype" if "dtype" in settings else "torch_dtype"
     dtype = str(common_dtype({name: described[name]["dtype"] for name in described}))

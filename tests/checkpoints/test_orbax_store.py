@@ -25,7 +25,9 @@ from eagle_jax.checkpoints import (
     stop_tokens,
     stored_dtype,
 )
+from eagle_jax.config import TreeConfig
 from eagle_jax.errors import InputError
+from eagle_jax.generation.pairs import open_pair
 from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.checkpoints.folders import change_config
 from tests.helpers import file_names, refused
@@ -179,6 +181,20 @@ def test_tokenizer_and_stop_tokens_come_along(tiny_pair: Path, tmp_path: Path) -
     assert stop_tokens(folder) == (7, 299)
     ids = load_tokenizer(folder, 300).encode("the heart")
     assert ids == load_tokenizer(source, 300).encode("the heart")
+
+
+def test_a_converted_head_drafts_with_the_same_tokens(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    target, head = tiny_pair / "target", tmp_path / "head"
+    shutil.copytree(tiny_pair / "head", head)
+    ids = {"vocab_size": 300, "ids": [299, *range(40)]}
+    (head / "draft_vocabulary.json").write_text(json.dumps(ids))
+    convert_pair(tmp_path / "pair", target, head)
+    tree = TreeConfig(num_nodes=4, depth=2, width=2)
+    for folder in (head, tmp_path / "pair" / "head"):
+        source = open_pair(str(target), str(folder), tree=tree, dtype="float32")
+        assert source.draft is not None and source.draft.tokens == (*range(40), 299)
 
 
 def test_settings_are_kept(tiny_pair: Path, converted: Path) -> None:
