@@ -81,7 +81,8 @@ def _count(arguments: argparse.Namespace) -> int:
     folder = checkpoints.resolve(arguments.target)
     vocab_size = checkpoints.open_target(folder)[0].vocab_size
     tokenizer = load_tokenizer(folder, vocab_size)
-    first = [*checkpoints.stop_tokens(folder), *sorted(tokenizer.all_special_ids)]
+    special = (id_ for id_ in sorted(tokenizer.all_special_ids) if id_ < vocab_size)
+    first = [*checkpoints.stop_tokens(folder), *special]
     # A size that is too small is refused before anything is counted.
     counts = np.zeros(vocab_size, np.int64)
     most_frequent(counts, first, arguments.size)

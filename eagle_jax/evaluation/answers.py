@@ -256,6 +256,7 @@ class Answerer:
             min_p=sampling.min_p,
             seeds=seeds + [seeds[0]] * missing,
             prompt_bucket=runner.prompt_bucket,
+            vocab_size=runner.pair.target.config.vocab_size,
         )
         return measure_steps(
             runner.decoder,

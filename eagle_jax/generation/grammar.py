@@ -189,14 +189,16 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
             return bytes([int(found[1], 16)])
         return token.replace("\u2581", " ").encode()
 
-    written: list[bytes | None] = [None] * vocab_size
-    for token, number in tokenizer.get_vocab().items():
+    vocabulary = tokenizer.get_vocab()
+    # Added tokens may lie beyond the target's.
+    written: list[bytes | None] = [None] * (1 + max(vocab_size, *vocabulary.values()))
+    for token, number in vocabulary.items():
         written[number] = read(token)
     for number, added in tokenizer.added_tokens_decoder.items():
         written[number] = None if added.special else added.content.encode()
     for number in tokenizer.all_special_ids:
         written[number] = None
-    return written
+    return written[:vocab_size]
 
 
 def _byte_alphabet() -> dict[str, int]:

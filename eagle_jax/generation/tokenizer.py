@@ -11,6 +11,7 @@ import string
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ _MACRO = """\
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """Loads a tokenizer; code that a checkpoint brings along is never run.
 
+    A warning names tokens that were added to it without a row of the embedding, as
+    some do for padding: prompts that hold one are refused.
+
     Args:
         folder: The folder that `checkpoints.resolve` returned.
         vocab_size: The number of tokens the target knows, `V`.
@@ -102,7 +106,8 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         The `transformers` tokenizer.
 
     Raises:
-        InputError: If there is no usable one, or it knows ids beyond the target's.
+        InputError: If there is no usable one, or its own ids, those that were not
+            added, go beyond the target's.
     """
     # To find out by itself takes transformers seconds and, if it is there, PyTorch.
     if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
@@ -113,7 +118,12 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         tokenizer = kind.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        highest = max(tokenizer.get_vocab().values(), default=-1)
+        beyond = [
+            (number, token)
+            for token, number in tokenizer.get_vocab().items()
+            if number >= vocab_size
+        ]
+        added = tokenizer.get_added_vocab()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -125,10 +135,17 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     # Without its files, transformers makes up a tokenizer of special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise _without_vocabulary(folder)
-    if highest >= vocab_size:
+    if any(token not in added for _, token in beyond):
         raise InputError(
-            f"{folder}: the tokenizer knows ids up to {highest}, but the target's "
-            f"embedding has {vocab_size} rows; they do not belong together"
+            f"{folder}: the tokenizer knows ids up to {max(beyond)[0]}, but the "
+            f"target's embedding has {vocab_size} rows; they do not belong together"
+        )
+    if beyond:
+        warnings.warn(
+            f"{folder}: the tokenizer adds ids up to {max(beyond)[0]} "
+            f"({max(beyond)[1]!r}), but the target's embedding has {vocab_size} rows; "
+            "prompts with ids beyond it are refused",
+            stacklevel=2,
         )
     return tokenizer
 

@@ -140,23 +140,24 @@ def read_examples(
     return found
 
 
-def check_ids(example: Example, vocab_size: int | None) -> None:
+def check_ids(where: str, ids: np.ndarray | None, vocab_size: int | None) -> None:
     """Refuses an example with exact ids of another target.
 
     Args:
-        example: The example, with ids or without.
+        where: The example's position in the file.
+        ids: `[n]` int32, its ids; `None` where they are not known.
         vocab_size: The number of tokens the target knows, `V`; `None` where it is not
             known.
 
     Raises:
         InputError: If an id is not below `vocab_size`.
     """
-    if example.ids is None or vocab_size is None:
+    if ids is None or vocab_size is None:
         return
-    if int(example.ids.max()) >= vocab_size:
+    if (highest := int(ids.max(initial=0))) >= vocab_size:
         raise InputError(
-            f"{example.where} has the id {example.ids.max()}, but the target knows "
-            f"only {vocab_size}; it was made for another target"
+            f"{where} has the id {highest}, but the target knows only {vocab_size}; it "
+            "was made for another target, or holds a token that its tokenizer adds"
         )
 
 

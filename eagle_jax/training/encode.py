@@ -121,10 +121,11 @@ def encode_examples(
     num_cut = num_dropped = num_empty = 0
     for number, example in enumerate(examples, 1):
         try:
-            whole = _encode(example, tokenizer, vocab_size)
+            whole = _encode(example, tokenizer)
         except RefusedError as error:
             refused.append(str(error))
         else:
+            check_ids(example.where, whole.tokens, vocab_size)
             length = len(whole.tokens)
             if length > max_length and too_long == "refuse":
                 raise InputError(
@@ -213,10 +214,9 @@ def encode_prompt(
     return _encode_chat(tokenizer, messages, where, is_prompt=True)
 
 
-def _encode(example: Example, tokenizer: Any, vocab_size: int | None) -> EncodedExample:
+def _encode(example: Example, tokenizer: Any) -> EncodedExample:
     """Encodes one example, uncut."""
     if example.ids is not None:
-        check_ids(example, vocab_size)
         return _sample(example.ids, example.loss_mask)
     if example.messages:
         return _encode_chat(tokenizer, example.messages, example.where)

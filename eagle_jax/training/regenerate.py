@@ -295,7 +295,7 @@ def _tasks(
         check_template(tokenizer)
     for example in examples:
         if not example.messages:
-            check_ids(example, pair.config.vocab_size)
+            check_ids(example.where, example.ids, pair.config.vocab_size)
     tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed, refused)
     return tasks, len(examples)
 

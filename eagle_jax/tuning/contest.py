@@ -184,6 +184,7 @@ def time_parts(contest: Contest, trees: Sequence[TreeConfig]) -> StepCosts:
         max_new_tokens=_TIMED_STEPS + 1,
         temperature=runner.config.sampling.temperature,
         prompt_bucket=len(filled),
+        vocab_size=runner.pair.target.config.vocab_size,
     )
     depth = min(max_depth, _TIMED_DEPTH)
     with contest.progress("timing", num_programs(nodes, widths, depth)) as done:
@@ -330,6 +331,7 @@ def _record_batch(
             temperature=runner.config.sampling.temperature,
             seeds=list(numbers),
             prompt_bucket=runner.prompt_bucket,
+            vocab_size=runner.pair.target.config.vocab_size,
         ),
         widths=widths,
         num_slots=contest.num_slots(drafters[widths[-1]].depth),

@@ -58,3 +58,15 @@ def save_bin(tensors: Tensors, path: Path) -> None:
     import torch
 
     torch.save({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, path)
+
+
+def add_padding(folder: Path) -> None:
+    """Adds to a tiny target's tokenizer a token that its embedding has no row for."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    added = {"id": 300, "content": "<pad>", "special": True, "normalized": False}
+    others = {"single_word": False, "lstrip": False, "rstrip": False}
+    content["added_tokens"].append(added | others)
+    path.write_text(json.dumps(content))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token": "<pad>"}))

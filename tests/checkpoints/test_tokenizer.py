@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from eagle_jax import load_pair
 from eagle_jax.generation import tokenizer as tokenizers
 from eagle_jax.generation.tokenizer import (
     apply_chat_template,
     fix_date,
     load_tokenizer,
 )
+from tests.checkpoints.folders import add_padding
 from tests.helpers import refused
 
 
@@ -103,6 +105,27 @@ def test_an_id_beyond_the_embedding_is_refused_however_few_there_are(
     content["model"]["vocab"]["h"] = 300
     path.write_text(json.dumps(content))
     refused(lambda: load_tokenizer(target, 300), "ids up to 300", "300 rows")
+
+
+def test_an_added_token_beyond_the_embedding_is_refused_in_prompts_alone(
+    target: Path,
+) -> None:
+    plain = load_pair(str(target), method="lookup").generate(
+        "the heart", max_new_tokens=4
+    )
+    add_padding(target)
+    with pytest.warns(
+        UserWarning, match=r"ids up to 300 \('<pad>'\).* 300 rows"
+    ) as warned:
+        pair = load_pair(str(target), method="lookup")
+        assert pair.tokenizer.pad_token_id == 300
+    assert len(warned) == 1 and len(str(warned[0].message)) < 300 + len(str(target))
+    assert pair.generate("the heart", max_new_tokens=4) == plain
+    refused(
+        lambda: pair.generate("the <pad>", max_new_tokens=4),
+        "has the id 300",
+        "0 to 299",
+    )
 
 
 # Chat templates that ask for today's date.

@@ -12,6 +12,7 @@ from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import GenerateConfig
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.training.config import TrainConfig
+from tests.checkpoints.folders import add_padding
 from tests.conftest import Main, load_main
 from tests.evaluation.synthetic import plain, write
 
@@ -49,6 +50,18 @@ def test_the_tokens_of_texts_stand_in_the_order_of_their_counts(
     assert count(flags) == 0
     ids = json.loads(output.read_text())["ids"]
     assert len(ids) == 75 and ids[2:] == list(range(73))  # The tokenizer's order.
+
+
+@pytest.mark.filterwarnings("default:.*<pad>:UserWarning")
+def test_a_token_beyond_the_embedding_is_not_drafted(
+    count: Main, tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
+    add_padding(target)
+    output = tmp_path / "draft_vocabulary.json"
+    assert count(["--target", str(target), "--output", str(output)]) == 0
+    assert "warning: " in capsys.readouterr().err
+    assert max(json.loads(output.read_text())["ids"]) == STOP
 
 
 def test_the_answers_of_an_evaluation_are_counted(

@@ -51,6 +51,8 @@ def compiled(
 def test_the_bytes_of_sentencepiece_tokens() -> None:
     found = grammar.token_bytes(sentencepiece(), 40)
     assert found == [*WRITTEN, *[None] * 31]
+    # Tokens that were added beyond the target's have no column.
+    assert grammar.token_bytes(sentencepiece(), 5) == WRITTEN[:5]
 
 
 def test_the_bytes_of_byte_level_tokens_are_those_of_the_text() -> None:

@@ -262,6 +262,8 @@ def test_ids_of_another_target_are_refused() -> None:
     )
     _one(None, example, vocab_size=513)
     refused(lambda: _one(_tokenizer(), example), "the id 512")
+    text = Example(where="line 9", text="<|eot|>")
+    refused(lambda: _one(_tokenizer(), text, vocab_size=1), "line 9 has the id")
 
 
 def test_a_long_text_is_cut_into_consecutive_pieces() -> None:
