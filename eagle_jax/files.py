@@ -43,13 +43,13 @@ def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:
 
     def fill(place: Path) -> None:
         if isinstance(content, str):
-            place.write_text(content, encoding="utf-8")
+            # A name that is no UTF-8 stands in Python's texts as half characters.
+            place.write_text(content, encoding="utf-8", errors="replace")
         else:
             content(place)
 
     if is_special(path):
-        fill(path)
-        return
+        return fill(path)
     with writing(path), unfinished(resolved(path)) as part:
         part.touch()
         mode = (path if path.exists() else part).stat().st_mode

@@ -194,6 +194,11 @@ def test_what_a_killed_process_left_of_a_file_goes_with_the_next(
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
+def test_names_that_are_no_unicode_are_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "file", {"draft": "\udcff", "also": "é"})
+    assert json.loads((tmp_path / "file").read_text()) == {"draft": "?", "also": "é"}
+
+
 def test_a_file_may_be_filled_by_a_function(tmp_path: Path) -> None:
     path = tmp_path / "picture"
     write_whole(path, lambda part: part.write_bytes(b"\x89"))

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Self
 
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, one_line
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.parsing import read_json
 
@@ -264,7 +264,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
 @functools.cache
 def warn_once(message: str) -> None:
     """Warns, once in a process however often a file is read."""
-    warnings.warn(message, stacklevel=2)
+    warnings.warn(one_line(message), stacklevel=2)
 
 
 def read_rope(

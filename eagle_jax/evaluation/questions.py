@@ -216,7 +216,8 @@ def _folder(path: Path) -> str:
 
 
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    # A file's name need not be UTF-8.
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 def _parse(content: str, where: str, number: int) -> Question:

@@ -137,6 +137,10 @@ class Record:
             numbers([turn.prompt_tokens], f"{_CHOICE}prompt_tokens", int)
             lengths = turn.accept_lengths
             numbers(lengths, f"{_CHOICE}accept_lengths", int, most=_MOST_LEVELS)
+            if 0 in lengths:
+                raise InputError(
+                    f"`{_CHOICE}accept_lengths` holds 0; a step emits 1 or more"
+                )
             for text in (turn.text, turn.stop_reason):
                 if not isinstance(text, str):
                     raise InputError(f"`{_CHOICE}turns` or reasons hold {text!r}")

@@ -6,7 +6,7 @@ import functools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -24,7 +24,7 @@ from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
-from eagle_jax.parsing import read_json_if_any
+from eagle_jax.parsing import check_type, read_json_if_any
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.begin import open_beginning
 from eagle_jax.training.checkpoint import check_output, check_settings, remove_run
@@ -199,8 +199,8 @@ def _dtype(config: TrainConfig, before: dict[str, Any] | None) -> str:
     """Returns the type of a step's arithmetic: that of the run that goes on."""
     if config.run.dtype != "auto":
         return config.run.dtype
-    own = "float32" if on_cpu() else "bfloat16"
-    return own if before is None else before.get("dtype", own)
+    recorded = (before or {}).get("dtype", "float32" if on_cpu() else "bfloat16")
+    return check_type(Literal["float32", "bfloat16"], recorded, "run.json: dtype")
 
 
 def _shard(

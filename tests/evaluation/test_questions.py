@@ -107,6 +107,8 @@ def test_prompts_are_questions_of_one_turn(tmp_path: Path) -> None:
         (1, "mine", ("two",)),
     ]
     refused(lambda: plain_questions(tmp_path / "mine.txt", ["one", "  "]), "prompt 1")
+    unnamed = plain_questions(tmp_path / "\udcff.txt", ["one", "two"])
+    assert len(choose(unnamed, per_category=1)) == 1
 
 
 def test_several_files_keep_their_questions_apart() -> None:

@@ -52,6 +52,7 @@ NODES = Nodes.of([]).to_json()
         ("decoding_steps", [9], "does not count `choices[0].accept_lengths`"),
         ("turns", [None], "hold None"),
         ("accept_lengths", [1, 1, 1, -1], "holds -1"),
+        ("accept_lengths", [1, 1, 1, 0], "holds 0; a step emits 1 or more"),
         ("wall_time", [-1.0], "`choices[0].wall_time` holds -1.0"),
         ("wall_time", ["1"], "`choices[0].wall_time` holds '1'"),
         ("wall_time", [True], "`choices[0].wall_time` holds True"),

@@ -124,6 +124,9 @@ def test_a_resumed_run_keeps_its_settings_data_and_target(
     settings = json.loads(path.read_text()) | {"rms_norm_eps": 1e-6}
     path.write_text(json.dumps(settings))
     refused(lambda: resume(target=target), "of another target")
+    path = begun / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": ""}))
+    refused(resume, "run.json: dtype = '' must be one of 'float32', 'bfloat16'")
     assert [path.name for path in begun.iterdir()] == ["run.json"]
 
 
