@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ _TOKENS = ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "[" * 100_000]
 
 def hostile_value(rng: random.Random) -> Any:
     """A value of any kind."""
-    return rng.choice([*_TEXTS, *_NUMBERS, *_ODD])
+    # A copy: a list that is changed later could come to hold itself.
+    return deepcopy(rng.choice([*_TEXTS, *_NUMBERS, *_ODD]))
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
