@@ -13,7 +13,7 @@ import safetensors.numpy
 from eagle_jax.checkpoints import convert_pair, has_torch
 from eagle_jax.checkpoints.heads import load_calibration
 from eagle_jax.cli.files import read_prompts
-from eagle_jax.config import GenerateConfig, TreeConfig, load_config
+from eagle_jax.config import CONFIGS, GenerateConfig, TreeConfig, load_config
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.calibrate import PLAIN, fit, read_observed
 from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
@@ -153,6 +153,8 @@ def make_subjects(
     tensors = _take(shards)
     write_shards(shards / "target", tensors, safetensors.numpy.save_file, "safetensors")
     weights = ["*/*.safetensors", "target/chat_template.jinja"]
+    tables_folder = Path(shutil.copytree(configs, home / "tables"))
+    shutil.copy(CONFIGS / "embedded.toml", tables_folder)
     subjects = {
         "pair": Subject(source=pair, files=[*settings, *weights], read=read_pair),
         "shards": Subject(source=shards, files=["target/*.index.json"], read=read_pair),
@@ -166,7 +168,7 @@ def make_subjects(
             files=["*/store.json", "*/params/**/*", "*/config.json"],
             read=read_pair,
         ),
-        "settings": Subject(source=configs, files=["*.toml"], read=read_settings),
+        "settings": Subject(source=tables_folder, files=["*.toml"], read=read_settings),
         "run": Subject(
             source=run,
             files=["run.json", "log.csv", "checkpoints/*/*/*", "checkpoints/**/*"],
