@@ -1,6 +1,7 @@
 """The files of an export: written whole, and read back bit for bit."""
 
 import collections
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -146,7 +147,9 @@ def write_export(
             _write_pickle(pickled, tensors)
         read = read_config(unfinished)
         if read != config:
-            raise InputError(f"{config} cannot be exported: it would be read as {read}")
+            raise InputError(
+                f"these settings cannot be exported: {_difference(config, read)}"
+            )
         _check_bits(safe, open_safetensors(safe), tensors)
         if with_pickle:
             _check_bits(pickled, open_bin(pickled), tensors)
@@ -201,3 +204,14 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     kind = f"u{one.dtype.itemsize}"
     mine, theirs = (np.ascontiguousarray(x).view(kind) for x in (one, other))
     return np.array_equal(mine, theirs)
+
+
+def _difference(config: Any, read: Any) -> str:
+    """Returns what the first field that differs would be read as."""
+    for field in dataclasses.fields(config):
+        one, other = getattr(config, field.name), getattr(read, field.name)
+        if one != other:
+            if type(one) is type(other) and dataclasses.is_dataclass(one):
+                return _difference(one, other)
+            return f"{field.name} = {one!r} would be read as {other!r}"
+    return "they would be read as those of another kind"

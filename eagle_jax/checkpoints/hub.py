@@ -149,8 +149,8 @@ def file_inside(folder: Path, name: str, list_name: str) -> Path:
         homes.append((home.parent.parent / "blobs").resolve())
     if not is_plain or not any(real.is_relative_to(place) for place in homes):
         raise InputError(
-            f"{folder / list_name} names {name!r}, which lies outside the checkpoint's "
-            "folder; put the file itself into the folder"
+            f"{folder / list_name} names {name!r}, which lies outside its folder; put "
+            "the file itself there"
         )
     if not is_file:
         raise InputError(f"{path} is missing, but {list_name} names it")

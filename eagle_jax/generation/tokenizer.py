@@ -129,9 +129,8 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     except BaseException as error:
         # A broken file ends in whatever its parser trips over; what tokenizers' Rust
         # code ends in is no `Exception`.
-        raise InputError(
-            f"{folder} holds no usable tokenizer: {first_line(error)}"
-        ) from error
+        reason = first_line(error).replace(str(folder), folder.name)
+        raise InputError(f"{folder} holds no usable tokenizer: {reason}") from error
     # Without its files, transformers makes up a tokenizer of special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise _without_vocabulary(folder)

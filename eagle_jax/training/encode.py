@@ -149,8 +149,9 @@ def encode_examples(
         refused=refused,
     )
     if not samples:
+        reason = refused[0] if refused else encoded.summary()
         raise InputError(
-            f"nothing is left to train on: {encoded.summary()}; raise the limit "
+            f"nothing is left to train on: {reason}; raise the limit "
             f"(row_length) of {max_length}, or give other data or another tokenizer"
         )
     return encoded

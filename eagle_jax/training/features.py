@@ -350,9 +350,8 @@ def _check_same(folder: Path, index: _Index, wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         if getattr(index, name) != value:
             raise InputError(
-                f"{folder} holds features {labels[name]} ({name} = "
-                f"{getattr(index, name)!r} instead of {value!r}); remove it, or give "
-                "another folder"
+                f"{folder} holds features {labels[name]}; remove it, or give another "
+                "folder"
             )
 
 

@@ -341,7 +341,7 @@ def _run(
                 raise
             export(best)
             raise InputError(
-                f"{error}; the best head so far is in {trained.head}"
+                f"{error}; {trained.head.name}/ holds the best so far"
             ) from error
     return dataclasses.replace(trained, summary=summary)
 
