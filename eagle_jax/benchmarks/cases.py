@@ -3,7 +3,7 @@
 import dataclasses
 
 from eagle_jax.benchmarks.compilation import Case
-from eagle_jax.config import TreeConfig, require
+from eagle_jax.config import TreeConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -73,7 +73,7 @@ _RUNS = (
 
 
 def every_case() -> list[Case]:
-    """Returns all cases, in the order in which reports name them."""
+    """Returns all cases."""
     return [
         Case(
             name=name,
@@ -87,27 +87,3 @@ def every_case() -> list[Case]:
         )
         for name, topology, mesh, num_nodes, batch_size, training_rows in _RUNS
     ]
-
-
-def label(case: Case) -> str:
-    """Returns the name of a case, which no other case has."""
-    return f"{case.name} {case.topology} {case.mesh} rows={case.batch_size}"
-
-
-def with_layers(case: Case, layers: int) -> Case:
-    """Returns a case with only `layers` layers, which compiles quickly."""
-    target = dataclasses.replace(case.target, num_layers=layers)
-    name = f"{case.name} ({layers} layers)"
-    return dataclasses.replace(case, name=name, target=target)
-
-
-def with_draft_vocabulary(case: Case, size: int) -> Case:
-    """Returns a case whose head drafts only `size` tokens.
-
-    Raises:
-        InputError: If the target has not more tokens than that.
-    """
-    most = case.target.vocab_size - 1
-    require(1 <= size <= most, "`draft_vocabulary`", size, f"1 to {most}")
-    name = f"{case.name} ({size} drafted tokens)"
-    return dataclasses.replace(case, name=name, draft_vocabulary=size)

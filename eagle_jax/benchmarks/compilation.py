@@ -17,8 +17,6 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from eagle_jax.benchmarks.peaks import CHIPS, Chip, Machine
-from eagle_jax.benchmarks.roofline import Work
 from eagle_jax.benchmarks.training import TRAININGS, training_step
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
@@ -32,7 +30,7 @@ from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.parallel.sharding import Program
-from eagle_jax.testing import programs, traffic
+from eagle_jax.testing import programs
 from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import init_state, train_step
@@ -48,6 +46,16 @@ PROGRAMS = ("prefill", "round", "sampled round", "token", *STEPS)
 
 LOOPS = ("round", "sampled round", "token")
 """The `PROGRAMS` that decode; a "sampled round" draws, the others are greedy."""
+
+ENVIRONMENT = {
+    # The compiler alone is needed, and it asks for no TPU's metadata.
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    # Several processes may compile at once, as none holds a TPU.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+"""What stands in the environment of a process that compiles for TPUs without one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +76,6 @@ class Case:
         training_rows: The number of rows of a training step.
         row_length: The number of tokens of each of these rows.
         dtype: The type of weights and caches; a head in training is float32.
-        draft_vocabulary: The number of tokens that the head drafts, `W`; `None` for
-            all.
     """
 
     name: str
@@ -84,17 +90,21 @@ class Case:
     training_rows: int = 4
     row_length: int = 2048
     dtype: str = "bfloat16"
-    draft_vocabulary: int | None = None
-
-    @property
-    def chip(self) -> Chip:
-        """The peaks of its chips."""
-        return CHIPS[self.topology.split(":")[0]]
 
     @property
     def num_slots(self) -> int:
         """The number of slots of its caches, `S`."""
         return round_up_slots(self.max_length, depth=self.tree.levels)
+
+    def with_layers(self, layers: int) -> "Case":
+        """Returns the case with only `layers` layers, which compiles quickly."""
+        target = dataclasses.replace(self.target, num_layers=layers)
+        name = f"{self.name} ({layers} layers)"
+        return dataclasses.replace(self, name=name, target=target)
+
+    def __str__(self) -> str:
+        """Returns its name with its machine, which no other case has."""
+        return f"{self.name} {self.topology} {self.mesh} rows={self.batch_size}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,14 +129,7 @@ class Report:
             name.
         moved: The bytes that a device gets from them; each counts once, however often
             it runs.
-        flops: The operations of the whole program by XLA's own count, where a loop
-            counts as often as the program says that it runs, see `testing.traffic`: the
-            loop of all rounds, or of all tokens, counts once.
-        traffic: The bytes that it moves in a device's main memory, counted likewise;
-            of a loop of decoding without what runs once, before it.
         random_words: The words of the largest array of noise that a device makes.
-        most_collectives: The largest number of collectives that the rule gives for one
-            row; `None` where there is no rule.
     """
 
     program: str
@@ -140,22 +143,16 @@ class Report:
     host_calls: list[str]
     collectives: dict[str, int]
     moved: int
-    flops: float
-    traffic: int
     random_words: int
-    most_collectives: int | None
 
     @property
-    def is_in_place(self) -> bool:
-        """Whether the results take over the memory of all that changes."""
-        return self.aliased >= self.state
-
-    def predicted_seconds(self, case: Case) -> float:
-        """Returns the least seconds that the chips' published peaks allow."""
-        # A ring passes a sum twice, but for the device's own part.
-        moved = 2 * (1 - 1 / case.mesh.tensor) * self.moved
-        work = Work(flops=self.flops, read=self.traffic, moved=moved)
-        return work.seconds(Machine(chip=case.chip, num_chips=case.mesh.tensor))
+    def problems(self) -> list[str]:
+        """What the program does and must not do, in words."""
+        found = [f"copies a cache: {line}" for line in self.copies]
+        found += [f"waits for the host: {line}" for line in self.host_calls]
+        if self.aliased < self.state:
+            found.append(f"changes {self.aliased} of {self.state} bytes in place")
+        return found
 
 
 def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]:
@@ -180,37 +177,6 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
     for program in STEPS:
         if program in only:
             yield _training(case, sharding, params, program)
-
-
-def most_collectives(case: Case, program: str) -> int | None:
-    """Returns how many collectives a loop needs where each row's work is split.
-
-    A layer needs two, with all experts of a mixture together. Tables that are split
-    over the vocabulary need one to look tokens up, two for an argmax, its value and its
-    index, and one more for the sum that makes it a probability. A round runs the target
-    once and the head `D` times, and takes one more argmax per node that it accepts.
-
-    Noise needs none: each device makes its own part, and the argmax under it is found
-    like any other. The filters of a sampled round, which run only where a row asks for
-    one, need five per call: the maximum and the sum of a softmax, the largest
-    probability, and a mass and a count. The target's draw needs an argmax and a lookup
-    more, to test a token.
-
-    Args:
-        case: The case, see `Case`.
-        program: The program's name, one of `PROGRAMS`.
-    """
-    if program not in LOOPS:
-        return None
-    if case.mesh.tensor == 1:
-        return 0
-    lookup, argmax, total = 1, 2, 1
-    filters = 5 if program == "sampled round" else 0
-    target = lookup + 2 * case.target.num_layers + argmax + filters
-    if filters:
-        target += argmax + lookup
-    head = lookup + 2 + argmax + total + filters
-    return target + (0 if program == "token" else head * case.tree.levels)
 
 
 def _decoding(
@@ -306,10 +272,7 @@ def _compile(
         host_calls=programs.find_host_calls(lines),
         collectives=programs.count_collectives(lines),
         moved=programs.moved_bytes(lines),
-        flops=compiled.cost_analysis()["flops"] + traffic.repeated_flops(text),
-        traffic=traffic.memory_bytes(text, in_loops=name in LOOPS),
         random_words=programs.random_words(lines),
-        most_collectives=most_collectives(case, name),
     )
 
 
@@ -356,9 +319,6 @@ def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
     joined = EagleHead.join(head, weights)
-    if case.draft_vocabulary is not None:
-        tokens = jax.ShapeDtypeStruct((case.draft_vocabulary,), np.int32)
-        joined = jax.eval_shape(EagleHead.narrow, joined, tokens)
     sharding = sharding.with_drafter(case.head.layer, joined)
     params = Params(
         target=_with(weights, sharding.target_shardings(weights)),
