@@ -51,9 +51,8 @@ ALLOWED = {
         "tree",
     },
     "benchmarks": {
-        *("config", "decoding", "drafting", "errors", "files", "interface"),
-        *("markdown", "models", "parallel", "progress", "testing", "training"),
-        "tree",
+        *("config", "decoding", "drafting", "interface", "models", "parallel"),
+        *("progress", "testing", "training", "tree"),
     },
     "evaluation": {
         *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),
@@ -61,8 +60,8 @@ ALLOWED = {
         *("parallel", "parsing", "progress", "training", "tree"),
     },
     "tuning": {
-        *("benchmarks", "checkpoints", "config", "decoding", "drafting", "errors"),
-        *("generation", "interface", "models", "progress", "tree"),
+        *("benchmarks", "config", "decoding", "drafting", "errors", "generation"),
+        *("interface", "progress", "tree"),
     },
     "cli": {
         *("assets", "automaton", "benchmarks", "checkpoints", "config"),

@@ -32,7 +32,7 @@ def _target(
     )
 
 
-def published_head(target: TransformerConfig) -> EagleHeadConfig:
+def _published_head(target: TransformerConfig) -> EagleHeadConfig:
     """Returns the head that was published for such a target."""
     layer = dataclasses.replace(
         target.layer,
@@ -49,15 +49,12 @@ def published_head(target: TransformerConfig) -> EagleHeadConfig:
     )
 
 
-MODELS = {
-    "Llama-2-7B": _target((4096, 11008, 32, 32, 32, 32000), theta=1e4),
-    "Llama-2-13B": _target((5120, 13824, 40, 40, 40, 32000), theta=1e4),
+_MODELS = {
     "Llama-3-8B": _target((4096, 14336, 32, 32, 8, 128256), theta=5e5),
     "Llama-2-70B": _target((8192, 28672, 80, 64, 8, 32000), theta=1e4),
     "Llama-3-70B": _target((8192, 28672, 80, 64, 8, 128256), theta=5e5),
     "Mixtral-8x7B": _target((4096, 14336, 32, 32, 8, 32000), theta=1e6, experts=8),
 }
-"""The sizes of published models by name."""
 
 # Model, topology, mesh, nodes, rows of a batch, rows of a training step.
 _RUNS = (
@@ -77,8 +74,8 @@ def every_case() -> list[Case]:
     return [
         Case(
             name=name,
-            target=MODELS[name],
-            head=published_head(MODELS[name]),
+            target=_MODELS[name],
+            head=_published_head(_MODELS[name]),
             topology=topology,
             mesh=parse_mesh(mesh),
             tree=TreeConfig(num_nodes=num_nodes, depth=6, width=10),

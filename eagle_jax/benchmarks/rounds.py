@@ -9,16 +9,12 @@ import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.benchmarks.own_peaks import own_machine, time_products, time_reads
-from eagle_jax.benchmarks.pair_sizes import draft_sizes, target_sizes
-from eagle_jax.benchmarks.peaks import Machine
-from eagle_jax.benchmarks.predictions import predict_round
 from eagle_jax.benchmarks.timing import (
     Body,
     draft_body,
@@ -34,7 +30,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
 from eagle_jax.interface import Params, TargetOutput
-from eagle_jax.models.transformer import Transformer, TransformerParams
+from eagle_jax.models.transformer import Transformer
 from eagle_jax.tree import DraftTree, root_only
 
 
@@ -135,9 +131,8 @@ def time_rounds(
         report: Called with the number of finished repeats.
 
     Returns:
-        The figures by name: "token" and "round" in milliseconds with their parts, the
-        "floor" of a token, what is predicted of both from the peaks of the same turns,
-        and the ratios "overhead", "token / floor" and "round / token".
+        The figures by name: "token" and "round" in milliseconds with their parts, and
+        the ratios "overhead" and "round / token".
     """
     settings = (pair.decoder, pair.params, pair.requests(iterations + 1))
     bodies = {
@@ -157,49 +152,15 @@ def time_rounds(
             for name, body in bodies.items()
         },
         "accept + commit": _time_commits(pair, iterations),
-        "read": time_reads(),
-        "multiply": time_products(pair.target.dtype),
     }
     found = in_turn(programs, repeats, measured=report)
     times = {name: [1e3 * x for x in seconds] for name, seconds in found.items()}
 
-    peaks = zip(times.pop("read"), times.pop("multiply"), strict=True)
-    machines = [own_machine(1e-3 * read, 1e-3 * multiply) for read, multiply in peaks]
-    read_bytes = token_bytes(pair.params.target)
-    times["floor"] = [1e3 * read_bytes / x.chip.bandwidth for x in machines]
-    times |= _predicted(pair, machines)
     columns = {name: np.array(values) for name, values in times.items()}
     bare = columns["bare verify"] + columns["bare drafts"]
     columns["overhead"] = columns["round"] / bare
-    columns["token / floor"] = columns["token"] / columns["floor"]
     columns["round / token"] = columns["round"] / columns["token"]
     return {name: Spread.of(values.tolist()) for name, values in columns.items()}
-
-
-def _predicted(pair: Pair, machines: Sequence[Machine]) -> dict[str, list[float]]:
-    """Returns predicted milliseconds, one per turn, from the peaks of that turn."""
-    dtype = pair.target.dtype
-    target = target_sizes(pair.target, pair.params.target, dtype=dtype)
-    draft = draft_sizes(pair.model, pair.params.drafter, dtype=dtype)
-    found = [
-        predict_round(
-            target, draft, x, pair.tree, slots=pair.num_slots, batch=pair.batch
-        )
-        for x in machines
-    ]
-    return {
-        "predicted token": [1e3 * x.token for x in found],
-        "predicted round": [1e3 * x.token * x.ratio for x in found],
-    }
-
-
-def token_bytes(params: TransformerParams) -> int:
-    """Returns the bytes that one token must read: all weights but the embedding.
-
-    A tied embedding is read as the output head.
-    """
-    total = sum(x.nbytes for x in jax.tree.leaves(params))
-    return total - (0 if params.output_head is None else params.embedding.nbytes)
 
 
 def time_compilation(pair: Pair) -> dict[str, float]:

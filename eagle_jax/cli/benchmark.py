@@ -53,21 +53,17 @@ from eagle_jax.models.transformer import Transformer
 
 _MEANINGS = {
     "token": "autoregressive decoding, one token",
-    "floor": "of a token: its weights' bytes over the read bandwidth",
     "round": "speculative decoding, one round",
     "draft": "of a round: the tree",
     "verify": "of a round: the target over the tree",
     "accept + commit": "of a round: walk, text and caches",
     "bare verify": "the target's forward and unembed over N rows, alone",
     "bare drafts": "the head's D calls and unembeds, alone",
-    "predicted token": "PREDICTION: from the read bandwidth and FLOP/s of each turn",
-    "predicted round": "PREDICTION: likewise",
     "overhead": "round / (bare verify + bare drafts)",
-    "token / floor": "what plain decoding costs over its floor",
     "round / token": "what a round must be accepted for to pay",
 }
 _NOT_TIMED = ("small-model", "autoregressive")
-_RATIOS = ("overhead", "token / floor", "round / token")
+_RATIOS = ("overhead", "round / token")
 
 
 def main(argv: list[str] | None = None) -> int:

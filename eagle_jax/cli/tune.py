@@ -3,7 +3,6 @@
     eagle-jax tune
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
     eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
-    eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --costs predicted:v5e-4
     eagle-jax tune --method medusa --target FOLDER --draft FOLDER --prompts FILE
     eagle-jax tune --method lookup --target FOLDER --prompts FILE
 
@@ -13,9 +12,6 @@ decoding. For methods whose tree is static it measures how often drafts of each 
 and rank are right, and runs the best trees of a few sizes. Of chain, lookup, lookahead
 and eagle2+lookup it runs a few settings, without a prediction. Without a target it
 tunes the embedded pair. The file that it writes is for `eagle-jax generate --config`.
-
-With `--costs predicted:MACHINE` it measures no time: costs are what the peaks published
-for that machine allow, tokens per round are replayed, and the result is a prediction.
 """
 
 import argparse
@@ -29,12 +25,11 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.benchmarks.peaks import Machine
 from eagle_jax.cli.command import run_command, say
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import join_settings
-from eagle_jax.cli.tune_flags import FINALISTS, STATIC, check, machine_of, parse
+from eagle_jax.cli.tune_flags import FINALISTS, STATIC, check, parse
 from eagle_jax.cli.tune_tables import cost_table, result_table
 from eagle_jax.config import GenerateConfig, TreeConfig
 from eagle_jax.decoding.requests import bucket_length
@@ -50,7 +45,6 @@ from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import Topology
 from eagle_jax.tuning import contest, static, tried
-from eagle_jax.tuning.predicted import check_target, predict_steps
 from eagle_jax.tuning.prediction import Prediction, finalists, predict, show, sizes
 
 _Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
@@ -130,39 +124,12 @@ def _tune_dynamic(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tu
     drafter_of = _with_tree(source)
     for tree in trees:
         _check_room(arguments, source, drafter_of(tree))
-    machine = machine_of(arguments)
-    if machine is not None:
-        check_target(
-            source.config,
-            source.bits,
-            machine,
-            num_slots=1 + arguments.max_new_tokens,
-            batch_size=arguments.batch_size,
-        )
     pair, measured = _load(arguments, source, drafter_of)
-    if machine is None:
-        costs = contest.time_parts(measured, trees)
-    else:
-        assert isinstance(source.drafter, TreeDrafter), "these methods draft trees"
-        costs = predict_steps(
-            pair.target,
-            source.drafter,
-            pair.params,
-            machine,
-            trees,
-            num_slots=measured.num_slots(max(tree.levels for tree in trees)),
-            batch_size=arguments.batch_size,
-        )
+    costs = contest.time_parts(measured, trees)
     recorded = contest.record_texts(measured, trees)
     ranking = predict(trees, recorded, costs, batch_size=arguments.batch_size)
     console = Console()
     console.print(cost_table(f"costs, {_where(arguments)}", costs))
-    if machine is not None:
-        best = ranking[: arguments.finalists or FINALISTS]
-        entries = [_predicted_entry(prediction) for prediction in best]
-        console.print(_results("best", arguments, entries))
-        return pair, measured.prompts, entries
-
     chosen = finalists(ranking, arguments.finalists or FINALISTS)
     entries = measured.run(chosen, "finalists")
     console.print(_results("finalists", arguments, entries))
@@ -203,34 +170,13 @@ def _rule(arguments: argparse.Namespace) -> AcceptanceRule:
 
 
 def _where(arguments: argparse.Namespace) -> str:
-    return f"batch size {arguments.batch_size}, {_place(machine_of(arguments))}"
-
-
-def _place(machine: Machine | None) -> str:
-    """Returns where costs come from, in words."""
-    if machine is None:
-        return jax.devices()[0].device_kind
-    return f"PREDICTED from published peaks of {machine}"
-
-
-def _predicted_entry(prediction: Prediction) -> contest.Entry:
-    """Returns a tree that was not run, with the figures that are predicted for it."""
-    return contest.Entry(
-        prediction=prediction,
-        tokens_per_round=prediction.tokens_per_round,
-        speedup=prediction.speedup,
-    )
+    return f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
 
 
 def _results(
     title: str, arguments: argparse.Namespace, entries: list[contest.Entry]
 ) -> Table:
-    return result_table(
-        f"{title}, {_where(arguments)}",
-        arguments.method,
-        entries,
-        is_measured=machine_of(arguments) is None,
-    )
+    return result_table(f"{title}, {_where(arguments)}", arguments.method, entries)
 
 
 def _with_tree(source: PairSource) -> Callable[[TreeConfig | Topology], Drafter]:
@@ -313,11 +259,9 @@ def _write(
     best: contest.Entry,
 ) -> None:
     """Writes the settings file, and prints in one line what is in it."""
-    machine = machine_of(arguments)
-    version = importlib.metadata.version("jax")
+    version, device = importlib.metadata.version("jax"), jax.devices()[0].device_kind
     comments = (
-        f"eagle-jax tune, {_place(machine)}, texts in {pair.target.dtype}, "
-        f"jax {version}",
+        f"eagle-jax tune, {device}, texts in {pair.target.dtype}, jax {version}",
         f"target {arguments.target}"
         + (f", draft {arguments.draft}" if arguments.draft else ""),
         f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
@@ -334,15 +278,13 @@ def _write(
         batch_size=arguments.batch_size,
         dtype=arguments.dtype,
         choices=str(choices.resolve()),
-        how="measured" if machine is None else "PREDICTED, not measured",
         draft_vocabulary=arguments.draft_vocabulary,
         comments=comments,
     )
     write_whole(arguments.output, settings)
     found = show(tree, arguments.method)
     if best.speedup > 1:
-        said = "" if machine is None else f", {_place(machine)}"
-        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding{said}")
+        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
     else:
         print(
             f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "

@@ -5,7 +5,6 @@ import dataclasses
 from pathlib import Path
 
 from eagle_jax import assets
-from eagle_jax.benchmarks.peaks import Machine, parse_machine
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.settings import add_settings, join_settings
@@ -19,11 +18,6 @@ from eagle_jax.tuning.prediction import grid, parse_grid
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 STATIC = ("eagle1", "medusa", "hydra", "recycling")
 """The methods whose trees are static."""
-
-_DYNAMIC = [
-    name for name in SETTINGS if name not in (*STATIC, *tried.METHODS, "autoregressive")
-]
-"""The methods whose rounds are predicted, part by part."""
 
 _MAX_NODES = 64
 
@@ -57,11 +51,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--batch-size", type=int, default=1)
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    add(
-        "--costs",
-        default="measured",
-        help="or predicted:MACHINE, such as predicted:v5e-4: for a machine elsewhere",
-    )
     add("--max-nodes", type=int, help="largest tree, root included; default 64")
     add("--max-depth", type=int, help="deepest tree; default 8, or any")
     add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
@@ -107,8 +96,6 @@ def check(arguments: argparse.Namespace) -> list[TreeConfig]:
         )
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is tuned for depends on the text")
-    if machine_of(arguments) is not None:
-        _check_predicted(arguments)
     max_depth = arguments.max_depth or static.MAX_DEPTH
     if method in STATIC:
         if is_special(arguments.output):
@@ -141,31 +128,3 @@ def check(arguments: argparse.Namespace) -> list[TreeConfig]:
         trees = given or grid(arguments.max_nodes, max_depth)
     calibration = arguments.calibration
     return [dataclasses.replace(tree, calibration=calibration) for tree in trees]
-
-
-def machine_of(arguments: argparse.Namespace) -> Machine | None:
-    """Returns the machine whose costs are predicted; `None` where they are measured.
-
-    Raises:
-        InputError: If costs are neither, or no peaks are known for the machine.
-    """
-    how, _, name = arguments.costs.partition(":")
-    if arguments.costs != "measured" and how != "predicted":
-        raise InputError(
-            f"--costs {arguments.costs!r} must be measured, or predicted:MACHINE such "
-            "as predicted:v5e-4"
-        )
-    return parse_machine(name) if how == "predicted" else None
-
-
-def _check_predicted(arguments: argparse.Namespace) -> None:
-    if arguments.method not in _DYNAMIC:
-        raise InputError(
-            "--costs predicted is for methods whose rounds are predicted part by part: "
-            f"{', '.join(_DYNAMIC)}; leave it out for {arguments.method}"
-        )
-    if arguments.sweep:
-        raise InputError(
-            "--costs predicted runs no tree for real, so it takes no --sweep; leave "
-            "one of them out"
-        )

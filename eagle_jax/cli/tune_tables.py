@@ -12,9 +12,7 @@ from eagle_jax.tuning.costs import StepCosts
 from eagle_jax.tuning.prediction import show
 
 
-def result_table(
-    title: str, method: Method, entries: Sequence[Entry], *, is_measured: bool
-) -> Table:
+def result_table(title: str, method: Method, entries: Sequence[Entry]) -> Table:
     """Returns a table of trees beside plain decoding.
 
     Its "known" is the share of tokens at which the prediction guesses nothing.
@@ -23,7 +21,6 @@ def result_table(
         title: The title.
         method: The method that drafts.
         entries: The trees, the quickest first.
-        is_measured: Whether they were run; the measured columns are empty if not.
     """
     table = Table(
         *("tree", "known", "predicted tokens/round", "speedup"),
@@ -37,8 +34,8 @@ def result_table(
             "-" if math.isnan(expected.certainty) else f"{expected.certainty:.1%}",
             decimals(expected.tokens_per_round, 3),
             decimals(expected.speedup),
-            f"{entry.tokens_per_round:.3f}" if is_measured else "-",
-            f"{entry.speedup:.2f}" if is_measured else "-",
+            f"{entry.tokens_per_round:.3f}",
+            f"{entry.speedup:.2f}",
         )
     table.add_row("plain decoding", "", "1.000", "1.00", "1.000", "1.00")
     return table

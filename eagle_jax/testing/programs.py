@@ -31,7 +31,7 @@ def every_line(text: str) -> list[str]:
     Args:
         text: The program's text, as `jax.stages.Compiled.as_text` returns it.
     """
-    return [line for lines in computations_of(text).values() for line in lines]
+    return [line for lines in _computations_of(text).values() for line in lines]
 
 
 def loop_lines(text: str) -> list[str]:
@@ -44,13 +44,13 @@ def loop_lines(text: str) -> list[str]:
         A line per instruction of all bodies and conditions of `while`, and of all
         computations that they call; each once, however often it runs.
     """
-    computations = computations_of(text)
+    computations = _computations_of(text)
     waiting = [
         name
         for lines in computations.values()
         for line in lines
         if " while(" in line
-        for name in called_by(line)
+        for name in _called_by(line)
     ]
     seen: dict[str, list[str]] = {}
     while waiting:
@@ -59,7 +59,7 @@ def loop_lines(text: str) -> list[str]:
             continue
         seen[name] = computations[name]
         for line in seen[name]:
-            waiting += called_by(line)
+            waiting += _called_by(line)
     return [line for lines in seen.values() for line in lines]
 
 
@@ -70,7 +70,7 @@ def count_collectives(lines: Sequence[str]) -> dict[str, int]:
     """
     found: collections.Counter[str] = collections.Counter()
     for line in lines:
-        name = operation_of(line)[1].removesuffix("-start")
+        name = _operation_of(line)[1].removesuffix("-start")
         if name in COLLECTIVES:
             found[name] += 1
     return dict(found)
@@ -83,7 +83,7 @@ def moved_bytes(lines: Sequence[str]) -> int:
     """
     moved = 0
     for line in lines:
-        kind, name = operation_of(line)
+        kind, name = _operation_of(line)
         if name.removesuffix("-done") in COLLECTIVES:
             moved += sum(size for size, _ in _arrays(kind))
     return moved
@@ -100,7 +100,7 @@ def random_words(lines: Sequence[str]) -> int:
     """
     words = 0
     for line in lines:
-        kind, name = operation_of(line)
+        kind, name = _operation_of(line)
         if name == "xor" and kind.startswith("u32["):
             words = max(words, *(size // 4 for size, _ in _arrays(kind)))
     return words
@@ -120,7 +120,7 @@ def find_copies(lines: Sequence[str], shape: Sequence[int]) -> list[str]:
     wanted = _without_order(shape)
     found = []
     for line in lines:
-        kind, name = operation_of(line)
+        kind, name = _operation_of(line)
         if name not in _COPIES or _VECTOR_MEMORY in kind:
             continue
         if any(_without_order(sizes) == wanted for _, sizes in _arrays(kind)):
@@ -133,12 +133,12 @@ def find_host_calls(lines: Sequence[str]) -> list[str]:
     return [
         line.strip()
         for line in lines
-        if operation_of(line)[1] in ("infeed", "outfeed", "send", "recv")
+        if _operation_of(line)[1] in ("infeed", "outfeed", "send", "recv")
         or ("custom-call" in line and "callback" in line)
     ]
 
 
-def operation_of(line: str) -> tuple[str, str]:
+def _operation_of(line: str) -> tuple[str, str]:
     """Returns the result's type and the operation of an instruction."""
     match = _OPERATION.match(line)
     return (match[1], match[2]) if match else ("", "")
@@ -157,7 +157,7 @@ def _without_order(shape: Sequence[int]) -> list[int]:
     return sorted(size for size in shape if size != 1)
 
 
-def called_by(line: str) -> list[str]:
+def _called_by(line: str) -> list[str]:
     """Returns the names of the computations that an instruction calls."""
     names = _CALLED.findall(line)
     for branches in _BRANCHES.findall(line):
@@ -165,7 +165,7 @@ def called_by(line: str) -> list[str]:
     return names
 
 
-def computations_of(text: str) -> dict[str, list[str]]:
+def _computations_of(text: str) -> dict[str, list[str]]:
     """Returns the instructions of each computation by its name."""
     found: dict[str, list[str]] = {}
     current: list[str] = []

@@ -23,7 +23,6 @@ _EVALUATE = [*_QUESTIONS, "--methods"]
 _TRAIN = [*_TARGET, "--data", "texts.jsonl", "--output", "out"]
 _REGENERATE = [*_TARGET, "--output", "out.jsonl"]
 _GRID = ["--grid", "2/1/1"]
-_PREDICTED = ["--costs", "predicted:v5e-4"]
 _REWRITE = [*_REGENERATE, "--data", "texts.jsonl"]
 
 _INT32 = "must be below 2**31"
@@ -158,8 +157,6 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--method", "chain", "--sweep"], "all settings of chain"),
         (["--method", "lookahead", "--max-nodes", "3"], "have --max-nodes 3 or fewer"),
         (["--method", "eagle1", "--max-depth", "9"], "--max-depth = 9 must be at most"),
-        (["--method", "eagle1", *_PREDICTED], "part by part: eagle2, small-model;"),
-        (["--method", "lookup", *_PREDICTED], "leave it out for lookup"),
         (
             ["--method", "lookup", "--draft-vocabulary", "9"],
             "--draft-vocabulary is for methods|leave it out for lookup",

@@ -1,7 +1,6 @@
 """The tuner as its users see it."""
 
 import contextlib
-import dataclasses
 import io
 import json
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import get_args
 
 import pytest
 
-from eagle_jax.benchmarks.peaks import CHIPS
 from eagle_jax.cli import tune as command
 from eagle_jax.config import GenerateConfig, Method, load_config
 from eagle_jax.generation.methods import DRAFTS
@@ -131,53 +129,3 @@ def test_predicted_and_measured_tokens_per_round_agree(output: str) -> None:
         assert row[2].strip() == "100.0%"
         assert row[3].strip() == row[5].strip()
         assert float(row[5]) > 1  # Drafts were accepted.
-
-
-def test_predicted_costs_measure_nothing_and_say_so(
-    tune: Main, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = ["--output", f"{tmp_path}/tuned.toml"]
-    assert tune([*flags, *output, "--costs", "predicted:v5e-4"]) == 0
-    printed = capsys.readouterr().out
-    assert "PREDICTED from published peaks of v5e-4" in printed
-    rows = [line.split("│") for line in printed.splitlines()]
-    trees = [row for row in rows if len(row) > 6 and "/" in row[1]]
-    assert len(trees) == 2
-    assert all(row[5].strip() == row[6].strip() == "-" for row in trees)
-    text = (tmp_path / "tuned.toml").read_text()
-    assert "PREDICTED, not measured" in text
-    load_config(tmp_path / "tuned.toml", GenerateConfig)
-
-
-def test_a_pair_that_does_not_fit_a_machine_has_no_costs_there(
-    tune: Main,
-    flags: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small = dataclasses.replace(CHIPS["v5e"], memory_gib=1e-6)
-    monkeypatch.setitem(CHIPS, "v5e", small)
-    assert tune([*flags, "--costs", "predicted:v5e-4"]) == 2
-    *before, line = capsys.readouterr().err.splitlines()
-    assert "v5e-4 has 4e-06 GiB, of which 95% can be used" in line
-    assert not any("loading" in line for line in before)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--costs", "predicted:v7-4"], "known are v4-"),
-        (["--costs", "guessed"], "predicted:MACHINE"),
-        (["--costs", "predicted:v5e-64"], "tensor = 64 does not divide the target's"),
-        (["--costs", "predicted:v5e-4", "--sweep"], "takes no --sweep"),
-    ],
-)
-def test_costs_that_cannot_be_predicted_are_refused(
-    tune: Main,
-    flags: list[str],
-    given: list[str],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert tune([*flags, *given]) == 2
-    assert said in capsys.readouterr().err
