@@ -52,7 +52,7 @@ ALLOWED = {
     },
     "benchmarks": {
         *("config", "decoding", "drafting", "interface", "models", "parallel"),
-        *("progress", "testing", "training", "tree"),
+        *("testing", "training"),
     },
     "evaluation": {
         *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),

@@ -1,37 +1,34 @@
-"""The cost of one round, beside the model calls that it needs.
+"""The cost of a round of every method, beside the model calls that it needs.
 
 Every figure comes from a compiled loop with a carried dependence; the programs are
 timed in turn, over and over, so that a ratio compares neighbours in time.
 """
 
 import dataclasses
-import functools
 import statistics
-import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.benchmarks.timing import (
-    Body,
-    draft_body,
+    draft_calls,
     in_turn,
+    num_nodes,
     time_decoding,
     time_loop,
-    witness,
+    verify_body,
 )
-from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import Eagle3Head, EagleHead, TreeDrafter
-from eagle_jax.interface import Params, TargetOutput
-from eagle_jax.models.transformer import Transformer
-from eagle_jax.tree import DraftTree, root_only
+from eagle_jax.drafting import find_tree_drafter
+from eagle_jax.interface import Params
+
+FIGURES = ("round", "bare verify", "bare drafts", "overhead", "round / token")
+"""The figures of a method; the last two are ratios, the others milliseconds."""
+
+PLAIN = "autoregressive"
+"""The name of plain decoding, whose round is one token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,45 +52,18 @@ class Spread:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A target, its head and the sizes with which they are timed.
+class RoundCost:
+    """What a round of a method costs.
 
     Attributes:
-        target: The target.
-        model: The target's head.
-        tree: The tree that the head drafts, at least one level deep.
-        params: The parameters of target and drafter.
-        batch: The number of rows, `B`.
-        num_slots: The number of cache slots, `S`.
-        prompt_length: The tokens in the cache before the first round.
+        num_nodes: The number of nodes that the target verifies, `N`.
+        figures: Its `FIGURES`: "bare verify" is the target's call over as many rows,
+            "bare drafts" the draft model's calls alone, 0 without one; "overhead" is
+            the round over their sum, and "round / token" over one of plain decoding.
     """
 
-    target: Transformer
-    model: EagleHead | Eagle3Head
-    tree: TreeConfig
-    params: Params
-    batch: int
-    num_slots: int
-    prompt_length: int
-
-    @property
-    def drafter(self) -> TreeDrafter:
-        """The head and its tree."""
-        return TreeDrafter(model=self.model, tree=self.tree)
-
-    @property
-    def decoder(self) -> Decoder:
-        """Target and drafter, greedy."""
-        return Decoder(target=self.target, drafter=self.drafter, acceptance="greedy")
-
-    def requests(self, new_tokens: int) -> Requests:
-        """Returns the same arbitrary prompt in every row."""
-        return arbitrary_requests(
-            self.target.config.vocab_size,
-            batch=self.batch,
-            prompt_length=self.prompt_length,
-            new_tokens=new_tokens,
-        )
+    num_nodes: int
+    figures: dict[str, Spread]
 
 
 def arbitrary_requests(
@@ -116,208 +86,55 @@ def arbitrary_requests(
 
 
 def time_rounds(
-    pair: Pair,
+    methods: Mapping[str, tuple[Decoder, Params]],
+    requests: Requests,
     *,
-    iterations: int = 32,
+    num_slots: int,
+    iterations: int = 24,
     repeats: int = 9,
     report: Callable[[int], None] = lambda done: None,
-) -> dict[str, Spread]:
-    """Times decoding step by step.
+) -> dict[str, RoundCost]:
+    """Times a token of plain decoding and a round of every method, all in turn.
 
     Args:
-        pair: The pair that is timed.
-        iterations: The number of model calls per measurement.
+        methods: Decoders with their parameters, by name; they share their target.
+        requests: The requests, `B` rows of more than `iterations` new tokens.
+        num_slots: The number of cache slots, `S`.
+        iterations: The number of calls per measurement.
         repeats: The number of measurements per figure.
         report: Called with the number of finished repeats.
 
     Returns:
-        The figures by name: "token" and "round" in milliseconds with their parts, and
-        the ratios "overhead" and "round / token".
+        The cost of each by its name, `PLAIN` first.
     """
-    settings = (pair.decoder, pair.params, pair.requests(iterations + 1))
-    bodies = {
-        "draft": draft_body(pair.decoder),
-        "verify": _verify(pair, is_bare=False),
-        "bare verify": _verify(pair, is_bare=True),
-        "bare drafts": functools.partial(_bare_drafts, pair),
-    }
-    begun = _prefill(pair, pair.requests(2))
-    programs = {
-        **{
-            name: time_decoding(library, *settings, num_slots=pair.num_slots)
-            for name, library in (("token", autoregressive), ("round", speculative))
-        },
-        **{
-            name: time_loop(body, pair.params, begun, iterations)
-            for name, body in bodies.items()
-        },
-        "accept + commit": _time_commits(pair, iterations),
-    }
+    first, weights = next(iter(methods.values()))
+    plain = dataclasses.replace(first, drafter=None), weights
+    programs: dict[tuple[str, str], Callable[[], float]] = {}
+    nodes: dict[str, int] = {}
+    for name, (decoder, params) in {PLAIN: plain, **methods}.items():
+        library = autoregressive if decoder.drafter is None else speculative
+        settings = (decoder, params, requests)
+        programs[name, "round"] = time_decoding(library, *settings, num_slots=num_slots)
+        state = library.prefill(*settings, num_slots=num_slots)
+        nodes[name] = num_nodes(decoder, params, state)
+        bodies = {"bare verify": verify_body(decoder.target, nodes[name])}
+        grower = find_tree_drafter(decoder.drafter)
+        if grower is not None:
+            bodies["bare drafts"] = draft_calls(grower)
+        for figure, body in bodies.items():
+            programs[name, figure] = time_loop(body, params, state, iterations)
     found = in_turn(programs, repeats, measured=report)
-    times = {name: [1e3 * x for x in seconds] for name, seconds in found.items()}
-
-    columns = {name: np.array(values) for name, values in times.items()}
-    bare = columns["bare verify"] + columns["bare drafts"]
-    columns["overhead"] = columns["round"] / bare
-    columns["round / token"] = columns["round"] / columns["token"]
-    return {name: Spread.of(values.tolist()) for name, values in columns.items()}
+    times = {key: 1e3 * np.array(seconds) for key, seconds in found.items()}
+    return {
+        name: RoundCost(num_nodes=count, figures=_figures(name, times))
+        for name, count in nodes.items()
+    }
 
 
-def time_compilation(pair: Pair) -> dict[str, float]:
-    """Returns the seconds that compiling prefill and loop takes.
-
-    Returns:
-        The seconds by name: "cold", and "cached" with a persistent compilation cache
-        that holds both programs.
-    """
-    requests = pair.requests(2)
-
-    def compile_once() -> float:
-        jax.clear_caches()
-        started = time.perf_counter()
-        state = _prefill(pair, requests)
-        speculative.decode.lower(pair.decoder, pair.params, state).compile()
-        return time.perf_counter() - started
-
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "jax_compilation_cache_dir": folder,
-            "jax_persistent_cache_min_compile_time_secs": 0.0,
-            "jax_persistent_cache_min_entry_size_bytes": -1,
-        }
-        before = {name: getattr(jax.config, name) for name in settings}
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        _forget_cache_folder()
-        try:
-            return {"cold": compile_once(), "cached": compile_once()}
-        finally:
-            for name, value in before.items():
-                jax.config.update(name, value)
-            _forget_cache_folder()
-
-
-def _forget_cache_folder() -> None:
-    """Makes JAX open the compilation cache anew: it keeps the first folder."""
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()
-
-
-def _prefill(pair: Pair, requests: Requests) -> DecodeState:
-    return speculative.prefill(
-        pair.decoder, pair.params, requests, num_slots=pair.num_slots
-    )
-
-
-def _time_commits(pair: Pair, iterations: int) -> Callable[[], float]:
-    """Returns a function that times acceptance and commit of a round, in seconds."""
-    decoder = pair.decoder
-    requests = pair.requests(iterations + 1)
-
-    @jax.jit
-    def verify(
-        params: Params, state: DecodeState
-    ) -> tuple[DraftTree, TargetOutput, jax.Array]:
-        draws = speculative.round_draws(decoder, params, state)
-        tree, _ = pair.drafter.propose(
-            params.drafter, state.drafter_state, state.root, draws
-        )
-        return tree, *speculative.run_target(decoder, params, state, tree)
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def loop(
-        params: Params,
-        state: DecodeState,
-        tree: DraftTree,
-        output: TargetOutput,
-        logits: jax.Array,
-    ) -> DecodeState:
-        def step(_: jax.Array, state: DecodeState) -> DecodeState:
-            # It is never true, and keeps the walk from being moved out of the loop.
-            shift = (state.lengths < 0).astype(jnp.int32)[:, None]
-            shifted = dataclasses.replace(tree, tokens=tree.tokens + shift)
-            accepted = speculative.accept(decoder, state, shifted, logits, None)
-            return speculative.commit(
-                decoder, params, state, shifted, output, logits, accepted
-            )[0]
-
-        return jax.lax.fori_loop(0, iterations, step, state)
-
-    def run() -> float:
-        state = _prefill(pair, requests)
-        verified = jax.block_until_ready(verify(pair.params, state))
-        started = time.perf_counter()
-        jax.block_until_ready(loop(pair.params, state, *verified))
-        return (time.perf_counter() - started) / iterations
-
-    return run
-
-
-def _verify(pair: Pair, *, is_bare: bool) -> Body:
-    """Returns the target's call of a round over `N` rows.
-
-    With `is_bare`, the tree is known when it is compiled: forward and unembed are left.
-    """
-    num_nodes = pair.tree.num_nodes
-
-    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
-        known = jnp.zeros_like(root) if is_bare else root
-        tree = jax.vmap(lambda token: _bushy_tree(token, num_nodes))(known)
-        if is_bare:
-            tokens = jnp.broadcast_to(root[:, None], tree.tokens.shape)
-            tree = dataclasses.replace(tree, tokens=tokens)
-        output, logits = speculative.run_target(pair.decoder, params, state, tree)
-        return witness(logits, output)
-
-    return body
-
-
-def _bushy_tree(root: jax.Array, num_nodes: int) -> DraftTree:
-    """Returns a tree in which node `i` is a child of node `(i - 1) // 10`."""
-    nodes = jnp.arange(num_nodes, dtype=jnp.int32)
-    tree = root_only(root, num_nodes)
-    return dataclasses.replace(
-        tree,
-        tokens=jnp.full(num_nodes, root, jnp.int32),
-        parents=jnp.where(nodes == 0, -1, (nodes - 1) // 10),
-        is_node=jnp.ones(num_nodes, bool),
-    )
-
-
-def _bare_drafts(
-    pair: Pair, params: Params, state: DecodeState, root: jax.Array
-) -> jax.Array:
-    """Runs the `D` head calls of a round with their unembeds, and nothing else.
-
-    The first call runs over `P` rows and unembeds the one that the round reads;
-    each later call runs over `K` rows and unembeds them all.
-    """
-    model, drafter, drafted = pair.model, pair.drafter, state.drafter_state
-    width, depth = pair.tree.width, drafter.depth
-    weights = params.drafter
-    features, earlier = drafted.features, None
-    result = jnp.zeros(())
-    for level in range(1, depth + 1):
-        rows = depth + 1 if level == 1 else width
-        tokens = jnp.broadcast_to(root[:, None], (pair.batch, rows))
-        tokens = tokens + (result > 1e30).astype(jnp.int32)
-        seen = 0 if earlier is None else earlier.keys.shape[2]
-        mask = jnp.tri(rows, rows + seen, seen, dtype=bool)
-        mask = jnp.broadcast_to(mask, (pair.batch, *mask.shape))
-        if level == 1:
-            positions = drafted.cache.length[:, None] + jnp.arange(rows)
-            fused = model.fuse(weights, features)
-            inputs = tokens, fused, positions, mask, drafted.cache
-            outputs, entries = model.run(weights, *inputs)
-        else:
-            inputs = tokens, features, mask, earlier
-            outputs, entries = model.step(weights, drafted, *inputs, level=level)
-        # The pairs of the first call go to the cache; those of later calls wait.
-        earlier = None if level == 1 else entries
-        read = outputs[:, :1] if level == 1 else outputs
-        result = witness(model.logits(weights, read, level=level), outputs)
-        features = jnp.broadcast_to(
-            outputs[:, :1], (pair.batch, width, outputs.shape[-1])
-        )
-    return result
+def _figures(name: str, times: dict[tuple[str, str], np.ndarray]) -> dict[str, Spread]:
+    measured, verify = times[name, "round"], times[name, "bare verify"]
+    drafts = times.get((name, "bare drafts"), np.zeros_like(verify))
+    token = times[PLAIN, "round"]
+    columns = (measured, verify, drafts, measured / (verify + drafts), measured / token)
+    found = zip(FIGURES, columns, strict=True)
+    return {figure: Spread.of(values.tolist()) for figure, values in found}

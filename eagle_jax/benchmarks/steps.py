@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-import jax
-
 from eagle_jax.benchmarks.timing import (
     draft_body,
     medians,
+    num_nodes,
     time_decoding,
     time_loop,
     verify_body,
@@ -14,8 +13,7 @@ from eagle_jax.benchmarks.timing import (
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, round_up_slots
-from eagle_jax.decoding.state import DecodeState
-from eagle_jax.interface import Drafter, Draws, Params
+from eagle_jax.interface import Params
 
 StepSeconds = dict[str, float | None]
 
@@ -62,22 +60,12 @@ def measure_steps(
     slots = round_up_slots(longest, depth=decoder.depth)
     programs["round"] = time_decoding(speculative, *settings, num_slots=slots)
     state = speculative.prefill(*settings, num_slots=slots)
-    num_nodes = _num_nodes(decoder.drafter, params, state)
     parts = {
         "draft": draft_body(decoder),
-        "verify": verify_body(decoder.target, num_nodes),
+        "verify": verify_body(decoder.target, num_nodes(decoder, params, state)),
     }
     for name, body in parts.items():
         programs[name] = time_loop(body, params, state, _ITERATIONS)
     timed = medians(programs, repeats)
     rest = max(timed.pop("round") - timed["draft"] - timed["verify"], 0.0)
     return seconds | timed | {"commit": rest}
-
-
-def _num_nodes(drafter: Drafter, params: Params, state: DecodeState) -> int:
-    """Returns the number of nodes that a drafter proposes, `N`; nothing is computed."""
-    draws = Draws(sampling=state.rows.sampling, noise=None, keys=state.rows.keys)
-    tree, _ = jax.eval_shape(
-        drafter.propose, params.drafter, state.drafter_state, state.root, draws
-    )
-    return tree.tokens.shape[1]

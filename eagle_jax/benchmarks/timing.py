@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.interface import Params, Target
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.interface import Draws, Params, Target
 
 Body = Callable[[Params, DecodeState, jax.Array], jax.Array]
 """A function from parameters, a state and roots `[B]` to a `witness` of its work."""
@@ -132,6 +134,56 @@ def draft_body(decoder: Decoder) -> Body:
         return witness(drafted)
 
     return body
+
+
+def draft_calls(drafter: TreeDrafter) -> Body:
+    """Returns the calls of a draft model in one round, without growing a tree.
+
+    Args:
+        drafter: The drafter, whose tree says how many nodes each call has.
+    """
+    model, tree = drafter.model, drafter.tree
+    if isinstance(tree, TreeConfig):
+        sizes = [tree.width] * (drafter.depth - 1)
+    else:
+        sizes = [len(level.inner) for level in tree.levels[:-1]]
+
+    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
+        weights, drafted = params.drafter, state.drafter_state
+        # The switch's state has that of its draft model inside.
+        drafted = getattr(drafted, "model", drafted)
+        output, drafted = model.read(weights, drafted, root)
+        result = witness(model.logits(weights, output[:, None], level=1), drafted)
+        outputs, earlier, seen = output[:, None], None, 0
+        for level, size in enumerate(sizes, 1):
+            shape = (root.shape[0], size)
+            # It is never true, but the compiler cannot know: the next call must wait.
+            tokens = jnp.broadcast_to(root[:, None], shape) + (result > 1e30)
+            above = jnp.broadcast_to(outputs[:, :1], (*shape, outputs.shape[-1]))
+            visible = jnp.tri(size, size + seen, seen, dtype=bool)
+            visible = jnp.broadcast_to(visible, (root.shape[0], *visible.shape))
+            outputs, earlier = model.step(
+                weights, drafted, tokens, above, visible, earlier, level=level
+            )
+            logits = model.logits(weights, outputs, level=level + 1)
+            result, seen = witness(logits, earlier), seen + size
+        return result
+
+    return body
+
+
+def num_nodes(decoder: Decoder, params: Params, state: DecodeState) -> int:
+    """Returns how many nodes the target verifies in a round, `N`, 1 without a drafter.
+
+    Nothing is computed.
+    """
+    if decoder.drafter is None:
+        return 1
+    draws = Draws(sampling=state.rows.sampling, noise=None, keys=state.rows.keys)
+    tree, _ = jax.eval_shape(
+        decoder.drafter.propose, params.drafter, state.drafter_state, state.root, draws
+    )
+    return tree.tokens.shape[1]
 
 
 def time_loop(

@@ -21,9 +21,7 @@ TRAININGS: dict[str, TrainConfig] = {
     "medusa": TrainConfig(head=HeadConfig(kind="medusa")),
     "hydra": TrainConfig(head=HeadConfig(kind="hydra")),
 }
-"""The ways of training, each with heads of the published sizes.
-
-`hydra-mlp` is left out: it is `hydra` without its prefix layer."""
+"""The ways of training that are timed, each with heads of the published sizes."""
 
 TIMED = ("forward", "step", "step, cached features")
 """The names of what is timed: the target alone, and a step with and without it."""

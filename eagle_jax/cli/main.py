@@ -31,6 +31,5 @@ def run(command: str | None = None) -> NoReturn:
         sys.argv[:2] = [f"eagle-jax {name}"]
         command = name.replace("-", "_")
     main = importlib.import_module(f"eagle_jax.cli.{command}").main
-    if command not in ("benchmark", "compile_report"):  # These time the compiler.
-        keep_compiled_programs()
+    keep_compiled_programs()
     run_script(main)

@@ -1,0 +1,37 @@
+"""Timing of rounds beside their bare model calls."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle_jax.benchmarks.rounds import FIGURES
+from eagle_jax.cli import benchmark
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+_SMALL = [
+    *("--num-nodes", "5", "--depth", "2", "--width", "2", "--prompt-length", "4"),
+    *("--slots", "1", "--iterations", "3", "--repeats", "2"),
+]
+
+
+def test_every_method_is_a_row_below_plain_decoding(
+    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too few slots for a prompt and its rounds become enough."""
+    file = tmp_path / "rounds.json"
+    pair = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    methods = ["--methods", "lookup", "eagle2"]
+    assert benchmark.main([*pair, *methods, *_SMALL, "--json", str(file)]) == 0
+    costs = json.loads(file.read_text())["methods"]
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines()]
+    shown = [row[1].strip() for row in rows if len(row) > len(FIGURES)]
+    assert shown == list(costs) == ["autoregressive", "lookup", "eagle2"]
+    assert [cost["num_nodes"] for cost in costs.values()] == [1, 5, 5]
+    assert costs["autoregressive"]["figures"]["round / token"]["median"] == 1
+    for method, cost in costs.items():
+        figures = {name: spread["median"] for name, spread in cost["figures"].items()}
+        assert tuple(figures) == FIGURES
+        assert (figures["bare drafts"] > 0) == (method == "eagle2")
+        assert min(figures["round"], figures["bare verify"]) > 0
