@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,8 +114,6 @@ class Report:
 
     Attributes:
         program: The program's name, one of `PROGRAMS`.
-        seconds: The processor time that compiling took on all cores together, in
-            seconds.
         arguments: The bytes of weights, caches, requests and states.
         temporaries: The bytes of memory beside arguments and results.
         results: The bytes of results that take over no argument's memory.
@@ -133,7 +130,6 @@ class Report:
     """
 
     program: str
-    seconds: float
     arguments: int
     temporaries: int
     results: int
@@ -249,16 +245,13 @@ def _compile(
     case: Case, name: str, program: Any, inputs: tuple[Any, ...], changed: list[Any]
 ) -> Report:
     """Compiles a program that changes or makes the arrays `changed`; reports on it."""
-    started = time.process_time()
     compiled, text = _with_text(program.lower(*inputs))
-    seconds = time.process_time() - started
     memory = compiled.memory_analysis()
     in_loops = programs.loop_lines(text)
     lines = in_loops if name in LOOPS else programs.every_line(text)
     parts = {x.sharding.shard_shape(x.shape) for x in changed}
     return Report(
         program=name,
-        seconds=seconds,
         arguments=memory.argument_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         results=memory.output_size_in_bytes - memory.alias_size_in_bytes,

@@ -1,6 +1,7 @@
 """The cost of training a head, beside the target's forward that it needs."""
 
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.benchmarks.timing import in_turn
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.training.config import DataConfig, HeadConfig, LossConfig, TrainConfig
 from eagle_jax.training.heads import new_head, trained_target
@@ -95,22 +97,18 @@ def time_training(
     # Compiled, so that no two weights are one array, which cannot be donated.
     state = jax.jit(init_state, static_argnums=(0, 1))(config, 0)
 
-    def run(name: str) -> None:
+    def run(name: str) -> float:
         nonlocal state
         result: Any
+        started = time.perf_counter()
         if name == "forward":
             result = forward(config, target_params, rows)
         else:
             given = features if "cached" in name else None
             state, result = step(state, target_params, rows, given, config=config)
         jax.block_until_ready((result, state))
+        return time.perf_counter() - started
 
-    speeds: dict[str, list[float]] = {name: [] for name in TIMED}
-    for name in speeds:
-        run(name)  # The first call compiles.
-    for _ in range(repeats):
-        for name, values in speeds.items():
-            started = time.perf_counter()
-            run(name)
-            values.append(batch_size * row_length / (time.perf_counter() - started))
-    return speeds
+    times = in_turn({name: functools.partial(run, name) for name in TIMED}, repeats)
+    tokens = batch_size * row_length
+    return {name: [tokens / x for x in seconds] for name, seconds in times.items()}

@@ -93,6 +93,5 @@ def _summary(report: Report) -> str:
         ", ".join(collectives) or "no collectives",
         f"{taken / 2**30:.2f} GiB per chip, {report.temporaries / 2**30:.2f} of them "
         "temporary",
-        f"{report.seconds:.0f} s",
     )
     return " | ".join(parts)
