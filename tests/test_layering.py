@@ -60,8 +60,8 @@ ALLOWED = {
         *("parallel", "parsing", "progress", "training", "tree"),
     },
     "tuning": {
-        *("benchmarks", "config", "decoding", "drafting", "errors", "generation"),
-        *("interface", "progress", "tree"),
+        *("config", "decoding", "drafting", "errors", "generation", "interface"),
+        *("progress", "tree"),
     },
     "cli": {
         *("assets", "automaton", "benchmarks", "checkpoints", "config"),

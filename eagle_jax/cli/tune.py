@@ -2,287 +2,303 @@
 
     eagle-jax tune
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
-    eagle-jax tune --sweep --grid "3/2/1 8/7/1 10/4/4"
+    eagle-jax tune --grid "3/2/1 8/7/1 10/4/4"
     eagle-jax tune --method medusa --target FOLDER --draft FOLDER --prompts FILE
     eagle-jax tune --method lookup --target FOLDER --prompts FILE
 
-It times the parts of a round, records once what the draft proposes and the target
-writes, ranks a grid of trees by both, and runs the best few for real beside plain
-decoding. For methods whose tree is static it measures how often drafts of each depth
-and rank are right, and runs the best trees of a few sizes. Of chain, lookup, lookahead
-and eagle2+lookup it runs a few settings, without a prediction. Without a target it
-tunes the embedded pair. The file that it writes is for `eagle-jax generate --config`.
+It runs a few trees for real, in turns with plain decoding, drops the slower half, and
+so on until two are left. For methods whose tree is static it first measures how often
+drafts of each depth and rank are right, and runs the best trees of a few sizes. Without
+a target it tunes the embedded pair. The file that it writes is for `eagle-jax generate
+--config`.
 """
 
 import argparse
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.cli.command import run_command, say
-from eagle_jax.cli.files import read_prompts
+from eagle_jax import assets
+from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.files import check_writable, fitting_prompts
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.settings import join_settings
-from eagle_jax.cli.tune_flags import FINALISTS, STATIC, check, parse
-from eagle_jax.cli.tune_tables import cost_table, result_table
-from eagle_jax.config import GenerateConfig, TreeConfig
+from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.config import GenerateConfig, TreeConfig, require
 from eagle_jax.decoding.requests import bucket_length
-from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.files import write_whole
-from eagle_jax.generation import text
+from eagle_jax.files import is_special, write_whole
 from eagle_jax.generation.drafts import make_drafter
+from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import Topology
-from eagle_jax.tuning import contest, static, tried
-from eagle_jax.tuning.prediction import Prediction, finalists, predict, show, sizes
+from eagle_jax.tuning import static
+from eagle_jax.tuning.contest import MOST_TREES, Contest, Tree, Trial, settings_file
+from eagle_jax.tuning.trees import parse_grid, settings, show, sizes
 
-_Tuned = tuple[LoadedPair, list[list[int]], list[contest.Entry]]
-"""A pair, its prompts, and the trees that were run, the quickest first."""
+_EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
+_MAX_NODES = 64
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     return run_command(
-        lambda: _tune(parse(argv)), unwritable="cannot write the settings: {error}"
+        lambda: _tune(_parse(argv)), unwritable="cannot write the settings: {error}"
     )
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    """Returns the flags, completed where the embedded pair is tuned."""
+    parser = Parser(description="Find the tree that pays.")
+    add = parser.add_argument
+    add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
+    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
+    add(
+        "--method",
+        choices=[name for name in SETTINGS if name != "autoregressive"],
+        default="eagle2",
+        help="the tree of eagle1, medusa, hydra and recycling is static: its paths go "
+        "into a JSON file beside the settings",
+    )
+    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
+    add("--chat", action="store_true", help="wrap prompts in the chat template")
+    add(
+        "--calibration",
+        metavar="FILE",
+        help="of eagle-jax calibrate; default the head's own, none for none",
+    )
+    add_settings(parser, GenerateConfig, "draft_vocabulary")
+    add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
+    add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
+    add("--temperature", type=float, default=0.0)
+    add("--batch-size", type=int, default=1)
+    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
+    add("--max-nodes", type=int, help="largest static tree, root included; default 64")
+    add("--max-depth", type=int, help="deepest static tree; default 8")
+    add("--repeats", type=int, default=2, help="measurements before a half is dropped")
+    add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
+    arguments = parser.parse_args(argv)
+    has_embedded = arguments.method not in ("medusa", "hydra")
+    if has_embedded and arguments.target is None and arguments.draft is None:
+        arguments.target = str(assets.TARGET)
+        if arguments.method in DRAFTS:
+            is_small = arguments.method == "small-model"
+            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
+        arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
+    return arguments
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    given = check(arguments)
-    if arguments.method in tried.METHODS:
-        pair, prompts, entries = _tune_tried(arguments, given)
-    elif arguments.method in STATIC:
-        pair, prompts, entries = _tune_static(arguments)
-    else:
-        pair, prompts, entries = _tune_dynamic(arguments, given)
-    _write(arguments, pair, len(prompts), entries[0])
-    return 0
-
-
-def _tune_tried(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tuned:
-    method, rule = arguments.method, _rule(arguments)
+    config = _check(arguments)
+    given = _settings(arguments)
     source = open_pair(
         arguments.target,
         arguments.draft,
-        tree=trees[0],
+        tree=given[0],
         dtype=arguments.dtype,
-        method=method,
-        rule=rule,
+        method=arguments.method,
+        rule=config.sampling.rule,
         draft_vocabulary=arguments.draft_vocabulary,
     )
-
-    def drafter_of(tree: TreeConfig) -> Drafter:
-        size = source.config.vocab_size
-        drafter = make_drafter(method, source.draft, tree, rule, vocab_size=size)
-        assert drafter is not None, "plain decoding has no settings"
-        return drafter
-
-    if arguments.grid is None:
-        trees = tried.fitting(
-            trees,
-            drafter_of,
-            max_nodes=arguments.max_nodes,
-            max_depth=arguments.max_depth,
+    drafter_of = _drafters(source, config)
+    trees: list[Tree] = [*given]
+    if arguments.method in static.METHODS:
+        assert source.drafter is not None, "plain decoding is not tuned"
+        depth = arguments.max_depth or static.MAX_DEPTH
+        trees = [static.recorded_tree(source.drafter, depth)]
+    for tree in trees:
+        if isinstance(tree, TreeConfig):
+            check_depth(tree, source.config)
+        dataclasses.replace(source, drafter=drafter_of(tree)).check_room(
+            batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
         )
-    for tree in trees:
-        check_depth(tree, source.config)
-        _check_room(arguments, source, drafter_of(tree))
-    pair, measured = _load(arguments, source, drafter_of)
-    entries = measured.run([Prediction(tree=tree) for tree in trees], "settings")
-    title = f"{method}, {'/'.join(sizes(method))}"
-    Console().print(_results(title, arguments, entries))
-    return pair, measured.prompts, entries
-
-
-def _tune_dynamic(arguments: argparse.Namespace, trees: list[TreeConfig]) -> _Tuned:
-    source = open_pair(
-        arguments.target,
-        arguments.draft,
-        # Its calibration must serve them all.
-        tree=TreeConfig(
-            num_nodes=max(tree.num_nodes for tree in trees),
-            depth=max(tree.depth for tree in trees),
-            width=max(tree.width for tree in trees),
-            calibration=arguments.calibration,
-        ),
-        dtype=arguments.dtype,
-        method=arguments.method,
-        rule=_rule(arguments),
-        draft_vocabulary=arguments.draft_vocabulary,
+    prompts = fitting_prompts(
+        arguments.prompts,
+        source,
+        chat=arguments.chat,
+        max_new_tokens=arguments.max_new_tokens,
     )
-    drafter_of = _with_tree(source)
-    for tree in trees:
-        _check_room(arguments, source, drafter_of(tree))
-    pair, measured = _load(arguments, source, drafter_of)
-    costs = contest.time_parts(measured, trees)
-    recorded = contest.record_texts(measured, trees)
-    ranking = predict(trees, recorded, costs, batch_size=arguments.batch_size)
-    console = Console()
-    console.print(cost_table(f"costs, {_where(arguments)}", costs))
-    chosen = finalists(ranking, arguments.finalists or FINALISTS)
-    entries = measured.run(chosen, "finalists")
-    console.print(_results("finalists", arguments, entries))
-    if arguments.sweep:
-        swept = measured.run(ranking, "sweep")
-        console.print(_results("sweep", arguments, swept))
-        print(contest.distance(entries[0], swept))
-    return pair, measured.prompts, entries
-
-
-def _tune_static(arguments: argparse.Namespace) -> _Tuned:
-    source = open_pair(
-        arguments.target,
-        arguments.draft,
-        tree=TreeConfig(),
-        dtype=arguments.dtype,
-        method=arguments.method,
-        draft_vocabulary=arguments.draft_vocabulary,
-    )
-    assert source.drafter is not None, "these methods draft"
-    wide = static.recorded_tree(source.drafter, arguments.max_depth or static.MAX_DEPTH)
-    drafter_of = _with_tree(source)
-    _check_room(arguments, source, drafter_of(wide))
-    pair, measured = _load(arguments, source, drafter_of)
-    rates = static.measure_rates(measured, wide)
-    trees = static.static_trees(
-        rates,
-        max_nodes=arguments.max_nodes,
-        count=arguments.finalists or FINALISTS,
-    )
-    entries = measured.run(trees, "finalists")
-    Console().print(_results("static trees", arguments, entries))
-    return pair, measured.prompts, entries
-
-
-def _rule(arguments: argparse.Namespace) -> AcceptanceRule:
-    return "greedy" if arguments.temperature == 0 else "coupled"
-
-
-def _where(arguments: argparse.Namespace) -> str:
-    return f"batch size {arguments.batch_size}, {jax.devices()[0].device_kind}"
-
-
-def _results(
-    title: str, arguments: argparse.Namespace, entries: list[contest.Entry]
-) -> Table:
-    return result_table(f"{title}, {_where(arguments)}", arguments.method, entries)
-
-
-def _with_tree(source: PairSource) -> Callable[[TreeConfig | Topology], Drafter]:
-    """Returns the function from a tree to the pair's drafter with that tree."""
-    drafter = source.drafter
-    assert isinstance(drafter, TreeDrafter | RecyclingDrafter), "these draft trees"
-    return lambda tree: dataclasses.replace(drafter, tree=tree)
-
-
-def _check_room(
-    arguments: argparse.Namespace, source: PairSource, drafter: Drafter
-) -> None:
-    dataclasses.replace(source, drafter=drafter).check_room(
-        batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
-    )
-
-
-def _load(
-    arguments: argparse.Namespace,
-    source: PairSource,
-    drafter_of: Callable[[Any], Drafter],
-) -> tuple[LoadedPair, contest.Contest]:
-    prompts = _choose_prompts(arguments, source)
+    prompts = _choose(prompts, arguments)
     say(f"loading {arguments.target}")
     pair = source.load()
-    return pair, contest.Contest(
-        plain=_plain_runner(arguments, pair, prompts),
+    contest = Contest(
+        plain=_plain_runner(pair, config, prompts),
         drafter_of=drafter_of,
         prompts=prompts,
         repeats=arguments.repeats,
         progress=progress,
     )
+    if isinstance(trees[0], Topology):
+        rates = static.measure_rates(contest, trees[0])
+        nodes = arguments.max_nodes or _MAX_NODES
+        trees = [*static.static_trees(rates, max_nodes=nodes)]
+    trials = contest.run(trees)
+    Console().print(_table(config, trials))
+    comments = _origin(arguments, pair, len(prompts))
+    _write(arguments.output, config, trials[0], comments)
+    return 0
 
 
-def _choose_prompts(
-    arguments: argparse.Namespace, source: PairSource
-) -> list[list[int]]:
-    """Returns the ids of prompts that fit, taken evenly from the whole file."""
-    prompts = read_prompts(arguments.prompts)
-    longest = source.config.max_positions - arguments.max_new_tokens
-    if longest < 1:
+def _check(arguments: argparse.Namespace) -> GenerateConfig:
+    """Refuses flags that cannot be run, before long work; returns the settings."""
+    check_writable(arguments.output)
+    for name, least in (
+        ("num_prompts", 1),
+        ("max_depth", 1),
+        ("repeats", 1),
+        ("max_nodes", 2),
+        ("max_new_tokens", 2),
+    ):
+        value = getattr(arguments, name)
+        holds = value is None or value >= least
+        require(holds, "--" + name.replace("_", "-"), value, f"at least {least}")
+    config = join_settings(GenerateConfig, None, arguments)
+    method = arguments.method
+    check_draft(method, arguments.draft)
+    if arguments.target is None:
         raise InputError(
-            f"--max-new-tokens {arguments.max_new_tokens} leaves no room for a prompt; "
-            f"the target has {source.config.max_positions} positions"
+            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
         )
-    encoded = [text.encode(source.tokenizer, p, chat=arguments.chat) for p in prompts]
-    fitting = [ids for ids in encoded if len(ids) <= longest]
-    if len(fitting) < len(encoded):
-        say(
-            f"warning: {len(encoded) - len(fitting)} prompts of over {longest} tokens "
-            "are left out"
-        )
-    if len(fitting) < arguments.batch_size:
+    if arguments.prompts is None:
+        raise InputError("give --prompts FILE: what is tuned for depends on the text")
+    if method in static.METHODS:
+        if is_special(arguments.output):
+            raise InputError(
+                f"`output` {arguments.output} is no file, and the tree of {method} is "
+                "written beside it; give a file name"
+            )
+        depth, wanted = arguments.max_depth or 1, f"at most {static.MAX_DEPTH}"
+        fits = depth <= static.MAX_DEPTH
+        require(fits, "--max-depth", depth, f"{wanted} for a static tree")
+    elif arguments.max_nodes is not None or arguments.max_depth is not None:
         raise InputError(
-            f"{arguments.prompts} has {len(fitting)} prompts of up to {longest} tokens "
-            f"for --batch-size {arguments.batch_size}; give more prompts"
+            "--max-nodes and --max-depth are for methods whose tree is static: "
+            f"{', '.join(static.METHODS)}; leave them out for {method}"
         )
-    count = max(min(arguments.num_prompts, len(fitting)), arguments.batch_size)
-    return [fitting[i * len(fitting) // count] for i in range(count)]
+    for setting in ("num_nodes", "calibration", "draft_vocabulary"):
+        name = "grid" if setting == "num_nodes" else setting
+        if getattr(arguments, name) is not None and setting not in SETTINGS[method]:
+            readers = ", ".join(one for one in SETTINGS if setting in SETTINGS[one])
+            raise InputError(
+                f"--{name.replace('_', '-')} is for methods that read {setting}: "
+                f"{readers}; leave it out for {method}"
+            )
+    return config
+
+
+def _settings(arguments: argparse.Namespace) -> list[TreeConfig]:
+    """Returns the settings that may be tried; a static tree has only its defaults."""
+    if arguments.method in static.METHODS:
+        return [TreeConfig()]
+    grid = None if arguments.grid is None else parse_grid(arguments.grid)
+    trees = settings(arguments.method, grid)
+    if len(trees) > MOST_TREES:
+        raise InputError(
+            f"--grid gives {arguments.method} {len(trees)} settings to run, and at "
+            f"most {MOST_TREES} are run in turns; name fewer trees"
+        )
+    calibration = arguments.calibration
+    return [dataclasses.replace(tree, calibration=calibration) for tree in trees]
+
+
+def _drafters(source: PairSource, config: GenerateConfig) -> Callable[[Tree], Drafter]:
+    """Returns the function from a tree to the pair's drafter that grows it."""
+    size, rule = source.config.vocab_size, config.sampling.rule
+
+    def drafter_of(tree: Tree) -> Drafter:
+        if isinstance(tree, Topology):
+            drafter = source.drafter
+            assert isinstance(drafter, TreeDrafter | RecyclingDrafter), "it is static"
+            return dataclasses.replace(drafter, tree=tree)
+        made = make_drafter(source.method, source.draft, tree, rule, vocab_size=size)
+        assert made is not None, "plain decoding is not tuned"
+        return made
+
+    return drafter_of
+
+
+def _choose(prompts: list[list[int]], arguments: argparse.Namespace) -> list[list[int]]:
+    """Returns as many prompts as are wanted, taken evenly from all."""
+    if len(prompts) < arguments.batch_size:
+        raise InputError(
+            f"{arguments.prompts} has {len(prompts)} prompts that fit, for "
+            f"--batch-size {arguments.batch_size}; give more prompts"
+        )
+    count = max(min(arguments.num_prompts, len(prompts)), arguments.batch_size)
+    return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def _plain_runner(
-    arguments: argparse.Namespace, pair: LoadedPair, prompts: list[list[int]]
+    pair: LoadedPair, config: GenerateConfig, prompts: list[list[int]]
 ) -> Runner:
     longest = max(map(len, prompts))
     return Runner(
         pair=pair,
         drafter=None,
-        config=join_settings(GenerateConfig, None, arguments),
-        max_length=longest + arguments.max_new_tokens,
+        config=config,
+        max_length=longest + config.decoding.max_new_tokens,
         prompt_bucket=bucket_length(longest),
-        batch_size=arguments.batch_size,
+        batch_size=config.decoding.batch_size,
     )
 
 
-def _write(
-    arguments: argparse.Namespace,
-    pair: LoadedPair,
-    num_prompts: int,
-    best: contest.Entry,
-) -> None:
-    """Writes the settings file, and prints in one line what is in it."""
-    version, device = importlib.metadata.version("jax"), jax.devices()[0].device_kind
-    comments = (
-        f"eagle-jax tune, {device}, texts in {pair.target.dtype}, jax {version}",
+def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
+    """Returns a table of trees beside plain decoding."""
+    method, size = config.decoding.method, config.decoding.batch_size
+    is_static = isinstance(trials[0].tree, Topology)
+    table = Table(
+        "nodes/depth" if is_static else "/".join(sizes(method)),
+        *("measurements", "tokens/round", "speedup"),
+        title=f"{method}, batch size {size}, {jax.devices()[0].device_kind}",
+    )
+    for trial in trials:
+        table.add_row(
+            show(trial.tree, method),
+            str(trial.measurements),
+            f"{trial.tokens_per_round:.3f}",
+            f"{trial.speedup:.2f}",
+        )
+    table.add_row("plain decoding", "", "1.000", "1.00")
+    return table
+
+
+def _origin(
+    arguments: argparse.Namespace, pair: LoadedPair, num_prompts: int
+) -> list[str]:
+    """Returns the lines that say where the figures come from."""
+    version = importlib.metadata.version("jax")
+    return [
+        f"eagle-jax tune, {jax.devices()[0].device_kind}, texts in "
+        f"{pair.target.dtype}, jax {version}",
         f"target {arguments.target}"
         + (f", draft {arguments.draft}" if arguments.draft else ""),
         f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
         f"tokens each, temperature {arguments.temperature:g}",
+    ]
+
+
+def _write(
+    output: Path, config: GenerateConfig, best: Trial, comments: Sequence[str]
+) -> None:
+    """Writes the settings file, and prints in one line what is in it."""
+    choices = output.with_suffix(".choices.json")
+    if isinstance(best.tree, Topology) and best.speedup > 1:
+        write_whole(choices, json.dumps(best.tree.paths) + "\n")
+    text = settings_file(
+        best, config, choices=f"{choices.resolve()}", comments=comments
     )
-    tree = best.prediction.tree
-    choices = arguments.output.with_suffix(".choices.json")
-    if isinstance(tree, Topology) and best.speedup > 1:
-        write_whole(choices, json.dumps(tree.paths) + "\n")
-    settings = contest.settings_file(
-        best,
-        method=arguments.method,
-        temperature=arguments.temperature,
-        batch_size=arguments.batch_size,
-        dtype=arguments.dtype,
-        choices=str(choices.resolve()),
-        draft_vocabulary=arguments.draft_vocabulary,
-        comments=comments,
-    )
-    write_whole(arguments.output, settings)
-    found = show(tree, arguments.method)
+    write_whole(output, text)
+    found = show(best.tree, config.decoding.method)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
     else:
@@ -290,4 +306,4 @@ def _write(
             f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "
             'speed of plain decoding; use method = "autoregressive"'
         )
-    print(f"wrote {arguments.output}, for eagle-jax generate --config")
+    print(f"wrote {output}, for eagle-jax generate --config")

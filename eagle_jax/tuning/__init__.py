@@ -1,1 +1,1 @@
-"""The search for the tree that pays: measured costs and replayed acceptance."""
+"""The search for the tree that pays: a few are run for real, the slower half goes."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eagle_jax.config import Method
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.drafting.heads import most_levels
@@ -18,12 +19,15 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import RECYCLING_TREE, Topology, from_paths, optimal_topology
 from eagle_jax.tuning.contest import NO_ROUNDS, Contest
-from eagle_jax.tuning.prediction import Prediction
+
+METHODS: tuple[Method, ...] = ("eagle1", "medusa", "hydra", "recycling")
+"""The methods whose trees are static."""
 
 MAX_DEPTH = 8
 """The deepest trees: deeper ones are hardly ever accepted, and take long to record."""
 
 _FEWEST_NODES = 8
+_COUNT = 5  # The sizes of trees that are run for real.
 _WIDTH = 10  # Medusa's TOPK: the ranks that published trees have.
 _MOST_RECORDED = 256  # Nodes, which the target verifies in every recorded round.
 
@@ -121,7 +125,9 @@ def measure_rates(contest: Contest, tree: Topology) -> np.ndarray:
     return accepted / np.maximum(tried, 1)
 
 
-def static_trees(rates: np.ndarray, *, max_nodes: int, count: int) -> list[Prediction]:
+def static_trees(
+    rates: np.ndarray, *, max_nodes: int, count: int = _COUNT
+) -> list[Topology]:
     """Returns the best static trees of some sizes, in equal ratios from 8 nodes on.
 
     Args:
@@ -130,17 +136,9 @@ def static_trees(rates: np.ndarray, *, max_nodes: int, count: int) -> list[Predi
         count: The number of sizes.
 
     Returns:
-        Trees that all differ, with the tokens per round that the rates promise.
+        Trees that all differ, the smallest first.
     """
     fewest = min(_FEWEST_NODES, max_nodes)
     sizes = np.geomspace(fewest, max_nodes, count).round().astype(int)
-    found: dict[Topology, Prediction] = {}
-    for size in sizes.tolist():
-        tree = optimal_topology(rates.tolist(), size)
-        # A path is accepted as far as its first draft that is not.
-        worth = [
-            math.prod(rates[level, rank] for level, rank in enumerate(path))
-            for path in tree.paths
-        ]
-        found[tree] = Prediction(tree=tree, tokens_per_round=1 + math.fsum(worth))
-    return list(found.values())
+    trees = [optimal_topology(rates.tolist(), size) for size in sizes.tolist()]
+    return list(dict.fromkeys(trees))

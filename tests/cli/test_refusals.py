@@ -133,8 +133,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ),
     ],
     "tune": [
-        (["--sweep"], "--grid"),
-        (["--grid", "8/7/1", "--max-depth", "3"], "leave out one or the other"),
+        ([*_GRID, "--max-depth", "3"], "whose tree is static: eagle1,"),
         (
             ["--method", "recycling", "--output", "/dev/null"],
             "is no file, and the tree",
@@ -153,10 +152,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--method", "eagle1", *_GRID], "--grid is for methods that read num_nodes"),
         (["--method", "recycling", *_GRID], "leave it out for recycling"),
         (["--method", "lookup", "--calibration", "a"], "read calibration: eagle2,"),
-        (["--method", "lookahead", "--finalists", "2"], "all settings of lookahead"),
-        (["--method", "chain", "--sweep"], "all settings of chain"),
-        (["--method", "lookahead", "--max-nodes", "3"], "have --max-nodes 3 or fewer"),
+        (["--method", "lookahead", "--max-nodes", "3"], "leave them out for lookahead"),
         (["--method", "eagle1", "--max-depth", "9"], "--max-depth = 9 must be at most"),
+        (
+            ["--method", "lookup", "--grid", "2/1/1 3/2/1 4/3/1 5/4/1 6/5/1"],
+            "gives lookup 15 settings to run, and at most 12",
+        ),
         (
             ["--method", "lookup", "--draft-vocabulary", "9"],
             "--draft-vocabulary is for methods|leave it out for lookup",

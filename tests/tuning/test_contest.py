@@ -1,30 +1,48 @@
-"""What trees are compared by, and the settings file of the one that pays."""
+"""Which tree wins, and the settings file of the one that pays."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import pytest
 
-from eagle_jax.config import GenerateConfig, Method, TreeConfig, load_config
-from eagle_jax.tuning import tried
+from eagle_jax.config import (
+    DecodingConfig,
+    GenerateConfig,
+    Method,
+    SamplingConfig,
+    TreeConfig,
+    load_config,
+)
+from eagle_jax.tuning import static, trees
 from eagle_jax.tuning.contest import (
     MOST_TREES,
-    Entry,
     Timing,
-    distance,
-    entries,
+    Tree,
+    Trial,
+    halve,
     settings_file,
 )
-from eagle_jax.tuning.prediction import Prediction, parse_grid, show
+from eagle_jax.tuning.trees import parse_grid, show
+
+NOT_STATIC = [
+    method
+    for method in get_args(Method)
+    if method not in (*static.METHODS, "autoregressive")
+]
 
 
-def entry(settings: str, speedup: float) -> Entry:
+def trial(settings: str, speedup: float) -> Trial:
     (tree,) = parse_grid(settings)
-    return Entry(
-        prediction=Prediction(tree=tree, tokens_per_round=2.0, speedup=speedup),
-        tokens_per_round=2.0,
-        speedup=speedup,
+    return Trial(tree=tree, tokens_per_round=2.0, speedup=speedup, measurements=1)
+
+
+def tuned(method: Method, temperature: float = 0.0) -> GenerateConfig:
+    return GenerateConfig(
+        sampling=SamplingConfig(temperature=temperature),
+        decoding=DecodingConfig(method=method, batch_size=3, dtype="float32"),
     )
 
 
@@ -33,10 +51,8 @@ def test_the_best_tree_is_recommended_if_it_pays(
     tmp_path: Path, method: Method
 ) -> None:
     file = tmp_path / "tuned.toml"
-    fast, slow = entry("8/7/1", 1.5), entry("8/7/1", 0.9)
-    common: dict[str, Any] = {"batch_size": 3, "comments": ("a line",)}
-    common |= {"temperature": 0.0}
-    text = settings_file(fast, method=method, dtype="float32", **common)
+    fast, slow = trial("8/7/1", 1.5), trial("8/7/1", 0.9)
+    text = settings_file(fast, tuned(method), comments=("a line",))
     assert "1.50 times" in text
     file.write_text(text)
     config = load_config(file, GenerateConfig)
@@ -44,16 +60,13 @@ def test_the_best_tree_is_recommended_if_it_pays(
     assert config.decoding.method == method
     assert (config.decoding.batch_size, config.decoding.dtype) == (3, "float32")
 
-    text = settings_file(
-        fast, method=method, dtype="auto", **common | dict[str, Any](temperature=1.0)
-    )
-    file.write_text(text)
+    file.write_text(settings_file(fast, tuned(method, 1.0), comments=()))
     config = load_config(file, GenerateConfig)
     assert config.tree == TreeConfig()
     assert config.at(0.0).tree == TreeConfig()
     assert config.at(0.7).tree == TreeConfig(num_nodes=8, depth=7, width=1)
 
-    text = settings_file(slow, method=method, dtype="auto", **common)
+    text = settings_file(slow, tuned(method), comments=())
     assert "no tree pays" in text
     file.write_text(text)
     config = load_config(file, GenerateConfig)
@@ -61,49 +74,61 @@ def test_the_best_tree_is_recommended_if_it_pays(
     assert config.tree == TreeConfig()
 
 
-@pytest.mark.parametrize("method", tried.METHODS)
+@pytest.mark.parametrize("method", NOT_STATIC)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_setting_that_is_tried_is_generated_with(
     tmp_path: Path, method: Method, temperature: float
 ) -> None:
-    trees = tried.settings(method)
-    assert len(trees) == len(set(trees)) <= MOST_TREES
-    shown = {show(tree, method) for tree in trees}
-    assert len(shown) == len(trees)
-    for tree in trees:
-        best = Entry(
-            prediction=Prediction(tree=tree), tokens_per_round=2.0, speedup=1.5
-        )
-        common = {"temperature": temperature, "batch_size": 1, "dtype": "auto"}
+    tried = trees.settings(method)
+    assert len(tried) == len(set(tried)) <= MOST_TREES
+    assert len({show(tree, method) for tree in tried}) == len(tried)
+    for tree in tried:
+        best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5, measurements=1)
         file = tmp_path / "tuned.toml"
-        file.write_text(settings_file(best, method=method, comments=(), **common))
+        file.write_text(settings_file(best, tuned(method, temperature), comments=()))
         config = load_config(file, GenerateConfig).at(temperature)
         assert (config.tree, config.decoding.method) == (tree, method)
 
 
 def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
-    best = entry("8/4/2", 2.0)
-    tree = dataclasses.replace(best.prediction.tree, calibration='a "b" 📁.json')
-    prediction = dataclasses.replace(best.prediction, tree=tree)
-    best = dataclasses.replace(best, prediction=prediction)
+    best = trial("8/4/2", 2.0)
+    assert isinstance(best.tree, TreeConfig)
+    tree = dataclasses.replace(best.tree, calibration='a "b" 📁.json')
+    best = dataclasses.replace(best, tree=tree)
     file = tmp_path / "tuned.toml"
-    sizes = {"temperature": 0.0, "batch_size": 1, "dtype": "auto"}
-    comments = ["target a\nb"]
-    file.write_text(settings_file(best, method="eagle2", comments=comments, **sizes))
+    file.write_text(settings_file(best, tuned("eagle2"), comments=["target a\nb"]))
     assert load_config(file, GenerateConfig).tree == tree
 
 
 def test_speeds_compare_neighbours_in_time() -> None:
-    plain = Timing(tokens=10, tokens_per_round=1.0, seconds=(1.0, 4.0, 2.0))
+    plain = Timing(tokens=10, tokens_per_round=1.0, seconds=(1.0, 4.0, 2.0, 9.0))
     tree = Timing(tokens=10, tokens_per_round=2.5, seconds=(0.5, 1.0, 2.0))
     assert tree.speedup(plain) == 2.0
-    predictions = [entry("3/2/1", 1.0).prediction, entry("4/2/2", 0.5).prediction]
-    found = entries(predictions, plain, [plain, tree])
-    assert [show(e.prediction.tree) for e in found] == ["4/2/2", "3/2/1"]
 
 
-def test_the_distance_is_that_of_the_second_measurement() -> None:
-    swept = [entry("4/2/2", 2.0), entry("3/2/1", 1.5)]
-    line = distance(entry("3/2/1", 9.0), swept)
-    assert "best is 4/2/2 at 2.00" in line
-    assert "measures 1.50, 25.0% less" in line
+@pytest.mark.parametrize("count", range(1, MOST_TREES + 1))
+def test_the_slower_half_is_dropped_until_two_are_left(count: int) -> None:
+    given = [TreeConfig(num_nodes=nodes) for nodes in range(2, 2 + count)]
+    stages: list[int] = []
+    seconds: dict[Tree | None, tuple[float, ...]] = {}
+
+    def measure(ways: Sequence[Tree | None]) -> dict[Tree | None, Timing]:
+        stages.append(len(ways) - 1)
+        for way in ways:
+            # The largest is the quickest.
+            own = 1.0 / way.num_nodes if isinstance(way, TreeConfig) else 99.0
+            seconds[way] = (*seconds.get(way, ()), own)
+        return {
+            way: Timing(tokens=10, tokens_per_round=2.0, seconds=times)
+            for way, times in seconds.items()
+        }
+
+    trials = halve(given, measure)
+    assert [trial.tree for trial in trials] == given[::-1]
+    assert stages[0] == count
+    assert stages[-1] == min(count, 2)
+    for larger, smaller in itertools.pairwise(stages):
+        assert smaller == (larger + 1) // 2
+    assert [trial.measurements for trial in trials] == [
+        sum(place < stage for stage in stages) for place in range(count)
+    ]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.config import GenerateConfig, load_config
+from eagle_jax.config import DecodingConfig, GenerateConfig, load_config
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.drafting import RecyclingDrafter
 from eagle_jax.generation.methods import read_choices
@@ -17,13 +17,12 @@ from eagle_jax.tree import (
     EAGLE1_TREE,
     RECYCLING_TREE,
     Acceptance,
-    Topology,
     chain,
     from_paths,
     root_only,
 )
 from eagle_jax.tuning import static
-from eagle_jax.tuning.contest import Entry, settings_file
+from eagle_jax.tuning.contest import Trial, settings_file
 
 
 @pytest.mark.parametrize(("depth", "width"), [(1, 1), (1, 10), (3, 1), (4, 6)])
@@ -70,19 +69,18 @@ def test_nodes_are_tried_where_their_parent_was_accepted():
     np.testing.assert_array_equal(accepted, [[0, 2], [0, 2], [0, 0]])
 
 
-def test_trees_promise_the_sum_of_their_paths_rates():
+def test_trees_keep_the_paths_that_are_most_often_right():
     rates = np.array([[0.5, 0.25], [0.5, 0.0]])
-    (found,) = static.static_trees(rates, max_nodes=4, count=2)
-    assert found.tree == from_paths([(0,), (1,), (0, 0)])
-    assert found.tokens_per_round == 1 + 0.5 + 0.25 + 0.25
+    (tree,) = static.static_trees(rates, max_nodes=4, count=2)
+    assert tree == from_paths([(0,), (1,), (0, 0)])
 
 
 @pytest.mark.parametrize(("max_nodes", "count"), [(2, 1), (8, 3), (64, 1), (64, 5)])
 def test_trees_have_sizes_from_eight_nodes_to_the_largest(max_nodes, count):
     rates = np.full((8, 10), 0.09)
     sizes = [
-        found.tree.num_nodes
-        for found in static.static_trees(rates, max_nodes=max_nodes, count=count)
+        tree.num_nodes
+        for tree in static.static_trees(rates, max_nodes=max_nodes, count=count)
     ]
     assert sizes == sorted(set(sizes))
     assert len(sizes) == (count if max_nodes > 8 else 1)
@@ -91,20 +89,16 @@ def test_trees_have_sizes_from_eight_nodes_to_the_largest(max_nodes, count):
 
 
 def test_a_static_tree_can_be_generated_with(tmp_path: Path):
-    (prediction,) = static.static_trees(np.full((5, 4), 0.2), max_nodes=8, count=1)
+    (tree,) = static.static_trees(np.full((5, 4), 0.2), max_nodes=8, count=1)
     choices = tmp_path / "tuned.choices.json"
     text = settings_file(
-        Entry(prediction=prediction, tokens_per_round=2.0, speedup=1.5),
-        method="medusa",
-        temperature=0.0,
-        batch_size=1,
-        dtype="auto",
+        Trial(tree=tree, tokens_per_round=2.0, speedup=1.5, measurements=1),
+        GenerateConfig(decoding=DecodingConfig(method="medusa")),
         choices=str(choices),
         comments=(),
     )
     (tmp_path / "tuned.toml").write_text(text)
-    assert isinstance(prediction.tree, Topology)
-    choices.write_text(json.dumps(prediction.tree.paths))
+    choices.write_text(json.dumps(tree.paths))
     config = load_config(tmp_path / "tuned.toml", GenerateConfig)
     assert config.decoding.method == "medusa"
-    assert read_choices(config.tree.choices, EAGLE1_TREE) == prediction.tree != chain(1)
+    assert read_choices(config.tree.choices, EAGLE1_TREE) == tree != chain(1)
