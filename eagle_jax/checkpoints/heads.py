@@ -316,14 +316,14 @@ def load_calibration(
     if kind not in parts:
         known = " and ".join(parts) or "nothing"
         raise InputError(
-            f"{path} calibrates {known}, not {kind} text; fit records of that kind too "
-            "with eagle-jax calibrate, or leave the calibration out"
+            f"{path} calibrates {known}, not {kind} text; fit both kinds with "
+            "eagle-jax calibrate, or leave the calibration out"
         )
     levels = len(parts[kind].exponents)
     if levels < depth:
         raise InputError(
             f"{path} was fitted to {levels} levels, but depth = {depth}; draft fewer, "
-            "or fit records of a deeper tree with eagle-jax calibrate"
+            "or fit deeper trees with eagle-jax calibrate --depth"
         )
     return dataclasses.replace(UNCALIBRATED, **parts)
 

@@ -1,35 +1,38 @@
-"""A calibration of a draft's confidences, fitted to evaluation records.
+"""Fits a draft's confidences to what its target accepts, for greedy and sampled text.
 
-    eagle-jax calibrate RECORDS_FOLDER... --output calibration.json
+    eagle-jax calibrate --target FOLDER --draft FOLDER --prompts FILE
 
-The records must hold drafted trees of uncalibrated confidences, at temperature 0, above
-it, or both, such as `eagle-jax evaluate --nodes --temperatures 0 1 --methods
-eagle2:num_nodes=60,depth=8,width=6,kappa=1 eagle2:num_nodes=60,depth=8,width=6,kappa=2`
-writes them. Levels and ranks are fitted as far as these trees have them, and no deeper
-tree can be calibrated with the fit. Every second question judges a fit to the
-others; the calibration that is written is fitted to all. As `calibration.json` in the
-folder of a head, it is used by default.
+The pair continues the prompts, which neither model should have been trained on, and
+every drafted tree is looked at. No deeper tree can be calibrated with the fit. Every
+second prompt judges a fit to the others; the calibration that is written is fitted to
+all. As `calibration.json` in the folder of a head, it is used by default. Without a
+target the embedded pair is calibrated. Where no flag says otherwise, trees have 60
+nodes, 8 levels and a width of 6, and 8 prompts are continued together.
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.checkpoints.heads import Kind
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
-from eagle_jax.config import require
+from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prompts
+from eagle_jax.cli.progress import progress
+from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.config import GenerateConfig, require
+from eagle_jax.decoding.requests import Requests, bucket_prompt, make_requests
+from eagle_jax.drafting import TreeDrafter
 from eagle_jax.evaluation.calibrate import (
-    PLAIN,
     Fit,
+    calibrate_pair,
     calibration_file,
     describe,
-    fit,
-    read_observed,
 )
 from eagle_jax.files import write_json
+from eagle_jax.generation.pairs import LoadedPair, open_pair
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,64 +44,94 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Fit a draft's confidences to what was accepted.")
+    parser = Parser(description="Fit a draft's confidences to what is accepted.")
+    add_pair_flags(parser)
     add = parser.add_argument
-    add("records", type=Path, nargs="+", help="folders of eagle-jax evaluate")
-    add("--output", type=Path, required=True, metavar="FILE", help="a .json file")
-    add(
-        "--by",
-        choices=("depth", "rank"),
-        default="rank",
-        help="one exponent per depth and rank among siblings, or per depth",
+    add("--method", choices=("eagle2", "small-model"), default="eagle2")
+    add_settings(
+        parser,
+        GenerateConfig,
+        *("num_nodes", "depth", "width", "max_new_tokens", "batch_size", "dtype"),
     )
     add(
-        "--temperature",
-        type=float,
-        help="of sampled runs, take only those of this temperature",
+        "--output",
+        type=Path,
+        default=Path("calibration.json"),
+        metavar="FILE",
+        help="default calibration.json",
     )
-    add("--draft", metavar="NAME", help="take only runs of this draft")
-    add(
-        "--num-nodes",
-        type=int,
-        help="of the trees that are compared, cut from the recorded ones; default half",
-    )
+    parser.set_defaults(num_nodes=60, depth=8, width=6, batch_size=8)
     return parser.parse_args(argv)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     check_writable(arguments.output)
-    nodes = arguments.num_nodes
-    if nodes is not None:
-        require(nodes >= 2, "--num-nodes", nodes, "2 or more")
-    vocab_size, observed = read_observed(
-        arguments.records, temperature=arguments.temperature, draft=arguments.draft
+    config = join_settings(GenerateConfig, None, arguments)
+    new_tokens = config.decoding.max_new_tokens
+    require(new_tokens >= 2, "--max-new-tokens", new_tokens, "at least 2")
+    require(config.tree.levels >= 1, "--depth", config.tree.levels, "at least 1")
+    complete_pair(arguments)
+    source = open_pair(
+        arguments.target,
+        arguments.draft,
+        tree=dataclasses.replace(config.tree, calibration="none"),
+        dtype=config.decoding.dtype,
+        method=arguments.method,
     )
-    fits: dict[Kind, Fit] = {
-        kind: fit(
-            runs,
-            by=arguments.by,
-            plain=PLAIN[kind],
-            num_nodes=nodes,
-        )
-        for kind, runs in observed.items()
-    }
-    source = [str(path) for path in arguments.records]
-    write_json(arguments.output, calibration_file(vocab_size, fits, source))
-    for kind in PLAIN:
-        if kind not in fits:
-            say(
-                f"warning: no records of {kind} text: {arguments.output} leaves its "
-                "confidences as they are"
-            )
+    source.check_room(
+        batch_size=config.decoding.batch_size, max_length=1 + new_tokens, grows=False
+    )
+    prompts = fitting_prompts(arguments, source, new_tokens)
+    require(len(prompts) >= 2, "--prompts", arguments.prompts, "2 prompts or more")
+    say(f"loading {arguments.target}")
+    pair = source.load()
+    assert isinstance(pair.drafter, TreeDrafter), "these methods draft trees"
+    fits = calibrate_pair(
+        pair.target,
+        TreeDrafter(model=pair.drafter.model, tree=config.tree.shape),
+        pair.params,
+        _batches(config, pair, prompts),
+        progress,
+    )
+    origin = [
+        f"target {arguments.target}, draft {arguments.draft}",
+        f"{len(prompts)} prompts of {arguments.prompts}, {new_tokens} tokens each",
+    ]
+    content = calibration_file(pair.target.config.vocab_size, fits, origin)
+    write_json(arguments.output, content)
     for kind, fitted in fits.items():
         Console().print(_table(kind, fitted))
     for kind, fitted in fits.items():
         print(f"{kind}: {describe(fitted)}")
-    print(f"wrote {arguments.output}: fitted to all questions")
+    print(f"wrote {arguments.output}: fitted to all prompts")
     return 0
 
 
-def _table(kind: Kind, fitted: Fit) -> Table:
+def _batches(
+    config: GenerateConfig, pair: LoadedPair, prompts: list[list[int]]
+) -> list[Requests]:
+    """Returns requests of equal sizes; of those that fill the last no tree is seen."""
+    size, new_tokens = config.decoding.batch_size, config.decoding.max_new_tokens
+    size = min(size, len(prompts))
+    missing = -len(prompts) % size
+    rows = prompts + [[0]] * missing
+    lengths = [new_tokens] * len(prompts) + [1] * missing
+    bucket = bucket_prompt(max(map(len, prompts)))
+    return [
+        make_requests(
+            rows[start : start + size],
+            max_new_tokens=lengths[start : start + size],
+            max_length=pair.target.config.max_positions,
+            stop_tokens=pair.stop_tokens,
+            seeds=range(start, start + size),
+            prompt_bucket=bucket,
+            vocab_size=pair.target.config.vocab_size,
+        )
+        for start in range(0, len(rows), size)
+    ]
+
+
+def _table(kind: str, fitted: Fit) -> Table:
     table = Table("depth", "exponents by rank", title=f"{kind} text")
     for depth, row in enumerate(fitted.confidence.exponents, 1):
         table.add_row(str(depth), " ".join(f"{entry:.2f}" for entry in row))

@@ -4,11 +4,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.cli.command import say
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, unfinished
-from eagle_jax.generation.pairs import PairSource
-from eagle_jax.generation.text import encode
 from eagle_jax.parsing import parse_json, resolved
 
 _PROBE = bytes(4096)
@@ -57,42 +54,6 @@ def read_prompts(path: Path) -> list[str]:
     if not prompts:
         raise InputError(f"{path} holds no prompt")
     return prompts
-
-
-def fitting_prompts(
-    path: Path, source: PairSource, *, chat: bool, max_new_tokens: int
-) -> list[list[int]]:
-    """Reads prompts that a target has positions for.
-
-    Args:
-        path: A file, see `read_prompts`.
-        source: The target with its tokenizer.
-        chat: Whether to wrap prompts in the chat template.
-        max_new_tokens: The number of tokens to generate after each prompt.
-
-    Returns:
-        The prompts' ids; what is too long is left out aloud.
-
-    Raises:
-        InputError: If the file cannot be read, or nothing fits.
-    """
-    prompts = read_prompts(path)
-    longest = source.config.max_positions - max_new_tokens
-    if longest < 1:
-        raise InputError(
-            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt; the "
-            f"target has {source.config.max_positions} positions"
-        )
-    encoded = [encode(source.tokenizer, prompt, chat=chat) for prompt in prompts]
-    fitting = [ids for ids in encoded if len(ids) <= longest]
-    if not fitting:
-        raise InputError(f"{path} has no prompt of up to {longest} tokens; give one")
-    if len(fitting) < len(encoded):
-        say(
-            f"warning: {len(encoded) - len(fitting)} prompts of over {longest} tokens "
-            "are left out"
-        )
-    return fitting
 
 
 def expand_home(path: Path) -> Path:

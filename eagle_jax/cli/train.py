@@ -22,7 +22,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.evaluation.observe import calibrate_head
+from eagle_jax.evaluation.calibrate import calibrate_head
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.trainer import train_head
@@ -107,7 +107,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
             say("calibrating")
             calibrate_head(trained, say)
         elif is_first:
-            advice = "eagle-jax evaluate --nodes and eagle-jax calibrate"
-            say(f"several processes write no calibration; one can, with {advice}")
+            advice = "one can, with eagle-jax calibrate"
+            say(f"several processes write no calibration; {advice}")
     print(f"{trained.head} | {trained.summary}")
     return 0

@@ -24,9 +24,9 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import check_writable, fitting_prompts
+from eagle_jax.cli.files import check_writable
+from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import GenerateConfig, TreeConfig, require
@@ -35,7 +35,7 @@ from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, write_whole
 from eagle_jax.generation.drafts import make_drafter
-from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
+from eagle_jax.generation.methods import SETTINGS
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.runner import Runner
@@ -45,7 +45,6 @@ from eagle_jax.tuning import static
 from eagle_jax.tuning.contest import MOST_TREES, Contest, Tree, Trial, settings_file
 from eagle_jax.tuning.trees import parse_grid, settings, show, sizes
 
-_EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 _MAX_NODES = 64
 
 
@@ -57,11 +56,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    """Returns the flags, completed where the embedded pair is tuned."""
     parser = Parser(description="Find the tree that pays.")
+    add_pair_flags(parser)
     add = parser.add_argument
-    add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
-    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
     add(
         "--method",
         choices=[name for name in SETTINGS if name != "autoregressive"],
@@ -69,8 +66,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="the tree of eagle1, medusa, hydra and recycling is static: its paths go "
         "into a JSON file beside the settings",
     )
-    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
-    add("--chat", action="store_true", help="wrap prompts in the chat template")
     add(
         "--calibration",
         metavar="FILE",
@@ -87,15 +82,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-depth", type=int, help="deepest static tree; default 8")
     add("--repeats", type=int, default=2, help="measurements before a half is dropped")
     add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
-    arguments = parser.parse_args(argv)
-    has_embedded = arguments.method not in ("medusa", "hydra")
-    if has_embedded and arguments.target is None and arguments.draft is None:
-        arguments.target = str(assets.TARGET)
-        if arguments.method in DRAFTS:
-            is_small = arguments.method == "small-model"
-            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
-        arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
-    return arguments
+    return parser.parse_args(argv)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
@@ -122,12 +109,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         dataclasses.replace(source, drafter=drafter_of(tree)).check_room(
             batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
         )
-    prompts = fitting_prompts(
-        arguments.prompts,
-        source,
-        chat=arguments.chat,
-        max_new_tokens=arguments.max_new_tokens,
-    )
+    prompts = fitting_prompts(arguments, source, arguments.max_new_tokens)
     prompts = _choose(prompts, arguments)
     say(f"loading {arguments.target}")
     pair = source.load()
@@ -163,14 +145,8 @@ def _check(arguments: argparse.Namespace) -> GenerateConfig:
         holds = value is None or value >= least
         require(holds, "--" + name.replace("_", "-"), value, f"at least {least}")
     config = join_settings(GenerateConfig, None, arguments)
+    complete_pair(arguments)
     method = arguments.method
-    check_draft(method, arguments.draft)
-    if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
-    if arguments.prompts is None:
-        raise InputError("give --prompts FILE: what is tuned for depends on the text")
     if method in static.METHODS:
         if is_special(arguments.output):
             raise InputError(

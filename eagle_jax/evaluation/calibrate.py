@@ -1,38 +1,56 @@
-"""Calibration: fits a draft's confidences to what the target accepted, and judges it.
+"""Calibration: a pair decodes prompts, and its draft's confidences are fitted.
 
 The fitted model is in `exponents`. Under shared noise confidences depend on `kappa` and
-the sharpness too (`drafting.calibration`): each pair of them that was decoded with gets
-exponents of its own, and the one is taken whose trees, cut from the recorded ones,
+the sharpness too (`drafting.calibration`): each pair of them that is decoded with gets
+exponents of its own, and the one is taken whose trees, cut from the decoded ones,
 accept most.
 """
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.heads import Kind, calibration_part
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
+from eagle_jax.decoding import speculative
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
+from eagle_jax.drafting import Calibration, TreeDrafter
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.exponents import (
     MIN_TRIALS,
-    By,
     calibration_error,
     fit_exponents,
     tokens_per_root,
     trials_of,
 )
 from eagle_jax.evaluation.nodes import VerifiedTree
-from eagle_jax.evaluation.read_runs import read_runs
-from eagle_jax.evaluation.runs import Run
+from eagle_jax.files import write_json
+from eagle_jax.generation.heads import open_heads
+from eagle_jax.interface import Params, Target
+from eagle_jax.progress import Progress, Report, show_nothing
+from eagle_jax.training.trainer import Trained
 
 PLAIN: dict[Kind, Confidence] = {
     "greedy": UNCALIBRATED.greedy,
     "sampled": UNCALIBRATED.sampled,
 }
 """The confidences without a calibration, by kind of text."""
+
+TRIED: dict[Kind, tuple[Confidence, ...]] = {
+    "greedy": (Confidence(),),
+    "sampled": (
+        Confidence(kappa=1.0),
+        Confidence(kappa=2.0),
+        Confidence(kappa=3.0),
+        Confidence(kappa=1.0, sharpness=1.2),
+    ),
+}
+"""The confidences that are decoded with, by kind of text, each in its own program."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,45 +60,45 @@ class Observed:
     Attributes:
         confidence: The confidence, without exponents.
         depth: The depth of the trees, `D`.
-        trees: The verified trees by question.
+        trees: The verified trees by the number of their prompt.
     """
 
     confidence: Confidence
     depth: int
-    trees: Mapping[Any, Sequence[VerifiedTree]]
+    trees: Mapping[int, Sequence[VerifiedTree]]
 
-    def of(self, questions: Iterable[Hashable]) -> list[VerifiedTree]:
-        """Returns the trees of some questions."""
-        return [tree for key in questions for tree in self.trees.get(key, ())]
+    def of(self, prompts: Iterable[int]) -> list[VerifiedTree]:
+        """Returns the trees of some prompts."""
+        return [tree for number in prompts for tree in self.trees.get(number, ())]
 
     @property
-    def questions(self) -> set[Hashable]:
-        """The questions that have trees."""
-        return {key for key, trees in self.trees.items() if trees}
+    def prompts(self) -> set[int]:
+        """The prompts that have trees."""
+        return {number for number, trees in self.trees.items() if trees}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
     """A fitted confidence, and the figures by which it is judged.
 
-    Errors and tokens per root are of questions that the judged fit did not see: every
-    second one, in the order of category and id.
+    Errors and tokens per root are of prompts that the judged fit did not see: every
+    second one.
 
     Attributes:
-        confidence: The confidence, fitted to all questions.
+        confidence: The confidence, fitted to all prompts.
         is_idle: Whether it changes no tree: `kappa` and the sharpness are those without
             a calibration, and one exponent for all nodes leaves their order as it is.
         rows: The number of tried nodes that it was fitted to.
-        num_nodes: The number of nodes of the trees that are compared, cut from the
-            recorded ones.
+        num_nodes: The number of nodes of the trees that are compared, half as
+            many as were drafted.
         ece_before: The expected calibration error without a calibration.
         ece_after: The expected calibration error with one fitted to the other
-            questions.
-        tokens_before: The tokens per recorded root, see `tokens_per_root`, of trees
+            prompts.
+        tokens_before: The tokens per root, see `tokens_per_root`, of trees
             that are ranked without a calibration.
-        tokens_after: The tokens per recorded root of trees that are ranked with a
-            calibration fitted to the other questions.
-        tried: The tokens per root on the questions of the judged fit, calibrated, by
+        tokens_after: The tokens per root of trees that are ranked with a
+            calibration fitted to the other prompts.
+        tried: The tokens per root on the prompts of the judged fit, calibrated, by
             confidence.
     """
 
@@ -95,106 +113,110 @@ class Fit:
     tried: dict[Confidence, float]
 
 
-def read_observed(
-    folders: Iterable[Path],
-    *,
-    temperature: float | None = None,
-    draft: str | None = None,
-) -> tuple[int, dict[Kind, list[Observed]]]:
-    """Reads the rounds of evaluation records.
-
-    Passed over are runs without trees or without a draft model, runs that also copy
-    earlier text, which has no confidences of the draft's, runs with a
-    calibration, whose confidences are no longer the draft's own, runs with rejection,
-    whose drafts may be drawn, and sampled runs that share no noise.
+def calibrate_pair(
+    target: Target,
+    drafter: TreeDrafter,
+    params: Params,
+    batches: Sequence[Requests],
+    progress: Progress = show_nothing,
+) -> dict[Kind, Fit]:
+    """Fits a draft model's confidences to texts that its target writes now.
 
     Args:
-        folders: The folders of evaluations.
-        temperature: The temperature of the sampled runs to take; `None` for all.
-        draft: The draft model of the runs to take, as the records name it; `None` for
-            the only one.
+        target: The target. Static.
+        drafter: The drafter of a dynamic tree; deeper trees cannot use the calibration.
+            Static.
+        params: The parameters of target and draft model.
+        batches: The requests, of at least two prompts on which the draft was not
+            trained. Their texts are written at temperature 0, and at 1 once for each
+            confidence that is tried.
+        progress: Called to show how far work is, with a label and a total.
 
     Returns:
-        The number of tokens the target knows, `V`, and the rounds by kind of text, one
-        entry per confidence.
+        The fits by kind of text.
 
     Raises:
-        InputError: If a folder cannot be read, or no run with trees is left, or runs of
-            several targets or drafts.
+        InputError: If there is but one prompt, or nothing was drafted.
     """
-    runs = [
-        run
-        for run in read_runs(folders)
-        if run.settings.get("draft") is not None
-        and run.method != "eagle2+lookup"
-        and run.settings.get("calibration") is None
-        and run.settings.get("acceptance") != "rejection"
-        and (run.temperature == 0 or run.settings.get("shared_noise"))
-        and (temperature is None or run.temperature in (0, temperature))
-        and (draft is None or run.settings["draft"] == draft)
-        and any(a.nodes and a.nodes.trees for a in run.answers.values())
-    ]
-    if not runs:
-        raise InputError(
-            "no run of these records has drafted trees of a draft model, without "
-            "calibration and rejection; write some with eagle-jax evaluate --nodes "
-            "and methods such as eagle2:calibration=none or eagle2:kappa=1.5"
-        )
-    models = ("draft", "draft_fingerprint", "target", "target_fingerprint")
-    for name in (*models, "vocab_size"):
-        values = sorted({str(run.settings.get(name)) for run in runs})
-        if len(values) > 1:
-            advice = "; choose with `draft`" if name == "draft" else ""
-            raise InputError(
-                f"the records have runs of {name} {' and '.join(values)}, which no one "
-                f"calibration fits{advice}"
-            )
-    vocab_size = runs[0].settings.get("vocab_size")
-    if not isinstance(vocab_size, int):
-        raise InputError(
-            "the records do not say how many tokens the target knows (run.vocab_size); "
-            "write them again with eagle-jax evaluate --nodes"
-        )
-    found: dict[Kind, list[Observed]] = {}
-    for kind in ("greedy", "sampled"):
-        of_kind = [run for run in runs if (run.temperature > 0) == (kind == "sampled")]
-        if of_kind:
-            found[kind] = _by_confidence(of_kind, kind)
-    return vocab_size, found
+    found: dict[Kind, list[Observed]] = {kind: [] for kind in TRIED}
+    with progress("decoding", sum(map(len, TRIED.values()))) as done:
+        for kind, confidences in TRIED.items():
+            for confidence in confidences:
+                calibration = Calibration(**{kind: confidence})
+                decoder = Decoder(
+                    target=target,
+                    drafter=dataclasses.replace(drafter, calibration=calibration),
+                    acceptance="greedy" if kind == "greedy" else "coupled",
+                )
+                trees = _decode(decoder, params, batches)
+                found[kind].append(
+                    Observed(confidence=confidence, depth=drafter.depth, trees=trees)
+                )
+                done(sum(map(len, found.values())))
+    return {kind: fit(observed, PLAIN[kind]) for kind, observed in found.items()}
 
 
-def fit(
-    observed: Sequence[Observed],
-    *,
-    by: By,
-    plain: Confidence,
-    num_nodes: int | None = None,
-) -> Fit:
-    """Fits confidences to one kind of text, and judges that on other questions.
+def calibrate_head(trained: Trained, report: Report) -> None:
+    """Writes a calibration of a new head, fitted on its run's held-out prompts.
 
     Args:
-        observed: The rounds by confidence, of at least two questions each.
-        by: The cells of exponents: "depth" for one per depth, "rank" for one per depth
-            and rank.
+        trained: The finished run.
+        report: Called with a line for each fit, or for its failure.
+    """
+    config, step_config = trained.config, trained.step_config
+    target, target_params = step_config.target, trained.pair.params.target
+    sharding = trained.pair.sharding
+    everywhere = None if sharding is None else sharding.everywhere
+    model, load = open_heads(trained.head, target.config, step_config.dtype, "eagle2")
+    _, head = load(
+        trained.head, target.config, target_params, step_config.dtype, everywhere
+    )
+    prompts = trained.data.prompts
+    try:
+        requests = make_requests(
+            prompts,
+            max_new_tokens=config.run.eval_new_tokens,
+            max_length=target.config.max_positions,
+            stop_tokens=trained.data.stop_tokens,
+            seeds=range(len(prompts)),
+        )
+        fits = calibrate_pair(
+            target,
+            TreeDrafter(model=model, tree=config.tree.shape),
+            Params(target=target_params, drafter=model.join(head, target_params)),
+            [requests],
+        )
+    except InputError as error:
+        report(f"warning: no calibration is written: {error}")
+        return
+    source = ["held-out prompts of eagle-jax train"]
+    result = calibration_file(target.config.vocab_size, fits, source)
+    write_json(trained.head / CALIBRATION_FILE, result)
+    for kind, fitted in fits.items():
+        report(f"{kind}: {describe(fitted)}")
+
+
+def fit(observed: Sequence[Observed], plain: Confidence) -> Fit:
+    """Fits confidences to one kind of text, and judges that on other prompts.
+
+    Args:
+        observed: The rounds by confidence, of at least two prompts each.
         plain: The confidence without a calibration.
-        num_nodes: The number of nodes of the trees that are compared; `None` for half
-            of the recorded ones.
 
     Raises:
-        InputError: If there is but one question, or nothing was drafted.
+        InputError: If there is but one prompt, or nothing was drafted.
     """
-    questions = sorted(set.intersection(*(o.questions for o in observed)), key=str)
-    if len(questions) < 2:
+    prompts = sorted(set.intersection(*(o.prompts for o in observed)))
+    if len(prompts) < 2:
         raise InputError(
-            "a fit is judged on questions that it did not see: give records of at "
-            "least 2 questions"
+            "a fit is judged on prompts that it did not see: give at least 2 that are "
+            "continued by more than a token"
         )
-    fitted, judged = questions[::2], questions[1::2]
-    smallest = min(len(tree.parents) for o in observed for tree in o.of(questions))
-    nodes = max(smallest // 2, 2) if num_nodes is None else num_nodes
+    fitted, judged = prompts[::2], prompts[1::2]
+    smallest = min(len(tree.parents) for o in observed for tree in o.of(prompts))
+    nodes = max(smallest // 2, 2)
     on_half = {
-        o.confidence: fit_confidence(trials_of(o.of(fitted)), o, by=by)
-        for o in observed
+        o.confidence: fit_confidence(trials_of(o.of(fitted)), o) for o in observed
     }
     tried = {
         o.confidence: tokens_per_root(o.of(fitted), on_half[o.confidence], nodes)
@@ -202,8 +224,8 @@ def fit(
     }
     best = max(observed, key=lambda o: tried[o.confidence])
     before = min(observed, key=lambda o: _distance(o.confidence, plain))
-    rest, trials = trials_of(best.of(judged)), trials_of(best.of(questions))
-    found = fit_confidence(trials, best, by=by)
+    rest, trials = trials_of(best.of(judged)), trials_of(best.of(prompts))
+    found = fit_confidence(trials, best)
     is_one = len({exponent for row in found.exponents for exponent in row}) == 1
     return Fit(
         confidence=found,
@@ -227,7 +249,7 @@ def describe(fitted: Fit) -> str:
     )
     line = (
         f"{fitted.rows:,} nodes | kappa/sharpness {found.kappa:g}/{found.sharpness:g} "
-        f"(tokens per recorded root {sweep}) | on the other questions: expected "
+        f"(tokens per root {sweep}) | on the other prompts: expected "
         f"calibration error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} "
         f"after; trees of {fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens "
         f"per root before, {fitted.tokens_after:.3f} after"
@@ -235,7 +257,7 @@ def describe(fitted: Fit) -> str:
     if fitted.is_idle:
         line += (
             "; it changes no tree, as all nodes have one exponent: a depth or rank "
-            f"needs {MIN_TRIALS} tried nodes for its own, so record more questions"
+            f"needs {MIN_TRIALS} tried nodes for its own, so give more prompts"
         )
     return line
 
@@ -248,7 +270,7 @@ def calibration_file(
     Args:
         vocab_size: The number of tokens the target knows, `V`.
         fits: The fits by kind of text.
-        source: Lines that name where the records come from.
+        source: Lines that say what was decoded.
     """
     names = ("rows", "num_nodes", "ece_before", "ece_after")
     names = (*names, "tokens_before", "tokens_after")
@@ -260,35 +282,34 @@ def calibration_file(
     return {"vocab_size": vocab_size, **parts, "source": list(source)}
 
 
-def fit_confidence(trials: np.ndarray, observed: Observed, *, by: By) -> Confidence:
+def fit_confidence(trials: np.ndarray, observed: Observed) -> Confidence:
     """Returns the observed confidence with exponents fitted to trials of its trees."""
-    exponents = fit_exponents(trials, by=by, depth=observed.depth)
+    exponents = fit_exponents(trials, observed.depth)
     return dataclasses.replace(observed.confidence, exponents=exponents)
-
-
-def _by_confidence(runs: Sequence[Run], kind: Kind) -> list[Observed]:
-    """Returns the trees of runs of one kind, those of one confidence together."""
-    plain = PLAIN[kind]
-    trees: dict[Confidence, dict[Hashable, list[VerifiedTree]]] = {}
-    depths: dict[Confidence, int] = {}
-    for run in runs:
-        confidence = Confidence(
-            kappa=float(run.settings.get("kappa") or plain.kappa),
-            sharpness=float(run.settings.get("sharpness") or plain.sharpness),
-        )
-        depth = int(run.settings.get("depth") or 1)
-        depths[confidence] = max(depths.get(confidence, 1), depth)
-        questions = trees.setdefault(confidence, {})
-        for key, answer in run.answers.items():
-            if answer.nodes is not None:
-                questions.setdefault(key, []).extend(answer.nodes.trees)
-    return [
-        Observed(confidence=confidence, depth=depths[confidence], trees=found)
-        for confidence, found in trees.items()
-    ]
 
 
 def _distance(one: Confidence, other: Confidence) -> float:
     """Returns the distance of two confidences, by the logarithms of their factors."""
     factors = ((one.kappa, other.kappa), (one.sharpness, other.sharpness))
     return sum(abs(float(np.log(a / b))) for a, b in factors)
+
+
+def _decode(
+    decoder: Decoder, params: Params, batches: Sequence[Requests]
+) -> dict[int, list[VerifiedTree]]:
+    """Decodes requests to their end, and returns every tree by its prompt's number."""
+    temperature = 0.0 if decoder.acceptance == "greedy" else 1.0
+    slots = max(cache_slots(requests, decoder.depth) for requests in batches)
+    trees: dict[int, list[VerifiedTree]] = {}
+    first = 0
+    for requests in batches:
+        temperatures = jnp.full_like(requests.sampling.temperature, temperature)
+        sampling = dataclasses.replace(requests.sampling, temperature=temperatures)
+        requests = dataclasses.replace(requests, sampling=sampling)
+        state = speculative.prefill(decoder, params, requests, num_slots=slots)
+        while bool(state.is_running.any()):
+            state, done = speculative.decode_round(decoder, params, state)
+            for row, seen in VerifiedTree.of(done).items():
+                trees.setdefault(first + row, []).append(seen)
+        first += len(temperatures)
+    return trees

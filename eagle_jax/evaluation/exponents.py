@@ -4,13 +4,12 @@ Every drafted node whose parent was accepted is one trial: it was accepted or no
 `c` its confidence, acceptance is taken for a Bernoulli trial of probability `c ** s`,
 and `s` is fitted by maximum likelihood, one number per cell.
 
-There is a cell per depth, or one per depth and rank. A cell with fewer than
-`MIN_TRIALS` trials takes the exponent of its rank at all depths, which matters more
-than the depth; a rank or a depth with fewer takes that of all trials together.
+There is a cell per depth and rank. One with fewer than `MIN_TRIALS` trials takes the
+exponent of its rank at all depths, which matters more than the depth; a rank with fewer
+takes that of all trials together.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -24,9 +23,6 @@ MIN_TRIALS = 200
 
 BOUNDS = (1 / 8, 8.0)
 """The smallest and the largest exponent: all accepted, or none, would give 0 or inf."""
-
-By = Literal["depth", "rank"]
-"""Names of the cells: one exponent per depth, or one per depth and rank."""
 
 _BISECTIONS = 50
 _ALMOST_CERTAIN = -1e-6  # A certain node that was refused has no likelihood at all.
@@ -47,21 +43,14 @@ def trials_of(trees: Sequence[VerifiedTree]) -> np.ndarray:
     return trials
 
 
-def fit_exponents(
-    trials: np.ndarray, *, by: By, depth: int
-) -> tuple[tuple[float, ...], ...]:
+def fit_exponents(trials: np.ndarray, depth: int) -> tuple[tuple[float, ...], ...]:
     """Returns the exponents of greatest likelihood by the rules of this module.
 
     Args:
         trials: `[M]` of `TRIED`, at least one.
-        by: The cells, "depth" or "rank".
         depth: The number of levels to return, also those without trials.
     """
     overall = fit_exponent(trials)
-    depths = range(1, depth + 1)
-    if by == "depth":
-        levels = (trials[trials["depth"] == level] for level in depths)
-        return tuple((_fit_or(overall, level),) for level in levels)
     ranks = [trials[trials["rank"] == r] for r in range(int(trials["rank"].max()) + 1)]
     shared = [_fit_or(overall, of_rank) for of_rank in ranks]
     return tuple(
@@ -69,7 +58,7 @@ def fit_exponents(
             _fit_or(other, of_rank[of_rank["depth"] == level])
             for other, of_rank in zip(shared, ranks, strict=True)
         )
-        for level in depths
+        for level in range(1, depth + 1)
     )
 
 
@@ -117,7 +106,7 @@ def tokens_per_root(
 ) -> float:
     """Returns the mean tokens of trees that keep fewer nodes, ranked anew.
 
-    The mean is over the roots of the recorded rounds, whether or not a smaller tree
+    The mean is over the roots of the decoded rounds, whether or not a smaller tree
     would have come to them, and uncut where a text ended: it is a figure to compare,
     not tokens per round.
 

@@ -31,16 +31,8 @@ answers() {
     --temperature "$1" --limit "$2" --output "$runs/answers-$1.jsonl"
 }
 
-# What the head's confidences are worth, on texts that nothing else reads.
-trees=eagle2:num_nodes=60,depth=8,width=6
-measured() {
-  "$python" scripts/evaluate.py --target "$runs/pair/model" --draft "$runs/pair/head" \
-    --questions "$runs/shallow/calibration_prompts.json" --max-new-tokens 96 --nodes \
-    --temperatures "$1" --output "$runs/calibration-$1" \
-    --methods "$trees,kappa=1.5" "$trees,kappa=2" "$trees,kappa=3"
-}
-export -f answers measured
-export runs python here trees
+export -f answers
+export runs python here
 
 on_both pretrain "$runs/shallow"
 on_core 0 bash -euc 'answers 1 2400' &
@@ -60,10 +52,6 @@ texts=("$runs/answers-0.jsonl" "$runs/answers-1.jsonl")
 on_both together "$runs/pair" --config "$here/together.toml" --num-layers 24 \
   --run "$runs/shallow" --head "$runs/head/head" --texts "${texts[@]}"
 
-on_core 0 bash -euc 'measured 0' &
-on_core 1 bash -euc 'measured 1'
-wait $!
-
 # What eagle_jax/assets holds.
 rm -rf "$runs/assets"
 mkdir "$runs/assets"
@@ -73,5 +61,7 @@ cp "$runs/shallow/prompts.json" "$runs/assets/prompts.json"
 "$python" scripts/export.py --head "$runs/pair/head" --dtype bfloat16 --embedding omit \
   --output "$runs/assets/head"
 rm -f "$runs/assets/head/pytorch_model.bin"
-"$python" scripts/calibrate.py "$runs/calibration-0" "$runs/calibration-1" --num-nodes 26 \
+# What the head's confidences are worth, on texts that nothing else reads.
+"$python" scripts/calibrate.py --target "$runs/pair/model" --draft "$runs/pair/head" \
+  --prompts "$runs/shallow/calibration_prompts.json" --max-new-tokens 96 \
   --output "$runs/assets/head/calibration.json"

@@ -180,9 +180,14 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--training", "--row-length", "-1"], "row_length = -1 must be at least 1"),
     ],
     "calibrate": [
-        ([], "required: records, --output"),
-        (["records", "--output", "/dev/full"], _FULL),
-        (["records", "--output", "circle.json"], _CIRCLE),
+        (["--output", "/dev/full"], _FULL),
+        (["--output", "circle.json"], _CIRCLE),
+        (_TARGET, "method eagle2 needs --draft"),
+        (["--method", "eagle1"], "argument --method: invalid choice"),
+        (["--depth", "0"], "--depth = 0 must be at least 1"),
+        (["--max-new-tokens", "1"], "--max-new-tokens = 1 must be at least 2"),
+        (["--num-nodes", "1000000"], f"num_nodes = 1000000{_MEMORY}"),
+        (["--prompts", "one.json"], "--prompts = one.json must be 2 prompts or more"),
     ],
     "count_tokens": [
         ([], "required: --output"),
@@ -223,6 +228,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with what commands read."""
+    (tmp_path / "one.json").write_text('["once"]')
     (tmp_path / "big.toml").write_text("[tree]\nnum_nodes = 1000000\n")
     for rule in ("rejection", "typical"):
         text = f'[sampling]\nacceptance = "{rule}"\n'

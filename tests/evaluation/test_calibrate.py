@@ -9,29 +9,25 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints.heads import Kind, load_calibration
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
-from eagle_jax.evaluation.calibrate import Fit, Observed, describe, fit, read_observed
+from eagle_jax.evaluation import calibrate
+from eagle_jax.evaluation.calibrate import Fit, Observed, describe, fit
 from eagle_jax.evaluation.exponents import (
     BOUNDS,
     MIN_TRIALS,
-    By,
     calibration_error,
     fit_exponent,
     fit_exponents,
     tokens_per_root,
     trials_of,
 )
-from eagle_jax.evaluation.nodes import TRIED, Nodes, VerifiedTree
-from tests.conftest import Main, load_main
-from tests.evaluation import synthetic
+from eagle_jax.evaluation.nodes import TRIED, VerifiedTree
+from tests import tiny
 from tests.helpers import refused
 
 VOCABULARY = 24
-
-
-@pytest.fixture(scope="module")
-def calibrate() -> Main:
-    return load_main("calibrate")
 
 
 def trials_from(**columns: Any) -> np.ndarray:
@@ -58,35 +54,25 @@ def draw(true: dict[tuple[int, int], float], count: int) -> np.ndarray:
 def two_branches(
     first: float, second: float, accepted: int, deeper: float = 0.5
 ) -> VerifiedTree:
-    """Two children of the root, each with a child of its own; the first is node 1."""
+    """Two children of the root, each with a child of its own, and padding."""
+    values = [1.0, first, second, first * deeper, second * deeper]
     return VerifiedTree(
-        parents=np.array([-1, 0, 0, 1, 2]),
-        log_values=np.log([1.0, first, second, first * deeper, second * deeper]),
-        is_node=np.ones(5, bool),
+        parents=np.array([-1, 0, 0, 1, 2, 0]),
+        log_values=np.append(np.log(values), -np.inf),
+        is_node=np.arange(6) < 5,
         accepted=[[], [1], [2], [1, 3], [2, 4]][accepted],
     )
 
 
-def overconfident(questions: int, rounds: int, kappa: float = 1.0) -> Observed:
+def overconfident(prompts: int, rounds: int, kappa: float = 1.0) -> Observed:
     """First children say 0.6 and are right once in four, second ones say 0.3."""
     rng = np.random.default_rng(1)
-    fates = rng.choice(5, size=(questions, rounds), p=[0.15, 0.2, 0.25, 0.05, 0.35])
+    fates = rng.choice(5, size=(prompts, rounds), p=[0.15, 0.2, 0.25, 0.05, 0.35])
     trees = {
-        question: [two_branches(0.6, 0.3, fate) for fate in row]
-        for question, row in enumerate(fates.tolist())
+        prompt: [two_branches(0.6, 0.3, fate) for fate in row]
+        for prompt, row in enumerate(fates.tolist())
     }
     return Observed(confidence=Confidence(kappa=kappa), depth=2, trees=trees)
-
-
-def write(path: Path, observed: Observed, **run: Any) -> None:
-    """Trees as a file of records, one per question."""
-    records = [
-        synthetic.record(
-            int(question), nodes=Nodes.of(trees), vocab_size=VOCABULARY, **run
-        )
-        for question, trees in observed.trees.items()
-    ]
-    synthetic.write(path, records)
 
 
 @pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
@@ -123,13 +109,9 @@ def test_certain_outcomes_stay_within_the_bounds(confidence: float) -> None:
 def test_every_cell_has_its_own_exponent() -> None:
     true = {(1, 0): 0.5, (1, 1): 2.0, (2, 0): 3.0, (2, 1): 1.0}
     trials = draw(true, 20000)
-    table = fit_exponents(trials, by="rank", depth=2)
+    table = fit_exponents(trials, depth=2)
     for (depth, rank), exponent in true.items():
         assert table[depth - 1][rank] == pytest.approx(exponent, rel=0.1)
-    for depth, row in enumerate(fit_exponents(trials, by="depth", depth=2), 1):
-        own = [true[depth, rank] for rank in range(2)]
-        assert len(row) == 1
-        assert min(own) < row[0] < max(own)
 
 
 def test_cells_with_few_trials_share_a_fit() -> None:
@@ -144,17 +126,16 @@ def test_cells_with_few_trials_share_a_fit() -> None:
         for part in (trials[trials["rank"] == rank] for rank in (0, 1))
     ]
     overall = fit_exponent(trials)
-    table = fit_exponents(trials, by="rank", depth=4)
+    table = fit_exponents(trials, depth=4)
     # The drafted depth counts, also where nothing was tried.
     assert table[1] == table[2] == table[3] == (*of_rank, overall)
     assert table[0][0] == of_rank[0]
     assert table[0][1] != of_rank[1]
-    by_depth = fit_exponents(trials, by="depth", depth=3)
-    assert by_depth[1] == by_depth[2] == (overall,) != by_depth[0]
 
 
-def fit_of(*observed: Observed, by: By = "rank", num_nodes: int = 3) -> Fit:
-    return fit(observed, by=by, plain=Confidence(), num_nodes=num_nodes)
+def fit_of(*observed: Observed) -> Fit:
+    """A fit that is judged by trees of three nodes."""
+    return fit(observed, plain=Confidence())
 
 
 def test_held_out_confidences_become_honest() -> None:
@@ -163,25 +144,23 @@ def test_held_out_confidences_become_honest() -> None:
     assert fitted.ece_after < 0.05
 
 
-def test_calibrated_trees_accept_more_on_questions_that_were_not_seen() -> None:
+def test_calibrated_trees_accept_more_on_prompts_that_were_not_seen() -> None:
     # Three nodes: as drafted the first child and its own, where the second is right.
     fitted = fit_of(overconfident(8, 200))
     assert fitted.tokens_after > fitted.tokens_before + 0.05
 
 
-def test_the_judged_fit_does_not_see_every_second_question() -> None:
+def test_the_judged_fit_does_not_see_every_second_prompt() -> None:
     observed = overconfident(8, 40)
     turned = {
-        question: [
-            two_branches(0.6, 0.3, 1) if question % 2 else tree for tree in trees
-        ]
-        for question, trees in observed.trees.items()
+        prompt: [two_branches(0.6, 0.3, 1) if prompt % 2 else tree for tree in trees]
+        for prompt, trees in observed.trees.items()
     }
     mixed = dataclasses.replace(observed, trees=turned)
     fitted, untouched = fit_of(mixed), fit_of(observed)
     assert fitted.tried == untouched.tried
-    assert fitted.confidence != untouched.confidence  # Fitted to all questions.
-    judged = [tree for question in (1, 3, 5, 7) for tree in turned[question]]
+    assert fitted.confidence != untouched.confidence  # Fitted to all prompts.
+    judged = [tree for prompt in (1, 3, 5, 7) for tree in turned[prompt]]
     assert fitted.tokens_before == tokens_per_root(judged, Confidence(), 3)
     assert fitted.ece_before == calibration_error(trials_of(judged))
 
@@ -189,8 +168,8 @@ def test_the_judged_fit_does_not_see_every_second_question() -> None:
 def test_the_kappa_is_taken_whose_trees_accept_most() -> None:
     poor, good = overconfident(8, 100, 2.0), overconfident(8, 100, 0.5)
     accepted = {
-        question: [two_branches(0.6, 0.3, 3) for _ in trees]
-        for question, trees in good.trees.items()
+        prompt: [two_branches(0.6, 0.3, 3) for _ in trees]
+        for prompt, trees in good.trees.items()
     }
     fitted = fit_of(poor, dataclasses.replace(good, trees=accepted))
     assert fitted.confidence.kappa == 0.5
@@ -235,65 +214,37 @@ def read_back(file: Path, kind: Kind) -> Confidence:
     return getattr(read, kind)
 
 
-def test_greedy_and_sampled_text_are_fitted_apart(
-    calibrate: Main, tmp_path: Path
+def test_a_fit_does_not_depend_on_how_prompts_are_batched(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sampled = {"temperature": 1.0, "shared_noise": True}
-    write(tmp_path / "run" / "a.jsonl", overconfident(4, 50), depth=2)
-    others = overconfident(4, 60, 2.0)
-    write(tmp_path / "run" / "b.jsonl", others, kappa=2.0, depth=2, **sampled)
-    file = tmp_path / "out.json"
-    assert calibrate([str(tmp_path / "run"), "--output", str(file)]) == 0
-    result = json.loads(file.read_text())
-    assert set(result) == {"vocab_size", "greedy", "sampled", "source"}
-    assert result["source"] == [str(tmp_path / "run")]
-    # Records hold six digits of a log probability.
-    parts: dict[Kind, Observed] = {
-        "greedy": overconfident(4, 50),
-        "sampled": others,
-    }
-    for kind, observed in parts.items():
-        found, expected = read_back(file, kind), fit_of(observed).confidence
-        assert found.kappa == expected.kappa == observed.confidence.kappa
-        np.testing.assert_allclose(found.exponents, expected.exponents, rtol=1e-4)
+    one_each = {kind: (Confidence(),) for kind in calibrate.TRIED}
+    monkeypatch.setattr(calibrate, "TRIED", one_each)
+    tree = TreeConfig(num_nodes=6, depth=2, width=3)
+    pair = tiny.pair(tiny.TARGET, tiny.HEAD, tree)
+    prompts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
 
+    def fits(size: int) -> dict[Kind, Fit]:
+        batches = [
+            make_requests(
+                prompts[start : start + size],
+                max_new_tokens=[12, 20, 9, 1][start : start + size],
+                seeds=range(start, start + size),
+                prompt_bucket=16,
+            )
+            for start in range(0, len(prompts), size)
+        ]
+        return calibrate.calibrate_pair(*pair, batches)
 
-def test_only_the_drafts_own_confidences_are_read(tmp_path: Path) -> None:
-    observed = overconfident(2, 5)
-    write(tmp_path / "a.jsonl", observed)
-    write(tmp_path / "b.jsonl", observed, calibration="file.json")
-    write(tmp_path / "c.jsonl", observed, draft=None, method="lookup")
-    write(tmp_path / "f.jsonl", observed, method="eagle2+lookup")
-    write(tmp_path / "d.jsonl", observed, acceptance="rejection")
-    write(tmp_path / "e.jsonl", observed, temperature=1.0, shared_noise=False)
-    for temperature in (0.7, 1.0):
-        name = f"t{temperature}.jsonl"
-        sampled = {"temperature": temperature, "shared_noise": True}
-        sampled |= {"kappa": 3.0, "sharpness": 1.25}
-        write(tmp_path / name, observed, **sampled)
-    for temperature, count in ((None, 10), (0.7, 5)):
-        vocab_size, found = read_observed([tmp_path], temperature=temperature)
-        assert vocab_size == VOCABULARY
-        assert [len(trees) for trees in found["greedy"][0].trees.values()] == [5, 5]
-        (sampled_runs,) = found["sampled"]
-        assert sampled_runs.confidence == Confidence(kappa=3.0, sharpness=1.25)
-        assert {len(trees) for trees in sampled_runs.trees.values()} == {count}
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["draft", "draft_fingerprint", "target", "target_fingerprint", "vocab_size"],
-)
-def test_records_of_no_single_calibration_are_refused(
-    tmp_path: Path, name: str
-) -> None:
-    observed = overconfident(2, 5)
-    write(tmp_path / "a.jsonl", observed)
-    records = [json.loads(x) for x in (tmp_path / "a.jsonl").read_text().splitlines()]
-    for record in records:
-        record["run"][name] = "another"
-    synthetic.write(tmp_path / "b.jsonl", records)
-    refused(lambda: read_observed([tmp_path]), name, "another")
+    together, apart = fits(4), fits(2)
+    for kind in calibrate.TRIED:
+        assert together[kind].rows == apart[kind].rows > 0
+        assert together[kind].tokens_after == apart[kind].tokens_after
+        np.testing.assert_allclose(
+            together[kind].confidence.exponents,
+            apart[kind].confidence.exponents,
+            rtol=1e-4,
+        )
+    assert together["greedy"].rows != together["sampled"].rows
 
 
 def test_a_fit_that_changes_no_tree_says_so() -> None:
@@ -303,30 +254,12 @@ def test_a_fit_that_changes_no_tree_says_so() -> None:
     assert few.tokens_after == few.tokens_before
     assert "changes no tree" in describe(few)
     assert "changes no tree" not in describe(many)
-    other = fit([overconfident(2, 20, 2.0)], by="rank", plain=Confidence(), num_nodes=3)
+    other = fit_of(overconfident(2, 20, 2.0))
     assert "changes no tree" not in describe(other), "kappa does"
 
 
-def test_text_that_stays_uncalibrated_is_named(
-    calibrate: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path / "run" / "a.jsonl", overconfident(8, 200), depth=2)
-    file = tmp_path / "out.json"
-    assert calibrate([str(tmp_path / "run"), "--output", str(file)]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: ") and "no records of sampled text" in line
-
-
-def test_one_question_is_refused() -> None:
-    refused(lambda: fit_of(overconfident(1, 5)), "2 questions")
-
-
-def test_records_without_trees_are_refused(calibrate: Main, tmp_path: Path) -> None:
-    synthetic.write(tmp_path / "a.jsonl", [synthetic.record(1)])
-    refused(lambda: read_observed([tmp_path]), "--nodes")
-    flags = [str(tmp_path), "--output", str(tmp_path / "out.json")]
-    assert calibrate(flags) == 2
-    assert not (tmp_path / "out.json").exists()
+def test_one_prompt_is_refused() -> None:
+    refused(lambda: fit_of(overconfident(1, 5)), "at least 2")
 
 
 PART = {"kappa": 2.0, "sharpness": 1.5, "exponents": [[1.0], [0.5]]}

@@ -15,8 +15,6 @@ from eagle_jax.checkpoints.heads import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, GenerateConfig, TreeConfig, load_config
 from eagle_jax.evaluation import tables
-from eagle_jax.evaluation.calibrate import PLAIN, fit, read_observed
-from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.evaluation.questions import read_questions
 from eagle_jax.evaluation.read_runs import read_runs
 from eagle_jax.evaluation.record_files import RecordFile
@@ -73,7 +71,7 @@ def read_settings(folder: Path) -> None:
 
 
 def read_records(folder: Path) -> None:
-    """Makes the tables of a report, goes on with a file of records, calibrates."""
+    """Makes the tables of a report, goes on with a file of records."""
     runs = in_order(read_runs([folder]))
     compared = groups(runs, one_batch_size=True)
     tables.shared_settings(runs)
@@ -93,13 +91,6 @@ def read_record_file(folder: Path) -> None:
     """Goes on with a file of records."""
     with RecordFile(folder / "run.jsonl", synthetic.RUN, []):
         pass
-
-
-def read_nodes(folder: Path) -> None:
-    """Calibrates by recorded trees."""
-    _, observed = read_observed([folder])
-    for kind, runs in observed.items():
-        fit(runs, by="rank", plain=PLAIN[kind], num_nodes=None)
 
 
 def read_data(folder: Path) -> None:
@@ -195,29 +186,13 @@ def _take(pair: Path) -> dict[str, np.ndarray]:
 
 
 def _records(home: Path) -> dict[str, Subject]:
-    """Runs of all methods, one file that is gone on with, and recorded trees."""
+    """Runs of all methods, and one file that is gone on with."""
     everything = synthetic.write_evaluation(home / "records", questions=3)
     lines = [synthetic.record(number) for number in range(3)]
     synthetic.write(home / "file" / "run.jsonl", lines)
-    tree = VerifiedTree(
-        parents=np.array([-1, 0, 0, 1, 2]),
-        log_values=np.log([1.0, 0.6, 0.3, 0.3, 0.1]),
-        is_node=np.ones(5, bool),
-        accepted=[1, 3],
-    )
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "acceptance": "coupled", "kappa": 1.5, "sharpness": 1.0},
-    ]
-    for number, kind in enumerate(kinds):
-        nodes = Nodes.of([tree] * 4)
-        settings = {"vocab_size": 300, "shared_noise": True, "depth": 2} | kind
-        trees = [synthetic.record(n, nodes=nodes, **settings) for n in range(4)]
-        synthetic.write(home / "nodes" / f"{number}.jsonl", trees)
     return {
         "records": Subject(source=everything, files=["*"], read=read_records),
         "file": Subject(source=home / "file", files=["*"], read=read_record_file),
-        "nodes": Subject(source=home / "nodes", files=["*"], read=read_nodes),
     }
 
 

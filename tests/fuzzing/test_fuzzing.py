@@ -32,7 +32,7 @@ BYTES = 4 * 2**30
 
 NAMES = (
     *("pair", "shards", "eagle3", "store", "settings", "run", "records", "file"),
-    *("nodes", "data", pytest.param("bins", marks=pytest.mark.torch)),
+    *("data", pytest.param("bins", marks=pytest.mark.torch)),
 )
 RUN = """
 [data]
