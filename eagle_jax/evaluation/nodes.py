@@ -90,53 +90,6 @@ class VerifiedTree:
             accepted=[int(node) for node in acceptance.path[row][1 : count + 1]],
         )
 
-    @classmethod
-    def from_json(cls, record: Any) -> "VerifiedTree":
-        """Returns the round that an entry of the field `nodes.trees` holds.
-
-        Raises:
-            InputError: If the entry is no round.
-        """
-        try:
-            parents = np.asarray(record["parents"], int)
-            values = [-np.inf if x is None else float(x) for x in record["log_values"]]
-            accepted = [int(node) for node in record["accepted"]]
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            wanted = "parents, log_values or accepted"
-            raise InputError(
-                f"`nodes.trees`: a tree lacks {wanted}: {error!r}"
-            ) from error
-        nodes, log_values = np.arange(parents.size), np.asarray(values)
-        path = np.array([0, *accepted])
-        is_tree = (
-            parents.ndim == 1
-            and len(values) == parents.size > 0
-            and (parents >= -1).all()
-            and (parents < np.maximum(nodes, 0)).all()
-            and (path >= 0).all()
-            and (path < parents.size).all()
-            and (parents[path[1:]] == path[:-1]).all()
-        )
-        if not is_tree:
-            raise InputError(
-                "`nodes.trees`: a tree's parents and accepted nodes do not fit"
-            )
-        return cls(
-            parents=parents,
-            log_values=log_values,
-            is_node=log_values > -np.inf,
-            accepted=accepted,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns parents, log values (`None` in padding) and accepted nodes."""
-        values = zip(self.log_values.tolist(), self.is_node, strict=True)
-        return {
-            "parents": self.parents.tolist(),
-            "log_values": [round(x, _DIGITS) if known else None for x, known in values],
-            "accepted": list(self.accepted),
-        }
-
     def tried(self) -> Iterable[tuple[int, int, float, bool]]:
         """Yields `TRIED` fields of every child of the root and of accepted nodes."""
         path, ranks, nodes = [0, *self.accepted], self.ranks, self.drafted
@@ -165,7 +118,6 @@ class Nodes:
             root's in front; `None` where there was no round or it was not recorded.
         values: The acceptance of all drafted nodes by path value, the product of
             confidences.
-        trees: The trees of all rounds; empty in older records, which kept none.
     """
 
     rounds: int
@@ -173,7 +125,6 @@ class Nodes:
     tried: np.ndarray
     positions: np.ndarray | None
     values: Reliability
-    trees: tuple[VerifiedTree, ...] = ()
 
     @classmethod
     def of(cls, rounds: Sequence[VerifiedTree]) -> "Nodes":
@@ -191,7 +142,6 @@ class Nodes:
             tried=tried_in(rounds),
             positions=positions if rounds else None,
             values=Reliability.of(predicted, np.concatenate(were_accepted)),
-            trees=tuple(rounds),
         )
 
     @classmethod
@@ -218,7 +168,6 @@ class Nodes:
         if nodes.get("positions") is not None:
             listed = fields.get(nodes, "positions", list, "nodes.")
             positions = np.asarray(fields.numbers(listed, "nodes.positions", int))
-        trees = fields.get({"trees": [], **nodes}, "trees", list, "nodes.")
         return cls(
             rounds=fields.get(nodes, "rounds", int, "nodes."),
             drafted=fields.get(nodes, "drafted", int, "nodes."),
@@ -227,7 +176,6 @@ class Nodes:
             values=Reliability(
                 count=count.astype(int), accepted=accepted.astype(int), total=total
             ),
-            trees=tuple(map(VerifiedTree.from_json, trees)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -248,12 +196,11 @@ class Nodes:
                 "accepted": self.values.accepted.tolist(),
                 "sum": _rounded(self.values.total),
             },
-            "trees": [tree.to_json() for tree in self.trees],
         }
 
     @classmethod
     def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
-        """Returns the nodes of at least one part together, without their trees."""
+        """Returns the nodes of at least one part together."""
         positions = [part.positions for part in parts if part.positions is not None]
         values = [part.values for part in parts]
         return cls(
