@@ -16,17 +16,6 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
 
 
-def short(value: float | None) -> str:
-    """Returns a number with about three digits, and all of those before the point."""
-    if value is None:
-        return NOTHING
-    if value == 0:
-        return "0"
-    size = abs(value)
-    digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:,.{digits}f}"
-
-
 def ratio(value: float | None) -> str:
     """Returns a speedup as a cell, such as "1.50x"."""
     return NOTHING if value is None else f"{value:.2f}x"

@@ -154,33 +154,26 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
 
 
 def _print_table(runs: dict[str, Run]) -> None:
-    """Prints the figures of runs, those that are not lossless in a table of their own.
+    """Prints the figures of runs.
 
     The last column says how many texts differ from plain decoding's.
     """
-    lossless, others = _new_table(), _new_table("typical acceptance: not lossless")
+    table = Table()
+    table.add_column("run")
+    for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
+        table.add_column(name, justify="right")
     for name, run in runs.items():
         records = run.answers.values()
         speeds = [speed(records, with_prefill=flag) for flag in (True, False)]
         found = identical(run, find_baseline(run, runs.values()))
         same, compared = found or (0, 0)
-        (lossless if run.is_lossless else others).add_row(
+        other = "-" if found is None else f"{compared - same} of {compared}"
+        table.add_row(
             name,
             str(len(records)),
             decimals(run.tau()),
             *(decimals(mean, 1) for mean in speeds),
-            "-" if found is None else f"{compared - same} of {compared}",
+            other if run.is_lossless else "not lossless",
         )
     # In a file or a pipe no terminal's width may cut a column.
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    for table in (lossless, others):
-        if table.row_count:
-            console.print(table)
-
-
-def _new_table(title: str | None = None) -> Table:
-    table = Table(title=title)
-    table.add_column("run")
-    for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
-        table.add_column(name, justify="right")
-    return table
+    Console(width=None if sys.stdout.isatty() else 120).print(table)

@@ -1,28 +1,13 @@
-"""Statistics of the records of an evaluation.
-
-The definitions are the papers': a node is *tried* where its parent was accepted. Tau
-and n-alpha are in `decoding.rates`.
-"""
+"""How far confidences are from acceptance; tau and n-alpha are in `decoding.rates`."""
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 
-from eagle_jax.decoding.rates import Rates, divide
+from eagle_jax.decoding.rates import divide
 
 NUM_BINS = 20
 """The number of equal bins of [0, 1] for confidences."""
-
-
-def quartiles(values: Iterable[float | None]) -> list[float] | None:
-    """Returns first quartile, median and third, interpolated; `None` without values.
-
-    Args:
-        values: The numbers; `None` among them is left out.
-    """
-    known = [value for value in values if value is not None]
-    return np.quantile(known, [0.25, 0.5, 0.75]).tolist() if known else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,17 +58,3 @@ class Reliability:
         if not self.count.sum():
             return None
         return float(np.abs(self.accepted - self.total).sum() / self.count.sum())
-
-
-def rates_by_rank(rank: np.ndarray, is_accepted: np.ndarray) -> Rates:
-    """Returns the rates by a node's rank among its siblings, 0 = most likely.
-
-    Args:
-        rank: `[M]` int, the ranks of the tried nodes.
-        is_accepted: `[M]` bool, whether each of them was accepted.
-    """
-    length = int(rank.max(initial=-1)) + 1
-    return Rates(
-        accepted=np.bincount(rank[is_accepted], minlength=length),
-        tried=np.bincount(rank, minlength=length),
-    )

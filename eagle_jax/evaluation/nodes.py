@@ -10,7 +10,7 @@ import numpy as np
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation import fields
-from eagle_jax.evaluation.metrics import NUM_BINS, Reliability
+from eagle_jax.evaluation.metrics import Reliability
 
 _DIGITS = 6
 
@@ -112,36 +112,25 @@ class Nodes:
 
     Attributes:
         rounds: The number of rounds.
-        drafted: The number of nodes drafted in them, roots not counted.
         tried: `[M]` of `TRIED`, the nodes whose parent was accepted.
         positions: `[N]` int, times that each node of a static tree was accepted, the
             root's in front; `None` where there was no round or it was not recorded.
-        values: The acceptance of all drafted nodes by path value, the product of
-            confidences.
     """
 
     rounds: int
-    drafted: int
     tried: np.ndarray
     positions: np.ndarray | None
-    values: Reliability
 
     @classmethod
     def of(cls, rounds: Sequence[VerifiedTree]) -> "Nodes":
         """Returns the nodes of some rounds, each with the same `N`."""
         positions = np.zeros(len(rounds[0].parents) if rounds else 1, int)
-        values, were_accepted = [np.zeros(0)], [np.zeros(0, bool)]
         for done in rounds:
             positions[[0, *done.accepted]] += 1
-            values.append(np.exp(done.log_values[done.drafted]))
-            were_accepted.append(np.isin(done.drafted, done.accepted))
-        predicted = np.concatenate(values)
         return cls(
             rounds=len(rounds),
-            drafted=len(predicted),
             tried=tried_in(rounds),
             positions=positions if rounds else None,
-            values=Reliability.of(predicted, np.concatenate(were_accepted)),
         )
 
     @classmethod
@@ -160,22 +149,14 @@ class Nodes:
         # With every tried node its ancestors and more likely siblings were tried, too.
         if max(tried[name].max(initial=0) for name in ("depth", "rank")) > len(tried):
             raise InputError("`nodes.tried` holds a depth or rank of nodes not tried")
-        bins = fields.columns(nodes, "values", ("count", "accepted", "sum"))
-        count, accepted, total = bins
-        if len(count) != NUM_BINS:
-            raise InputError(f"`nodes.values` has {len(count)} bins, not {NUM_BINS}")
         positions = None
         if nodes.get("positions") is not None:
             listed = fields.get(nodes, "positions", list, "nodes.")
             positions = np.asarray(fields.numbers(listed, "nodes.positions", int))
         return cls(
             rounds=fields.get(nodes, "rounds", int, "nodes."),
-            drafted=fields.get(nodes, "drafted", int, "nodes."),
             tried=tried,
             positions=positions,
-            values=Reliability(
-                count=count.astype(int), accepted=accepted.astype(int), total=total
-            ),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -186,33 +167,22 @@ class Nodes:
             "tried": {
                 "depth": tried["depth"].tolist(),
                 "rank": tried["rank"].tolist(),
-                "log_confidence": _rounded(tried["log_confidence"]),
+                "log_confidence": [
+                    round(value, _DIGITS) for value in tried["log_confidence"].tolist()
+                ],
                 "is_accepted": tried["is_accepted"].astype(int).tolist(),
             },
             "positions": None if self.positions is None else self.positions.tolist(),
-            "drafted": self.drafted,
-            "values": {
-                "count": self.values.count.tolist(),
-                "accepted": self.values.accepted.tolist(),
-                "sum": _rounded(self.values.total),
-            },
         }
 
     @classmethod
     def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
         """Returns the nodes of at least one part together."""
         positions = [part.positions for part in parts if part.positions is not None]
-        values = [part.values for part in parts]
         return cls(
             rounds=sum(part.rounds for part in parts),
-            drafted=sum(part.drafted for part in parts),
             tried=np.concatenate([part.tried for part in parts]),
             positions=np.sum(positions, axis=0) if positions else None,
-            values=Reliability(
-                count=np.sum([value.count for value in values], axis=0),
-                accepted=np.sum([value.accepted for value in values], axis=0),
-                total=np.sum([value.total for value in values], axis=0),
-            ),
         )
 
     @property
@@ -221,17 +191,3 @@ class Nodes:
         # Rounding in the logarithm may leave a probability just above 1.
         predicted = np.exp(np.minimum(self.tried["log_confidence"], 0.0))
         return Reliability.of(predicted, self.tried["is_accepted"])
-
-    @property
-    def accepted_per_round(self) -> float:
-        """The mean number of accepted nodes per round, root not counted."""
-        return float(self.tried["is_accepted"].sum()) / max(self.rounds, 1)
-
-    @property
-    def wasted_per_round(self) -> float:
-        """The mean number of drafted nodes per round that were not accepted."""
-        return self.drafted / max(self.rounds, 1) - self.accepted_per_round
-
-
-def _rounded(values: np.ndarray) -> list[float]:
-    return [round(value, _DIGITS) for value in values.tolist()]

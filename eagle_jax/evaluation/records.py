@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from typing import Any
 
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
@@ -205,22 +205,6 @@ class Record:
     def accept_lengths(self) -> list[int]:
         """The accepted drafts plus one of each step of all turns, uncut."""
         return [length for turn in self.turns for length in turn.accept_lengths]
-
-    def difference(self, other: "Record") -> tuple[int, int] | None:
-        """Returns the turn and the token where another answer first differs.
-
-        Tokens after a difference continue another text, so only the first one counts.
-
-        Returns:
-            Both numbers, from 0; a text that goes on where the other has ended differs
-            there. `None` for equal answers.
-        """
-        turns = zip_longest(self.token_ids, other.token_ids, fillvalue=())
-        for turn, pair in enumerate(turns):
-            for token, (ours, theirs) in enumerate(zip_longest(*pair)):
-                if ours != theirs:
-                    return turn, token
-        return None
 
 
 def speed(records: Iterable[Record], *, with_prefill: bool) -> float | None:

@@ -5,6 +5,7 @@ A run is one method with its settings at one temperature and one batch size.
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -190,32 +191,24 @@ class Group:
         return unique_names(self.runs)
 
 
-def groups(runs: list[Run], *, one_batch_size: bool) -> list[Group]:
-    """Returns runs of one setup and temperature together, in order of temperature.
-
-    Args:
-        runs: All runs.
-        one_batch_size: Whether to keep only the smallest batch size of each group.
-    """
+def groups(runs: list[Run]) -> list[Group]:
+    """Returns runs of one temperature, batch size and setup together, in this order."""
     found: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: run.temperature):
-        setup = json.dumps([run.temperature, run.setup()], sort_keys=True)
-        found.setdefault(setup, []).append(run)
+    for run in sorted(runs, key=lambda run: (run.temperature, run.batch_size)):
+        setup = [run.temperature, run.batch_size, run.setup()]
+        found.setdefault(json.dumps(setup, sort_keys=True), []).append(run)
     differing = varying(runs, SETUP)
+    slugs = Counter[str]()
     result = []
     for members in found.values():
-        smallest = min(run.batch_size for run in members)
-        if one_batch_size:
-            members = [run for run in members if run.batch_size == smallest]
-        first = members[0]
-        parts = [f"temperature {shortest(first.temperature)}"]
-        parts += [f"batch size {smallest}"] if one_batch_size else []
+        first, temperature = members[0], shortest(members[0].temperature)
+        parts = [f"temperature {temperature}", f"batch size {first.batch_size}"]
         parts += [f"{name} {first.settings.get(name)}" for name in differing]
-        slug = f"t{shortest(first.temperature)}"
-        used = sum(group.slug.split("-")[0] == slug for group in result)
+        slug = f"t{temperature}-b{first.batch_size}"
+        slugs[slug] += 1
         group = Group(
             title=", ".join(parts),
-            slug=slug if not used else f"{slug}-{used + 1}",
+            slug=slug if slugs[slug] == 1 else f"{slug}-{slugs[slug]}",
             runs=in_order(members),
             everything=runs,
         )

@@ -165,7 +165,6 @@ def check_record(record: dict[str, Any]) -> None:
     accepted = sum(steps) - len(steps)
     assert sum(nodes["positions"][1:]) == accepted
     assert sum(nodes["tried"]["is_accepted"]) == accepted
-    assert sum(nodes["values"]["count"]) == nodes["drafted"]
     assert max(nodes["tried"]["depth"], default=1) <= run["depth"]
 
 
@@ -326,7 +325,7 @@ def test_rejection_has_runs_of_its_own_above_temperature_zero(
     assert " of " not in line, "other draws of one distribution compare with nothing"
 
 
-def test_typical_acceptance_has_a_table_of_its_own(
+def test_typical_acceptance_is_said_not_to_be_lossless(
     evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = ["autoregressive", "chain:depth=2,acceptance=typical"]
@@ -334,10 +333,9 @@ def test_typical_acceptance_has_a_table_of_its_own(
     runs = evaluate(tmp_path, methods, *flags)
     (record, *_) = runs["chain-2-typical-t1-b1"]
     assert record["run"]["acceptance"] == "typical"
-    common, own = capsys.readouterr().out.split("typical acceptance: not lossless")
-    assert "autoregressive-t1-b1" in common and "typical" not in common
-    (row,) = [line for line in own.splitlines() if "chain-2-typical-t1-b1" in line]
-    assert " of " not in row
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if "chain-2-typical-t1-b1" in line]
+    assert "not lossless" in row
 
 
 def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:

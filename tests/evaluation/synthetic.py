@@ -143,7 +143,6 @@ def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> Nodes:
         name: [] for name in ("depth", "rank", "log_confidence", "is_accepted")
     }
     ranks = 1 if run["method"] == "chain" else 3
-    count, accepted, total = [0] * 20, [0] * 20, [0.0] * 20
     rounds = 30
     for _ in range(rounds):
         for level in range(1, depth + 1):
@@ -154,10 +153,6 @@ def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> Nodes:
                 tried["rank"].append(rank)
                 tried["log_confidence"].append(math.log(confidence))
                 tried["is_accepted"].append(int(rank == right))
-                place = int(confidence * 20)
-                count[place] += 1
-                accepted[place] += rank == right
-                total[place] += confidence
             if right >= ranks:
                 break
     return Nodes.from_json(
@@ -165,7 +160,5 @@ def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> Nodes:
             "rounds": rounds,
             "tried": tried,
             "positions": [rounds, rng.randint(10, 25), rng.randint(3, 9), 2],
-            "drafted": rounds * (run.get("num_nodes", 60) - 1),
-            "values": {"count": count, "accepted": accepted, "sum": total},
         }
     )

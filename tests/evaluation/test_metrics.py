@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from eagle_jax.evaluation import metrics
-from eagle_jax.evaluation.metrics import Reliability, quartiles
-
-
-def test_quartiles_leave_out_what_is_missing() -> None:
-    assert quartiles([4.0, None, 1.0, 2.0, 3.0, 5.0]) == [2.0, 3.0, 4.0]
-    assert quartiles([None]) is None
+from eagle_jax.evaluation.metrics import Reliability
 
 
 def test_bins_hold_their_lower_edge_and_the_last_holds_one() -> None:
@@ -37,16 +31,3 @@ def test_the_calibration_error_weighs_bins_by_their_nodes() -> None:
 def test_confidences_that_come_true_have_no_calibration_error() -> None:
     bins = Reliability.of(np.full(8, 0.25), np.array([1, 0, 0, 0] * 2, bool))
     assert bins.expected_error == pytest.approx(0.0)
-
-
-def test_ranks_count_nodes() -> None:
-    rank = np.array([0, 1, 2, 0, 1, 0])
-    is_accepted = np.array([1, 0, 0, 0, 1, 1], bool)
-    rates = metrics.rates_by_rank(rank, is_accepted)
-    assert rates.accepted.tolist() == [2, 1, 0]
-    assert rates.tried.tolist() == [3, 2, 1]
-
-
-def test_no_nodes_have_no_rates() -> None:
-    nobody, none = np.zeros(0, int), np.zeros(0, bool)
-    assert not metrics.rates_by_rank(nobody, none).rates.size

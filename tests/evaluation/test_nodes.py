@@ -45,23 +45,7 @@ def test_nothing_accepted_leaves_the_first_level_tried() -> None:
 def test_rounds_add_up() -> None:
     record = Nodes.of([tree(1, 5), tree(), tree(3), tree(1, 5, 6)]).to_json()
     assert record["rounds"] == 4
-    assert record["drafted"] == 4 * 6
     assert record["positions"] == [4, 2, 0, 1, 0, 2, 1, 0]
-    values = record["values"]
-    # Bins of 0.05: values .1, .25 (twice), .4 (twice) and .5.
-    assert {bin: n for bin, n in enumerate(values["count"]) if n} == {
-        2: 4,
-        5: 8,
-        8: 8,
-        10: 4,
-    }
-    assert {bin: n for bin, n in enumerate(values["accepted"]) if n} == {
-        5: 1,
-        8: 3,
-        10: 2,
-    }
-    assert sum(values["sum"]) == pytest.approx(4 * VALUES[1:].sum())
-    assert [len(bins) for bins in values.values()] == [20, 20, 20]
 
 
 def test_a_certain_node_lies_in_the_last_bin() -> None:
@@ -71,14 +55,13 @@ def test_a_certain_node_lies_in_the_last_bin() -> None:
         is_node=np.array([True, True]),
         accepted=[1],
     )
-    assert Nodes.of([certain]).to_json()["values"]["count"][-1] == 1
+    assert Nodes.of([certain]).confidence.count[-1] == 1
 
 
 def test_no_rounds_are_a_record_of_nothing() -> None:
     record = Nodes.of([]).to_json()
-    assert record["rounds"] == record["drafted"] == 0
+    assert record["rounds"] == 0
     assert record["tried"]["depth"] == []
-    assert sum(record["values"]["count"]) == 0
 
 
 def test_running_rows_are_taken_out_of_a_round() -> None:

@@ -61,7 +61,6 @@ NODES = Nodes.of([]).to_json()
         ("nodes", {"tried": TRIED}, "`nodes.tried` differ in length"),
         ("nodes", {"tried": {name: [0] for name in TRIED}}, "depth below 1"),
         ("nodes", {"tried": TRIED | {"depth": ["x"]}}, "no number"),
-        ("nodes", {"values": 1}, "`nodes.values` is no dict"),
         ("nodes", {"rounds": 1.5}, "`nodes.rounds` is no int"),
     ],
 )
@@ -91,14 +90,3 @@ def test_there_is_no_speed_where_nothing_was_decoded() -> None:
     assert speed([answer([1])], with_prefill=False) is None
     assert speed([answer([1] * 5, seconds=0.0)], with_prefill=True) is None
     assert speed([], with_prefill=True) is None
-
-
-def test_the_first_difference_is_found_turn_by_turn() -> None:
-    text = answer([1, 2], [3, 4, 5])
-    assert text.difference(answer([1, 2], [3, 4, 5])) is None
-    # What follows the first difference does not matter.
-    assert text.difference(answer([1, 9], [9])) == (0, 1)
-    assert text.difference(answer([1, 2], [3, 4, 6])) == (1, 2)
-    # A text that ends earlier, or has a turn less, differs there.
-    assert text.difference(answer([1, 2], [3, 4])) == (1, 2)
-    assert text.difference(answer([1, 2])) == (1, 0)

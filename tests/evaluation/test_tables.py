@@ -31,7 +31,6 @@ def _rows(table: str | None) -> list[list[str]]:
 
 def _nodes() -> Nodes:
     """Two rounds of a chain of two, of which three tokens were accepted."""
-    bins = [0] * 20
     nodes = {
         "rounds": 2,
         "tried": {
@@ -41,8 +40,6 @@ def _nodes() -> Nodes:
             "is_accepted": [1, 1, 1, 0],
         },
         "positions": [2, 2, 1],
-        "drafted": 4,
-        "values": {"count": bins, "accepted": bins, "sum": bins},
     }
     return Nodes.from_json(nodes)
 
@@ -78,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _group(*folders: Path) -> Group:
-    (group,) = groups(read_runs(folders), one_batch_size=True)
+    (group,) = groups(read_runs(folders))
     return group
 
 
@@ -104,25 +101,11 @@ def test_speedups_without_prefill_use_the_decoding_time(folder: Path) -> None:
     assert speedups(eagle2, with_prefill=False, **settings) == [4.0, 2.0]
 
 
-def test_spreads_are_quartiles_over_questions(folder: Path) -> None:
-    rows = _rows(tables.spread_table(_group(folder)))
-    assert rows[-1] == [
-        *("eagle2", "mt_bench", "2", "5.00 (5.00 to 5.00)", "10.0 (7.00 to 13.0)"),
-        *("3.00x (2.50x to 3.50x)", "3.00x (2.50x to 3.50x)", "3.00 (2.50 to 3.50)"),
-    ]
-
-
-def test_first_differences_are_named(folder: Path) -> None:
-    rows = _rows(tables.differences_table(_group(folder)))
-    assert rows[1:] == [["eagle2", "math", "2", "1", "4"]]
-
-
 def test_without_plain_decoding_there_are_no_speedups(folder: Path) -> None:
     (folder / "a.jsonl").unlink()
     group = _group(folder)
     rows = _rows(tables.speedup_table(group, with_prefill=True))
     assert rows[1] == ["eagle2", "-", "2.67", "-", "2.67", "-"]
-    assert tables.differences_table(group) is None
 
 
 def test_plain_decoding_with_other_settings_is_no_baseline(tmp_path: Path) -> None:
@@ -165,43 +148,13 @@ def test_table_3_finds_the_ablations_and_table_1_leaves_them_out(
     }
     for name, change in changes.items():
         write(folder / f"{name}.jsonl", [record(1, label=f"eagle2:{name}", **change)])
-    runs = read_runs([folder])
-    ((title, table),) = tables.ablation_tables(runs, with_prefill=True).items()
+    group = _group(folder)
+    ((title, table),) = tables.ablation_tables(group, with_prefill=True).items()
     assert "num_nodes 60" in title
     names = [row[0] for row in _rows(table)[1:]]
     assert names == ["w/o both", "w/o value", "w/o reranking", "eagle2"]
-    rows = _rows(tables.speedup_table(_group(folder), with_prefill=True))
+    rows = _rows(tables.speedup_table(group, with_prefill=True))
     assert [row[0] for row in rows[1:]] == ["autoregressive", "eagle2", "eagle2:small"]
-
-
-def test_table_7_compares_throughput_at_the_same_batch_size(tmp_path: Path) -> None:
-    for size, slow, fast in ((1, 5.0, 1.0), (2, 2.0, 1.0)):
-        times: dict[str, Any] = {"batch_size": size}
-        write(tmp_path / f"a{size}.jsonl", [plain(1, seconds=[slow], **times)])
-        write(tmp_path / f"b{size}.jsonl", [record(1, seconds=[fast], **times)])
-    chain: dict[str, Any] = {"method": "chain", "label": "chain"}
-    write(tmp_path / "c.jsonl", [record(1, seconds=[2.5], **chain)])
-    ((title, table),) = tables.batch_tables(read_runs([tmp_path])).items()
-    assert title == "temperature 0"
-    assert _rows(table)[1:] == [
-        ["autoregressive", "1.00", "1.00x", "2.50", "1.00x", "1.00x"],
-        ["chain", "2.00", "2.00x", "-", "-", "-"],
-        # 5 tokens/s against plain decoding's best of 2.5.
-        ["eagle2", "5.00", "5.00x", "5.00", "2.00x", "2.00x"],
-    ]
-
-
-def test_one_batch_size_makes_no_table_7(folder: Path) -> None:
-    assert tables.batch_tables(read_runs([folder])) == {}
-
-
-def test_waste_is_what_was_drafted_but_not_accepted(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", [record(1, nodes=_nodes()), record(2, nodes=_nodes())])
-    table = tables.calibration_table(_group(tmp_path))
-    # Confidence 0.5, three of four accepted.
-    assert _rows(table)[1] == [
-        *("eagle2", "8", "0.250", "-", "-", "-", "2.00", "1.50", "0.500")
-    ]
 
 
 def test_n_alpha_comes_from_steps(tmp_path: Path) -> None:
@@ -214,20 +167,29 @@ def test_n_alpha_comes_from_steps(tmp_path: Path) -> None:
     assert rows[1] == ["chain", "1.000 (2)", "0.500 (2)"]
 
 
-def test_each_temperature_and_setup_has_its_smallest_batch(tmp_path: Path) -> None:
+def test_each_temperature_batch_size_and_setup_is_a_group(tmp_path: Path) -> None:
     every: tuple[dict[str, Any], ...] = (
         {"temperature": 1.0, "batch_size": 4},
-        *({"batch_size": 2}, {"batch_size": 8}, {"target": "other"}),
+        *({"batch_size": 2}, {"batch_size": 8}, {"batch_size": 2, "target": "other"}),
     )
     for number, settings in enumerate(every):
         write(tmp_path / f"{number}.jsonl", [record(1, **settings)])
-    found = groups(read_runs([tmp_path]), one_batch_size=True)
-    assert [(group.title, len(group.runs)) for group in found] == [
-        ("temperature 0, batch size 2, target toy", 1),
-        ("temperature 0, batch size 1, target other", 1),
-        ("temperature 1, batch size 4, target toy", 1),
+    found = groups(read_runs([tmp_path]))
+    assert [(group.title, group.slug) for group in found] == [
+        ("temperature 0, batch size 2, target toy", "t0-b2"),
+        ("temperature 0, batch size 2, target other", "t0-b2-2"),
+        ("temperature 0, batch size 8, target toy", "t0-b8"),
+        ("temperature 1, batch size 4, target toy", "t1-b4"),
     ]
-    assert [group.slug for group in found] == ["t0", "t0-2", "t1"]
+
+
+def test_batches_are_compared_with_plain_decoding_at_their_size(tmp_path: Path) -> None:
+    for size, slow, fast in ((1, 5.0, 1.0), (2, 2.0, 1.0)):
+        write(tmp_path / f"a{size}.jsonl", [plain(1, seconds=[slow], batch_size=size)])
+        write(tmp_path / f"b{size}.jsonl", [record(1, seconds=[fast], batch_size=size)])
+    found = groups(read_runs([tmp_path]))
+    shown = [_rows(tables.speedup_table(g, with_prefill=True))[2][1] for g in found]
+    assert shown == ["5.00x", "2.00x"]
 
 
 def test_names_tell_runs_of_one_label_apart(tmp_path: Path) -> None:
@@ -299,27 +261,4 @@ def test_a_run_may_go_on_with_other_versions_and_another_label(tmp_path: Path) -
     assert tables.shared_settings([run])[-2:] == [
         "versions: jax 0.10.0",
         "versions: jax 0.11",
-    ]
-
-
-def test_temperatures_stand_side_by_side(folder: Path) -> None:
-    assert tables.temperature_tables(read_runs([folder]), with_prefill=True) == {}
-    warm = {"temperature": 1.0, "acceptance": "coupled", "shared_noise": True}
-    write(folder / "c.jsonl", [plain(1, temperature=1.0)])
-    # Another tree and another kappa are the same method at another temperature.
-    shape = {"num_nodes": 9, "kappa": 1.5, **warm}
-    write(folder / "d.jsonl", [record(1, seconds=[0.5], accept_lengths=[6], **shape)])
-    write(folder / "e.jsonl", [record(1, label="eagle1", method="eagle1", **warm)])
-    (table,) = tables.temperature_tables(
-        read_runs([folder]), with_prefill=True
-    ).values()
-    header, *rows = _rows(table)
-    columns = [
-        f"T={t} {name}" for t in (0, 1) for name in ("speedup", "tau", "lossless")
-    ]
-    assert header == ["method", *columns]
-    assert rows == [
-        ["autoregressive", "1.00x", "1.00", "-", "1.00x", "1.00", "-"],
-        ["eagle2", "3.00x", "2.67", "1/2", "4.00x", "4.00", "1/1"],
-        ["eagle1", "-", "-", "-", "1.00x", "1.00", "1/1"],
     ]

@@ -73,17 +73,11 @@ def read_settings(folder: Path) -> None:
 def read_records(folder: Path) -> None:
     """Makes the tables of a report, goes on with a file of records."""
     runs = in_order(read_runs([folder]))
-    compared = groups(runs, one_batch_size=True)
     tables.shared_settings(runs)
     tables.runs_table(runs)
-    tables.temperature_tables(runs, with_prefill=True)
-    tables.ablation_tables(runs, with_prefill=False)
-    tables.batch_tables(runs)
-    for group in compared:
+    for group in groups(runs):
         tables.speedup_table(group, with_prefill=True)
-        tables.spread_table(group)
-        tables.differences_table(group)
-        tables.calibration_table(group)
+        tables.ablation_tables(group, with_prefill=False)
         tables.n_alpha_table(group)
 
 
