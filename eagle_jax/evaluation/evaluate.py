@@ -21,7 +21,7 @@ from eagle_jax.evaluation.plan import (
     run_settings,
 )
 from eagle_jax.evaluation.questions import Question
-from eagle_jax.evaluation.record_files import RecordFile, check_records, recorded_date
+from eagle_jax.evaluation.record_files import RecordFile, check_records
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import Run
 from eagle_jax.evaluation.templates import Template, check_template
@@ -149,7 +149,6 @@ def evaluate(
         dtype=decoding.dtype,
         method="autoregressive",
         bits=decoding.bits,
-        date=recorded_date(evaluation.output),
     )
     for run in runs:
         check_depth(run.config.tree, source.config)
@@ -248,7 +247,7 @@ def _open(
 
 def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, Any]:
     """Returns the settings in the records of all runs."""
-    settings: dict[str, Any] = {
+    return {
         "template": evaluation.template,
         "system_prompt": evaluation.system_prompt,
         "target": _EMBEDDED.get(evaluation.target, evaluation.target),
@@ -257,9 +256,6 @@ def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, An
         "device": jax.devices()[0].device_kind,
         "versions": versions(),
     }
-    if evaluation.template == "tokenizer" and source.date is not None:
-        settings["date"] = source.date
-    return settings
 
 
 def _draft_settings(

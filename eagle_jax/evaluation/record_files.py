@@ -38,28 +38,6 @@ def check_records(
     _check(path, content, run, questions)
 
 
-def recorded_date(folder: Path) -> str | None:
-    """Returns the date of the prompts that a folder's records are answers to.
-
-    New records beside them are compared with them, and need the same prompts.
-
-    Args:
-        folder: The folder of an evaluation, which need not exist.
-
-    Returns:
-        The date of the first record with one, `None` without any.
-    """
-    for path in sorted(folder.glob("*.jsonl")):
-        try:
-            with path.open("rb") as file:
-                date = json.loads(file.readline())["run"]["date"]
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # Older records have no date, and other files no records.
-        if date is not None:
-            return date
-    return None
-
-
 class RecordFile(JsonLines):
     """A file of records that a run appends to.
 

@@ -17,8 +17,7 @@ from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
 
 SETUP = (
     *("target", "target_fingerprint", "dtype", "device"),
-    *("template", "system_prompt", "date"),
-    *("max_new_tokens", "max_length"),
+    *("template", "system_prompt", "max_new_tokens", "max_length"),
     *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
 )
 """The settings, besides temperature and batch size, that compared runs must share."""

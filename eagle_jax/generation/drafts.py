@@ -140,7 +140,7 @@ def with_vocabulary(
     *,
     vocab_size: int,
     stop_tokens: tuple[int, ...],
-    read_tokenizer: Callable[[], tuple[Any, str | None]] | None = None,
+    read_tokenizer: Callable[[], Any] | None = None,
 ) -> DraftSource | None:
     """Returns a draft model that chooses among some tokens alone.
 

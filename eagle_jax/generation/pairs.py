@@ -31,7 +31,7 @@ from eagle_jax.generation.shardings import (
     target_shardings,
     with_drafter,
 )
-from eagle_jax.generation.tokenizer import fix_date, load_tokenizer
+from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models.transformer import (
@@ -89,8 +89,7 @@ class PairSource:
         drafter: The drafter; `None` for plain decoding. Static.
         read_target: The function that reads or makes the target's weights, with the
             shardings that it is given or, given `None`, on the default device.
-        read_tokenizer: The function that reads the tokenizer, once, and the date of its
-            chat template.
+        read_tokenizer: The function that reads the tokenizer, once.
         stop_tokens: The token ids that end a text.
         bits: The bits of the matrices of the target's layers, 8 or 4; `None` if they
             are not quantized.
@@ -103,7 +102,7 @@ class PairSource:
     draft: DraftSource | None
     drafter: Drafter | None
     read_target: Callable[[Any], TransformerParams]
-    read_tokenizer: Callable[[], tuple[Any, str | None]]
+    read_tokenizer: Callable[[], Any]
     stop_tokens: tuple[int, ...]
     bits: int | None = None
     folder: Path | None = None
@@ -117,12 +116,7 @@ class PairSource:
         Raises:
             InputError: If the folder holds no usable one.
         """
-        return self.read_tokenizer()[0]
-
-    @property
-    def date(self) -> str | None:
-        """The chat template's date of today, ISO; `None` if it asks for none."""
-        return self.read_tokenizer()[1]
+        return self.read_tokenizer()
 
     def check_room(
         self, *, batch_size: int, max_length: int, grows: bool = True
@@ -192,7 +186,6 @@ def open_pair(
     method: Method = "eagle2",
     rule: AcceptanceRule = "greedy",
     bits: int | None = None,
-    date: str | None = None,
     draft_vocabulary: str | int | None = None,
 ) -> PairSource:
     """Opens a target and its draft model, without reading their weights.
@@ -207,7 +200,6 @@ def open_pair(
         method: The method that drafts.
         rule: The acceptance rule, see `methods.tree_drafter`.
         bits: The bits of the target's matrices, see `checkpoints.load_target`.
-        date: The chat template's date of today, see `tokenizer.fix_date`.
         draft_vocabulary: See `DecodingConfig.draft_vocabulary`.
 
     Raises:
@@ -227,9 +219,8 @@ def open_pair(
     vocab_size, stops = config.vocab_size, checkpoints.stop_tokens(folder)
 
     @functools.cache
-    def read_tokenizer() -> tuple[Any, str | None]:
-        tokenizer = load_tokenizer(folder, vocab_size)
-        return tokenizer, fix_date(tokenizer, date)
+    def read_tokenizer() -> Any:
+        return load_tokenizer(folder, vocab_size)
 
     draft = with_vocabulary(
         draft,

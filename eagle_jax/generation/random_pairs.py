@@ -105,8 +105,8 @@ def open_random(
         return make(jax.random.key(0), config, dtype, bits)
 
     @functools.cache
-    def read_tokenizer() -> tuple[Any, None]:
-        return _byte_tokenizer() if with_tokenizer else None, None
+    def read_tokenizer() -> Any:
+        return _byte_tokenizer() if with_tokenizer else None
 
     return PairSource(
         config=config,

@@ -2,12 +2,10 @@
 
 import atexit
 import contextlib
-import datetime
 import functools
 import json
 import os
 import re
-import string
 import subprocess
 import sys
 import threading
@@ -21,9 +19,6 @@ from eagle_jax.parsing import read_json
 
 # Importing transformers advises to install torch, which tokenizers do not need.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-_TODAY = "strftime_now"
-"""The function that chat templates call for today's date, with a format."""
 
 _VOCABULARIES = (
     "tokenizer.*",
@@ -78,17 +73,6 @@ for line in sys.stdin:
         os._exit(1)
     print(json.dumps(answer), flush=True)
     limit(0)
-"""
-
-# The line break at its end belongs to it: templates begin with a line of their own.
-_MACRO = """\
-{%- macro strftime_now(format) -%}
-{%- set text = namespace(value=format) -%}
-{%- for directive, value in TABLE -%}
-{%- set text.value = text.value | replace(directive, value) -%}
-{%- endfor -%}
-{{- text.value -}}
-{%- endmacro %}
 """
 
 
@@ -250,48 +234,6 @@ def _renderer(process: int) -> subprocess.Popen[str]:
 def _end(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(OSError), child:  # It may not have read all its input.
         child.kill()
-
-
-def fix_date(tokenizer: Any, date: str | None = None) -> str | None:
-    """Lets a tokenizer's chat templates take one date for today's, from now on.
-
-    Prompts of one run are equal then, whatever day they are made on. The time of day
-    is midnight.
-
-    Args:
-        tokenizer: A `transformers` tokenizer.
-        date: The ISO date, such as "2025-07-26", that an earlier run recorded; `None`
-            for today's.
-
-    Returns:
-        The ISO date to record, `None` where no template asks for one.
-
-    Raises:
-        InputError: If the given date is no date.
-    """
-    given = tokenizer.chat_template
-    templates = given if isinstance(given, dict) else {"": given or ""}
-    if not any(_TODAY in template for template in templates.values()):
-        return None
-    try:
-        today = datetime.date.today()
-        day = today if date is None else datetime.date.fromisoformat(date)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"the recorded date {date!r} is no date such as 2025-07-26; start again "
-            "with another output"
-        ) from error
-    table = [("%%", "\0")]
-    for letter in string.ascii_letters:
-        for directive in (f"%{letter}", f"%-{letter}"):  # With "-" no leading zeros.
-            with contextlib.suppress(ValueError):  # Not every system knows all.
-                table.append((directive, day.strftime(directive)))
-    table.append(("\0", "%"))
-    # A macro, as the newer versions of transformers let no function in.
-    macro = _MACRO.replace("TABLE", json.dumps(table))
-    fixed = {name: macro + template for name, template in templates.items()}
-    tokenizer.chat_template = fixed if isinstance(given, dict) else fixed[""]
-    return day.isoformat()
 
 
 def _without_vocabulary(folder: Path) -> InputError:

@@ -42,7 +42,7 @@ def read_vocabulary(
     *,
     vocab_size: int,
     stop_tokens: Sequence[int],
-    read_tokenizer: Callable[[], tuple[Any, str | None]] | None = None,
+    read_tokenizer: Callable[[], Any] | None = None,
 ) -> tuple[int, ...] | None:
     """Returns the tokens that a draft model is to choose among.
 
@@ -112,7 +112,7 @@ def _read_count(given: str | int) -> int | None:
 def _read_ids(
     path: Path,
     vocab_size: int,
-    read_tokenizer: Callable[[], tuple[Any, str | None]] | None,
+    read_tokenizer: Callable[[], Any] | None,
 ) -> list[int]:
     """Returns the ids of a file, in its order."""
     content = read_json(path)
@@ -142,13 +142,13 @@ def _read_ids(
         again = next(one for one in ids if one in seen or seen.add(one))
         raise InputError(f"{path} names token {again} twice; {_COUNT}")
     known = content.get("tokenizer")
-    if known is not None and read_tokenizer is not None:
-        tokenizer, _ = read_tokenizer()
-        if known != _fingerprint(tokenizer):
-            raise InputError(
-                f"{path} was counted with another tokenizer than the target's, though "
-                f"both know {vocab_size} tokens; {_COUNT}"
-            )
+    if known is None or read_tokenizer is None:
+        return ids
+    if known != _fingerprint(read_tokenizer()):
+        raise InputError(
+            f"{path} was counted with another tokenizer than the target's, though "
+            f"both know {vocab_size} tokens; {_COUNT}"
+        )
     return ids
 
 

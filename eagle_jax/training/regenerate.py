@@ -31,7 +31,7 @@ from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.config import RegenerateConfig
 from eagle_jax.training.conversations import check_ids, read_examples
 from eagle_jax.training.encode import check_template
-from eagle_jax.training.resumable import ResumableLines, made_with
+from eagle_jax.training.resumable import ResumableLines
 from eagle_jax.training.tasks import Answer, Task, example_tasks, sample_tasks
 
 
@@ -164,21 +164,14 @@ def regenerate_file(
     source.check(config)
     if source.data is not None:
         check_apart(output, source.data)
-    before = {} if overwrite else made_with(output)
-    pair = open_pair(
-        target,
-        draft,
-        tree=config.tree,
-        dtype=config.regeneration.dtype,
-        date=before.get("date"),
-    )
+    pair = open_pair(target, draft, tree=config.tree, dtype=config.regeneration.dtype)
     max_length = config.regeneration.max_length or pair.config.max_positions
     check_max_length(pair.config, max_length)
     new_tokens = config.regeneration.max_new_tokens
     pair.check_room(batch_size=1, max_length=min(max_length, 1 + new_tokens))
     counts = Counts()
     tasks, total = _tasks(source, config, pair, counts.refused, report)
-    settings = _settings(target, source, config, max_length, pair.date)
+    settings = _settings(target, source, config, max_length)
     with ResumableLines(output, settings, overwrite=overwrite) as lines:
         first = lines.next_index
         if first:
@@ -305,14 +298,12 @@ def _settings(
     source: TextSource,
     config: RegenerateConfig,
     max_length: int,
-    date: str | None,
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
     data, dtype = source.data, config.regeneration.dtype
     settings = {
         "target": fingerprint_folder(resolve(target)),
         "data": "samples" if data is None else fingerprint_file(data),
-        "date": None if data is None else date,
     }
     settings |= dataclasses.asdict(config.sampling)
     settings |= dataclasses.asdict(config.regeneration) | {

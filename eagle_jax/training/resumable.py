@@ -75,11 +75,6 @@ class ResumableLines(JsonLines):
             ) from error
 
 
-def made_with(path: Path) -> Mapping[str, Any]:
-    """Returns the settings that made a file, empty where they are not recorded."""
-    return read_json_if_any(_beside(path)) or {}
-
-
 def _beside(path: Path) -> Path:
     path = resolved(path)
     return path.with_name(f"{path.name}.settings.json")

@@ -112,7 +112,6 @@ def train_head(
         None,
         tree=config.tree,
         dtype=_dtype(config, before),
-        date=None if before is None else before.get("date"),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
     begun_folder = checkpoints.resolve(begin_with) if begin_with else None
@@ -124,7 +123,6 @@ def train_head(
         **_identity(folder, begun_folder, data, held_out_data),
         "mesh": str(mesh),
         "settings": dataclasses.asdict(config),
-        "date": source.date,
         "dtype": source.dtype,
     }
     if resume:
@@ -258,11 +256,6 @@ def _check_same_run(
             raise InputError(
                 f"{output} holds a run with other `{name}`; give the same files"
             )
-    if before.get("date") != identity["date"]:
-        raise InputError(
-            f"{output} holds a run that did not record which date its chat template "
-            "was given, so its rows cannot be made again; start it again"
-        )
     if before.get("begin_with") != identity.get("begin_with"):
         raise InputError(
             f"{output} holds a run that began with another head, or with a new one; "

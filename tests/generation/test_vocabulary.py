@@ -45,7 +45,7 @@ def read(
         folder,
         vocab_size=8,
         stop_tokens=(2, 7),
-        read_tokenizer=tokenizer and (lambda: (tokenizer, None)),
+        read_tokenizer=tokenizer and (lambda: tokenizer),
     )
 
 

@@ -91,7 +91,6 @@ def begun(tiny_pair: Path, data: Path, tmp_path: Path) -> Path:
         "data": [fingerprint_file(data)],
         "mesh": "data=1,tensor=1",
         "settings": dataclasses.asdict(CONFIG),
-        "date": None,
     }
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text(json.dumps(identity))
