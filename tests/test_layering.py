@@ -55,9 +55,9 @@ ALLOWED = {
         *("testing", "training"),
     },
     "evaluation": {
-        *("assets", "benchmarks", "checkpoints", "config", "decoding", "drafting"),
-        *("errors", "files", "generation", "interface", "markdown", "models"),
-        *("parallel", "parsing", "progress", "training", "tree"),
+        *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
+        *("files", "generation", "interface", "markdown", "models", "parsing"),
+        *("progress", "training", "tree"),
     },
     "tuning": {
         *("config", "decoding", "drafting", "errors", "generation", "interface"),

@@ -1,12 +1,10 @@
 """Answers of one run to questions, turn by turn: a pair in, records out."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from eagle_jax.benchmarks.steps import StepSeconds, measure_steps
-from eagle_jax.decoding.requests import bucket_length, make_requests
+from eagle_jax.decoding.requests import bucket_length
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.evaluation.plan import RunPlan
@@ -19,7 +17,6 @@ from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner, Snapshot
 from eagle_jax.generation.scheduler import Scheduler, Served, decode_all
 
-_MEASURED_TOKENS = 65
 _TURN_SEEDS = 1 << 24
 """The distance between the seeds of two turns: more than any file has questions."""
 
@@ -69,8 +66,6 @@ class Answerer:
         template: The form in which turns become prompts.
         system: The system prompt, or `None`.
         with_nodes: Whether to decode every batch once more to record its nodes.
-        step_seconds: The seconds of its steps; `None` to measure them on the first
-            batch.
         num_cut: The number of prompts so far that were longer than the room and lost
             their beginning.
     """
@@ -82,7 +77,6 @@ class Answerer:
     template: Template = "none"
     system: str | None = None
     with_nodes: bool = False
-    step_seconds: Mapping[str, float | None] | None = None
     num_cut: int = dataclasses.field(default=0, init=False)
     _runners: dict[int, Runner] = dataclasses.field(default_factory=dict, init=False)
 
@@ -119,7 +113,6 @@ class Answerer:
             while not conversation.is_done:
                 prompt, seed = self._next(conversation)
                 runner = self._runner(min(self.room, bucket_length(len(prompt))))
-                self._measure_once([conversation])
                 for served in decode_all(runner, [prompt], [seed]):
                     self._take(conversation, served)
             yield self._record(conversation)
@@ -130,15 +123,11 @@ class Answerer:
         """Answers questions in the rows of one running batch."""
         runner = self._new_runner(self.room)
         scheduler = Scheduler(runner)
-        first = list(itertools.islice(conversations, runner.batch_size))
-        waiting = itertools.chain(first, conversations)
-        if first:
-            self._measure_once(first)
         while True:
             # Enough for every row to have another at once; a question is not read
             # before.
             while scheduler.num_waiting < runner.batch_size:
-                begun = next(waiting, None)
+                begun = next(conversations, None)
                 if begun is None:
                     break
                 scheduler.add(begun, *self._next(begun))
@@ -232,39 +221,6 @@ class Answerer:
                 "near ties fall alike, or record no nodes"
             )
 
-    def _measure_once(self, conversations: list[_Conversation]) -> None:
-        """Times the run's steps on the first batch."""
-        if self.step_seconds is None:
-            asked = [self._next(conversation) for conversation in conversations]
-            prompts, seeds = [list(column) for column in zip(*asked, strict=True)]
-            bucket = min(self.room, bucket_length(max(map(len, prompts))))
-            self.step_seconds = self._measure(self._new_runner(bucket), prompts, seeds)
-
-    def _measure(
-        self, runner: Runner, prompts: list[list[int]], seeds: list[int]
-    ) -> StepSeconds:
-        """Times the run's steps on a batch, filled up with its first prompt."""
-        config, missing = runner.config, runner.batch_size - len(prompts)
-        sampling = config.sampling
-        requests = make_requests(
-            prompts + [prompts[0]] * missing,
-            max_new_tokens=min(config.decoding.max_new_tokens, _MEASURED_TOKENS),
-            max_length=runner.max_length,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seeds=seeds + [seeds[0]] * missing,
-            prompt_bucket=runner.prompt_bucket,
-            vocab_size=runner.pair.target.config.vocab_size,
-        )
-        return measure_steps(
-            runner.decoder,
-            runner.pair.params,
-            requests,
-            max_length=runner.max_length,
-        )
-
     def _record(self, conversation: _Conversation) -> Record:
         question = conversation.question
         return Record(
@@ -274,7 +230,6 @@ class Answerer:
             number=question.number,
             turns=tuple(conversation.turns),
             run=self.settings,
-            step_seconds=self.step_seconds,
             nodes=Nodes.of(conversation.trees) if self.has_nodes else None,
             model_id=self.plan.model_id,
         )

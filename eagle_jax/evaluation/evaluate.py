@@ -285,8 +285,6 @@ def _answer(
         name = answerer.plan.model_id
         if done:
             report(f"{name}: {done} of {total} questions are on record already")
-        measured = (r.step_seconds for r in file.records if r.step_seconds)
-        answerer.step_seconds = next(measured, None)
         if missing:
             with progress(name, total, done) as update:
                 for record in answerer.answer(missing):

@@ -67,8 +67,6 @@ class Record:
         turns: The answers, one per turn.
         run: The settings of its run: at least `method`, `label`, `temperature` and
             `batch_size`; `versions` are those of the software that computed it.
-        step_seconds: The seconds of the steps of its run, see `measure_steps`; `None`
-            if they were not measured.
         nodes: The drafted nodes and their acceptance; `None` if they were not looked
             at.
         model_id: The name of the run.
@@ -82,7 +80,6 @@ class Record:
     number: int | None
     turns: tuple[Turn, ...]
     run: Mapping[str, Any]
-    step_seconds: Mapping[str, float | None] | None
     nodes: Nodes | None
     model_id: str
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
@@ -100,7 +97,7 @@ class Record:
                 are left alone.
         """
         get(record, "question_id", object)
-        nodes, steps = record.get("nodes"), record.get("step_seconds")
+        nodes = record.get("nodes")
         made = cls(
             question_id=record["question_id"],
             category=get(record, "category", str),
@@ -108,7 +105,6 @@ class Record:
             number=record.get("number"),
             turns=_read_turns(get(record, "choices", list)),
             run=get(record, "run", dict),
-            step_seconds=steps if isinstance(steps, dict) else None,
             nodes=None if nodes is None else Nodes.from_json(nodes),
             model_id=get(record, "model_id", str),
             answer_id=get(record, "answer_id", str),
@@ -144,8 +140,6 @@ class Record:
             for text in (turn.text, turn.stop_reason):
                 if not isinstance(text, str):
                     raise InputError(f"`{_CHOICE}turns` or reasons hold {text!r}")
-        for name, seconds in (self.step_seconds or {}).items():
-            numbers([] if seconds is None else [seconds], f"step_seconds.{name}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that `from_json` reads, its fields in a line's order."""
@@ -172,7 +166,6 @@ class Record:
             "number": self.number,
             "choices": [choice],
             "run": dict(self.run),
-            "step_seconds": self.step_seconds and dict(self.step_seconds),
             "nodes": None if self.nodes is None else self.nodes.to_json(),
         }
 

@@ -47,14 +47,12 @@ class Run:
         versions: The versions of the software that computed it; several if a later
             one went on with it.
         answers: The records by the question's category and id.
-        step_seconds: The seconds of each part of a batch step that was measured.
     """
 
     paths: tuple[Path, ...]
     settings: dict[str, Any]
     versions: tuple[dict[str, Any], ...]
     answers: dict[QuestionKey, Record]
-    step_seconds: dict[str, float]
 
     @classmethod
     def of(cls, records: Iterable[Record], *paths: Path) -> "Run":
@@ -66,8 +64,6 @@ class Run:
         """
         records = list(records)
         versions = [record.run.get("versions") for record in records]
-        steps = (record.step_seconds or {} for record in records)
-        measured = ({n: s for n, s in step.items() if s is not None} for step in steps)
         return cls(
             paths=paths,
             settings=records[0].settings,
@@ -77,7 +73,6 @@ class Run:
                 if isinstance(found, dict) and found not in versions[:place]
             ),
             answers={record.key: record for record in records},
-            step_seconds=next(filter(None, measured), {}),
         )
 
     @property

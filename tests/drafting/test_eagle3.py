@@ -310,12 +310,8 @@ def test_the_command_line_generates_with_such_heads(
 
 
 def test_one_evaluation_compares_such_a_head_with_other_methods(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], tmp_path: Path
 ) -> None:
-    unmeasured = dict.fromkeys(("draft", "verify", "commit", "token"))
-    monkeypatch.setattr(
-        "eagle_jax.evaluation.answers.measure_steps", lambda *_, **__: unmeasured
-    )
     (tmp_path / "questions.txt").write_text("what is ten to one in rain\n")
     methods = ["autoregressive", "chain:depth=1", "lookup:num_nodes=3,depth=2,width=1"]
     command = [

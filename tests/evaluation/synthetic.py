@@ -30,7 +30,6 @@ def record(
     accept_lengths: Sequence[int] = (1, 1, 1, 1),
     token_ids: Sequence[Sequence[int]] | None = None,
     nodes: Nodes | None = None,
-    step_seconds: dict[str, float] | None = None,
     **run: Any,
 ) -> dict[str, Any]:
     """One question's line; what is not given is plain and small."""
@@ -58,7 +57,6 @@ def record(
         number=question_id,
         turns=tuple(turns),
         run=RUN | run,
-        step_seconds=step_seconds,
         nodes=nodes,
         model_id="toy",
         answer_id="a" * 22,
@@ -121,7 +119,6 @@ def _random(rng: random.Random, number: int, run: dict[str, Any]) -> dict[str, A
             accept_lengths=[1] * (sum(new_tokens) - 2),
             seconds=[n * 0.005 * slower + 0.1 for n in new_tokens],
             decode_seconds=[n * 0.005 * slower for n in new_tokens],
-            step_seconds={"token": 0.005},
             **common,
         )
     depth = run.get("depth", 6)
@@ -131,7 +128,6 @@ def _random(rng: random.Random, number: int, run: dict[str, Any]) -> dict[str, A
         accept_lengths=[rng.randint(1, depth + 1) for _ in range(steps)],
         seconds=[n * 0.002 * slower + 0.1 for n in new_tokens],
         decode_seconds=[n * 0.002 * slower for n in new_tokens],
-        step_seconds={"draft": 0.004, "verify": 0.006, "commit": 3e-4, "token": 0.005},
         nodes=_nodes(rng, depth, run) if size == 1 and not run["temperature"] else None,
         **common,
     )

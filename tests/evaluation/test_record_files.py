@@ -47,7 +47,6 @@ def record(number: int, *turns: Turn) -> Record:
         number=question.number,
         turns=turns or (turn(), turn()),
         run=RUN,
-        step_seconds={"draft": 0.1},
         nodes=None,
         model_id="eagle2-t0-b1",
     )
@@ -103,7 +102,6 @@ def test_a_record_has_the_layout_of_spec_bench() -> None:
         }
     ]
     assert made["run"] == RUN
-    assert made["step_seconds"] == {"draft": 0.1}
     assert made["nodes"] is None
 
 
