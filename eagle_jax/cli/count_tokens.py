@@ -22,7 +22,7 @@ from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fields import numbers
-from eagle_jax.evaluation.read_runs import read_runs
+from eagle_jax.evaluation.record_files import read_runs
 from eagle_jax.files import check_apart, is_special, write_whole
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import most_frequent, vocabulary_file
@@ -128,7 +128,6 @@ def _count_records(folder: Path, tokenizer: Any, vocab_size: int) -> np.ndarray:
             )
         for record in run.answers.values():
             for turn in record.turns:
-                name = f"token_ids of {run.paths[0]}"
-                ids = numbers(turn.token_ids, name, int, most=vocab_size - 1)
+                ids = numbers(vars(turn), "token_ids", int, most=vocab_size - 1)
                 counts += np.bincount(np.array(ids, int), minlength=vocab_size)
     return counts

@@ -7,8 +7,8 @@
         autoregressive --temperatures 0 1 --output results
 
 Without a target the embedded pair and its small model answer. The folder gets a file
-of JSON lines per run, in Spec-Bench's format; the same command, run again, goes on
-where it was stopped.
+per run: a line of its settings, then a line per question, in Spec-Bench's layout. The
+same command, run again, goes on where it was stopped.
 """
 
 import argparse

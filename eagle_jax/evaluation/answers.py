@@ -61,7 +61,7 @@ class Answerer:
     Attributes:
         plan: The run's method and settings.
         pair: The pair, with the run's own drafter and parameters.
-        settings: The field `run` of its records, see `plan.run_settings`.
+        settings: All settings of its run, see `plan.run_settings`.
         max_length: The largest number of tokens of prompt and output.
         template: The form in which turns become prompts.
         system: The system prompt, or `None`.
@@ -229,7 +229,6 @@ class Answerer:
             question=question.fingerprint,
             number=question.number,
             turns=tuple(conversation.turns),
-            run=self.settings,
             nodes=Nodes.of(conversation.trees) if self.has_nodes else None,
             model_id=self.plan.model_id,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from eagle_jax import assets
-from eagle_jax.checkpoints import check_max_length, fingerprint_folder
+from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import DecodingConfig, Method
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import Answerer
@@ -60,8 +60,8 @@ class Evaluation:
         hydra: The folder or hub name of the target's Hydra heads, likewise.
         small_model: The Hugging Face folder or hub name of a smaller model with the
             target's tokenizer; `None` if no run drafts with one.
-        output: The folder of the records, a file of JSON lines per run in Spec-Bench's
-            format; it need not exist.
+        output: The folder of the records, a file per run, see `record_files`; it need
+            not exist.
         template: The form in which turns become prompts.
         system_prompt: The system prompt; `None` for the template's own.
         with_nodes: Whether to record the drafted nodes.
@@ -198,16 +198,11 @@ def _open(
             max_length=min(max_length, 1 + decoding.max_new_tokens),
         )
     check_template(source.tokenizer, evaluation.template)
-    folders: dict[Method | None, Path | None] = {None: source.folder}
-    folders |= {kind: model.folder for kind, model in models.items()}
-    prints: dict[Method | None, str] = {
-        kind: fingerprint_folder(folder) for kind, folder in folders.items() if folder
-    }
     shared = _target_settings(evaluation, source) | {"max_length": max_length}
     settings = [
         run_settings(run, drafter, draft and draft.tokens)
         | shared
-        | _draft_settings(evaluation, run, prints)
+        | {"draft": _name(evaluation.draft_of(run.method))}
         for run, drafter, draft in zip(runs, drafters, drafts, strict=True)
     ]
     for run, wanted in zip(runs, settings, strict=True):
@@ -246,11 +241,11 @@ def _open(
 
 
 def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, Any]:
-    """Returns the settings in the records of all runs."""
+    """Returns the settings that all runs share."""
     return {
         "template": evaluation.template,
         "system_prompt": evaluation.system_prompt,
-        "target": _EMBEDDED.get(evaluation.target, evaluation.target),
+        "target": _name(evaluation.target),
         "vocab_size": source.config.vocab_size,
         "dtype": source.dtype + ("" if source.bits is None else f"+int{source.bits}"),
         "device": jax.devices()[0].device_kind,
@@ -258,16 +253,9 @@ def _target_settings(evaluation: Evaluation, source: PairSource) -> dict[str, An
     }
 
 
-def _draft_settings(
-    evaluation: Evaluation, run: RunPlan, prints: Mapping[Method | None, str]
-) -> dict[str, Any]:
-    """Returns a run's names and fingerprints of weights; `None` keys the target's."""
-    draft, kind = evaluation.draft_of(run.method), draft_kind(run.method)
-    return {
-        "target_fingerprint": prints[None],
-        "draft": None if draft is None else _EMBEDDED.get(draft, draft),
-        "draft_fingerprint": None if kind is None else prints[kind],
-    }
+def _name(model: str | None) -> str | None:
+    """Returns the name of a model in settings."""
+    return None if model is None else _EMBEDDED.get(model, model)
 
 
 def _answer(
@@ -293,7 +281,8 @@ def _answer(
                     update(done)
         for warning in _warnings(answerer, file.records):
             report(f"warning: {path.name}: {warning}")
-        return Run.of(file.records, path)
+        answers = {record.key: record for record in file.records}
+        return Run(paths=(path,), settings=answerer.settings, answers=answers)
 
 
 def _warnings(answerer: Answerer, records: Sequence[Record]) -> list[str]:

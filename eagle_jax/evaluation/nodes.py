@@ -9,7 +9,7 @@ import numpy as np
 
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation import fields
+from eagle_jax.evaluation.fields import get
 from eagle_jax.evaluation.metrics import Reliability
 
 _DIGITS = 6
@@ -90,6 +90,53 @@ class VerifiedTree:
             accepted=[int(node) for node in acceptance.path[row][1 : count + 1]],
         )
 
+    @classmethod
+    def from_json(cls, record: Any) -> "VerifiedTree":
+        """Returns the round that an entry of the field `nodes.trees` holds.
+
+        Raises:
+            InputError: If the entry is no round.
+        """
+        try:
+            parents = np.asarray(record["parents"], int)
+            values = [-np.inf if x is None else float(x) for x in record["log_values"]]
+            accepted = [int(node) for node in record["accepted"]]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            wanted = "parents, log_values or accepted"
+            raise InputError(
+                f"`nodes.trees`: a tree lacks {wanted}: {error!r}"
+            ) from error
+        nodes, log_values = np.arange(parents.size), np.asarray(values)
+        path = np.array([0, *accepted])
+        is_tree = (
+            parents.ndim == 1
+            and len(values) == parents.size > 0
+            and (parents >= -1).all()
+            and (parents < np.maximum(nodes, 0)).all()
+            and (path >= 0).all()
+            and (path < parents.size).all()
+            and (parents[path[1:]] == path[:-1]).all()
+        )
+        if not is_tree:
+            raise InputError(
+                "`nodes.trees`: a tree's parents and accepted nodes do not fit"
+            )
+        return cls(
+            parents=parents,
+            log_values=log_values,
+            is_node=log_values > -np.inf,
+            accepted=accepted,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns parents, log values (`None` in padding) and accepted nodes."""
+        values = zip(self.log_values.tolist(), self.is_node, strict=True)
+        return {
+            "parents": self.parents.tolist(),
+            "log_values": [round(x, _DIGITS) if known else None for x, known in values],
+            "accepted": list(self.accepted),
+        }
+
     def tried(self) -> Iterable[tuple[int, int, float, bool]]:
         """Yields `TRIED` fields of every child of the root and of accepted nodes."""
         path, ranks, nodes = [0, *self.accepted], self.ranks, self.drafted
@@ -111,83 +158,49 @@ class Nodes:
     """The drafted nodes of some rounds, and their acceptance.
 
     Attributes:
-        rounds: The number of rounds.
-        tried: `[M]` of `TRIED`, the nodes whose parent was accepted.
-        positions: `[N]` int, times that each node of a static tree was accepted, the
-            root's in front; `None` where there was no round or it was not recorded.
+        trees: The trees of all rounds.
     """
 
-    rounds: int
-    tried: np.ndarray
-    positions: np.ndarray | None
+    trees: tuple[VerifiedTree, ...]
 
     @classmethod
-    def of(cls, rounds: Sequence[VerifiedTree]) -> "Nodes":
+    def of(cls, rounds: Iterable[VerifiedTree]) -> "Nodes":
         """Returns the nodes of some rounds, each with the same `N`."""
-        positions = np.zeros(len(rounds[0].parents) if rounds else 1, int)
-        for done in rounds:
-            positions[[0, *done.accepted]] += 1
-        return cls(
-            rounds=len(rounds),
-            tried=tried_in(rounds),
-            positions=positions if rounds else None,
-        )
+        return cls(trees=tuple(rounds))
 
     @classmethod
     def from_json(cls, nodes: Any) -> "Nodes":
         """Returns the nodes that the field `nodes` of a record holds.
 
         Raises:
-            InputError: If a part of the field is missing or holds something else.
+            InputError: If it holds something else, or trees of different `N`.
         """
-        columns = fields.columns(nodes, "tried", TRIED.names or ())
-        tried = np.zeros(len(columns[0]), TRIED)
-        for name, column in zip(TRIED.names or (), columns, strict=True):
-            tried[name] = column
-        if (tried["depth"] < 1).any() or (tried["rank"] < 0).any():
-            raise InputError("`nodes.tried` holds a depth below 1 or a rank below 0")
-        # With every tried node its ancestors and more likely siblings were tried, too.
-        if max(tried[name].max(initial=0) for name in ("depth", "rank")) > len(tried):
-            raise InputError("`nodes.tried` holds a depth or rank of nodes not tried")
-        positions = None
-        if nodes.get("positions") is not None:
-            listed = fields.get(nodes, "positions", list, "nodes.")
-            positions = np.asarray(fields.numbers(listed, "nodes.positions", int))
-        return cls(
-            rounds=fields.get(nodes, "rounds", int, "nodes."),
-            tried=tried,
-            positions=positions,
-        )
+        made = cls.of(map(VerifiedTree.from_json, get(nodes, "trees", list)))
+        if len({len(tree.parents) for tree in made.trees}) > 1:
+            raise InputError("`nodes.trees` differ in size")
+        return made
 
     def to_json(self) -> dict[str, Any]:
         """Returns the field `nodes` of a record, which `from_json` reads."""
-        tried = self.tried
-        return {
-            "rounds": self.rounds,
-            "tried": {
-                "depth": tried["depth"].tolist(),
-                "rank": tried["rank"].tolist(),
-                "log_confidence": [
-                    round(value, _DIGITS) for value in tried["log_confidence"].tolist()
-                ],
-                "is_accepted": tried["is_accepted"].astype(int).tolist(),
-            },
-            "positions": None if self.positions is None else self.positions.tolist(),
-        }
+        return {"trees": [tree.to_json() for tree in self.trees]}
 
-    @classmethod
-    def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
-        """Returns the nodes of at least one part together."""
-        positions = [part.positions for part in parts if part.positions is not None]
-        return cls(
-            rounds=sum(part.rounds for part in parts),
-            tried=np.concatenate([part.tried for part in parts]),
-            positions=np.sum(positions, axis=0) if positions else None,
-        )
+    @property
+    def size(self) -> int | None:
+        """The number of nodes of each tree, `N`; `None` without any."""
+        return len(self.trees[0].parents) if self.trees else None
+
+    @property
+    def positions(self) -> np.ndarray:
+        """`[N]` int, times that each node was accepted, the root's in front."""
+        positions = np.zeros(self.size or 1, int)
+        for tree in self.trees:
+            positions[[0, *tree.accepted]] += 1
+        return positions
 
     @property
     def confidence(self) -> Reliability:
         """The acceptance of tried nodes by their draft probability given the parent."""
+        tried = tried_in(self.trees)
         # Rounding in the logarithm may leave a probability just above 1.
-        predicted = np.exp(np.minimum(self.tried["log_confidence"], 0.0))
-        return Reliability.of(predicted, self.tried["is_accepted"])
+        predicted = np.exp(np.minimum(tried["log_confidence"], 0.0))
+        return Reliability.of(predicted, tried["is_accepted"])

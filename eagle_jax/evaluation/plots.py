@@ -53,7 +53,7 @@ def confidence(group: Group) -> Figure | str:
     found = [
         (name, nodes.confidence, style)
         for name, run, style in _drafting(group)
-        if run.has_confidence and (nodes := run.nodes()) is not None and nodes.rounds
+        if run.has_confidence and (nodes := run.nodes()).trees
     ]
     if not found:
         return "no run of a draft model recorded its nodes; decode with --nodes"
@@ -79,12 +79,8 @@ def confidence(group: Group) -> Figure | str:
 
 def _rates_of_positions(run: Run) -> list[np.ndarray]:
     """Returns each question's shares of rounds that accepted each drafted node."""
-    nodes = [answer.nodes for answer in run.answers.values()]
-    return [
-        part.positions[1:] / part.rounds
-        for part in nodes
-        if part is not None and part.positions is not None and part.rounds
-    ]
+    parts = [answer.nodes for answer in run.answers.values() if answer.nodes]
+    return [part.positions[1:] / len(part.trees) for part in parts if part.trees]
 
 
 def _drafting(group: Group) -> Iterator[tuple[str, Run, tuple[str, str]]]:

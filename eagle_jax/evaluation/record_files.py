@@ -1,4 +1,4 @@
-"""Files of records: a line per question, appended to wherever a run was stopped.
+"""Files of records: a line of the run's settings, then a line per answered question.
 
 A file holds one run and is only ever appended to, line by line, each brought to the
 disk: a process may be killed at any time, and the next one goes on after the last
@@ -6,36 +6,19 @@ whole line.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.questions import Question, QuestionId
+from eagle_jax.evaluation.fields import MOST_LEVELS, get, numbers
+from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record
+from eagle_jax.evaluation.runs import Run
 from eagle_jax.files import JsonLines
-from eagle_jax.parsing import parse_json
+from eagle_jax.parsing import check_type, parse_json
 
-_START = b'{"question_id": '
-_NO_SETTINGS = ("label", "versions")
-"""The fields of `run` that are no settings: its label, and the versions of software."""
-
-
-def check_records(
-    path: Path, run: Mapping[str, Any], questions: Iterable[Question]
-) -> None:
-    """Refuses a file that `RecordFile` would refuse, before any long work starts.
-
-    The arguments are those of `RecordFile`; the file need not exist.
-
-    Raises:
-        InputError: If `RecordFile` would refuse the file.
-    """
-    try:
-        content = path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    _check(path, content, run, questions)
+T = TypeVar("T")
 
 
 class RecordFile(JsonLines):
@@ -46,25 +29,25 @@ class RecordFile(JsonLines):
     """
 
     def __init__(
-        self, path: Path, run: Mapping[str, Any], questions: Iterable[Question]
+        self, path: Path, settings: Mapping[str, Any], questions: Iterable[Question]
     ) -> None:
         """Opens a file, new or old, and cuts off a torn last line.
 
         Args:
             path: The file, in a folder that exists.
-            run: The settings of its records.
+            settings: The settings of its run.
             questions: The questions that are asked; the file may hold others, too.
 
         Raises:
-            InputError: If the file holds something else than records, records of other
-                settings, one question twice, or an answer to another question of the
-                same id; the file stays as it is. Or if it cannot be written, or
-                another process writes it.
+            InputError: If the file holds other settings, other questions of the same
+                ids or something else; the file stays as it is. Or if it cannot be
+                written, or another process writes it.
         """
         super().__init__(path)
         try:
-            self.records = _check(path, self.read(), run, questions)
-            self.go_on()
+            self.records = _check(path, self.read(), settings, questions)
+            if self.go_on() is None:
+                self.append({"run": dict(settings)})
         except BaseException:
             self.close()
             raise
@@ -79,73 +62,112 @@ class RecordFile(JsonLines):
         self.records.append(record)
 
 
+def check_records(
+    path: Path, settings: Mapping[str, Any], questions: Iterable[Question]
+) -> None:
+    """Refuses a file that `RecordFile` would refuse, before any long work starts.
+
+    The arguments are those of `RecordFile`; the file need not exist.
+    """
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    _check(path, content, settings, questions)
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """Reads every `*.jsonl` of some folders.
+
+    Files with the same settings and different questions are one run: a task may have
+    a folder of its own.
+
+    Args:
+        folders: The folders of evaluations.
+
+    Returns:
+        The runs, in the order of folders and file names.
+
+    Raises:
+        InputError: If a folder is missing or holds no record, or a line is broken or
+            lacks a field.
+    """
+    runs: list[Run] = []
+    for folder in folders:
+        files = [path for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size]
+        found = [_read_run(path) for path in files]
+        if not any(run.answers for run in found):
+            raise InputError(
+                f"{folder} holds no *.jsonl file with records; give the output folder "
+                "of eagle-jax evaluate"
+            )
+        for new in found:
+            for place, run in enumerate(runs):
+                is_apart = run.answers.keys().isdisjoint(new.answers)
+                if run.key() == new.key() and is_apart:
+                    runs[place] = run.joined(new)
+                    break
+            else:
+                runs += [new] if new.answers else []
+    return runs
+
+
 def _check(
-    path: Path, content: bytes, run: Mapping[str, Any], questions: Iterable[Question]
+    path: Path,
+    content: bytes,
+    settings: Mapping[str, Any],
+    questions: Iterable[Question],
 ) -> list[Record]:
     """Returns the records of a file's whole lines."""
-    *whole, torn = content.split(b"\n")
-    if not torn.startswith(_START[: len(torn)]):
-        raise _foreign(path, len(whole) + 1)
-    wanted = json.loads(json.dumps(run))  # Tuples become lists.
-    asked = {question.question_id: _identity(question) for question in questions}
-    ids = {identity[:2]: question_id for question_id, identity in asked.items()}
-    lines: dict[QuestionId, int] = {}
-    records = []
-    for number, line in enumerate(whole, 1):
-        record = _parse(path, number, line)
-        question_id = record.question_id
-        _check_run(path, record.run, wanted)
-        before = lines.setdefault(question_id, number)
-        if before != number:
+    line = json.dumps({"run": dict(settings)}, ensure_ascii=False, allow_nan=False)
+    head = f"{line}\n".encode(errors="replace")
+    if not content.startswith(head) and not head.startswith(content):
+        raise InputError(f"{path} has other settings: choose another `output`")
+    lines = enumerate(content.split(b"\n")[1:-1], 2)
+    records = [_parse(Record.from_json, line, f"{path}:{n}") for n, line in lines]
+    asked = {q.question_id: (q.fingerprint, q.number) for q in questions}
+    for record in records:
+        answered = record.question, record.number
+        if asked.get(record.question_id, answered) != answered:
             raise InputError(
-                f"{path}:{number}: question {question_id!r} stands in line {before} "
-                "already; remove one of them"
+                f"{path} answers another question {record.question_id!r}: choose "
+                "another `output`"
             )
-        identity = (record.category, record.question, record.number)
-        if asked.get(question_id, identity) != identity:
-            raise InputError(
-                f"{path}:{number}: question {question_id!r} was another one then, or "
-                "stood in another place; give the same question files to go on with "
-                "it, or another `output`"
-            )
-        if question_id not in asked and identity[:2] in ids:
-            raise InputError(
-                f"{path}:{number}: question {question_id!r} is now called "
-                f"{ids[identity[:2]]!r}, as ids change with the number of files; give "
-                "the same question files, or another `output`"
-            )
-        records.append(record)
     return records
 
 
-def _identity(question: Question) -> tuple[str, str, int | None]:
-    """Returns what a question asks, and its number, of which its seed is made."""
-    return question.category, question.fingerprint, question.number
+def _read_run(path: Path) -> Run:
+    """Returns the run of one file."""
+    head, *lines = path.read_bytes().split(b"\n")
+    settings = _parse(_read_settings, head, f"{path}:1")
+    records = [
+        _parse(Record.from_json, line, f"{path}:{number}")
+        for number, line in enumerate(lines, 2)
+        if line.strip()
+    ]
+    sizes = {record.nodes.size for record in records if record.nodes is not None}
+    if len(sizes - {None}) > 1:
+        raise InputError(f"{path} holds trees of different sizes")
+    answers = {record.key: record for record in records}
+    return Run(paths=(path,), settings=settings, answers=answers)
 
 
-def _parse(path: Path, number: int, line: bytes) -> Record:
+def _read_settings(head: Any) -> dict[str, Any]:
+    """Returns the settings that a file's first line holds."""
+    run = get(head, "run", dict)
+    for name, kind in (("method", str), ("label", str), ("temperature", float)):
+        get(run, name, kind)
+    levels = [get(run, "batch_size", int), run.get("depth") or 0]
+    numbers({"depth": levels}, "depth", int, most=MOST_LEVELS)
+    check_type(dict, run.get("versions", {}), "`versions`")
+    return run
+
+
+def _parse(read: Callable[[Any], T], line: bytes, where: str) -> T:
+    """Returns what a line of a file holds."""
+    value = parse_json(line, where)
     try:
-        record = Record.from_json(parse_json(line, f"{path}:{number}"))
+        return read(value)
     except InputError as error:
-        raise _foreign(path, number) from error
-    if record.number is None:
-        raise _foreign(path, number)
-    return record
-
-
-def _foreign(path: Path, number: int) -> InputError:
-    return InputError(
-        f"{path}:{number} is no record of an evaluation; remove the file, or give "
-        "another `output`"
-    )
-
-
-def _check_run(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuses to mix records of two settings in one file."""
-    for name in dict.fromkeys([*new, *old]):
-        if name not in _NO_SETTINGS and old.get(name) != new.get(name):
-            raise InputError(
-                f"{path} was written with {name} = {old.get(name)!r}, but now it is "
-                f"{new.get(name)!r}; use the same settings to go on with it, or give "
-                "another `output`"
-            )
+        wanted = "expected records of eagle-jax evaluate"
+        raise InputError(f"{where}: {error}; {wanted}") from error

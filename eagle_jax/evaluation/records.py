@@ -1,33 +1,26 @@
-"""The record of an answered question, in the format of Spec-Bench: a line of JSON."""
+"""The record of an answered question, in the layout of Spec-Bench: a line of JSON."""
 
 import dataclasses
 import importlib.metadata
 import platform
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field
 from itertools import accumulate
 from typing import Any
 
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.fields import get, numbers
+from eagle_jax.evaluation.fields import MOST_LEVELS, get, numbers
 from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.questions import MT_BENCH, QuestionId
+from eagle_jax.parsing import check_type
 
 QuestionKey = tuple[str, str]
 """A category and an id: files of different tasks may count from the same number."""
 
-_CHOICE = "choices[0]."
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
-_MOST_LEVELS = 2**16
-_COLUMNS = {
-    **{"turns": "text", "token_ids": "token_ids", "prompt_tokens": "prompt_tokens"},
-    **{"wall_time": "wall_time", "decode_time": "decode_time"},
-    **{"stop_reasons": "stop_reason"},
-}
-"""The names of a turn's fields in a file; each holds a list of a value per turn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,11 +55,8 @@ class Record:
         question_id: The question's id.
         category: The question's category.
         question: The fingerprint of the question, see `Question.fingerprint`.
-        number: The question's number among all; `None` in older records, which have
-            none.
+        number: The question's number among all.
         turns: The answers, one per turn.
-        run: The settings of its run: at least `method`, `label`, `temperature` and
-            `batch_size`; `versions` are those of the software that computed it.
         nodes: The drafted nodes and their acceptance; `None` if they were not looked
             at.
         model_id: The name of the run.
@@ -77,9 +67,8 @@ class Record:
     question_id: QuestionId
     category: str
     question: str
-    number: int | None
+    number: int
     turns: tuple[Turn, ...]
-    run: Mapping[str, Any]
     nodes: Nodes | None
     model_id: str
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
@@ -96,50 +85,18 @@ class Record:
             InputError: If a field is missing or holds something else; fields of others
                 are left alone.
         """
-        get(record, "question_id", object)
-        nodes = record.get("nodes")
-        made = cls(
-            question_id=record["question_id"],
-            category=get(record, "category", str),
+        category, nodes = get(record, "category", str), record.get("nodes")
+        return cls(
+            question_id=get(record, "question_id", int | str),
+            category=category,
             question=get(record, "question", str),
-            number=record.get("number"),
+            number=get(record, "number", int),
             turns=_read_turns(get(record, "choices", list)),
-            run=get(record, "run", dict),
             nodes=None if nodes is None else Nodes.from_json(nodes),
             model_id=get(record, "model_id", str),
             answer_id=get(record, "answer_id", str),
             tstamp=get(record, "tstamp", float),
         )
-        made.validate()
-        return made
-
-    def validate(self) -> None:
-        """Refuses settings, numbers and texts that no evaluation writes.
-
-        Raises:
-            InputError: If there is one; names the field.
-        """
-        if not isinstance(self.question_id, int | str):
-            raise InputError(f"`question_id` is {self.question_id!r}")
-        for name in ("method", "label"):
-            get(self.run, name, str, "run.")
-        for name, kind in (("temperature", float), ("batch_size", int)):
-            numbers([self.run.get(name)], f"run.{name}", kind)
-        if (depth := self.run.get("depth")) is not None:
-            numbers([depth], "run.depth", int, most=_MOST_LEVELS)
-        for turn in self.turns:
-            numbers([turn.wall_time], f"{_CHOICE}wall_time")
-            numbers([turn.decode_time], f"{_CHOICE}decode_time")
-            numbers([turn.prompt_tokens], f"{_CHOICE}prompt_tokens", int)
-            lengths = turn.accept_lengths
-            numbers(lengths, f"{_CHOICE}accept_lengths", int, most=_MOST_LEVELS)
-            if 0 in lengths:
-                raise InputError(
-                    f"`{_CHOICE}accept_lengths` holds 0; a step emits 1 or more"
-                )
-            for text in (turn.text, turn.stop_reason):
-                if not isinstance(text, str):
-                    raise InputError(f"`{_CHOICE}turns` or reasons hold {text!r}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that `from_json` reads, its fields in a line's order."""
@@ -165,7 +122,6 @@ class Record:
             "question": self.question,
             "number": self.number,
             "choices": [choice],
-            "run": dict(self.run),
             "nodes": None if self.nodes is None else self.nodes.to_json(),
         }
 
@@ -173,11 +129,6 @@ class Record:
     def key(self) -> QuestionKey:
         """The key that tells the question from those of all tasks."""
         return self.category, str(self.question_id)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of its run, without the versions of software."""
-        return {name: self.run[name] for name in self.run if name != "versions"}
 
     @property
     def task(self) -> str:
@@ -225,40 +176,43 @@ def tau(records: Iterable[Record]) -> float | None:
     return tokens_per_round([len(turn.token_ids) for turn in turns], steps)
 
 
-def _read_turns(choices: list[Any]) -> tuple[Turn, ...]:
-    """Returns the turns of a record's only choice, as far as its lists fit.
-
-    Raises:
-        InputError: If a list is missing, or the lists do not fit each other.
-    """
-    if len(choices) != 1:
-        raise InputError(f"{len(choices)} `choices` instead of one")
-    names = (*_COLUMNS, "new_tokens", "decoding_steps")
-    columns = {name: get(choices[0], name, list, _CHOICE) for name in names}
-    if len(set(map(len, columns.values()))) > 1:
-        raise InputError(f"`{'`, `'.join(names)}` of different numbers of turns")
-    if not all(isinstance(ids, list) for ids in columns["token_ids"]):
-        raise InputError(f"no list of lists in `{_CHOICE}token_ids`")
-    if columns["new_tokens"] != [len(ids) for ids in columns["token_ids"]]:
-        raise InputError(f"`{_CHOICE}new_tokens` does not count `{_CHOICE}token_ids`")
-    lengths = get(choices[0], "accept_lengths", list, _CHOICE)
-    steps = numbers(columns["decoding_steps"], f"{_CHOICE}decoding_steps", int)
-    if sum(steps) != len(lengths):
-        raise InputError(
-            f"`{_CHOICE}decoding_steps` does not count `{_CHOICE}accept_lengths`"
-        )
-    ends = accumulate(steps)
-    rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
-    return tuple(
-        Turn(
-            **dict(zip(_COLUMNS.values(), row, strict=True)),
-            accept_lengths=lengths[end - count : end],
-        )
-        for row, count, end in zip(rows, steps, ends, strict=True)
-    )
-
-
 def versions() -> dict[str, str]:
     """Returns the versions that a result depends on."""
     found = {name: importlib.metadata.version(name) for name in _VERSIONS}
     return {"python": platform.python_version(), **found}
+
+
+def _read_turns(choices: list[Any]) -> tuple[Turn, ...]:
+    """Returns the turns of a record's only choice.
+
+    Raises:
+        InputError: If a list is missing, or the lists do not fit each other.
+    """
+    choice = choices[0] if len(choices) == 1 else None
+    lengths = numbers(choice, "accept_lengths", int, least=1, most=MOST_LEVELS)
+    steps = numbers(choice, "decoding_steps", int)
+    columns = {
+        "text": _entries(choice, "turns", str),
+        "token_ids": _entries(choice, "token_ids", list),
+        "prompt_tokens": numbers(choice, "prompt_tokens", int),
+        "wall_time": numbers(choice, "wall_time", float),
+        "decode_time": numbers(choice, "decode_time", float),
+        "stop_reason": _entries(choice, "stop_reasons", str),
+    }
+    ends = list(accumulate(steps))
+    starts = [end - count for end, count in zip(ends, steps, strict=True)]
+    are_even = {len(column) for column in columns.values()} == {len(steps)}
+    if not are_even or sum(steps) != len(lengths):
+        raise InputError("the lists of `choices` do not fit each other")
+    return tuple(
+        Turn(
+            accept_lengths=lengths[start:end],
+            **{name: column[turn] for name, column in columns.items()},
+        )
+        for turn, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def _entries(record: Any, name: str, kind: type) -> list[Any]:
+    """Returns a field that is a list of values of one type."""
+    return [check_type(kind, x, f"`{name}`") for x in get(record, name, list)]

@@ -16,14 +16,14 @@ from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
 
 SETUP = (
-    *("target", "target_fingerprint", "dtype", "device"),
+    *("target", "dtype", "device"),
     *("template", "system_prompt", "max_new_tokens", "max_length"),
     *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
 )
 """The settings, besides temperature and batch size, that compared runs must share."""
 
 TREE = (
-    *("draft", "draft_fingerprint", "num_nodes", "depth", "width"),
+    *("draft", "num_nodes", "depth", "width"),
     *("rank_by", "rerank", "calibration"),
     *("kappa", "sharpness", "shared_noise", "acceptance"),
     *("choices", "level", "window", "guesses", "min_match", "max_ngram"),
@@ -43,37 +43,13 @@ class Run:
 
     Attributes:
         paths: The files of its records.
-        settings: The records' `run`, without `versions`.
-        versions: The versions of the software that computed it; several if a later
-            one went on with it.
+        settings: Its settings, and the `versions` of the software that computed it.
         answers: The records by the question's category and id.
     """
 
     paths: tuple[Path, ...]
     settings: dict[str, Any]
-    versions: tuple[dict[str, Any], ...]
     answers: dict[QuestionKey, Record]
-
-    @classmethod
-    def of(cls, records: Iterable[Record], *paths: Path) -> "Run":
-        """Returns the run of records that have their settings in common.
-
-        Args:
-            records: The records, at least one; the first one's label is the run's.
-            paths: The files that they come from.
-        """
-        records = list(records)
-        versions = [record.run.get("versions") for record in records]
-        return cls(
-            paths=paths,
-            settings=records[0].settings,
-            versions=tuple(
-                found
-                for place, found in enumerate(versions)
-                if isinstance(found, dict) and found not in versions[:place]
-            ),
-            answers={record.key: record for record in records},
-        )
 
     @property
     def method(self) -> str:
@@ -131,10 +107,10 @@ class Run:
         """Returns tokens per step over all steps of a task, or of all for `None`."""
         return tau(self.of_task(task).values())
 
-    def nodes(self) -> Nodes | None:
-        """Returns the nodes of all questions together, `None` where there are none."""
-        parts = [a.nodes for a in self.answers.values() if a.nodes is not None]
-        return Nodes.joined(parts) if parts else None
+    def nodes(self) -> Nodes:
+        """Returns the nodes of all questions together."""
+        parts = [answer.nodes for answer in self.answers.values() if answer.nodes]
+        return Nodes.of(tree for part in parts for tree in part.trees)
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -146,14 +122,14 @@ class Run:
         accepted = [length - 1 for length in self.accept_lengths]
         return n_alpha(accepted, self.settings.get("depth") or 0)
 
+    def joined(self, other: "Run") -> "Run":
+        """Returns the run with the answers of one of the same settings."""
+        paths, answers = self.paths + other.paths, self.answers | other.answers
+        return dataclasses.replace(self, paths=paths, answers=answers)
+
     def key(self, *without: str) -> str:
         """Returns a text that is equal for runs whose other settings are equal."""
-        # What is null may be missing in the records of an earlier version.
-        left = {
-            name: value
-            for name, value in self.settings.items()
-            if name not in without and value is not None
-        }
+        left = {n: value for n, value in self.settings.items() if n not in without}
         return json.dumps(left, sort_keys=True)
 
     def setup(self) -> dict[str, Any]:
@@ -297,13 +273,16 @@ def varying(runs: Collection[Run], names: Iterable[str]) -> list[str]:
 
 def unique_names(runs: list[Run]) -> list[str]:
     """Returns the runs' labels, with the settings that differ where labels repeat."""
-    names = []
+    named = []
     for run in runs:
         label = run.settings["label"]
         namesakes = [other for other in runs if other.settings["label"] == label]
         differing = varying(namesakes, (*TREE, *SETUP, "temperature", "batch_size"))
-        parts = [f"{name}={run.settings.get(name)}" for name in differing]
-        if sum(other.key() == run.key() for other in namesakes) > 1:
-            parts.append(f"from {run.paths[0].parent.name}/{run.paths[0].name}")
+        named.append((label, [f"{n}={run.settings.get(n)}" for n in differing]))
+    names = []
+    for name, run in zip(named, runs, strict=True):
+        label, parts = name
+        if named.count(name) > 1:
+            parts = [*parts, f"from {run.paths[0].parent.name}/{run.paths[0].name}"]
         names.append(f"{label} ({', '.join(parts)})" if parts else label)
     return names

@@ -44,7 +44,7 @@ def shared_settings(runs: list[Run]) -> list[str]:
     """Returns a line for each setting that is the same wherever it is given."""
     shared = [(name, _given(runs, name)) for name in (*SETUP, *TREE)]
     lines = [f"{n}: {_setting(v[0])}" for n, v in shared if len(v) == 1]
-    versions = [found for run in runs for found in run.versions]
+    versions = [run.settings.get("versions", {}) for run in runs]
     named = [", ".join(f"{n} {v}" for n, v in found.items()) for found in versions]
     return lines + [f"versions: {text}" for text in dict.fromkeys(named)]
 

@@ -82,7 +82,7 @@ def test_the_answers_of_an_evaluation_are_counted(
     assert run([5, 7, 7], 300) == run([5, 2048, 7], 2048) == 2
     errors = capsys.readouterr().err.splitlines()
     assert "a target with 300 tokens, and this one has 2048" in errors[0]
-    assert "holds 2048, which is more than 2047" in errors[1] and len(errors) == 2
+    assert "holds 2048, not 0 to 2047" in errors[1] and len(errors) == 2
 
 
 def test_a_file_of_another_tokenizer_is_refused_by_every_command(

@@ -121,7 +121,7 @@ def test_bad_input_ends_in_one_line(
     file = str(write(tmp_path / "file", []))
     folder, output = str(path.parent), str(tmp_path / "report")
     cases = [
-        ([f"{tmp_path}/none", "--output", output], "is no folder"),
+        ([f"{tmp_path}/none", "--output", output], "holds no *.jsonl"),
         ([folder, "--output", file], "is no folder; give another name"),
         ([folder, "--output", f"{file}/deeper"], "cannot write to"),
     ]

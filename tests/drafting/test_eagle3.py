@@ -321,7 +321,7 @@ def test_one_evaluation_compares_such_a_head_with_other_methods(
     ]
     assert load_main("evaluate")(command) == 0
     records = [
-        json.loads(file.read_text())
+        json.loads(file.read_text().splitlines()[1])
         for file in sorted((tmp_path / "records").glob("*.jsonl"))
     ]
     answers = [record["choices"][0]["token_ids"] for record in records]

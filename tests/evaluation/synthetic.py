@@ -1,4 +1,4 @@
-"""Made-up records of evaluations, in the layout that scripts/evaluate.py writes."""
+"""Made-up files of evaluations, in the layout that scripts/evaluate.py writes."""
 
 import json
 import math
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.evaluation.nodes import Nodes
+import numpy as np
+
+from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
 from eagle_jax.evaluation.records import Record, Turn
 
 RUN = {
@@ -32,7 +34,7 @@ def record(
     nodes: Nodes | None = None,
     **run: Any,
 ) -> dict[str, Any]:
-    """One question's line; what is not given is plain and small."""
+    """One question's line and its run; what is not given is plain and small."""
     ids = token_ids or [list(range(number)) for number in new_tokens]
     # All steps are the first turn's: only their sum is looked at.
     steps = [list(accept_lengths), *[[]] * (len(ids) - 1)]
@@ -50,18 +52,18 @@ def record(
             ids, seconds, decode_seconds, steps, strict=True
         )
     ]
-    return Record(
+    made = Record(
         question_id=question_id,
         category=category,
         question="0" * 16,
         number=question_id,
         turns=tuple(turns),
-        run=RUN | run,
         nodes=nodes,
         model_id="toy",
         answer_id="a" * 22,
         tstamp=1763700000.0,
-    ).to_json()
+    )
+    return {"run": RUN | run, **made.to_json()}
 
 
 def plain(question_id: int, **fields: Any) -> dict[str, Any]:
@@ -73,9 +75,11 @@ def plain(question_id: int, **fields: Any) -> dict[str, Any]:
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
-    """Writes a run's file."""
+    """Writes a run's file: the settings of the first record, then all records."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in records))
+    lines = [{n: line[n] for n in line if n != "run"} for line in records]
+    lines = [{"run": line["run"]} for line in records[:1]] + lines
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -134,27 +138,33 @@ def _random(rng: random.Random, number: int, run: dict[str, Any]) -> dict[str, A
 
 
 def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> Nodes:
-    """Nodes that are accepted as often as their confidence says."""
-    tried: dict[str, list[float]] = {
-        name: [] for name in ("depth", "rank", "log_confidence", "is_accepted")
-    }
+    """Nodes that are accepted about as often as their confidence says."""
     ranks = 1 if run["method"] == "chain" else 3
-    rounds = 30
-    for _ in range(rounds):
-        for level in range(1, depth + 1):
+    trees = []
+    for _ in range(30):
+        parents, values, accepted, parent = [-1], [0.0], list[int](), 0
+        for _ in range(depth):
             right = rng.choices(range(ranks + 1), [6, 2, 1, 3][: ranks + 1])[0]
             for rank in range(ranks):
                 confidence = rng.uniform(0.3, 0.9) / (1 + 2 * rank)
-                tried["depth"].append(level)
-                tried["rank"].append(rank)
-                tried["log_confidence"].append(math.log(confidence))
-                tried["is_accepted"].append(int(rank == right))
+                parents.append(parent)
+                values.append(values[parent] + math.log(confidence))
             if right >= ranks:
                 break
-    return Nodes.from_json(
-        {
-            "rounds": rounds,
-            "tried": tried,
-            "positions": [rounds, rng.randint(10, 25), rng.randint(3, 9), 2],
-        }
+            parent = len(parents) - ranks + right
+            accepted.append(parent)
+        trees.append(tree(parents, values, accepted, 1 + depth * ranks))
+    return Nodes.of(trees)
+
+
+def tree(
+    parents: list[int], log_values: list[float], accepted: list[int], size: int
+) -> VerifiedTree:
+    """A verified tree, with padding up to a size."""
+    padding = size - len(parents)
+    return VerifiedTree(
+        parents=np.array(parents + [-1] * padding),
+        log_values=np.array(log_values + [-np.inf] * padding),
+        is_node=np.arange(size) < len(parents),
+        accepted=accepted,
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
+from eagle_jax.evaluation.nodes import Nodes, VerifiedTree, tried_in
 from eagle_jax.tree import DraftTree, match_child, verify
 
 # root -> 1 (.5), 2 (.25), 3 (.25); 1 -> 4 (.1), 5 (.4); 5 -> 6 (.4); 7 is padding.
@@ -26,26 +26,24 @@ def tree(*accepted: int) -> VerifiedTree:
 
 
 def test_the_children_of_the_accepted_path_were_tried() -> None:
-    record = Nodes.of([tree(1, 5)]).to_json()
-    tried = record["tried"]
-    assert tried["depth"] == [1, 1, 1, 2, 2, 3]
-    assert tried["rank"] == [0, 1, 2, 1, 0, 0]  # Ties in node order: 2 before 3.
-    assert tried["is_accepted"] == [1, 0, 0, 0, 1, 0]
+    tried = tried_in([tree(1, 5)])
+    assert tried["depth"].tolist() == [1, 1, 1, 2, 2, 3]
+    assert tried["rank"].tolist() == [0, 1, 2, 1, 0, 0]  # Ties in node order.
+    assert tried["is_accepted"].tolist() == [1, 0, 0, 0, 1, 0]
     confidences = [0.5, 0.25, 0.25, 0.2, 0.8, 1.0]
     assert tried["log_confidence"] == pytest.approx(np.log(confidences), abs=1e-6)
 
 
 def test_nothing_accepted_leaves_the_first_level_tried() -> None:
-    record = Nodes.of([tree()]).to_json()
-    assert record["tried"]["depth"] == [1, 1, 1]
-    assert record["tried"]["is_accepted"] == [0, 0, 0]
-    assert record["positions"] == [1, 0, 0, 0, 0, 0, 0, 0]
+    tried = tried_in([tree()])
+    assert tried["depth"].tolist() == [1, 1, 1]
+    assert not tried["is_accepted"].any()
+    assert Nodes.of([tree()]).positions.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_rounds_add_up() -> None:
-    record = Nodes.of([tree(1, 5), tree(), tree(3), tree(1, 5, 6)]).to_json()
-    assert record["rounds"] == 4
-    assert record["positions"] == [4, 2, 0, 1, 0, 2, 1, 0]
+    nodes = Nodes.of([tree(1, 5), tree(), tree(3), tree(1, 5, 6)])
+    assert nodes.positions.tolist() == [4, 2, 0, 1, 0, 2, 1, 0]
 
 
 def test_a_certain_node_lies_in_the_last_bin() -> None:
@@ -59,9 +57,9 @@ def test_a_certain_node_lies_in_the_last_bin() -> None:
 
 
 def test_no_rounds_are_a_record_of_nothing() -> None:
-    record = Nodes.of([]).to_json()
-    assert record["rounds"] == 0
-    assert record["tried"]["depth"] == []
+    nodes = Nodes.from_json(Nodes.of([]).to_json())
+    assert nodes.size is None
+    assert nodes.confidence.expected_error is None
 
 
 def test_running_rows_are_taken_out_of_a_round() -> None:
@@ -85,7 +83,7 @@ def test_running_rows_are_taken_out_of_a_round() -> None:
     ((row, taken),) = VerifiedTree.of(done).items()
     assert row == 1
     assert taken.accepted == [1, 5]
-    assert Nodes.of([taken]).to_json()["positions"] == [1, 1, 0, 0, 0, 1, 0, 0]
+    assert Nodes.of([taken]).positions.tolist() == [1, 1, 0, 0, 0, 1, 0, 0]
     assert math.exp(taken.log_values[5]) == pytest.approx(0.4)
 
 

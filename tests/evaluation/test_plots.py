@@ -9,22 +9,14 @@ from matplotlib.figure import Figure
 
 from eagle_jax.evaluation import plots
 from eagle_jax.evaluation.nodes import Nodes
-from eagle_jax.evaluation.read_runs import read_runs
+from eagle_jax.evaluation.record_files import read_runs
 from eagle_jax.evaluation.runs import Group, groups
-from tests.evaluation.synthetic import plain, record, write
+from tests.evaluation.synthetic import plain, record, tree, write
 
 # Two rounds of a chain of two tokens, of which three were accepted.
-NODES = Nodes.from_json(
-    {
-        "rounds": 2,
-        "tried": {
-            "depth": [1, 2, 1, 2],
-            "rank": [0, 0, 0, 0],
-            "log_confidence": np.log([0.5, 0.5, 0.5, 0.9]).tolist(),
-            "is_accepted": [1, 1, 1, 0],
-        },
-        "positions": [2, 2, 1],
-    }
+NODES = Nodes.of(
+    tree([-1, 0, 1], np.log([1.0, 0.5, 0.5 * second]).tolist(), accepted, 3)
+    for second, accepted in ((0.5, [1, 2]), (0.9, [1]))
 )
 
 

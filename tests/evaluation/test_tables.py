@@ -1,15 +1,13 @@
 """Tables of small folders, cell by cell."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.nodes import Nodes
-from eagle_jax.evaluation.read_runs import read_runs
+from eagle_jax.evaluation.record_files import read_runs
 from eagle_jax.evaluation.runs import (
     Group,
     Run,
@@ -18,7 +16,7 @@ from eagle_jax.evaluation.runs import (
     speedups,
     unique_names,
 )
-from tests.evaluation.synthetic import plain, record, write
+from tests.evaluation.synthetic import plain, record, tree, write
 from tests.helpers import refused
 
 
@@ -27,21 +25,6 @@ def _rows(table: str | None) -> list[list[str]]:
     assert table is not None
     lines = [line.strip("| ").split("|") for line in table.splitlines()]
     return [[cell.strip() for cell in line] for line in lines[:1] + lines[2:]]
-
-
-def _nodes() -> Nodes:
-    """Two rounds of a chain of two, of which three tokens were accepted."""
-    nodes = {
-        "rounds": 2,
-        "tried": {
-            "depth": [1, 2, 1, 2],
-            "rank": [0, 0, 0, 0],
-            "log_confidence": [np.log(0.5)] * 4,
-            "is_accepted": [1, 1, 1, 0],
-        },
-        "positions": [2, 2, 1],
-    }
-    return Nodes.from_json(nodes)
 
 
 @pytest.fixture
@@ -121,13 +104,6 @@ def test_plain_decoding_with_other_settings_is_no_baseline(tmp_path: Path) -> No
     assert find_baseline(eagle2, runs) is None
     write(tmp_path / "same.jsonl", [plain(1, versions={"jax": "0.11"})])
     assert find_baseline(eagle2, read_runs([tmp_path])) is not None
-
-
-def test_records_of_an_earlier_version_lack_what_is_null_now(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", [record(1), record(2, level=None)])
-    write(tmp_path / "b.jsonl", [record(3, level=None)])
-    (run,) = read_runs([tmp_path])
-    assert len(run.answers) == 3
 
 
 def test_rejection_is_not_compared_token_for_token(folder: Path) -> None:
@@ -219,9 +195,9 @@ def _read(path: Path) -> list[Run]:
 
 
 def test_what_is_no_folder_of_records_is_refused(tmp_path: Path) -> None:
-    refused(lambda: read_runs([tmp_path / "x"]), f"{tmp_path}/x is no folder")
+    refused(lambda: read_runs([tmp_path / "x"]), f"{tmp_path}/x holds no *.jsonl")
     refused(lambda: read_runs([tmp_path]), f"{tmp_path} holds no *.jsonl")
-    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "empty.jsonl").write_text("")
     refused(lambda: read_runs([tmp_path]), f"{tmp_path} holds no *.jsonl")
 
 
@@ -229,36 +205,31 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [record(1)])
     good = path.read_bytes()
     path.write_bytes(good + b'{"question_id": 2, "cat')
-    refused(lambda: _read(path), f"{path}:2 is not valid JSON")
+    refused(lambda: _read(path), f"{path}:3 is not valid JSON")
     path.write_bytes(good + b"\xff\n")
-    refused(lambda: _read(path), f"{path}:2 is not UTF-8")
-    path.write_bytes(good + good.replace(b"[2.0]", b"[NaN]"))
+    refused(lambda: _read(path), f"{path}:3 is not UTF-8")
+    path.write_bytes(good.replace(b"[2.0]", b"[NaN]"))
     refused(lambda: _read(path), f"{path}:2 is not valid JSON", "NaN")
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     broken = record(2)
-    del broken["choices"][0]["new_tokens"]
+    del broken["choices"][0]["wall_time"]
     path = write(tmp_path / "a.jsonl", [record(1), broken])
-    refused(lambda: _read(path), f"{path}:2: no field `choices[0].new_tokens`")
+    refused(lambda: _read(path), f"{path}:3: `wall_time` = None must be list")
 
 
-def test_a_file_holds_one_run_and_each_question_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", [record(1), record(1)])
-    refused(lambda: _read(path), f"{path}:2", "a second time")
-    write(path, [record(1), record(2, depth=5)])
-    refused(lambda: _read(path), f"{path}:2: depth = 5", "keep one run per file")
-    other = dataclasses.replace(_nodes(), positions=np.array([1]))
-    write(path, [record(1, nodes=_nodes()), record(2, nodes=other)])
-    refused(lambda: _read(path), f"{path}:2", "nodes.positions")
+def test_a_file_without_settings_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [record(1)])
+    _, line = path.read_text().splitlines()
+    path.write_text(f"{line}\n")
+    refused(lambda: _read(path), f"{path}:1: `run` = None", "records of eagle-jax")
+    path.write_text(f'{{"run": {{"method": "chain"}}}}\n{line}\n')
+    refused(lambda: _read(path), f"{path}:1: `label` = None must be str")
 
 
-def test_a_run_may_go_on_with_other_versions_and_another_label(tmp_path: Path) -> None:
-    newer = record(2, versions={"jax": "0.11"}, label="eagle2:num_nodes=60")
-    path = write(tmp_path / "a.jsonl", [record(1), newer])
-    (run,) = _read(path)
-    assert run.settings["label"] == "eagle2"
-    assert tables.shared_settings([run])[-2:] == [
-        "versions: jax 0.10.0",
-        "versions: jax 0.11",
-    ]
+def test_trees_of_one_run_have_one_size(tmp_path: Path) -> None:
+    trees = [tree([-1, 0], [0.0, -1.0], [], size) for size in (2, 3)]
+    lines = [record(n, nodes=Nodes.of([one])) for n, one in enumerate(trees)]
+    path = write(tmp_path / "a.jsonl", lines)
+    refused(lambda: _read(path), f"{path} holds trees of different sizes")

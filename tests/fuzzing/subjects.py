@@ -16,8 +16,7 @@ from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, GenerateConfig, TreeConfig, load_config
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.questions import read_questions
-from eagle_jax.evaluation.read_runs import read_runs
-from eagle_jax.evaluation.record_files import RecordFile
+from eagle_jax.evaluation.record_files import RecordFile, read_runs
 from eagle_jax.evaluation.runs import groups, in_order
 from eagle_jax.generation import text
 from eagle_jax.generation.pairs import open_pair
