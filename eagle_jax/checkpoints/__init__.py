@@ -27,7 +27,7 @@ from eagle_jax.checkpoints.hf_config import (
     target_config,
 )
 from eagle_jax.checkpoints.hf_fields import stop_tokens
-from eagle_jax.checkpoints.hub import fingerprint_folder, heads_of, resolve
+from eagle_jax.checkpoints.hub import heads_of, resolve
 from eagle_jax.checkpoints.hydra import (
     export_hydra,
     hydra_config,
@@ -63,7 +63,6 @@ __all__ = [
     "export_hydra",
     "export_medusa",
     "export_target",
-    "fingerprint_folder",
     "has_torch",
     "head_config",
     "heads_of",

@@ -1,9 +1,6 @@
-"""Folders of checkpoints: where they lie, and what tells one from another."""
+"""Folders of checkpoints: where they lie, and what is in them."""
 
-import hashlib
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -35,17 +32,11 @@ WEIGHT_FILES = (
 )
 """The stems and suffixes of files of weights, the first that is there is read."""
 
-_WEIGHTS = (".safetensors", ".bin", ".pt")
 _SAFETENSORS = ("model*.safetensors", "*_lm_head.safetensors")
 _PICKLES = ("pytorch_model*.bin", "*_lm_head.pt")
-_TEXTS = (".json", ".model", ".jinja", ".txt")
 
 ABOUT_DRAFTS = (CALIBRATION_FILE, VOCABULARY_FILE)
 """The names of files beside a draft model that say how to draft with it."""
-
-_WHOLE_BYTES = 1 << 26
-_END_BYTES = 1 << 20  # Headers stand at the beginning, tables of pickles at the end.
-_BLOCKS, _BLOCK_BYTES = 1 << 10, 1 << 14
 
 
 def resolve(name: str) -> Path:
@@ -155,52 +146,3 @@ def file_inside(folder: Path, name: str, list_name: str) -> Path:
     if not is_file:
         raise InputError(f"{path} is missing, but {list_name} names it")
     return path
-
-
-def fingerprint_folder(folder: Path) -> str:
-    """Returns what tells one checkpoint from another, without reading all of it.
-
-    It covers the settings and the tokenizer's files whole; of a converted pair the
-    checksums of all tensors; of every other file of weights its size and all of its
-    bytes or, beyond 64 MiB, a MiB at both ends and 1,024 blocks at even distances,
-    16 MiB together. A calibration and a draft vocabulary are left out: they change no
-    weight.
-
-    Args:
-        folder: The folder of a Hugging Face checkpoint or one half of a converted
-            pair, from `resolve`.
-
-    Returns:
-        32 hexadecimal digits, the same wherever the folder lies.
-
-    Raises:
-        InputError: If the list of a converted pair cannot be read.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.name == STORE_LIST:
-            # Orbax gives its files other names each time that it writes them.
-            listed = read_json(path)
-            tensors = [listed.get(name) for name in ("bits", "tensors")]
-            digest.update(json.dumps(tensors, sort_keys=True).encode())
-        elif path.suffix in _WEIGHTS:
-            size = path.stat().st_size
-            digest.update(f"{path.name} {size}\n".encode())
-            with path.open("rb") as file:
-                for start, length in _pieces(size):
-                    file.seek(start)
-                    digest.update(file.read(length))
-        elif path.suffix in _TEXTS and path.name not in ABOUT_DRAFTS:
-            digest.update(f"{path.name}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:32]
-
-
-def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the length of each piece of a file to read, in bytes."""
-    if size <= _WHOLE_BYTES:
-        yield 0, size
-        return
-    yield 0, _END_BYTES
-    for number in range(_BLOCKS):
-        yield (size - _BLOCK_BYTES) * number // (_BLOCKS - 1), _BLOCK_BYTES
-    yield size - _END_BYTES, _END_BYTES

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from eagle_jax.checkpoints import check_max_length, fingerprint_folder, resolve
+from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.config import DecodingConfig, GenerateConfig
 from eagle_jax.decoding.requests import bucket_rows
 from eagle_jax.decoding.state import StopReason
@@ -302,7 +302,7 @@ def _settings(
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
     data, dtype = source.data, config.regeneration.dtype
     settings = {
-        "target": fingerprint_folder(resolve(target)),
+        "target": str(resolve(target).resolve()),
         "data": "samples" if data is None else fingerprint_file(data),
     }
     settings |= dataclasses.asdict(config.sampling)

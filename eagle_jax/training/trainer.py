@@ -230,12 +230,12 @@ def _identity(
         if not path.is_file():
             raise InputError(f"cannot read the data {path}: it is no file")
     identity: dict[str, Any] = {
-        "target": checkpoints.fingerprint_folder(folder),
+        "target": str(folder.resolve()),
         "data": [fingerprint_file(path) for path in data],
         "held_out_data": [fingerprint_file(path) for path in held_out_data],
     }
     if begun_folder is not None:
-        identity["begin_with"] = checkpoints.fingerprint_folder(begun_folder)
+        identity["begin_with"] = str(begun_folder.resolve())
     return identity
 
 
@@ -385,7 +385,7 @@ def _write_features(
 
 
 def _stored(target: Path, step: StepConfig) -> dict[str, Any]:
-    """Returns what names features that are kept: the target's print and their type."""
+    """Returns what names features that are kept: the target and their type."""
     layers = "".join(f"-{layer}" for layer in step.target.config.feature_layers)
-    name = f"{checkpoints.fingerprint_folder(target)}-{step.dtype}{layers}"
+    name = f"{target.resolve()}-{step.dtype}{layers}"
     return {"target": name, "dtype": step.dtype}

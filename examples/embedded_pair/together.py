@@ -115,8 +115,8 @@ def _train(arguments: argparse.Namespace, config: TogetherConfig) -> int:
     facts = {
         "tokens": {name: stream.fingerprint() for name, stream in streams.items()},
         "texts": corpus.fingerprint(own.tokens),
-        "target": checkpoints.fingerprint_folder(folder),
-        "head": checkpoints.fingerprint_folder(arguments.head),
+        "target": str(folder.resolve()),
+        "head": str(arguments.head.resolve()),
         "num_layers": target.num_layers,
     }
     _check_same_run(output, config, facts, resume=arguments.resume)

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file
 
 from eagle_jax.checkpoints import (
     export_medusa,
-    fingerprint_folder,
     head_config,
     load_medusa,
     load_target,
@@ -171,15 +170,6 @@ def test_exported_heads_are_read_as_they_were(
         found = load_medusa(folders[0], *target, None)
         chex.assert_trees_all_equal(found, (config, heads))
     export_medusa(folders[1], config, heads, base_model="other", overwrite=True)
-
-
-def test_every_byte_of_a_pickle_tells_checkpoints_apart(
-    tmp_path: Path, tiny: Path
-) -> None:
-    state = medusa_state(sizes_of(tiny))
-    one = fingerprint_folder(write_medusa(tmp_path / "one", state))
-    state["4.1.weight"][0, 0] += 1
-    assert fingerprint_folder(write_medusa(tmp_path / "two", state)) != one
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])

@@ -87,7 +87,7 @@ def test_what_cannot_be_trained_is_refused_and_leaves_nothing(
 def begun(tiny_pair: Path, data: Path, tmp_path: Path) -> Path:
     """The mark of a run that has begun."""
     identity = {
-        "target": checkpoints.fingerprint_folder(tiny_pair / "target"),
+        "target": str((tiny_pair / "target").resolve()),
         "data": [fingerprint_file(data)],
         "mesh": "data=1,tensor=1",
         "settings": dataclasses.asdict(CONFIG),
