@@ -200,10 +200,10 @@ def _open(
     check_template(source.tokenizer, evaluation.template)
     shared = _target_settings(evaluation, source) | {"max_length": max_length}
     settings = [
-        run_settings(run, drafter, draft and draft.tokens)
+        run_settings(run, drafter)
         | shared
         | {"draft": _name(evaluation.draft_of(run.method))}
-        for run, drafter, draft in zip(runs, drafters, drafts, strict=True)
+        for run, drafter in zip(runs, drafters, strict=True)
     ]
     for run, wanted in zip(runs, settings, strict=True):
         check_records(evaluation.path(run), wanted, questions)

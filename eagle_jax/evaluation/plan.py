@@ -2,14 +2,14 @@
 
 import dataclasses
 import itertools
-import zlib
+import json
+import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import LookupDrafter, TreeDrafter, find_tree_drafter
+from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import drafts
 from eagle_jax.generation.drafts import DraftSource, open_draft_model
@@ -17,14 +17,10 @@ from eagle_jax.generation.methods import SETTINGS, draft_kind
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.interface import Drafter
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parsing import parse_json, read_bytes
-from eagle_jax.tree import STATIC_TREES
+from eagle_jax.parsing import parse_json
 
 Models = dict[Method, DraftSource]
 """The opened draft models by `draft_kind`: "eagle2" for an EAGLE head."""
-
-_TREE_FIELDS = tuple(field.name for field in dataclasses.fields(TreeConfig))
-_SHAPE = ("num_nodes", "depth", "width", "rank_by", "rerank")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,37 +44,10 @@ class RunPlan:
 
     @property
     def model_id(self) -> str:
-        """The name of the run and its file, of all that a folder's runs differ in."""
-        tree, parts = self.config.tree, [str(self.method)]
-        known = SETTINGS[self.method]
-        if "num_nodes" in known:
-            parts += [f"{tree.num_nodes}-{tree.depth}-{tree.width}"]
-        elif "depth" in known:
-            parts += [str(tree.depth)]
-        elif "level" in known:
-            parts += [f"{tree.level}-{tree.window}-{tree.guesses}"]
-        parts += [f"match{tree.min_match}"] if "min_match" in known else []
-        if "max_ngram" in known and tree.max_ngram != TreeConfig.max_ngram:
-            parts += [f"ngram{tree.max_ngram}"]
-        if "choices" in known and tree.choices is not None:
-            parts += [Path(tree.choices).stem]
-        if "rank_by" in known:
-            parts += ["confidence"] if tree.rank_by == "confidence" else []
-            parts += [] if tree.rerank else ["norerank"]
-            calibrations = {None: [], "none": ["uncalibrated"]}
-            parts += calibrations.get(tree.calibration, ["calibrated"])
-            for name in ("kappa", "sharpness"):
-                value = getattr(tree, name)
-                parts += [] if value is None else [f"{name}{shortest(value)}"]
-        if "shared_noise" in known and not tree.shared_noise:
-            parts += ["likeliest"]
-        vocabulary = self.config.decoding.draft_vocabulary
-        if "draft_vocabulary" in known and vocabulary is not None:
-            parts += [f"vocabulary-{Path(str(vocabulary)).stem}"]
-        if self.acceptance in ("rejection", "typical"):
-            parts += [self.acceptance]
-        parts += [f"t{shortest(self.config.sampling.temperature)}"]
-        return "-".join([*parts, f"b{self.config.decoding.batch_size}"])
+        """The name of the run and its file: its label, temperature and batch size."""
+        name = re.sub(r"[^\w.+=-]+", "-", self.label)
+        temperature = shortest(self.config.sampling.temperature)
+        return f"{name}-t{temperature}-b{self.config.decoding.batch_size}"
 
 
 def parse_method(text: str, config: GenerateConfig) -> RunPlan:
@@ -156,6 +125,7 @@ def make_runs(
             settings have one name.
     """
     runs: dict[str, RunPlan] = {}
+    names: dict[str, RunPlan] = {}
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
         config = method.config.at(temperature)
@@ -169,11 +139,12 @@ def make_runs(
                 ),
             ),
         )
-        same = runs.setdefault(run.model_id, run)
-        if _drafts(same) != _drafts(run):
+        settings = [run.method, run.acceptance, temperature, batch_size, _drafts(run)]
+        run = runs.setdefault(json.dumps(settings), run)
+        if names.setdefault(run.model_id, run) is not run:
             raise InputError(
-                f"`methods` {same.label} and {run.label} would both be written to "
-                f"{run.model_id}.jsonl; evaluate them into two folders"
+                f"`methods` {names[run.model_id].label} and {run.label} would both be "
+                f"written to {run.model_id}.jsonl; evaluate them into two folders"
             )
     return list(runs.values())
 
@@ -193,48 +164,17 @@ def _without_idle_noise(config: GenerateConfig) -> TreeConfig:
     )
 
 
-def run_settings(
-    plan: RunPlan,
-    drafter: Drafter | None,
-    tokens: tuple[int, ...] | None = None,
-) -> dict[str, Any]:
-    """Returns a record's settings of a run's method, as JSON can hold them.
-
-    Settings that a method does not have are `None`.
+def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
+    """Returns the settings of a run's method, as JSON can hold them.
 
     Args:
         plan: The run's plan.
         drafter: The run's drafter, which has its own numbers of nodes and levels.
-        tokens: The tokens that it drafts; `None` for all.
     """
-    config = plan.config
-    shape: dict[str, Any] = dict.fromkeys(_TREE_FIELDS)
-    for name in ("level", "window", "guesses", "min_match", "max_ngram"):
-        if name in SETTINGS[plan.method]:
-            shape[name] = getattr(config.tree, name)
-    if "choices" in SETTINGS[plan.method]:
-        shape["choices"] = _choices(config.tree.choices)
-    shape |= {"num_nodes": 1, "depth": 0}  # The root alone.
-    size: dict[str, Any] = {}
-    if drafter is not None:
-        size = {"num_nodes": getattr(drafter, "num_nodes", 1), "depth": drafter.depth}
-    grower = find_tree_drafter(drafter)
-    if grower is not None and isinstance(grower.tree, TreeConfig):
-        # Also under the switch, whose copies may be longer than the tree is deep.
-        shape |= {name: getattr(grower.tree, name) for name in _SHAPE}
-    elif grower is not None:
-        shape |= size
-        shape["width"] = 1 if grower.num_nodes == grower.depth + 1 else None
-    else:
-        shape |= size
-    if isinstance(drafter, LookupDrafter):
-        shape["width"] = drafter.num_matches
-    if grower is not None:
-        shape |= _confidence(plan, grower)
-    if tokens is not None:
-        print_of = zlib.crc32(repr(tokens).encode())
-        shape["draft_vocabulary"] = f"{len(tokens)} tokens {print_of:08x}"
-    return {
+    config, grower = plan.config, find_tree_drafter(drafter)
+    # The switch's copies may be longer than its tree is deep.
+    sized = grower or drafter
+    settings = {
         "method": plan.method,
         "label": plan.label,
         "temperature": config.sampling.temperature,
@@ -244,32 +184,29 @@ def run_settings(
         "seed": config.sampling.seed,
         "acceptance": plan.acceptance,
         "batch_size": config.decoding.batch_size,
-        **shape,
+        **_drafts(plan),
+        "num_nodes": getattr(sized, "num_nodes", 1),  # The root alone.
+        "depth": getattr(sized, "depth", 0),
         "max_new_tokens": config.decoding.max_new_tokens,
         "ignore_eos": config.decoding.ignore_eos,
     }
-
-
-def _choices(choices: str | None) -> str | None:
-    """Returns a record's name of a static tree; that of a file changes with it."""
-    if choices is None or choices in STATIC_TREES:
-        return choices
-    path = Path(choices)
-    return f"{path.name} {zlib.crc32(read_bytes(path)):08x}"
+    return settings if grower is None else settings | _confidence(plan, grower)
 
 
 def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
-    """Returns a record's confidences themselves: files change between two runs."""
+    """Returns the settings of confidences that a drafter goes by."""
     is_sampled = plan.acceptance == "coupled"
     is_shared = is_sampled and drafter.shares_noise
     calibration = drafter.calibration
     used = calibration.sampled if is_shared else calibration.greedy
-    found: dict[str, Any] = {"shared_noise": is_shared if is_sampled else None}
-    if not used.is_plain:
-        found["calibration"] = plan.config.tree.calibration or "the draft's own"
-        found["exponents"] = used.exponents
-    factors = {"kappa": used.kappa, "sharpness": used.sharpness}
-    return found | (factors if is_shared or not used.is_plain else {})
+    name = plan.config.tree.calibration or "the draft's own"
+    is_scaled = is_shared or not used.is_plain
+    return {
+        "shared_noise": is_shared if is_sampled else None,
+        "calibration": None if used.is_plain else name,
+        "kappa": used.kappa if is_scaled else None,
+        "sharpness": used.sharpness if is_scaled else None,
+    }
 
 
 def open_models(

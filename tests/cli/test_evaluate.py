@@ -32,7 +32,8 @@ TURNS = [
     ["there is no other one to see", "so"],
 ]
 EAGLE2, LOOKUP = "eagle2:num_nodes=6,depth=2,width=2", "lookup:num_nodes=5,depth=2"
-EAGLE2_ID, LOOKUP_ID = "eagle2-6-2-2", "lookup-5-2-10"
+EAGLE2_ID = "eagle2-num_nodes=6-depth=2-width=2"
+LOOKUP_ID = "lookup-num_nodes=5-depth=2"
 NEW_TOKENS = 4
 
 # Kills itself by a signal that cannot be caught, with two records on their way.
@@ -303,13 +304,13 @@ def test_rejection_has_runs_of_its_own_above_temperature_zero(
     rules = {name: records[0]["run"]["acceptance"] for name, records in runs.items()}
     assert rules == {
         "autoregressive-t0-b1": "greedy",
-        "chain-2-t0-b1": "greedy",
+        "chain-depth=2-t0-b1": "greedy",
         "autoregressive-t1-b1": "coupled",
-        "chain-2-t1-b1": "coupled",
-        "chain-2-rejection-t1-b1": "rejection",
+        "chain-depth=2-t1-b1": "coupled",
+        "chain-depth=2-acceptance=rejection-t1-b1": "rejection",
     }
-    plain, coupled = runs["autoregressive-t1-b1"], runs["chain-2-t1-b1"]
-    drawn = runs["chain-2-rejection-t1-b1"]
+    plain, coupled = runs["autoregressive-t1-b1"], runs["chain-depth=2-t1-b1"]
+    drawn = runs["chain-depth=2-acceptance=rejection-t1-b1"]
     assert texts(plain) == texts(coupled) != texts(runs["autoregressive-t0-b1"])
     assert texts(drawn) != texts(plain)
     for record in (*coupled, *drawn):
@@ -326,10 +327,14 @@ def test_typical_acceptance_is_said_not_to_be_lossless(
     methods = ["autoregressive", "chain:depth=2,acceptance=typical"]
     flags = ["--temperatures", "1", "--per-category", "1"]
     runs = evaluate(tmp_path, methods, *flags)
-    (record, *_) = runs["chain-2-typical-t1-b1"]
+    (record, *_) = runs["chain-depth=2-acceptance=typical-t1-b1"]
     assert record["run"]["acceptance"] == "typical"
     out = capsys.readouterr().out
-    (row,) = [line for line in out.splitlines() if "chain-2-typical-t1-b1" in line]
+    (row,) = [
+        line
+        for line in out.splitlines()
+        if "chain-depth=2-acceptance=typical-t1-b1" in line
+    ]
     assert "not lossless" in row
 
 

@@ -201,7 +201,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--output", "out.txt"], "--output out.txt must end in .json"),
         (
             ["--output", "out.json", "."],
-            "questions.jsonl:1: no field|eagle-jax evaluate",
+            "questions.jsonl:1: `run` = None must be dict|eagle-jax evaluate",
         ),
         (["--output", "/dev/full"], _FULL),
     ],
