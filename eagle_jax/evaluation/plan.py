@@ -78,36 +78,18 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
         if key in values:
             raise InputError(f"`methods` {text}: {key} is given twice")
         values[key] = _read_value(value)
-    acceptance = values.pop("acceptance", config.sampling.acceptance)
-    vocabulary = values.pop("draft_vocabulary", config.decoding.draft_vocabulary)
-    where = f"`methods` {text}"
-    # Only the types are checked here; the sizes must fit with those not given, too.
-    typed = from_table(TreeConfig, values, where)
-    chosen = {key: getattr(typed, key) for key in values}
     if method == "autoregressive":
-        acceptance = "coupled"
-    sampling = from_table(type(config.sampling), {"acceptance": acceptance}, where)
-    given = {} if vocabulary is None else {"draft_vocabulary": vocabulary}
-    decoding = from_table(type(config.decoding), given, where)
-    return RunPlan(
-        label=text,
-        method=method,
-        config=dataclasses.replace(
-            config,
-            tree=dataclasses.replace(config.tree, **chosen),
-            sampled_tree=(
-                None
-                if config.sampled_tree is None
-                else dataclasses.replace(config.sampled_tree, **chosen)
-            ),
-            sampling=dataclasses.replace(
-                config.sampling, acceptance=sampling.acceptance
-            ),
-            decoding=dataclasses.replace(
-                config.decoding, draft_vocabulary=decoding.draft_vocabulary
-            ),
-        ),
-    )
+        values["acceptance"] = "coupled"
+    sections: dict[str, Any] = {}
+    for name, settings in vars(config).items():
+        mine = {key: value for key, value in values.items() if hasattr(settings, key)}
+        if mine:
+            # The types are checked alone; sizes must fit with those not given, too.
+            typed = from_table(type(settings), mine, f"`methods` {text}")
+            chosen = {key: getattr(typed, key) for key in mine}
+            sections[name] = dataclasses.replace(settings, **chosen)
+    config = dataclasses.replace(config, **sections)
+    return RunPlan(label=text, method=method, config=config)
 
 
 def make_runs(
