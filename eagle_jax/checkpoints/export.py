@@ -25,7 +25,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import (
-    EAGLE_INPUTS,
     EagleHeadConfig,
     EagleHeadParams,
 )
@@ -194,8 +193,7 @@ def target_fields(
 
 def head_fields(config: EagleHeadConfig, dtype: str) -> dict[str, Any]:
     """Returns the `config.json` of an EAGLE-1/2 head, see `plain_head_fields`."""
-    fields = plain_head_fields(config, dtype) | {"bias": config.fc_bias}
-    return fields | ({} if config.inputs == EAGLE_INPUTS else {"inputs": config.inputs})
+    return plain_head_fields(config, dtype) | {"bias": config.fc_bias}
 
 
 def plain_head_fields(

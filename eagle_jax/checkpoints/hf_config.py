@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from eagle_jax.checkpoints.hf_fields import (
     MOST,
@@ -12,7 +12,7 @@ from eagle_jax.checkpoints.hf_fields import (
     read_rope,
 )
 from eagle_jax.checkpoints.hub import refuse_other_heads
-from eagle_jax.models.eagle_head import EAGLE_INPUTS, EagleHeadConfig, HeadInputs
+from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
@@ -189,20 +189,14 @@ def head_config(folder: Path) -> EagleHeadConfig:
     refuse_other_heads(folder)
     if is_eagle3(folder):
         raise fields.refusal("this is an EAGLE-3 head; give an EAGLE-1/2 head here")
-    check_head_keys(fields, "inputs")
+    check_head_keys(fields)
     num_layers = fields.values.get("num_hidden_layers", 1)
     if num_layers != 1:
         raise fields.refusal(
             f"num_hidden_layers = {num_layers}; an EAGLE-1/2 head has 1 layer"
         )
-    inputs: Any = fields.get("inputs") or EAGLE_INPUTS
-    if inputs not in get_args(HeadInputs):
-        known = ", ".join(get_args(HeadInputs))
-        raise fields.refusal(f"inputs = {inputs!r} is not supported; known are {known}")
     return EagleHeadConfig(
-        **head_sizes(fields),
-        fc_bias=fields.flag("bias", default=True),
-        inputs=inputs,
+        **head_sizes(fields), fc_bias=fields.flag("bias", default=True)
     )
 
 

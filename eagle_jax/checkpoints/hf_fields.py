@@ -121,6 +121,7 @@ _MATHEMATICS = {
         """draft_vocab_size target_hidden_size eagle_config norm_before_residual
         norm_before_fc fc_norm norm_output eagle_aux_hidden_state_layer_ids"""
     ),
+    **_each("inputs", "feature+shifted"),
 }
 """The keys that change the result unless they have one of these values.
 

@@ -74,7 +74,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_settings(
         parser,
         TrainConfig,
-        *("kind", "inputs", "draft_heads", "head_layers"),
+        *("kind", "draft_heads", "head_layers"),
         *("draft_vocab_size", "feature_layers", "recycles_normed"),
         *("alignment", "top_k_loss", "token_loss"),
         *("steps", "batch_size", "row_length", "learning_rate", "warmup_steps"),

@@ -111,16 +111,6 @@ class FeatureHead(abc.ABC):
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
         ...
 
-    def paired(self, tokens: jax.Array, following: jax.Array) -> jax.Array:
-        """Returns which tokens are paired with features: the following ones.
-
-        Args:
-            tokens: `[B, T]` int32, the features' own tokens.
-            following: `[B, T]` int32, those after them.
-        """
-        del tokens
-        return following
-
     def run(
         self,
         params: Any,
@@ -189,7 +179,7 @@ class FeatureHead(abc.ABC):
         rows = jnp.broadcast_to(jnp.arange(size), (batch, size))
         outputs, entries = self.run(
             params,
-            self.paired(piece(tokens), piece(jnp.roll(tokens, -1, axis=1))),
+            piece(jnp.roll(tokens, -1, axis=1)),
             self.fuse(params, piece(features)),
             begin + rows,
             causal_mask(batch, size),
@@ -228,9 +218,8 @@ class FeatureHead(abc.ABC):
             positions = state.cache.length[:, None] + rows
             features = self.fuse(params, state.features)
             mask = causal_mask(*following.shape)
-            tokens = self.paired(state.tokens, following)
             outputs, entries = self.run(
-                params, tokens, features, positions, mask, state.cache, last=last
+                params, following, features, positions, mask, state.cache, last=last
             )
             return outputs, (entries,)
 

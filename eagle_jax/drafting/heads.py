@@ -8,7 +8,6 @@ from eagle_jax.drafting.eagle import Eagle3Head, EagleHead
 from eagle_jax.drafting.hydra import HydraHeads, PrefixHydraHeads
 from eagle_jax.drafting.medusa import MedusaHeads
 from eagle_jax.drafting.model import DraftModel
-from eagle_jax.drafting.unshifted import UnshiftedEagleHead
 from eagle_jax.models import eagle3_head, eagle_head, hydra_heads, medusa_heads
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
@@ -49,10 +48,7 @@ def head_model(config: HeadSizes, dtype: str) -> HeadModel:
         )
     if isinstance(config, Eagle3HeadConfig):
         return Eagle3Head(config=config, dtype=dtype)
-    is_unshifted = config.inputs == "feature+token"
-    return (UnshiftedEagleHead if is_unshifted else EagleHead)(
-        config=config, dtype=dtype
-    )
+    return EagleHead(config=config, dtype=dtype)
 
 
 def most_levels(model: DraftModel) -> int | None:

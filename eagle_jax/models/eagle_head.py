@@ -6,7 +6,6 @@ turns into a distribution for token `i + 2` (EAGLE-1, section 3.1).
 """
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +21,6 @@ from eagle_jax.models.layers import (
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.rope import rotary_tables
 
-HeadInputs = Literal["feature+shifted", "feature+token", "feature", "token"]
-"""Names of what a head may read (EAGLE-1, section 4.3.2)."""
-
-EAGLE_INPUTS: HeadInputs = "feature+shifted"
-"""What EAGLE heads read; other inputs are there to be compared with."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagleHeadConfig:
@@ -38,16 +31,12 @@ class EagleHeadConfig:
         vocab_size: The number of tokens the target knows, `V`.
         max_positions: The number of positions that the head was trained for.
         fc_bias: Whether the fusing layer has a bias.
-        inputs: What the head reads: beside feature `i` token `i + 1`
-            ("feature+shifted") or token `i` ("feature+token"), or feature `i` or token
-            `i + 1` alone.
     """
 
     layer: LayerConfig
     vocab_size: int
     max_positions: int
     fc_bias: bool = True
-    inputs: HeadInputs = EAGLE_INPUTS
 
 
 @struct.dataclass(kw_only=True)
@@ -55,8 +44,7 @@ class EagleHeadParams:
     """The weights of an EAGLE-1/2 head.
 
     Attributes:
-        fc: `[2 * E, E]`, the matrix that fuses embedding and feature, in this order;
-            `[E, E]` where the head reads one of them alone.
+        fc: `[2 * E, E]`, the matrix that fuses embedding and feature, in this order.
         layer: The decoder layer, without input norm.
         fc_bias: `[E]`, the bias of the fusing layer; `None` for none.
         embedding: `[V, E]`, the head's own embedding table; `None` where it is the
@@ -134,10 +122,7 @@ def layer_inputs(
         features: `[B, T, E]`, the pairs' features.
     """
     features = features.astype(embeddings.dtype)
-    if config.inputs in ("feature", "token"):
-        fused = features if config.inputs == "feature" else embeddings
-    else:
-        fused = jnp.concatenate([embeddings, features], axis=-1)
+    fused = jnp.concatenate([embeddings, features], axis=-1)
     x = linear(fused, params.fc, params.fc_bias)
     return x, x
 
@@ -148,9 +133,8 @@ def init_params(
     """Returns random weights without an embedding table of their own."""
     fc_key, layer_key = jax.random.split(key)
     width, kind = config.layer.hidden_size, jnp.dtype(dtype)
-    num_inputs = 1 if config.inputs in ("feature", "token") else 2
     return EagleHeadParams(
-        fc=init_matrix(fc_key, (num_inputs * width, width), kind),
+        fc=init_matrix(fc_key, (2 * width, width), kind),
         fc_bias=jnp.zeros(width, kind) if config.fc_bias else None,
         layer=init_layer(layer_key, config.layer, kind, input_norm=False),
     )

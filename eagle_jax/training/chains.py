@@ -64,12 +64,10 @@ def draft_chains(
     """
     layer = config.layer
     mask = segment_mask(rows.segments)
-    # Heads that pair a feature with its own token are there to be compared with.
-    shift = 0 if getattr(config, "inputs", None) == "feature+token" else 1
     outputs: list[jax.Array] = []
     entries: list[KeyValues] = []
     for step in range(steps):
-        tokens = jnp.roll(rows.tokens, -step - shift, axis=1)
+        tokens = jnp.roll(rows.tokens, -step - 1, axis=1)
         embedded = table[tokens].astype(features.dtype)
         x, inputs = layer_inputs(params, config, embedded, features)
         rotary = rotary_tables(rows.positions + step, layer.rope, layer.head_dim)

@@ -5,7 +5,6 @@ import math
 from typing import Literal
 
 from eagle_jax.config import SamplingConfig, TreeConfig, require, require_int32
-from eagle_jax.models.eagle_head import EAGLE_INPUTS, HeadInputs
 from eagle_jax.parsing import check_types
 
 MOST_LEVELS = 16
@@ -157,16 +156,13 @@ class DataConfig:
 class HeadConfig:
     """The kind and the sizes of a new head; `None` stands for the target's.
 
-    A head that is begun with keeps its own sizes, inputs, biases and recycling: what
+    A head that is begun with keeps its own sizes, biases and recycling: what
     differs here from the defaults must agree with them.
 
     Attributes:
         kind: The kind of head: "eagle2" for EAGLE-1/2, whose heads are the same,
             "eagle3", "medusa", "hydra" for Hydra++ with its prefix layer, or
             "hydra-mlp" for Hydra without one.
-        inputs: What an EAGLE-1/2 head reads (EAGLE-1, section 4.3.2): "feature+shifted"
-            for a feature and the token after it, as published; "feature+token" for a
-            feature and its own token; "feature" or "token" for one of them alone.
         draft_heads: The number of Medusa's or Hydra's heads, one per drafted level;
             `None` for 5 and 4.
         head_layers: The number of blocks of each of Medusa's or Hydra's heads; `None`
@@ -187,7 +183,6 @@ class HeadConfig:
     """
 
     kind: Literal["eagle2", "eagle3", "medusa", "hydra", "hydra-mlp"] = "eagle2"
-    inputs: HeadInputs = EAGLE_INPUTS
     draft_heads: int | None = None
     head_layers: int | None = None
     draft_vocab_size: int | None = None

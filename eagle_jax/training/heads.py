@@ -41,7 +41,7 @@ _FEATURE_LOSS = {
 _BY_POSITION = {"draft_heads", "head_layers", "decay", "labels"}
 # What settings of `head` and `loss` are of use to a kind.
 _USED = {
-    "eagle2": {*_ATTENTION, *_OF_CHAINS, *_FEATURE_LOSS, "inputs", "fc_bias"},
+    "eagle2": {*_ATTENTION, *_OF_CHAINS, *_FEATURE_LOSS, "fc_bias"},
     "eagle3": {
         *(*_ATTENTION, *_OF_CHAINS, "decay"),
         *("draft_vocab_size", "feature_layers", "recycles_normed"),
@@ -93,7 +93,6 @@ def new_eagle_head(target: TransformerConfig, config: TrainConfig) -> EagleHeadC
         vocab_size=target.vocab_size,
         max_positions=min(target.max_positions, config.data.row_length),
         fc_bias=config.head.fc_bias,
-        inputs=config.head.inputs,
     )
 
 

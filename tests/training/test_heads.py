@@ -59,7 +59,6 @@ def test_no_vocabulary_is_counted_where_nothing_is_predicted() -> None:
         ({"draft_vocab_size": 9}, {}, ("draft_vocab_size = 9", "kind eagle2")),
         ({"feature_layers": "0 1 2"}, {}, ("feature_layers = 0 1 2", "kind eagle2")),
         ({}, {"decay": 0.5}, ("decay = 0.5", "kind eagle2")),
-        ({"kind": "eagle3", "inputs": "token"}, {}, ("inputs = token", "kind eagle3")),
         ({"kind": "eagle3", "fc_bias": False}, {}, ("fc_bias = False",)),
         ({"kind": "eagle3"}, {"noise": 0.2}, ("noise = 0.2", "kind eagle3")),
         ({"kind": "eagle3"}, {"top_k_loss": 10}, ("top_k_loss = 10", "kind eagle3")),

@@ -204,7 +204,6 @@ def test_an_eagle3_head_continues_drafts_as_is_set(recycles_normed: bool) -> Non
         ({"head_layers": 2}, {}, "head_layers = 2"),
         ({}, {"decay": 0.5}, "decay = 0.5"),
         ({}, {"labels": "tokens"}, "labels = tokens"),
-        ({"kind": "medusa", "inputs": "token"}, {}, "inputs = token"),
         ({"kind": "hydra", "num_heads": 2}, {}, "num_heads = 2"),
         ({"kind": "hydra-mlp", "fc_bias": False}, {}, "fc_bias = False"),
         ({"kind": "medusa"}, {"feature_weight": 0.0}, "feature_weight = 0.0"),
