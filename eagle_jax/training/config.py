@@ -38,9 +38,7 @@ class LossConfig:
             0 for none, 10 as published.
         top_k_weight: The weight of the top-K loss.
         token_loss: The loss between token distributions: "cross-entropy", as published,
-            or the acceptance rate itself, "alpha" or "lambda", see `loss.token_loss`.
-        kl_scale: The weight of the divergence in "lambda" where no draft is accepted.
-        kl_decay: How fast that weight falls as the acceptance rate rises.
+            or "alpha", of the rate at which drafts are accepted, see `loss.token_loss`.
         decay: The weight of each head of Medusa and Hydra, and of each level of an
             EAGLE-3 head, relative to the one before (Medusa, section 3.2).
         labels: What Medusa's and Hydra's heads learn: "tokens" for the text's, as
@@ -57,19 +55,14 @@ class LossConfig:
     alignment: int | None = None
     top_k_loss: int = 0
     top_k_weight: float = 1.0
-    token_loss: Literal["cross-entropy", "alpha", "lambda"] = "cross-entropy"
-    kl_scale: float = 1.0
-    kl_decay: float = 3.0
+    token_loss: Literal["cross-entropy", "alpha"] = "cross-entropy"
     decay: float = 0.8
     labels: Literal["tokens", "target"] | None = None
 
     def __post_init__(self) -> None:
         """Refuses weights and noise below zero."""
         check_types(self)
-        for name in (
-            *("feature_weight", "token_weight", "noise"),
-            *("top_k_weight", "kl_scale", "kl_decay"),
-        ):
+        for name in ("feature_weight", "token_weight", "noise", "top_k_weight"):
             value = getattr(self, name)
             holds = math.isfinite(value) and value >= 0
             require(holds, name, value, "finite, 0 or more")
@@ -77,7 +70,6 @@ class LossConfig:
         holds = levels is None or 1 <= levels <= MOST_LEVELS
         require(holds, "alignment", levels, f"1 to {MOST_LEVELS}")
         require(self.top_k_loss >= 0, "top_k_loss", self.top_k_loss, "0 or more")
-        require(self.kl_scale <= 1, "kl_scale", self.kl_scale, "at most 1")
         require(0 < self.decay <= 1, "decay", self.decay, "above 0 and at most 1")
 
 
@@ -161,8 +153,7 @@ class HeadConfig:
 
     Attributes:
         kind: The kind of head: "eagle2" for EAGLE-1/2, whose heads are the same,
-            "eagle3", "medusa", "hydra" for Hydra++ with its prefix layer, or
-            "hydra-mlp" for Hydra without one.
+            "eagle3", "medusa", or "hydra" for Hydra++ with its prefix layer.
         draft_heads: The number of Medusa's or Hydra's heads, one per drafted level;
             `None` for 5 and 4.
         head_layers: The number of blocks of each of Medusa's or Hydra's heads; `None`
@@ -182,7 +173,7 @@ class HeadConfig:
             as the official code expects.
     """
 
-    kind: Literal["eagle2", "eagle3", "medusa", "hydra", "hydra-mlp"] = "eagle2"
+    kind: Literal["eagle2", "eagle3", "medusa", "hydra"] = "eagle2"
     draft_heads: int | None = None
     head_layers: int | None = None
     draft_vocab_size: int | None = None

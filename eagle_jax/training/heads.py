@@ -30,10 +30,7 @@ Loss = Callable[..., tuple[jax.Array, Metrics]]
 """A loss with the arguments of `loss.head_loss`."""
 
 _ATTENTION = {"intermediate_size", "num_heads", "num_kv_heads"}
-_OF_CHAINS = {
-    *("mask", "normalize", "alignment"),
-    *("token_loss", "kl_scale", "kl_decay"),
-}
+_OF_CHAINS = {"mask", "normalize", "alignment", "token_loss"}
 _FEATURE_LOSS = {
     *("feature_weight", "token_weight", "noise", "noise_scale"),
     *("top_k_loss", "top_k_weight"),
@@ -48,7 +45,6 @@ _USED = {
     },
     "medusa": _BY_POSITION,
     "hydra": _BY_POSITION,
-    "hydra-mlp": _BY_POSITION,
 }
 _ALWAYS = {"kind", "include_embedding"}  # "false" is true of heads of any kind.
 _MEDUSA_HEADS, _HYDRA_HEADS, _MEDUSA_LAYERS, _HYDRA_LAYERS = 5, 4, 1, 4
@@ -82,7 +78,7 @@ def new_head(target: TransformerConfig, config: TrainConfig) -> TrainedHead:
         hidden_size=width,
         vocab_size=vocab_size,
         # The published layout has no sizes of the layer: they are the target's.
-        layer=target.layer.plain if sizes.kind == "hydra" else None,
+        layer=target.layer.plain,
     )
 
 
@@ -156,14 +152,10 @@ def check_kind(config: TrainConfig) -> None:
             holds = is_used or value == getattr(getattr(usual, table), name)
             wanted = f"left out: heads of kind {kind} have no use for it"
             require(holds, name, value, wanted)
-    for name, needed, is_used in (
-        ("kl_scale", 'token_loss = "lambda"', config.loss.token_loss == "lambda"),
-        ("kl_decay", 'token_loss = "lambda"', config.loss.token_loss == "lambda"),
-        ("top_k_weight", "a top_k_loss", config.loss.top_k_loss > 0),
-    ):
-        value = getattr(config.loss, name)
-        holds = is_used or value == getattr(usual.loss, name)
-        require(holds, name, value, f"left out: it is of use with {needed} alone")
+    weight = config.loss.top_k_weight
+    holds = config.loss.top_k_loss > 0 or weight == usual.loss.top_k_weight
+    wanted = "left out: it is of use with a top_k_loss alone"
+    require(holds, "top_k_weight", weight, wanted)
 
 
 def trained_target(target: TransformerConfig, head: TrainedHead) -> TransformerConfig:

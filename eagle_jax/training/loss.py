@@ -214,27 +214,18 @@ def _level(
 def token_loss(logits: jax.Array, truth: jax.Array, config: LossConfig) -> jax.Array:
     """Returns how far a head's distributions are from the target's, `[...]` float32.
 
-    "cross-entropy" is the published loss. The others are of the rate at which drafts
-    are accepted, `alpha = sum(min(p, q))`: "alpha" is `-log(alpha)`, "lambda" is `w *
-    KL(p, q) + (1 - w) * (1 - alpha)` with `w = kl_scale * exp(-kl_decay * alpha)`,
-    through which no gradient flows: far from the target it follows the divergence, near
-    it the rate.
+    "cross-entropy" is the published loss; "alpha" is `-log(alpha)` of the rate at which
+    drafts are accepted, `alpha = sum(min(p, q))`.
 
     Args:
         logits: `[..., V]` float32, the head's.
         truth: `[..., V]` float32, the target's distributions.
-        config: The settings, of which those of the token loss are read.
+        config: The settings, of which that of the token loss is read.
     """
-    entropy = optax.safe_softmax_cross_entropy(logits, truth)
     if config.token_loss == "cross-entropy":
-        return entropy
+        return optax.safe_softmax_cross_entropy(logits, truth)
     rate = jnp.sum(jnp.minimum(truth, jax.nn.softmax(logits)), axis=-1)
-    rate = jnp.maximum(rate, jnp.finfo(jnp.float32).tiny)
-    if config.token_loss == "alpha":
-        return -jnp.log(rate)
-    divergence = entropy + jnp.sum(jax.scipy.special.xlogy(truth, truth), axis=-1)
-    share = config.kl_scale * jnp.exp(-config.kl_decay * jax.lax.stop_gradient(rate))
-    return share * divergence + (1 - share) * (1 - rate)
+    return -jnp.log(jnp.maximum(rate, jnp.finfo(jnp.float32).tiny))
 
 
 def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:

@@ -30,7 +30,7 @@ from eagle_jax.training.begin import open_beginning
 from eagle_jax.training.checkpoint import check_output, check_settings, remove_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData, read_data
-from eagle_jax.training.features import FeatureStore, check_features, write_features
+from eagle_jax.training.features import FeatureStore, write_features
 from eagle_jax.training.heads import (
     TrainedHead,
     check_kind,
@@ -131,8 +131,6 @@ def train_head(
     reading = functools.partial(read_data, report=report, progress=progress)
     read = _read(reading, (data, held_out_data), source, config, head)
     step_config = _step_config(source, head, config)
-    if resume and config.data.cache_features:
-        check_features(output / "features", read.rows, **_stored(folder, step_config))
     report(f"loading {target}")
     pair = source.load(sharding)
     first = begun.read(pair.params.target, sharding) if begun else None
@@ -368,8 +366,8 @@ def _write_features(
 ) -> FeatureStore:
     """Computes the target's features of all rows, or what the run's folder lacks.
 
-    They are kept in the type of a step's arithmetic, so stored features give the same
-    numbers as computed ones.
+    They are kept in the type that they are computed in, so stored features give the
+    same numbers as computed ones.
     """
     step = trained.step_config
     compute = jax.jit(functools.partial(read_target, step))
@@ -378,14 +376,11 @@ def _write_features(
         trained.head.parent / "features",
         trained.data.rows,
         lambda batch: sharding.fetch(compute(params, sharding.put_rows(batch))),
+        settings={
+            "target": trained.target.name,
+            "feature_layers": step.target.config.feature_layers,
+            "dtype": step.dtype,
+        },
         batch_size=trained.config.run.batch_size,
         progress=update,
-        **_stored(trained.target, step),
     )
-
-
-def _stored(target: Path, step: StepConfig) -> dict[str, Any]:
-    """Returns what names features that are kept: the target and their type."""
-    layers = "".join(f"-{layer}" for layer in step.target.config.feature_layers)
-    name = f"{target.resolve()}-{step.dtype}{layers}"
-    return {"target": name, "dtype": step.dtype}

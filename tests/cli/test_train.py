@@ -201,7 +201,7 @@ def test_cached_features_train_the_same_head(
 ) -> None:
     output = tmp_path / "cached"
     assert train([*flags, "--output", str(output), "--cache-features"]) == 0
-    assert (output / "features" / "index.json").is_file()
+    assert (output / "features" / "settings.json").is_file()
     for name, tensor in head_of(run).items():
         np.testing.assert_allclose(head_of(output)[name], tensor, rtol=0, atol=1e-5)
 
@@ -329,7 +329,7 @@ def test_two_processes_go_on_with_what_one_began(
     assert ("several processes write no calibration" in errors) == is_calibrated
     assert "step" not in others and silent == ""
     assert printed.startswith(f"{output / 'head'} | step 12")
-    assert (output / "features" / "index.json").is_file()
+    assert (output / "features" / "settings.json").is_file()
     assert_like(run, output)
 
 

@@ -95,7 +95,7 @@ def read_data(folder: Path) -> None:
         lambda: read_examples(folder / "chats.jsonl"),
         lambda: CsvLog(folder / "log.csv", after=2),
         lambda: ResumableLines(folder / "answers.jsonl", {"seed": 0}).close(),
-        lambda: FeatureStore(folder).read(np.array([0])),
+        lambda: FeatureStore(folder, batch_size=2).read(np.array([0])),
         lambda: load_calibration(
             folder / "calibration.json", vocab_size=300, depth=2, kind="sampled"
         ),
@@ -208,8 +208,6 @@ def _data(folder: Path) -> Path:
     log = CsvLog(folder / "log.csv", after=0)
     for step in range(3):
         log.write({"step": step, "loss": 1.0})
-    index = {"rows": "a", "target": "b", "num_rows": 2, "length": 3, "width": 4}
-    _write(folder / "index.json", index | {"dtype": "float32", "rows_per_shard": 2})
     features = {"features": np.zeros((2, 3, 4), np.float32)}
     safetensors.numpy.save_file(features, folder / "features-00000.safetensors")
     return folder

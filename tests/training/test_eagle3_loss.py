@@ -107,7 +107,7 @@ def numpy_loss(
         (HEAD, LossConfig()),
         (HEAD, LossConfig(alignment=3, decay=0.5, mask="official")),
         (HEAD, LossConfig(alignment=2, normalize="official", token_loss="alpha")),
-        (WHOLE, LossConfig(alignment=1, token_loss="lambda", kl_scale=0.5, decay=1.0)),
+        (WHOLE, LossConfig(alignment=1, token_loss="alpha", decay=1.0)),
     ],
 )
 def test_the_loss_is_a_decaying_sum_over_levels(

@@ -165,12 +165,7 @@ def numpy_token_loss(logits: np.ndarray, p: np.ndarray, config: LossConfig) -> f
     entropy = -sum(p[x] * log_q[x] for x in range(len(p)))
     if config.token_loss == "cross-entropy":
         return entropy
-    alpha = sum(min(p[x], np.exp(log_q[x])) for x in range(len(p)))
-    if config.token_loss == "alpha":
-        return -np.log(alpha)
-    divergence = entropy + sum(x * np.log(x) for x in p)
-    share = config.kl_scale * np.exp(-config.kl_decay * alpha)
-    return share * divergence + (1 - share) * (1 - alpha)
+    return -np.log(sum(min(p[x], np.exp(log_q[x])) for x in range(len(p))))
 
 
 def numpy_loss(setting: SimpleNamespace, config: LossConfig) -> list[float]:
@@ -215,7 +210,7 @@ def numpy_loss(setting: SimpleNamespace, config: LossConfig) -> list[float]:
     [
         LossConfig(token_weight=0.0),
         LossConfig(),
-        LossConfig(feature_weight=2.0, token_weight=1.0, token_loss="lambda"),
+        LossConfig(feature_weight=2.0, token_weight=1.0, token_loss="alpha"),
         LossConfig(alignment=3, top_k_loss=4, top_k_weight=0.5),
         LossConfig(alignment=2, token_loss="alpha", top_k_loss=99),
         # More levels than the longest sample has pairs.

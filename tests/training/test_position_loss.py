@@ -172,8 +172,7 @@ def test_new_medusa_heads_repeat_the_target(setting: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_heads", "num_layers"),
-    [("medusa", 5, 1), ("hydra", 4, 4), ("hydra-mlp", 4, 4)],
+    ("kind", "num_heads", "num_layers"), [("medusa", 5, 1), ("hydra", 4, 4)]
 )
 def test_new_heads_have_the_published_sizes(
     kind: Any, num_heads: int, num_layers: int
@@ -205,7 +204,7 @@ def test_an_eagle3_head_continues_drafts_as_is_set(recycles_normed: bool) -> Non
         ({}, {"decay": 0.5}, "decay = 0.5"),
         ({}, {"labels": "tokens"}, "labels = tokens"),
         ({"kind": "hydra", "num_heads": 2}, {}, "num_heads = 2"),
-        ({"kind": "hydra-mlp", "fc_bias": False}, {}, "fc_bias = False"),
+        ({"kind": "hydra", "fc_bias": False}, {}, "fc_bias = False"),
         ({"kind": "medusa"}, {"feature_weight": 0.0}, "feature_weight = 0.0"),
         ({"kind": "medusa"}, {"token_weight": 1.0}, "token_weight = 1.0"),
         ({"kind": "hydra"}, {"noise": 0.0}, "noise = 0.0"),
