@@ -5,13 +5,12 @@
 
 The Orbax tree is flat: tensors by the names they have in a Hugging Face folder. A
 quantized matrix is kept as its integers, `NAME.values`, and `NAME.scales`.
-`store.json` is written last and lists what belongs to the store, so whatever was cut
-short is seen before anything is read.
+`store.json` holds their bits and lists the tensors' dtypes: Orbax would open each
+tensor to tell them.
 """
 
-import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,15 @@ from eagle_jax.checkpoints.hub import ABOUT_DRAFTS, STORE_LIST, TEXT_FILES
 from eagle_jax.checkpoints.load import load_target, open_target, target_bits
 from eagle_jax.checkpoints.tensors import check_space, saving
 from eagle_jax.checkpoints.weights import (
-    STORE_FORMAT,
     STORE_PARAMS,
-    STORE_VERSION,
-    StoreFiles,
     common_dtype,
-    describe,
     open_weights,
     quiet,
 )
-from eagle_jax.files import check_apart, new_folder
+from eagle_jax.files import check_apart, new_folder, write_json
 from eagle_jax.models.quantized import bits_of
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
-from eagle_jax.parsing import read_json, read_json_if_any
+from eagle_jax.parsing import read_json
 
 _TARGET, _HEAD = "target", "head"
 # Slices of a large tensor can be read alone, and none outgrows a compressor.
@@ -90,18 +85,25 @@ def convert_pair(
         (unfinished / _TARGET).mkdir()
         tensors = names.by_name(params, names.TRANSFORMER)
         bits = bits_of(params)
-        write_store(unfinished / _TARGET, target, tensors, bits=bits, with_text=True)
+        write_store(
+            unfinished / _TARGET, target, tensors, bits=bits, text_files=TEXT_FILES
+        )
         if head is not None:
             tensors = _head_tensors(head, config, params, dtype)
             (unfinished / _HEAD).mkdir()
-            write_store(unfinished / _HEAD, head, tensors, with_text=False)
+            write_store(unfinished / _HEAD, head, tensors)
 
 
 def is_pair(folder: Path) -> bool:
     """Returns whether a folder holds a converted pair and nothing else."""
+    halves = list(folder.iterdir())
     return all(
-        path.is_dir() and path.name in (_TARGET, _HEAD) and is_store(path)
-        for path in folder.iterdir()
+        half.name in (_TARGET, _HEAD) and (half / STORE_PARAMS).is_dir()
+        for half in halves
+    ) and all(
+        path.name == STORE_PARAMS or any(map(path.match, TEXT_FILES))
+        for half in halves
+        for path in half.iterdir()
     )
 
 
@@ -111,20 +113,18 @@ def write_store(
     tensors: dict[str, Any],
     *,
     bits: int | None = None,
-    with_text: bool,
+    text_files: Sequence[str] = (),
 ) -> None:
-    """Writes one half of a converted pair, and reads it back.
+    """Writes one half of a converted pair.
 
     Args:
         folder: The folder to fill, which is empty.
         source: The folder of the checkpoint whose settings are kept.
         tensors: The weights by name, and the maps of an EAGLE-3 head.
         bits: The bits of quantized matrices; `None` if there are none.
-        with_text: Whether to copy the tokenizer's files and the generation settings
-            too.
+        text_files: The patterns of further files that are kept, see `TEXT_FILES`.
 
     Raises:
-        InputError: If what is read back differs.
         OSError: If something cannot be written.
     """
     import orbax.checkpoint as ocp
@@ -134,42 +134,18 @@ def write_store(
     check_space(folder, num_bytes, min(num_bytes, _FILE_BYTES))
     save_args = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in tensors}
     with quiet(), saving(path), ocp.PyTreeCheckpointer() as checkpointer:
-        arguments = ocp.args.PyTreeSave(
-            tensors,
-            save_args=save_args,
-            ocdbt_target_data_file_size=_FILE_BYTES,
-        )
+        arguments = ocp.args.PyTreeSave(tensors, save_args=save_args)
         checkpointer.save(path.resolve(), args=arguments)
-    described = {name: describe(tensors[name]) for name in sorted(tensors)}
-    if with_text:
-        _copy_text(source, folder)
-    for name in ABOUT_DRAFTS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    for pattern in (*text_files, *ABOUT_DRAFTS):
+        for file in source.glob(pattern):
+            if file.is_file() and not file.match("*.index.json"):
+                shutil.copyfile(file, folder / file.name)
     settings = read_json(source / "config.json")
     given = "dtype" if "dtype" in settings else "torch_dtype"
-    dtype = str(common_dtype({name: described[name]["dtype"] for name in described}))
-    _write_json(folder / "config.json", settings | {given: dtype})
-    listed = {
-        "format": STORE_FORMAT,
-        "version": STORE_VERSION,
-        "bits": bits,
-        "tensors": described,
-        "files": _sizes(folder),
-    }
-    _write_json(folder / STORE_LIST, listed)
-    written = StoreFiles(folder)
-    for name in tensors:
-        written.read(name)
-
-
-def is_store(folder: Path) -> bool:
-    """Returns whether a folder holds one half of a converted pair and nothing else."""
-    listed = read_json_if_any(folder / STORE_LIST) or {}
-    files = listed.get("files")
-    if listed.get("format") != STORE_FORMAT or not isinstance(files, dict):
-        return False
-    return _sizes(folder).keys() <= files.keys() | {STORE_LIST}
+    dtypes = {name: str(tensors[name].dtype) for name in sorted(tensors)}
+    write_json(folder / "config.json", settings | {given: str(common_dtype(dtypes))})
+    listed = {name: {"dtype": dtype} for name, dtype in dtypes.items()}
+    write_json(folder / STORE_LIST, {"bits": bits, "tensors": listed})
 
 
 def _head_tensors(
@@ -183,25 +159,3 @@ def _head_tensors(
     if is_eagle3(folder):
         return eagle3_tensors(*load_eagle3_head(*given))
     return names.by_name(load_head(*given)[1], names.EAGLE_HEAD)
-
-
-def _copy_text(source: Path, folder: Path) -> None:
-    """Copies the tokenizer's files, the chat template and the generation settings."""
-    for pattern in TEXT_FILES:
-        for path in sorted(source.glob(pattern)):
-            is_replaced = path.name in ("config.json", STORE_LIST)
-            if path.is_file() and not (is_replaced or path.match("*.index.json")):
-                shutil.copyfile(path, folder / path.name)
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Returns the size in bytes of each file below a folder, by its relative path."""
-    return {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if not path.is_dir()
-    }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

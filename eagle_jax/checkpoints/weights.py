@@ -4,12 +4,10 @@ import abc
 import contextlib
 import functools
 import logging
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
@@ -19,22 +17,16 @@ from eagle_jax.checkpoints.names import MAPS, is_quantized
 from eagle_jax.checkpoints.tensors import (
     Part,
     StoredTensor,
-    blocks,
     ends_of,
     local_part,
     open_bin,
     open_safetensors,
 )
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.parsing import read_json
+from eagle_jax.parsing import read_json, value_at
 
 STORE_PARAMS = "params"
 """The name of the Orbax folder in one half of a converted pair."""
-
-STORE_FORMAT, STORE_VERSION = "eagle_jax store", 1
-"""The format and the version that the list of a converted pair names."""
-
-_COMMIT_MARK = "_CHECKPOINT_METADATA"
 
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
@@ -104,13 +96,13 @@ def open_weights(folder: Path) -> Weights:
 
     Args:
         folder: A Hugging Face folder or one half of a converted pair, which is known
-            by its `params/` or `store.json`.
+            by its `params/`.
 
     Raises:
         InputError: If weights are missing or broken, as far as that can be seen
             without reading them.
     """
-    if (folder / STORE_PARAMS).is_dir() or (folder / STORE_LIST).exists():
+    if (folder / STORE_PARAMS).is_dir():
         return StoreFiles(folder)
     return TensorFiles(folder)
 
@@ -206,38 +198,30 @@ class StoreFiles(Weights):
             folder: The folder that holds `store.json` and `params/`.
 
         Raises:
-            InputError: If the store is not whole.
+            InputError: If the list is missing or damaged.
         """
-        listed = _read_list(folder)
-        self._tensors: dict[str, dict[str, Any]] = listed["tensors"]
-        dtypes = {name: entry["dtype"] for name, entry in self._tensors.items()}
-        super().__init__(folder, dtypes, listed.get("bits"))
-
-    def read(self, name: str) -> np.ndarray:
-        """Returns one whole tensor after checking its checksum, see `Weights.read`."""
-        tensor = self._restore(name, None)
-        self._check_stored(name, describe(tensor))
-        check_tensor(self.folder, name, tensor)
-        return tensor
+        listed = read_json(folder / STORE_LIST)
+        bits, tensors = listed.get("bits"), listed.get("tensors")
+        entries = tensors if isinstance(tensors, dict) else {"": tensors}
+        dtypes = {name: value_at(entry, "dtype") for name, entry in entries.items()}
+        are_dtypes = all(isinstance(dtype, str) for dtype in dtypes.values())
+        if bits not in (None, 8, 4) or not are_dtypes:
+            raise InputError(
+                f"{folder / STORE_LIST} is damaged; convert the checkpoint again"
+            )
+        super().__init__(folder, dtypes, bits)
 
     def parts(
         self, name: str, sharding: Sharding | None = None
     ) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
-        """Returns a tensor's shape and what reads its parts, see `Weights.parts`.
-
-        A checksum is that of a whole tensor: a process without all parts checks none.
-        """
-        if sharding is None:
-            tensor = self.read(name)
-            return tensor.shape, lambda part: tensor[part]
+        """Returns a tensor's shape and what reads its parts, see `Weights.parts`."""
         array = self._restore(name, sharding)
-        stored = {"shape": list(array.shape), "dtype": str(array.dtype)}
-        if array.is_fully_addressable:
-            stored["crc32"] = _checksum(array)
-        self._check_stored(name, stored)
 
         def read(part: Part) -> np.ndarray:
-            tensor = local_part(array, ends_of(part, array.shape))
+            if sharding is None:
+                tensor = array[part]
+            else:
+                tensor = local_part(array, ends_of(part, array.shape))
             check_tensor(self.folder, name, tensor)
             return tensor
 
@@ -263,77 +247,6 @@ class StoreFiles(Weights):
                 f"{self.folder}: cannot read {name}: {first_line(error)}; "
                 "convert the checkpoint again"
             ) from error
-
-    def _check_stored(self, name: str, found: dict[str, Any]) -> None:
-        """Refuses a tensor that the store's list describes otherwise."""
-        listed = self._tensors[name]
-        if any(listed[key] != value for key, value in found.items()):
-            raise InputError(
-                f"{self.folder}: tensor {name} is not what was stored; the store is "
-                "damaged, convert the checkpoint again"
-            )
-
-
-def _read_list(folder: Path) -> dict[str, Any]:
-    """Returns the content of `store.json`, after checking that its files are there."""
-    path = folder / STORE_LIST
-    advice = "the store is not whole, convert the checkpoint again"
-    if not path.is_file():
-        raise InputError(f"{folder} has {STORE_PARAMS}/ but no {STORE_LIST}; {advice}")
-    listed = read_json(path)
-    if listed.get("format") != STORE_FORMAT or listed.get("version") != STORE_VERSION:
-        raise InputError(
-            f"{path} is no list of an {STORE_FORMAT}, version {STORE_VERSION}; {advice}"
-        )
-    tensors: Any = listed.get("tensors")
-    files: Any = listed.get("files")
-    if not _is_well_formed(tensors, files) or listed.get("bits") not in (None, 8, 4):
-        raise InputError(f"{path} is damaged; {advice}")
-    if f"{STORE_PARAMS}/{_COMMIT_MARK}" not in files:
-        raise InputError(f"{path} lists no finished {STORE_PARAMS}/; {advice}")
-    for name, size in files.items():
-        if not name.startswith(f"{STORE_PARAMS}/"):
-            continue  # Settings may be edited.
-        file = file_inside(folder, name, STORE_LIST)
-        if file.stat().st_size != size:
-            raise InputError(
-                f"{file} has {file.stat().st_size} bytes instead of {size}; {advice}"
-            )
-    return listed
-
-
-def _is_well_formed(tensors: Any, files: Any) -> bool:
-    return (
-        isinstance(files, dict)
-        and isinstance(tensors, dict)
-        and all(
-            isinstance(entry, dict) and entry.keys() == {"shape", "dtype", "crc32"}
-            for entry in tensors.values()
-        )
-    )
-
-
-def describe(tensor: Any) -> dict[str, Any]:
-    """Returns shape, dtype and CRC-32 of an array, which show whether a bit changed.
-
-    Args:
-        tensor: A NumPy or JAX array, of any shape and dtype.
-    """
-    array = np.ascontiguousarray(np.asarray(tensor))
-    return {
-        "shape": list(array.shape),
-        "dtype": str(array.dtype),
-        "crc32": zlib.crc32(array.reshape(-1).view(np.uint8).data),
-    }
-
-
-def _checksum(array: jax.Array) -> int:
-    """Returns the checksum that `describe` gives, without copying the whole array."""
-    checksum = 0
-    for block in blocks([ends_of(None, array.shape)], array.dtype.itemsize):
-        piece = local_part(array, block)
-        checksum = zlib.crc32(piece.reshape(-1).view(np.uint8).data, checksum)
-    return checksum
 
 
 def check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:

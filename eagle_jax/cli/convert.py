@@ -1,10 +1,9 @@
-"""Converts Hugging Face folders into one folder that loads quickly and is checked.
+"""Converts Hugging Face folders into one folder that loads quickly.
 
     eagle-jax convert --target FOLDER --draft FOLDER --output pairs/mine
     eagle-jax generate --target pairs/mine/target --draft pairs/mine/head
 
-Weights go into Orbax folders, with a checksum for each tensor. Folders may be Hugging
-Face hub names.
+Weights go into Orbax folders. Folders may be Hugging Face hub names.
 """
 
 import argparse
@@ -62,5 +61,5 @@ def _convert(arguments: argparse.Namespace) -> int:
     )
     halves = ["target"] if head is None else ["target", "head"]
     for half in halves:
-        print(f"wrote {output / half}, every weight read back bit for bit")
+        print(f"wrote {output / half}")
     return 0

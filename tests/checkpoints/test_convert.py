@@ -1,6 +1,5 @@
 """Conversions that are killed, find the disk full, or replace an earlier one."""
 
-import dataclasses
 import resource
 import shutil
 import signal
@@ -50,13 +49,8 @@ def _count_calls(
     [
         (orbax_store, "load_target", 1, None),
         (ocp.PyTreeCheckpointer, "save", 1, "target"),
-        (orbax_store, "_copy_text", 1, "target"),
-        (orbax_store, "_write_json", 1, "target"),
-        (orbax_store, "_write_json", 2, "target"),
         (orbax_store, "load_head", 1, None),
         (ocp.PyTreeCheckpointer, "save", 2, "head"),
-        (orbax_store, "_write_json", 3, "head"),
-        (orbax_store, "_write_json", 4, "head"),
         (files, "_settle", 1, None),
         (files, "_replace", 1, None),
     ],
@@ -95,7 +89,7 @@ import os, signal
 from pathlib import Path
 from eagle_jax.checkpoints import convert_pair, orbax_store
 
-orbax_store._copy_text = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+orbax_store.write_json = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 source = Path({str(converted)!r})
 convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
 """
@@ -106,7 +100,6 @@ convert_pair(Path({str(output)!r}), source / "target", overwrite=True)
     assert {name: (output / name).read_bytes() for name in file_names(output)} == before
     (left,) = tmp_path.glob(".pair.*.unfinished")
     assert (left / "target" / "params").is_dir()
-    refused(lambda: open_weights(left / "target"), str(left), "not whole")
     convert_pair(output, converted / "target", overwrite=True)
     assert list(tmp_path.iterdir()) == [output]
 
@@ -156,24 +149,7 @@ def test_what_orbax_cannot_write_is_told_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_reads_back_differently_never_gets_its_name(
-    tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = ocp.PyTreeCheckpointer.save
-
-    def save_wrong(self: Any, path: Path, args: Any) -> None:
-        tensors = args.item | {"model.norm.weight": -args.item["model.norm.weight"]}
-        save(self, path, args=dataclasses.replace(args, item=tensors))
-
-    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", save_wrong)
-    refused(
-        lambda: convert_pair(tmp_path / "pair", tiny_pair / "target"),
-        "model.norm.weight is not what was stored",
-    )
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("place", ["", "target", "head/params"])
+@pytest.mark.parametrize("place", ["", "target"])
 def test_a_folder_with_anything_else_is_never_replaced(
     tiny_pair: Path, converted: Path, tmp_path: Path, place: str
 ) -> None:
