@@ -8,7 +8,7 @@ from eagle_jax.cli.command import EXIT_INPUT, keep_compiled_programs, run_script
 
 COMMANDS = (
     *("generate", "evaluate", "report", "calibrate", "tune", "train", "regenerate"),
-    *("convert", "export", "benchmark", "compile-report", "count-tokens"),
+    *("convert", "export", "benchmark", "compile-report"),
 )
 
 

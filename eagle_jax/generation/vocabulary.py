@@ -2,17 +2,14 @@
 
 Every drafted level reads the whole output head, of which a few thousand columns draft
 almost all that is accepted (FR-Spec, Zhao et al. 2025). What is drafted never changes
-the text. The file beside a draft model names its tokens; other keys say where they come
-from:
+the text. Its tokens are counted in a text, or named in a file, which may lie beside the
+draft model:
 
-    {"vocab_size": 2048, "tokenizer": "9c56cc51b374c3ba", "ids": [2, 0, 198, 13, ...]}
+    {"vocab_size": 2048, "ids": [2, 0, 198, 13, ...]}
 
-The ids stand in the order of their worth: special tokens, then those counted most. A
-file without the tokenizer's fingerprint is taken for the target's.
+The ids stand in the order of their worth: special tokens, then the most frequent.
 """
 
-import hashlib
-import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,9 +27,9 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.shardings import model_sharding
 from eagle_jax.parallel import PairSharding
 from eagle_jax.parallel.mesh import TENSOR
-from eagle_jax.parsing import read_json
+from eagle_jax.parsing import read_bytes, read_json
 
-_COUNT = "count one with eagle-jax count-tokens"
+_COUNT = "count the tokens of a text with `draft_vocabulary` N@FILE"
 
 
 def read_vocabulary(
@@ -52,22 +49,22 @@ def read_vocabulary(
         folder: The draft model's folder, which may hold a file; `None` for none.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
-        read_tokenizer: See `PairSource`; it is called only for a file that names its
-            tokenizer. `None` for a target without one.
+        read_tokenizer: See `PairSource`; it is called only to count in a text. `None`
+            for a target without a tokenizer.
 
     Returns:
         The tokens in ascending order, `None` for all.
 
     Raises:
-        InputError: If there is no such file, it is of another tokenizer, its tokens
-            cannot be used, are fewer than were asked for or lack a stop token, or if
-            the draft model has an output head of its own.
+        InputError: If there is no such file, its tokens cannot be used, are fewer than
+            were asked for or lack a stop token, or if the draft model has an output
+            head of its own.
     """
     own = None if folder is None else folder / VOCABULARY_FILE
     has_own = own is not None and own.is_file()
     if given == "none" or (given is None and not has_own):
         return None
-    count = None if given is None else _read_count(given)
+    count, source = (None, None) if given is None else _parse(given)
     if not isinstance(model, EagleHead | SmallModel):
         if given is None:
             return None
@@ -75,17 +72,26 @@ def read_vocabulary(
             f"`draft_vocabulary` {given}: these heads have output heads of their own; "
             "only EAGLE-1/2 heads and small models take a draft vocabulary"
         )
-    if count is not None and not has_own:
+    if source is None and not has_own:
         place = "the draft has no folder" if own is None else f"there is no {own}"
         raise InputError(
-            f"`draft_vocabulary` {count} takes the most frequent tokens of a file, but "
+            f"`draft_vocabulary` {count} takes the first tokens of a file, but "
             f"{place}; {_COUNT}"
         )
-    path = own if given is None or count is not None else Path(str(given))
+    path = source or own
     assert path is not None
-    ids = _read_ids(path, vocab_size, read_tokenizer)
-    if count is not None:
+    if source is not None and count is not None:
+        if read_tokenizer is None:
+            raise InputError(
+                f"`draft_vocabulary` {given}: there is no tokenizer to count the "
+                "tokens of a text with; give a file of ids"
+            )
+        tokenizer, _ = read_tokenizer()
+        ids = most_frequent(source, count, tokenizer, vocab_size, stop_tokens)
+    else:
+        ids = _read_ids(path, vocab_size)
         wanted = f"1 to {len(ids)}, the tokens of {path}"
+        count = len(ids) if count is None else count
         require(1 <= count <= len(ids), "`draft_vocabulary`", count, wanted)
         ids = ids[:count]
     missing = sorted(set(stop_tokens) - set(ids))
@@ -97,31 +103,62 @@ def read_vocabulary(
     return None if len(ids) == vocab_size else tuple(sorted(ids))
 
 
-def _read_count(given: str | int) -> int | None:
-    """Returns how many tokens a setting asks for; `None` for a file's name."""
+def _parse(given: str | int) -> tuple[int | None, Path | None]:
+    """Returns how many tokens a setting asks for, and of which file, each if any."""
+    number, _, text = str(given).partition("@")
     try:
-        count = int(given)
+        count, file = int(number), text
     except ValueError:
-        count = None
-    wanted = "a whole number from 1, a file of eagle-jax count-tokens, or none"
+        count, file = None, str(given)
+    wanted = "a whole number from 1, alone or as N@FILE, a file of ids, or none"
     holds = given != "" and (count is None or count >= 1)
     require(holds, "`draft_vocabulary`", given if given != "" else "''", wanted)
-    return count
+    return count, Path(file) if file else None
 
 
-def _read_ids(
+def most_frequent(
     path: Path,
+    size: int,
+    tokenizer: Any,
     vocab_size: int,
-    read_tokenizer: Callable[[], Any] | None,
+    stop_tokens: Sequence[int],
 ) -> list[int]:
+    """Counts the tokens of a text, and returns some in the order of their worth.
+
+    Args:
+        path: The file of the text.
+        size: The number of tokens, `W`.
+        tokenizer: The target's `transformers` tokenizer.
+        vocab_size: The number of tokens the target knows, `V`.
+        stop_tokens: The tokens that end the target's texts, which come first with the
+            tokenizer's special ones. Of those counted alike the lower come first: in
+            most tokenizers these are the more frequent.
+
+    Raises:
+        InputError: If the text cannot be read, or there is no room for the first
+            tokens.
+    """
+    text = read_bytes(path).decode("utf-8", "replace")
+    ids = np.array(tokenizer(text, verbose=False).input_ids, int)
+    counts = np.bincount(ids, minlength=vocab_size)[:vocab_size]
+    special = [id_ for id_ in sorted(tokenizer.all_special_ids) if id_ < vocab_size]
+    first = list(dict.fromkeys([*stop_tokens, *special]))
+    least = max(len(first), 1)
+    wanted = f"{least} (special and stop tokens) to {vocab_size} (all tokens)"
+    require(least <= size <= vocab_size, "`draft_vocabulary`", size, wanted)
+    order = np.argsort(-counts, kind="stable")
+    others = order[~np.isin(order, first)]
+    return [*first, *others[: size - len(first)].tolist()]
+
+
+def _read_ids(path: Path, vocab_size: int) -> list[int]:
     """Returns the ids of a file, in its order."""
     content = read_json(path)
     ids, found = content.get("ids"), content.get("vocab_size")
     are_ids = isinstance(ids, list) and all(type(one) is int for one in ids)
     if not are_ids or type(found) is not int:
         raise InputError(
-            f'{path} must hold "vocab_size" and "ids", a list of token ids, as '
-            "eagle-jax count-tokens writes it"
+            f'{path} must hold "vocab_size" and "ids", a list of token ids; {_COUNT}'
         )
     assert isinstance(ids, list)
     if found != vocab_size:
@@ -141,21 +178,7 @@ def _read_ids(
         seen = set[int]()
         again = next(one for one in ids if one in seen or seen.add(one))
         raise InputError(f"{path} names token {again} twice; {_COUNT}")
-    known = content.get("tokenizer")
-    if known is None or read_tokenizer is None:
-        return ids
-    if known != _fingerprint(read_tokenizer()):
-        raise InputError(
-            f"{path} was counted with another tokenizer than the target's, though "
-            f"both know {vocab_size} tokens; {_COUNT}"
-        )
     return ids
-
-
-def _fingerprint(tokenizer: Any) -> str:
-    """Returns 16 hexadecimal digits for a tokenizer's tokens and their ids."""
-    tokens = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(tokens.encode()).hexdigest()[:16]
 
 
 def narrow(
@@ -196,56 +219,3 @@ def narrow(
         narrowed,
         places,
     )
-
-
-def most_frequent(
-    counts: np.ndarray, first: Sequence[int], size: int | None = None
-) -> list[int]:
-    """Returns the tokens of a draft vocabulary in the order of their worth.
-
-    Args:
-        counts: `[V]` integers, how often each token was counted. Of those counted alike
-            the lower come first: in most tokenizers these are the more frequent.
-        first: The tokens that are always in it, special ones and stop tokens.
-        size: The number of tokens, `W`; `None` for a quarter of the vocabulary.
-
-    Raises:
-        InputError: If there is no room for the first, one of them is no token of the
-            target, or there are not as many tokens.
-    """
-    always = list(dict.fromkeys(first))
-    if max(always, default=0) >= len(counts):
-        raise InputError(
-            f"the stop token {max(always)} is not among the target's {len(counts)} "
-            "tokens; correct its generation_config.json"
-        )
-    size = max(len(counts) // 4, len(always)) if size is None else size
-    wanted = (
-        f"{max(len(always), 1)} (special and stop tokens) to {len(counts)} (all tokens)"
-    )
-    require(max(len(always), 1) <= size <= len(counts), "`size`", size, wanted)
-    order = np.argsort(-counts, kind="stable")
-    others = order[~np.isin(order, always)]
-    return [*always, *others[: size - len(always)].tolist()]
-
-
-def vocabulary_file(
-    ids: Sequence[int], counts: np.ndarray, source: list[str], tokenizer: Any
-) -> str:
-    """Returns the text of a draft vocabulary's file.
-
-    Args:
-        ids: The tokens, from `most_frequent`.
-        counts: `[V]` integers, how often each token was counted.
-        source: The names of what was counted; `[]` for the tokenizer's own order.
-        tokenizer: The target's `transformers` tokenizer.
-    """
-    content = {
-        "vocab_size": len(counts),
-        "tokenizer": _fingerprint(tokenizer),
-        "source": source,
-        "counted": int(counts.sum()),
-        "covered": int(counts[list(ids)].sum()),
-        "ids": list(ids),
-    }
-    return json.dumps(content) + "\n"

@@ -56,6 +56,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ),
         (["--draft-vocabulary", "9"], "--draft-vocabulary 9|no |draft_vocabulary.json"),
         ([*_RANDOM, "--draft-vocabulary", "none.json"], "cannot read none.json"),
+        ([*_RANDOM, "--draft-vocabulary", "9@none.txt"], "no tokenizer"),
         ([*_RANDOM, "--guesses", "7"], "method eagle2 does not read --guesses"),
         ([*_RANDOM, "--window", "7"], "method eagle2 does not read --window"),
         (["--num-nodes", "1000000"], f"num_nodes = 1000000{_MEMORY}"),
@@ -188,22 +189,6 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--max-new-tokens", "1"], "--max-new-tokens = 1 must be at least 2"),
         (["--num-nodes", "1000000"], f"num_nodes = 1000000{_MEMORY}"),
         (["--prompts", "one.json"], "--prompts = one.json must be 2 prompts or more"),
-    ],
-    "count_tokens": [
-        ([], "required: --output"),
-        (["--output", "out.json", "--size", "0"], "--size = 0 must be 1 (special"),
-        # The first would be refused when it is read.
-        (
-            ["--output", "out.json", "questions.jsonl", "none.json"],
-            "cannot read the data none.json: No such file|conversations, or folders",
-        ),
-        (["--output", "out.json", "records"], "data records: No such file"),
-        (["--output", "out.txt"], "--output out.txt must end in .json"),
-        (
-            ["--output", "out.json", "."],
-            "questions.jsonl:1: `run` = None must be dict|eagle-jax evaluate",
-        ),
-        (["--output", "/dev/full"], _FULL),
     ],
     "convert": [
         ([*_TARGET, "--output", "/proc/out"], "cannot write /proc/out"),

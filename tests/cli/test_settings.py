@@ -7,6 +7,7 @@ import pytest
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import GenerateConfig
+from eagle_jax.training.config import TrainConfig
 from tests.helpers import refused
 
 
@@ -39,3 +40,19 @@ def test_a_tree_of_sampled_text_takes_the_flags_too(tmp_path: Path) -> None:
 def test_flags_outside_their_range_are_refused(flags: tuple[str, ...]) -> None:
     name = flags[0][2:].replace("-", "_")
     refused(lambda: joined(None, *flags), f"{name} = 0 must be at least 1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (GenerateConfig, ("draft_vocabulary", "max_length", "calibration", "choices")),
+        (TrainConfig, ("alignment", "draft_heads", "feature_layers")),
+    ],
+)
+def test_the_help_of_settings_says_only_what_can_be_typed(
+    kind: type, names: tuple[str, ...]
+) -> None:
+    parser = Parser()
+    add_settings(parser, kind, *names)
+    text = " ".join(parser.format_help().split())
+    assert "by default" in text and "None" not in text

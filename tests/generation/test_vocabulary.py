@@ -3,19 +3,15 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from eagle_jax.config import DecodingConfig, Method, TreeConfig
 from eagle_jax.drafting import DraftModel, EagleHead
 from eagle_jax.generation.pairs import PairSource, open_pair
-from eagle_jax.generation.vocabulary import (
-    most_frequent,
-    read_vocabulary,
-    vocabulary_file,
-)
+from eagle_jax.generation.vocabulary import most_frequent, read_vocabulary
 from tests import tiny
 from tests.helpers import refused
 
@@ -29,8 +25,11 @@ class Letters:
     def __init__(self, letters: str) -> None:
         self.letters = letters
 
-    def get_vocab(self) -> dict[str, int]:
-        return {letter: number for number, letter in enumerate(self.letters)}
+    all_special_ids = (0, 9)  # The second is beyond the target's tokens.
+
+    def __call__(self, text: str, *, verbose: bool) -> SimpleNamespace:
+        del verbose
+        return SimpleNamespace(input_ids=[self.letters.index(one) for one in text])
 
 
 def read(
@@ -84,7 +83,7 @@ def test_all_tokens_need_no_smaller_head(folder: Path) -> None:
         ({}, 1, "the 1 tokens|lack stop token 2"),
         ({"vocab_size": 9}, None, "of 9 tokens, and the target has 8"),
         ({}, 5, "`draft_vocabulary` = 5 must be 1 to 4"),
-        ({}, "0", "`draft_vocabulary` = 0 must be a whole number from 1, a file"),
+        ({}, "0", "`draft_vocabulary` = 0 must be a whole number from 1, alone"),
         ({"ids": [7, 2, 1.5]}, None, "must hold"),
         ({"ids": {"7": 2}}, None, "must hold"),
         ({"vocab_size": None}, None, "must hold"),
@@ -99,8 +98,8 @@ def test_what_no_draft_can_choose_among_is_refused(
 
 
 def test_a_number_needs_a_file_to_count_in(tmp_path: Path) -> None:
-    refused(lambda: read(tmp_path, 3), f"there is no {tmp_path}", "count-tokens")
-    refused(lambda: read(None, 3), "no folder", "count-tokens")
+    refused(lambda: read(tmp_path, 3), f"there is no {tmp_path}", "N@FILE")
+    refused(lambda: read(None, 3), "no folder", "N@FILE")
     for given in ("-5", "0", ""):
         shown = f"`draft_vocabulary` = {given or repr('')} must be a whole number"
         refused(lambda g=given: read(tmp_path, g), shown, "or none")
@@ -132,7 +131,9 @@ def test_a_pair_is_loaded_with_as_many_columns(
             draft_vocabulary=given,
         )
 
-    for given, size in ((None, 41), (9, 9), ("none", 300)):
+    text = tmp_path / "text.txt"
+    text.write_text("the heart of the matter")
+    for given, size in ((None, 41), (9, 9), (f"9@{text}", 9), ("none", 300)):
         loaded = opened(given).load()
         params = loaded.params.drafter
         head = getattr(params, "model", params).output_head
@@ -141,31 +142,26 @@ def test_a_pair_is_loaded_with_as_many_columns(
     refused(lambda: opened(42), "1 to 41")
 
 
-def test_special_tokens_come_first_then_those_counted_most() -> None:
-    counts = np.array([0, 4, 0, 9, 4, 1, 0, 0])
-    assert most_frequent(counts, [6, 0, 6], 5) == [6, 0, 3, 1, 4]
-    assert most_frequent(counts, [], 8) == [3, 1, 4, 5, 0, 2, 6, 7]
-    assert most_frequent(counts, [6]) == [6, 3]  # A quarter.
-    assert most_frequent(counts, [6, 5, 0]) == [6, 5, 0]
+def test_special_tokens_come_first_then_those_counted_most(tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "text.txt", Letters("abcdefgh")
+    path.write_text("ddbddebebddbed")
+    known = [most_frequent(path, size, tokenizer, 8, [6]) for size in (2, 5, 8)]
+    assert known == [[6, 0], [6, 0, 3, 1, 4], [6, 0, 3, 1, 4, 2, 5, 7]]
     for size in (0, 1, 9):
         refused(
-            lambda s=size: most_frequent(counts, [6, 0], s), f"`size` = {size}", "2 "
+            lambda s=size: most_frequent(path, s, tokenizer, 8, [6]),
+            f"`draft_vocabulary` = {size}",
+            "2 (special and stop tokens) to 8 (all tokens)",
         )
-    refused(lambda: most_frequent(counts, [8]), "stop token 8", "8 tokens")
 
 
-def test_what_is_written_is_read(folder: Path) -> None:
-    tokenizer = Letters("abcdefgh")
-    text = vocabulary_file([7, 2, 3], np.arange(8), ["texts.jsonl"], tokenizer)
-    (folder / "draft_vocabulary.json").write_text(text)
-    assert read(folder) == read(folder, tokenizer=tokenizer) == (2, 3, 7)
-    assert json.loads(text)["covered"] == 12
-
-
-def test_a_file_of_another_tokenizer_of_the_same_size_is_refused(folder: Path) -> None:
-    own, other = Letters("abcdefgh"), Letters("bacdefgh")
-    assert read(folder, tokenizer=own) == (0, 2, 5, 7)  # It does not say whose it is.
-    text = vocabulary_file([7, 2, 3], np.arange(8), [], other)
-    (folder / "draft_vocabulary.json").write_text(text)
-    refused(lambda: read(folder, tokenizer=own), "another tokenizer", "count-tokens")
-    assert read(folder, tokenizer=other) == (2, 3, 7)
+def test_a_number_and_a_text_are_the_most_frequent_tokens_of_the_text(
+    folder: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("ddbdd")
+    given, letters = f"4@{text}", Letters("abcdefgh")
+    assert read(folder, given, tokenizer=letters) == (0, 2, 3, 7)
+    assert read(None, f"8@{text}", tokenizer=letters) is None
+    refused(lambda: read(None, given), "no tokenizer")
+    refused(lambda: read(None, "4@nowhere", tokenizer=letters), "cannot read nowhere")
