@@ -12,14 +12,13 @@ import jax.numpy as jnp
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.growth import bucket_sizes
-from eagle_jax.drafting import LookaheadDrafter, find_tree_drafter
+from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.interface import Drafter
 from eagle_jax.models import transformer
 from eagle_jax.models.quantized import map_matrices, num_bytes
 from eagle_jax.models.transformer import Transformer, TransformerConfig
-from eagle_jax.tree import Topology
 from eagle_jax.tree.structure import empty_candidates
 
 _MEMINFO = Path("/proc/meminfo")
@@ -57,7 +56,7 @@ def check_weights(target: TransformerConfig, dtype: str, bits: int | None) -> No
     Raises:
         InputError: If the target cannot fit.
     """
-    _refuse_more_than_memory(
+    _check_memory(
         _weight_bytes(target, dtype, bits),
         f"a model with hidden = {target.layer.hidden_size}, layers = "
         f"{target.num_layers} and vocabulary = {target.vocab_size} in {dtype}",
@@ -88,61 +87,24 @@ def check_rounds(
         num_slots: The number of cache slots per row, `S`.
 
     Raises:
-        InputError: If the rounds cannot fit; it names the setting that asks for most.
+        InputError: If the rounds cannot fit.
     """
-    weights = _weight_bytes(target, dtype, bits)
-    if isinstance(drafter, LookaheadDrafter):
-        _check_lookahead(drafter, target, weights, batch_size)
     num_nodes = getattr(drafter, "num_nodes", 1)
-    tree = getattr(find_tree_drafter(drafter) or drafter, "tree", None)
-    nodes, width, candidates = f"num_nodes = {num_nodes}", 0, 0
-    if isinstance(drafter, LookaheadDrafter):
-        sizes = f"window = {drafter.window} and guesses = {drafter.guesses}"
-        nodes = f"{sizes} at level = {drafter.level}, {num_nodes} nodes"
-    elif isinstance(tree, Topology):
-        nodes = f"depth = {tree.depth}"
-        if tree.num_nodes > tree.depth + 1:
-            nodes = f"choices of {num_nodes} nodes"
-    elif isinstance(tree, TreeConfig) and tree.levels:
-        width, one = tree.width, jax.eval_shape(lambda: empty_candidates(1, 1))
-        candidates = (width + (tree.levels - 1) * width**2) * num_bytes(one)
-    cache = _cache_bytes(target, dtype, drafter, num_slots)
-    largest, what = max(
-        (candidates, f"width = {width}"),
-        (num_nodes * max(num_nodes, 4 * target.vocab_size), nodes),
-    )
-    what = what if largest > cache else f"{num_slots} cache slots"
-    row = cache + largest
-    _refuse_more_than_memory(weights + row, what)
-    _refuse_more_than_memory(weights + batch_size * row, f"batch_size = {batch_size}")
-
-
-def _check_lookahead(
-    drafter: LookaheadDrafter, target: TransformerConfig, weights: int, batch_size: int
-) -> None:
-    """Refuses what only lookahead has: a pool, a window, paths that are compared."""
-    level, window, guesses = drafter.level, drafter.window, drafter.guesses
-    if drafter.depth >= target.max_positions:
-        raise InputError(
-            f"level = {level} and window = {window} draft further than the target's "
-            f"{target.max_positions} positions reach (max_position_embeddings); lower "
-            "one of them"
-        )
-    pool = 4 * batch_size * drafter.vocab_size * guesses * (level - 1)
-    _refuse_more_than_memory(
-        weights + pool,
-        f"guesses = {guesses} and level = {level} make a pool of n-grams of "
-        f"{pool / 2**30:,.1f} GiB at batch_size = {batch_size}",
-        "lower one of them",
-    )
-    # `tree.join` counts the common tokens of every two paths, of window and n-grams.
-    paths = drafter.first_width + guesses
-    joined = 4 * batch_size * paths**2 * drafter.depth
-    _refuse_more_than_memory(
-        weights + pool + joined,
-        f"window = {window} and guesses = {guesses} at level = {level} make {paths} "
-        f"paths of {drafter.depth} tokens at batch_size = {batch_size}",
-        "lower one of them",
+    row = num_nodes * max(num_nodes, 4 * target.vocab_size)
+    nodes = f"num_nodes = {num_nodes}"
+    tree = getattr(find_tree_drafter(drafter), "tree", None)
+    if isinstance(tree, TreeConfig) and tree.levels:
+        one = num_bytes(jax.eval_shape(lambda: empty_candidates(1, 1)))
+        row = max(row, (tree.width + (tree.levels - 1) * tree.width**2) * one)
+        nodes += f", width = {tree.width}"
+    layer = Transformer(config=_one_layer(target), dtype=dtype)
+    cache = jax.eval_shape(lambda: layer.init_cache(1, num_slots))
+    row += target.num_layers * num_bytes(cache.layers)
+    if drafter is not None:
+        row += num_bytes(jax.eval_shape(lambda: drafter.init_state(1, num_slots)))
+    _check_memory(
+        _weight_bytes(target, dtype, bits) + batch_size * row,
+        f"{num_slots} cache slots, batch_size = {batch_size}, {nodes}",
     )
 
 
@@ -161,10 +123,9 @@ def check_training(
         InputError: If the batches cannot fit.
     """
     hidden = jnp.dtype(dtype).itemsize * target.layer.hidden_size
-    _refuse_more_than_memory(
+    _check_memory(
         _weight_bytes(target, dtype, None) + batch_size * row_length * hidden,
         f"batch_size = {batch_size} rows of row_length = {row_length} tokens",
-        "lower one of them",
     )
 
 
@@ -192,23 +153,11 @@ def _weight_bytes(target: TransformerConfig, dtype: str, bits: int | None) -> in
     return num_bytes(shapes) + (target.num_layers - 1) * num_bytes(shapes.layers)
 
 
-def _cache_bytes(
-    target: TransformerConfig, dtype: str, drafter: Drafter | None, num_slots: int
-) -> int:
-    """Returns the bytes of a row's caches, the drafter's included."""
-    layer = Transformer(config=_one_layer(target), dtype=dtype)
-    cache = jax.eval_shape(lambda: layer.init_cache(1, num_slots))
-    size = target.num_layers * num_bytes(cache.layers)
-    if drafter is not None:
-        size += num_bytes(jax.eval_shape(lambda: drafter.init_state(1, num_slots)))
-    return size
-
-
 def _one_layer(target: TransformerConfig) -> TransformerConfig:
     return dataclasses.replace(target, num_layers=1)
 
 
-def _refuse_more_than_memory(size: int, what: str, advice: str = "lower it") -> None:
+def _check_memory(size: int, what: str, advice: str = "lower one of them") -> None:
     memory = _memory()
     if memory is not None and size > memory:
         raise InputError(

@@ -1,33 +1,26 @@
 """Several processes, each with devices of its own, as one: the start of them all."""
 
 import re
-import socket
-import time
 
 import jax
 from jax.experimental import multihost_utils
 
 from eagle_jax.errors import InputError
 
-_PAUSE = 0.2
-_ID_BYTES = 4
 
-
-def join_processes(
-    coordinator: str, num_processes: int, process_id: int, *, seconds: float = 60.0
-) -> None:
+def join_processes(coordinator: str, num_processes: int, process_id: int) -> None:
     """Joins this process with the others; to be called before anything of JAX.
 
-    Afterwards `jax.devices()` are those of all processes.
+    Afterwards `jax.devices()` are those of all processes. JAX waits five minutes for
+    them, and then ends the process with a message of its own.
 
     Args:
         coordinator: The `HOST:PORT` of process 0; the port is free on that machine.
         num_processes: The number of processes.
         process_id: This one's number, 0 .. `num_processes` - 1.
-        seconds: The time to wait for the others, in seconds.
 
     Raises:
-        InputError: If the numbers make no sense, or not all answer in time.
+        InputError: If the numbers make no sense, or JAX cannot begin to wait.
     """
     match = re.fullmatch(r"(.+):(\d{1,5})", coordinator)
     if match is None or not 0 < int(match[2]) < 2**16:
@@ -39,27 +32,16 @@ def join_processes(
             f"process id {process_id} of {num_processes} processes must be 0 to "
             f"{num_processes - 1}"
         )
-    # `jax.distributed.initialize` meets the others too, but past its
-    # `initialization_timeout` jaxlib (0.10) aborts the process with a stack trace of
-    # C++, which Python cannot catch: so they meet here first.
-    deadline = time.monotonic() + seconds
-    address = (match[1], int(match[2]))
     try:
-        if process_id == 0:
-            _call(address[1], num_processes, deadline)
-        else:
-            _answer(address, process_id, deadline)
-    except OSError as error:
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            num_processes=num_processes,
+            process_id=process_id,
+        )
+    except (RuntimeError, OSError) as error:
         raise InputError(
-            f"not all of {num_processes} processes met at {coordinator} within "
-            f"{seconds:g} s ({error}); start one with each process id, and check the "
-            "address and the firewall"
+            f"{num_processes} processes cannot meet at {coordinator}: {error}"
         ) from error
-    jax.distributed.initialize(
-        coordinator_address=coordinator,
-        num_processes=num_processes,
-        process_id=process_id,
-    )
 
 
 def detect_processes() -> None:
@@ -91,80 +73,3 @@ def wait_for_all(name: str) -> None:
     """
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
-
-
-def _call(port: int, num_processes: int, deadline: float) -> None:
-    """Waits until every other process has reported, and tells them so."""
-    others: dict[int, socket.socket] = {}
-    with _listen(port) as server:
-        try:
-            while not _are_there(others, num_processes - 1):
-                server.settimeout(max(deadline - time.monotonic(), _PAUSE))
-                other, _ = server.accept()
-                number = _read_id(other)
-                # A process that was started again replaces its predecessor, and any
-                # other caller is not counted.
-                stale: socket.socket | None = other
-                if number is not None and 0 < number < num_processes:
-                    stale = others.get(number)
-                    others[number] = other
-                if stale is not None:
-                    stale.close()
-            for other in others.values():
-                other.setblocking(True)
-                other.sendall(b"!")
-        finally:
-            for other in others.values():
-                other.close()
-
-
-def _are_there(others: dict[int, socket.socket], wanted: int) -> bool:
-    """Forgets callers that hung up, and returns whether as many as wanted are left."""
-    for number, other in list(others.items()):
-        other.setblocking(False)
-        try:
-            has_left = not other.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            has_left = False
-        except OSError:
-            has_left = True
-        if has_left:
-            others.pop(number).close()
-    return len(others) == wanted
-
-
-def _listen(port: int) -> socket.socket:
-    """Returns a server on all interfaces: others may know this machine by any name."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port))
-
-
-def _read_id(other: socket.socket) -> int | None:
-    """Returns the process id that a caller sends, `None` if it sends none."""
-    try:
-        other.settimeout(_PAUSE * 5)
-        sent = other.recv(_ID_BYTES, socket.MSG_WAITALL)
-    except OSError:
-        return None
-    return int.from_bytes(sent) if len(sent) == _ID_BYTES else None
-
-
-def _answer(address: tuple[str, int], process_id: int, deadline: float) -> None:
-    """Reports to process 0, which may start later, and waits for its answer."""
-    while True:
-        left = max(deadline - time.monotonic(), _PAUSE)
-        try:
-            with socket.create_connection(address, timeout=left) as connection:
-                connection.sendall(process_id.to_bytes(_ID_BYTES))
-                connection.settimeout(max(deadline - time.monotonic(), _PAUSE))
-                if connection.recv(1):
-                    return
-        except OSError:
-            if time.monotonic() >= deadline:
-                raise
-        if time.monotonic() >= deadline:
-            raise TimeoutError("process 0 went away")
-        time.sleep(_PAUSE)

@@ -64,7 +64,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_LOOKAHEAD, "--level", "1"], "level = 1 must be at least 2"),
         ([*_LOOKAHEAD, "--window", "0"], "window = 0 must be at least 1"),
         ([*_LOOKAHEAD, "--guesses", "0"], "guesses = 0 must be at least 1"),
-        ([*_LOOKAHEAD, "--guesses", "10000000"], f"pool of n-grams of |GiB{_MEMORY}"),
+        ([*_LOOKAHEAD, "--guesses", "10000000"], _MEMORY),
         (["--max-new-tokens", _BIG], f"max_new_tokens = {_BIG} {_INT32}"),
         (["--config", "big.toml"], f"num_nodes = 1000000{_MEMORY}"),
         (["--random", _HUGE], f"layers = 1000000{_MEMORY}"),

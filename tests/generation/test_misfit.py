@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import eagle_jax
-from eagle_jax.generation.misfit import ENOUGH_ROUNDS, FitWatch, is_misfit
+from eagle_jax.generation.misfit import ENOUGH_ROUNDS, FitWatch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def test_acceptance_below_chance_over_enough_rounds_is_a_misfit(
     accept_lengths: list[int], expected: bool
 ) -> None:
-    assert is_misfit(accept_lengths) == expected
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        FitWatch().add([accept_lengths])
+    assert bool(warned) == expected
 
 
 def test_the_first_rounds_of_all_rows_decide() -> None:

@@ -1,18 +1,14 @@
 """Two processes that decode as one."""
 
 import json
-import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import jax
 import pytest
 
 from eagle_jax.parallel import detect_processes, join_processes
-from eagle_jax.parallel.processes import _answer, _call
 from tests.conftest import Main
 from tests.devices import with_devices
 from tests.helpers import refused
@@ -64,46 +60,6 @@ def test_two_processes_print_what_one_prints(
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("alone", "0")
     )
     assert first["runs"] == second["runs"]
-
-
-@pytest.mark.parametrize("process_id", [0, 1])
-def test_waiting_in_vain_ends(process_id: int, port: int) -> None:
-    address = f"127.0.0.1:{port}"
-    refused(
-        lambda: join_processes(address, 2, process_id, seconds=0.5),
-        *("not all of 2 processes", address, "0.5 s", "firewall"),
-    )
-
-
-def test_processes_wait_for_the_last_one(port: int) -> None:
-    address, met = ("127.0.0.1", port), []
-    deadline = time.monotonic() + 20
-
-    def answer(number: int) -> None:
-        _answer(address, number, deadline)
-        met.append(time.monotonic())
-
-    others = [threading.Thread(target=answer, args=(n,)) for n in (1, 2)]
-    caller = threading.Thread(target=_call, args=(port, 3, deadline))
-    caller.start()
-    time.sleep(0.5)
-    # One that has come and died is not there.
-    with socket.create_connection(address) as dead:
-        dead.sendall(b"\0\0\0\2")
-    time.sleep(0.2)
-    others[0].start()
-    time.sleep(0.5)
-    # One that is started again counts once, who is no process of ours not at all.
-    for number in (b"\0\0\0\1", b"\0\0\0\7", b""):
-        with socket.create_connection(address) as stray:
-            stray.sendall(number)
-    time.sleep(0.2)
-    last = time.monotonic()
-    assert not met
-    others[1].start()
-    for thread in (*others, caller):
-        thread.join(timeout=20)
-    assert len(met) == 2 and min(met) >= last
 
 
 @pytest.mark.parametrize(
