@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.fields import MOST_LEVELS, get, numbers
+from eagle_jax.evaluation.fields import MOST_LEVELS, get
 from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record
 from eagle_jax.evaluation.runs import Run
@@ -155,10 +155,13 @@ def _read_run(path: Path) -> Run:
 def _read_settings(head: Any) -> dict[str, Any]:
     """Returns the settings that a file's first line holds."""
     run = get(head, "run", dict)
-    for name, kind in (("method", str), ("label", str), ("temperature", float)):
-        get(run, name, kind)
-    levels = [get(run, "batch_size", int), run.get("depth") or 0]
-    numbers({"depth": levels}, "depth", int, most=MOST_LEVELS)
+    for name in ("method", "label"):
+        get(run, name, str)
+    get(run, "temperature", float)
+    get(run, "batch_size", int)
+    depth = get(run, "depth", int | None) or 0
+    if not 0 <= depth <= MOST_LEVELS:
+        raise InputError(f"`depth` = {depth} must be 0 to {MOST_LEVELS}")
     check_type(dict, run.get("versions", {}), "`versions`")
     return run
 
