@@ -15,9 +15,8 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import Answerer
 from eagle_jax.evaluation.plan import (
     RunPlan,
-    draft_source,
-    make_drafter,
     open_models,
+    open_run,
     run_settings,
 )
 from eagle_jax.evaluation.questions import Question
@@ -188,22 +187,20 @@ def _open(
         draft_of=evaluation.draft_of,
         dtype=source.dtype,
     )
-    vocab_size = source.config.vocab_size
-    drafters = [make_drafter(run, models, vocab_size=vocab_size) for run in runs]
-    drafts = [draft_source(run, models, source) for run in runs]
-    for run, drafter in zip(runs, drafters, strict=True):
+    sources = [open_run(run, models, source) for run in runs]
+    for run, own in zip(runs, sources, strict=True):
         decoding = run.config.decoding
-        dataclasses.replace(source, drafter=drafter).check_room(
+        own.check_room(
             batch_size=decoding.batch_size,
             max_length=min(max_length, 1 + decoding.max_new_tokens),
         )
     check_template(source.tokenizer, evaluation.template)
     shared = _target_settings(evaluation, source) | {"max_length": max_length}
     settings = [
-        run_settings(run, drafter)
+        run_settings(run, own.drafter)
         | shared
         | {"draft": _name(evaluation.draft_of(run.method))}
-        for run, drafter in zip(runs, drafters, strict=True)
+        for run, own in zip(runs, sources, strict=True)
     ]
     for run, wanted in zip(runs, settings, strict=True):
         check_records(evaluation.path(run), wanted, questions)
@@ -221,11 +218,13 @@ def _open(
             plan=run,
             pair=dataclasses.replace(
                 pair,
-                target=with_features(pair.target, drafter),
-                drafter=drafter,
+                target=with_features(pair.target, own.drafter),
+                drafter=own.drafter,
                 params=Params(
                     target=pair.params.target,
-                    drafter=params(draft_kind(run.method), draft and draft.tokens),
+                    drafter=params(
+                        draft_kind(run.method), own.draft and own.draft.tokens
+                    ),
                 ),
             ),
             settings=wanted,
@@ -234,9 +233,7 @@ def _open(
             max_length=max_length,
             with_nodes=evaluation.with_nodes,
         )
-        for run, drafter, draft, wanted in zip(
-            runs, drafters, drafts, settings, strict=True
-        )
+        for run, own, wanted in zip(runs, sources, settings, strict=True)
     ]
 
 

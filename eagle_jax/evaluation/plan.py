@@ -219,48 +219,32 @@ def open_models(
     return models
 
 
-def draft_source(
-    plan: RunPlan, models: Models, target: PairSource
-) -> DraftSource | None:
-    """Returns a run's draft model with the tokens that it chooses among.
+def open_run(plan: RunPlan, models: Models, target: PairSource) -> PairSource:
+    """Returns the target with a run's drafter and draft model; reads no weights.
 
     Args:
         plan: The run's plan.
         models: The models that `open_models` returned.
         target: The target, opened.
 
-    Returns:
-        The draft model; `None` for a method without one.
-
     Raises:
-        InputError: If the tokens cannot be used.
+        InputError: If the tree names a calibration that cannot be read, or the tokens
+            that are drafted cannot be used.
     """
-    kind = draft_kind(plan.method)
+    kind, config = draft_kind(plan.method), plan.config
     reads = "draft_vocabulary" in SETTINGS[plan.method]
-    return drafts.with_vocabulary(
+    vocab_size = target.config.vocab_size
+    draft = drafts.with_vocabulary(
         None if kind is None else models[kind],
-        plan.config.decoding.draft_vocabulary if reads else None,
-        vocab_size=target.config.vocab_size,
+        config.decoding.draft_vocabulary if reads else None,
+        vocab_size=vocab_size,
         stop_tokens=target.stop_tokens,
         read_tokenizer=target.read_tokenizer,
     )
-
-
-def make_drafter(plan: RunPlan, models: Models, *, vocab_size: int) -> Drafter | None:
-    """Returns a run's drafter.
-
-    Args:
-        plan: The run's plan.
-        models: The models that `open_models` returned.
-        vocab_size: The number of tokens the target knows, `V`.
-
-    Raises:
-        InputError: If the tree names a calibration that cannot be read.
-    """
-    kind = draft_kind(plan.method)
-    draft = None if kind is None else models[kind]
-    tree, rule = plan.config.tree, plan.acceptance
-    return drafts.make_drafter(plan.method, draft, tree, rule, vocab_size=vocab_size)
+    drafter = drafts.make_drafter(
+        plan.method, draft, config.tree, plan.acceptance, vocab_size=vocab_size
+    )
+    return dataclasses.replace(target, method=plan.method, draft=draft, drafter=drafter)
 
 
 def _read_value(text: str) -> Any:
