@@ -377,7 +377,7 @@ def _write_features(
         trained.data.rows,
         lambda batch: sharding.fetch(compute(params, sharding.put_rows(batch))),
         settings={
-            "target": trained.target.name,
+            "target": str(trained.target.resolve()),
             "feature_layers": step.target.config.feature_layers,
             "dtype": step.dtype,
         },
