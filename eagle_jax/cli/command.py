@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from eagle_jax.cli.removed import instead_of
 from eagle_jax.errors import InputError, one_line, with_flags
 from eagle_jax.generation.devices import leave_out_tpus
 
@@ -32,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
             InputError: Always.
         """
-        raise InputError(f"{message}; --help tells what there is")
+        raise InputError(f"{message}; {instead_of(message)}")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Refuses `--flag=--`, which Python 3.11 reads as a flag with an empty list."""

@@ -5,6 +5,7 @@ import sys
 from typing import NoReturn
 
 from eagle_jax.cli.command import EXIT_INPUT, keep_compiled_programs, run_script, say
+from eagle_jax.cli.removed import REMOVED, instead_of
 
 COMMANDS = (
     *("generate", "evaluate", "report", "calibrate", "tune", "train", "regenerate"),
@@ -26,7 +27,8 @@ def run(command: str | None = None) -> NoReturn:
             print(known)
             sys.exit()
         if name not in COMMANDS:
-            say(f"error: {name!r} is no command; give {known}")
+            hint = instead_of(name) if name in REMOVED else f"give {known}"
+            say(f"error: {name!r} is no command; {hint}")
             sys.exit(EXIT_INPUT)
         sys.argv[:2] = [f"eagle-jax {name}"]
         command = name.replace("-", "_")

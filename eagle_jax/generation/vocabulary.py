@@ -86,7 +86,7 @@ def read_vocabulary(
                 f"`draft_vocabulary` {given}: there is no tokenizer to count the "
                 "tokens of a text with; give a file of ids"
             )
-        tokenizer, _ = read_tokenizer()
+        tokenizer = read_tokenizer()
         ids = most_frequent(source, count, tokenizer, vocab_size, stop_tokens)
     else:
         ids = _read_ids(path, vocab_size)

@@ -28,6 +28,32 @@ def test_what_is_no_command_is_answered_with_all_that_are(
     assert all(name in line for name in COMMANDS)
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["tune", "--sweep"], "--sweep is gone; leave it out"),
+        (
+            ["train", "--token-loss", "lambda"],
+            "lambda is gone; give --token-loss alpha",
+        ),
+        (["count-tokens", "texts"], "count-tokens is gone; give --draft-vocabulary"),
+    ],
+)
+def test_what_is_gone_tells_what_to_do_instead(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    named: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["eagle-jax", *command])
+    monkeypatch.setattr("eagle_jax.cli.main.keep_compiled_programs", lambda: None)
+    monkeypatch.setattr("eagle_jax.cli.main.run_script", lambda main: sys.exit(main()))
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
 def test_every_script_is_a_command() -> None:
     scripts = {path.stem for path in (REPOSITORY / "scripts").glob("*.py")}
     assert {name.replace("-", "_") for name in COMMANDS} == scripts

@@ -1,6 +1,8 @@
 """What became of drafted nodes, on trees made by hand."""
 
+import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +87,39 @@ def test_running_rows_are_taken_out_of_a_round() -> None:
     assert taken.accepted == [1, 5]
     assert Nodes.of([taken]).positions.tolist() == [1, 1, 0, 0, 0, 1, 0, 0]
     assert math.exp(taken.log_values[5]) == pytest.approx(0.4)
+
+
+def test_a_round_is_read_back_from_its_record() -> None:
+    for accepted in ([], [1], [1, 5], [1, 5, 6]):
+        record = json.loads(json.dumps(Nodes.of([tree(*accepted)]).to_json()))
+        (found,) = map(VerifiedTree.from_json, record["trees"])
+        np.testing.assert_array_equal(found.parents, PARENTS)
+        np.testing.assert_array_equal(found.is_node, IS_NODE)
+        np.testing.assert_allclose(found.log_values[:7], np.log(VALUES[:7]), atol=1e-6)
+        assert found.accepted == accepted
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"parents": [-1, 0, 0, 3]},
+        {"parents": [-1, 0, -2, 0]},
+        {"parents": [-1, 0, 0]},
+        {"parents": 5},
+        {"parents": [], "log_values": []},
+        {"log_values": [0, "x", -1, -1]},
+        {"accepted": [4]},
+        {"accepted": [-1]},
+        {"accepted": [3]},
+        {"accepted": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_round_is_refused(changed: dict[str, Any]) -> None:
+    record = {"parents": [-1, 0, 0, 1], "log_values": [0, -1, -1, -2], "accepted": [1]}
+    assert VerifiedTree.from_json(record).accepted == [1]
+    with pytest.raises(ValueError, match=r"tree|float"):
+        VerifiedTree.from_json(record | changed)
 
 
 def test_depths_and_ranks_are_those_of_the_tree() -> None:

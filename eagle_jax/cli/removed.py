@@ -1,0 +1,28 @@
+"""What to do instead of flags and commands that are gone, for one release."""
+
+REMOVED = {
+    "--predict": "run eagle-jax benchmark on the machine itself",
+    "--tau": "run eagle-jax benchmark on the machine itself",
+    "--contexts": "give eagle-jax benchmark --prompt-length and --slots",
+    "--skip-compilation": "leave it out: compiling is no longer timed",
+    "--costs": "leave it out: trees are run on the machine that they are for",
+    "--sweep": "leave it out: all trees of --grid are run",
+    "--finalists": "leave it out: the slower half is dropped until two are left",
+    "--by": "leave it out: exponents are by depth and rank",
+    "--inputs": "leave it out: heads read a feature and the token after it",
+    "hydra-mlp": "train --kind hydra; heads without a prefix layer still draft",
+    "lambda": "give --token-loss alpha",
+    "count-tokens": "give --draft-vocabulary N@FILE, where FILE is a text to count",
+}
+"""The advice for each flag, value or command that is gone."""
+
+
+def instead_of(message: str) -> str:
+    """Returns what to do about a refusal.
+
+    >>> instead_of("unrecognized arguments: --sweep")
+    '--sweep is gone; leave it out: all trees of --grid are run'
+    """
+    words = message.replace("'", " ").split()
+    gone = next((name for name in REMOVED if name in words), None)
+    return f"{gone} is gone; {REMOVED[gone]}" if gone else "--help tells what there is"
