@@ -59,13 +59,16 @@ def make_model() -> tuple[gm.nn.Transformer, Any]:
     return model, drawn
 
 
+class NoTokens:
+    """No token ends a text."""
+
+    EOS = END_OF_TURN = BEGIN_OF_TOOL_RESPONSE = -1
+
+
 class Numbers(gm.text.Gemma3Tokenizer):
     """A tokenizer whose texts are the numbers of their tokens."""
 
-    class special_tokens:  # noqa: N801
-        """No token ends a text."""
-
-        EOS = END_OF_TURN = BEGIN_OF_TOOL_RESPONSE = -1
+    special_tokens = NoTokens
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
         """Returns the tokens of a text."""
