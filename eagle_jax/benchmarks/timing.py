@@ -4,8 +4,6 @@ Every figure comes from a compiled loop with a carried dependence; the programs 
 in turn, over and over, so that differences compare neighbours in time.
 """
 
-import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from types import ModuleType
@@ -15,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
@@ -28,30 +25,10 @@ Body = Callable[[Params, DecodeState, jax.Array], jax.Array]
 Name = TypeVar("Name", bound=Hashable)
 
 
-def medians(
-    programs: Mapping[Name, Callable[[], float]],
-    repeats: int,
-    report: Callable[[int], None] = lambda done: None,
-) -> dict[Name, float]:
-    """Returns the medians of what `in_turn` measures.
-
-    Args:
-        programs: The programs by name, each of which returns a time in seconds.
-        repeats: The number of measurements per program; a call before them compiles it.
-        report: Called with the number of programs compiled so far.
-
-    Returns:
-        The median time of each program, in seconds.
-    """
-    times = in_turn(programs, repeats, compiled=report)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def in_turn(
     programs: Mapping[Name, Callable[[], float]],
     repeats: int,
     *,
-    compiled: Callable[[int], None] = lambda done: None,
     measured: Callable[[int], None] = lambda done: None,
 ) -> dict[Name, list[float]]:
     """Runs all programs in turn, over and over.
@@ -59,15 +36,13 @@ def in_turn(
     Args:
         programs: The programs by name, each of which returns a time in seconds.
         repeats: The number of measurements per program; a call before them compiles it.
-        compiled: Called with the number of programs compiled so far.
         measured: Called with the number of finished repeats.
 
     Returns:
         The times of each program, in seconds.
     """
-    for number, program in enumerate(programs.values(), 1):
+    for program in programs.values():
         program()  # Compiles, and touches all memory once.
-        compiled(number)
     times: dict[Name, list[float]] = {name: [] for name in programs}
     for repeat in range(repeats):
         for name, program in programs.items():
@@ -117,21 +92,6 @@ def verify_body(target: Target, num_nodes: int) -> Body:
             params.target, tokens, positions, mask, state.target_cache
         )
         return witness(target.unembed(params.target, output.hidden), output)
-
-    return body
-
-
-def draft_body(decoder: Decoder) -> Body:
-    """Returns the drafting of a round, with its noise and its cache update."""
-    drafter = decoder.drafter
-    assert drafter is not None
-
-    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
-        # No token is below zero, but the compiler cannot know: the noise must wait.
-        state = dataclasses.replace(state, lengths=state.lengths + (root < 0))
-        draws = speculative.round_draws(decoder, params, state)
-        drafted = drafter.propose(params.drafter, state.drafter_state, root, draws)
-        return witness(drafted)
 
     return body
 
