@@ -4,8 +4,8 @@ import dataclasses
 import gc
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import jax
@@ -196,19 +196,23 @@ def test_the_program_unused_longest_is_dropped() -> None:
 
 @pytest.mark.filterwarnings("ignore:more than 1 compiled programs")
 def test_threads_may_drop_what_others_look_up() -> None:
-    programs, interval = Programs(most=1), sys.getswitchinterval()
+    programs, threads = Programs(most=1), []
     program = jax.jit(lambda x: x + 1).lower(1).compile()
 
-    def get(first: int) -> None:
-        for number in range(first, first + 2000):
-            assert programs.get(number % 3, lambda: program) is program
+    class Key:
+        def __hash__(self) -> int:
+            """Lets another thread drop it, at every look into the store."""
+            other = Thread(target=programs.get, args=(object(), lambda: program))
+            threads.append(other)
+            other.start()
+            other.join(0.05)
+            return 0
 
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(8) as threads:
-            list(threads.map(get, range(8)))
-    finally:
-        sys.setswitchinterval(interval)
+    key = Key()
+    for _ in range(2):
+        assert programs.get(key, lambda: program) is program
+    for other in threads:
+        other.join()
     assert programs.num_kept == 1
 
 
