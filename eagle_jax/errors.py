@@ -8,7 +8,7 @@ _ARGUMENTS = (
     *("cache_features", "categories", "chat", "coordinator", "data", "draft", "dtype"),
     *("draft_vocabulary", "grid", "hydra", "json_schema", "limit", "max_length"),
     *("medusa", "methods", "num_processes", "output", "overwrite", "per_category"),
-    *("process_id", "quantization", "random", "regex", "resume", "samples", "size"),
+    *("process_id", "quantization", "random", "regex", "resume", "samples"),
     *("small_model", "target", "template"),
 )
 _ARGUMENT = re.compile(f"`({'|'.join(_ARGUMENTS)})`")
