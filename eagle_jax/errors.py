@@ -1,17 +1,11 @@
-"""The one error that means: the input is wrong, not the program."""
+"""The one error that means: the input is wrong, not the program.
 
-import re
+Whatever takes settings, files or a foreign model's answers raises it for what cannot be
+used. Messages name settings as Python does, in backticks, which commands show as flags.
+"""
 
 _LONGEST = 290  # Three hundred with what stands before: "error: " or "warning: ".
 _GAP = " ... "
-_ARGUMENTS = (
-    *("cache_features", "categories", "chat", "coordinator", "data", "draft", "dtype"),
-    *("draft_vocabulary", "grid", "hydra", "json_schema", "limit", "max_length"),
-    *("medusa", "methods", "num_processes", "output", "overwrite", "per_category"),
-    *("process_id", "quantization", "random", "regex", "resume", "samples"),
-    *("small_model", "target", "template"),
-)
-_ARGUMENT = re.compile(f"`({'|'.join(_ARGUMENTS)})`")
 
 
 class InputError(ValueError):
@@ -23,21 +17,8 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: object) -> None:
-        """Takes the message.
-
-        Args:
-            message: The text, or an error whose text is taken.
-        """
+        """Takes the message: a text, or an error whose text is taken."""
         super().__init__(one_line(str(message)))
-
-
-def with_flags(message: str) -> str:
-    """Returns a message in which arguments of Python are those of a command.
-
-    >>> with_flags("give `max_length`, or another `dtype`")
-    'give --max-length, or another --dtype'
-    """
-    return _ARGUMENT.sub(lambda name: "--" + name[1].replace("_", "-"), message)
 
 
 def one_line(text: str) -> str:

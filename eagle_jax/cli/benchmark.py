@@ -41,10 +41,10 @@ from eagle_jax.decoding.requests import round_up_slots
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
+from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.methods import DRAFTS, check_draft
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
-from eagle_jax.generation.room import check_training
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import TransformerParams
 
@@ -136,7 +136,7 @@ def _rounds(arguments: argparse.Namespace) -> int:
     needed = round_up_slots(arguments.prompt_length + arguments.iterations + 1, depth)
     slots = max(arguments.slots, needed)
     for source in sources.values():
-        source.check_room(
+        source.check_memory(
             batch_size=arguments.batch_size, max_length=slots, grows=False
         )
     methods = _load(sources)

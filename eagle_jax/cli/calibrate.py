@@ -78,7 +78,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
         dtype=config.decoding.dtype,
         method=arguments.method,
     )
-    source.check_room(
+    source.check_memory(
         batch_size=config.decoding.batch_size, max_length=1 + new_tokens, grows=False
     )
     prompts = fitting_prompts(arguments, source, new_tokens)

@@ -5,18 +5,19 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax
 
 from eagle_jax.cli.removed import instead_of
-from eagle_jax.errors import InputError, one_line, with_flags
+from eagle_jax.errors import InputError, one_line
 from eagle_jax.generation.devices import leave_out_tpus
 
 EXIT_INPUT = 2
@@ -26,6 +27,13 @@ EXIT_BROKEN_PIPE = 141
 
 class Parser(argparse.ArgumentParser):
     """A parser whose refusals of flags are one line, like those of other bad input."""
+
+    latest: ClassVar["Parser | None"] = None  # Of the command that runs.
+
+    def __init__(self, **settings: Any) -> None:
+        """Takes what `argparse.ArgumentParser` takes."""
+        super().__init__(**settings)
+        Parser.latest = self
 
     def error(self, message: str) -> NoReturn:
         """Refuses flags that do not parse.
@@ -40,6 +48,17 @@ class Parser(argparse.ArgumentParser):
         if action.option_strings and arg_strings == ["--"]:
             self.error(f"argument {action.option_strings[0]}: '--' is no value")
         return super()._get_values(action, arg_strings)
+
+
+def with_flags(message: str) -> str:
+    """Returns a message in which settings in backticks are flags of the command."""
+    known = {} if Parser.latest is None else Parser.latest._option_string_actions
+
+    def shown(setting: re.Match[str]) -> str:
+        flag = "--" + setting[1].replace("_", "-")
+        return flag if flag in known else setting[0]
+
+    return re.sub("`([a-z_]+)`", shown, message)
 
 
 def run_command(

@@ -214,7 +214,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     longest = decoding.max_length or source.config.max_positions
     check_max_length(source.config, longest)
     batch_size = _rows(decoding.batch_size, len(prompts), shape)
-    source.check_room(
+    source.check_memory(
         batch_size=batch_size, max_length=min(longest, 1 + decoding.max_new_tokens)
     )
     sharding = None

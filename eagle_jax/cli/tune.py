@@ -37,7 +37,6 @@ from eagle_jax.files import is_special, write_whole
 from eagle_jax.generation.drafts import make_drafter
 from eagle_jax.generation.methods import SETTINGS
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
-from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import Topology
@@ -104,9 +103,7 @@ def _tune(arguments: argparse.Namespace) -> int:
         depth = arguments.max_depth or static.MAX_DEPTH
         trees = [static.recorded_tree(source.drafter, depth)]
     for tree in trees:
-        if isinstance(tree, TreeConfig):
-            check_depth(tree, source.config)
-        dataclasses.replace(source, drafter=drafter_of(tree)).check_room(
+        dataclasses.replace(source, drafter=drafter_of(tree)).check_memory(
             batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
         )
     prompts = fitting_prompts(arguments, source, arguments.max_new_tokens)

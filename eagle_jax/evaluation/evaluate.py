@@ -26,7 +26,6 @@ from eagle_jax.evaluation.runs import Run
 from eagle_jax.evaluation.templates import Template, check_template
 from eagle_jax.generation.methods import DRAFTS, draft_kind
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
-from eagle_jax.generation.room import check_depth
 from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Params
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
@@ -149,8 +148,6 @@ def evaluate(
         method="autoregressive",
         bits=decoding.bits,
     )
-    for run in runs:
-        check_depth(run.config.tree, source.config)
     max_length = _max_length(decoding, source)
     answerers = _open(evaluation, runs, source, max_length, questions, report)
     return {
@@ -190,7 +187,7 @@ def _open(
     sources = [open_run(run, models, source) for run in runs]
     for run, own in zip(runs, sources, strict=True):
         decoding = run.config.decoding
-        own.check_room(
+        own.check_memory(
             batch_size=decoding.batch_size,
             max_length=min(max_length, 1 + decoding.max_new_tokens),
         )

@@ -9,6 +9,7 @@ from typing import Any
 from eagle_jax import checkpoints
 from eagle_jax.config import Method, TreeConfig
 from eagle_jax.constraints import Constraint
+from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import Eagle3Head, find_tree_drafter
 from eagle_jax.generation.devices import check_product, on_cpu
@@ -19,14 +20,8 @@ from eagle_jax.generation.drafts import (
     ready_to_run,
     with_vocabulary,
 )
+from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.methods import DRAFTS
-from eagle_jax.generation.misfit import FitWatch
-from eagle_jax.generation.room import (
-    check_depth,
-    check_rounds,
-    check_weights,
-    first_slots,
-)
 from eagle_jax.generation.shardings import (
     target_shardings,
     with_drafter,
@@ -58,7 +53,7 @@ class LoadedPair:
         drafter_of: The function from a tree and an acceptance rule to another drafter
             of the same draft model.
         sharding: The sharding of the pair's arrays; `None` for the default device.
-        fit: What warns if the weights that were read do not draft for this target;
+        first_rounds: What the first rounds accepted, see `warn_if_never_accepted`;
             `None` for random weights and none.
         constraint: The constraint on texts, `None` without one. Static.
     """
@@ -70,7 +65,7 @@ class LoadedPair:
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     sharding: PairSharding | None = None
-    fit: FitWatch | None = None
+    first_rounds: list[int] | None = None
     constraint: Constraint | None = None
 
 
@@ -118,7 +113,7 @@ class PairSource:
         """
         return self.read_tokenizer()
 
-    def check_room(
+    def check_memory(
         self, *, batch_size: int, max_length: int, grows: bool = True
     ) -> None:
         """Refuses rounds that cannot be in memory, before any weight is read.
@@ -127,12 +122,12 @@ class PairSource:
             batch_size: The number of rows, `B`.
             max_length: The largest number of tokens of prompt and output together.
             grows: Whether the caches begin small, see `decoding.growth`.
-
-        Raises:
-            InputError: If the rounds cannot fit.
         """
-        slots = first_slots(max_length, self.drafter) if grows else max_length
-        check_rounds(
+        slots = max_length
+        if grows:
+            depth = 0 if self.drafter is None else self.drafter.depth
+            slots = bucket_sizes(max_length, prompt=1, depth=depth)[0]
+        check_memory(
             self.config,
             self.dtype,
             self.bits,
@@ -173,7 +168,7 @@ class PairSource:
             tokenizer=self.tokenizer,
             stop_tokens=self.stop_tokens,
             sharding=with_drafter(sharding, self.drafter, drafter_params),
-            fit=FitWatch() if self.draft and self.draft.folder else None,
+            first_rounds=[] if self.draft and self.draft.folder else None,
         )
 
 
@@ -208,11 +203,10 @@ def open_pair(
     folder = checkpoints.resolve(target_name)
     # Says what is broken before anything is read.
     config, files = checkpoints.open_target(folder)
-    check_depth(tree, config)
     bits = checkpoints.target_bits(files, config, bits)
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
-    check_weights(config, dtype, bits)
+    check_memory(config, dtype, bits)
     draft = None
     if draft_name is not None and method in DRAFTS:
         draft = open_draft_model(draft_name, config, dtype=dtype, method=method)

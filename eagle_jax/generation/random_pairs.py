@@ -13,9 +13,9 @@ from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.drafts import DraftSource, make_drafter, with_vocabulary
+from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.methods import DRAFTS
 from eagle_jax.generation.pairs import PairSource
-from eagle_jax.generation.room import check_depth, check_weights
 from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.models import transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
@@ -84,8 +84,7 @@ def open_random(
         )
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
-    check_depth(tree, config)
-    check_weights(config, dtype, bits)
+    check_memory(config, dtype, bits)
     bits = checkpoints.target_bits(None, config, bits)
     check_product(bits, dtype)
 

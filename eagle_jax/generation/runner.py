@@ -18,6 +18,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import find_tree_drafter
+from eagle_jax.generation.misfit import warn_if_never_accepted
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import PROGRAMS, Programs
 from eagle_jax.generation.rows import Row, longest_running, read_rows
@@ -345,8 +346,8 @@ class Runner:
     def judge_fit(self, accept_lengths: Iterable[list[int]]) -> None:
         """Warns, once per pair, if a draft model's weights do not fit the target."""
         drafts = find_tree_drafter(self.drafter) is not None and self.decoder.depth > 0
-        if drafts and self.pair.fit is not None:
-            self.pair.fit.add(accept_lengths)
+        if drafts and self.pair.first_rounds is not None:
+            warn_if_never_accepted(self.pair.first_rounds, accept_lengths)
 
 
 def _shapes(arrays: Any) -> Hashable:

@@ -168,7 +168,7 @@ def regenerate_file(
     max_length = config.regeneration.max_length or pair.config.max_positions
     check_max_length(pair.config, max_length)
     new_tokens = config.regeneration.max_new_tokens
-    pair.check_room(batch_size=1, max_length=min(max_length, 1 + new_tokens))
+    pair.check_memory(batch_size=1, max_length=min(max_length, 1 + new_tokens))
     counts = Counts()
     tasks, total = _tasks(source, config, pair, counts.refused, report)
     settings = _settings(target, source, config, max_length)

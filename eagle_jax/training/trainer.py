@@ -17,8 +17,8 @@ from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, fingerprint_file, write_json, writing
 from eagle_jax.generation.devices import on_cpu
+from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
-from eagle_jax.generation.room import check_training
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig

@@ -24,7 +24,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole
-from eagle_jax.generation.room import check_training
+from eagle_jax.generation.memory import check_training
 from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training.checkpoint import check_settings, writing_run
 from examples.embedded_pair import corpus

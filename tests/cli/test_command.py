@@ -128,6 +128,7 @@ def test_warnings_are_lines_that_name_flags(
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
+        Parser().add_argument("--draft")
         assert run_command(lambda: check_draft("lookup", "a/b") or 0) == 0
     warned = "method lookup drafts without weights: --draft a/b is not read"
     assert capsys.readouterr().err == f"warning: {warned}\n"

@@ -1,0 +1,148 @@
+"""What cannot be in memory is refused before it is made, and nothing else is."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eagle_jax.checkpoints.load import target_shapes
+from eagle_jax.config import Method, TreeConfig
+from eagle_jax.generation import memory
+from eagle_jax.generation.pairs import PairSource
+from eagle_jax.generation.random_pairs import open_random
+from eagle_jax.models.quantized import num_bytes
+from eagle_jax.models.transformer import Transformer
+from eagle_jax.tree.structure import empty_candidates
+from tests.helpers import refused
+
+_GIB = 2**30
+_SIZES = "hidden=64,layers=3,heads=4,kv_heads=2,vocabulary=300"
+_HUGE = 2**31 - 1
+TREE = TreeConfig(num_nodes=8, depth=3, width=2)
+
+
+def opened(
+    sizes: str = _SIZES,
+    *,
+    tree: TreeConfig = TREE,
+    method: Method = "eagle2",
+    bits: int | None = None,
+) -> PairSource:
+    settings: dict[str, Any] = {"dtype": "float32", "with_tokenizer": False}
+    return open_random(sizes, tree=tree, method=method, bits=bits, **settings)
+
+
+@pytest.fixture
+def of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with that much memory."""
+    monkeypatch.setattr(memory, "_memory", lambda: 16 * _GIB)
+
+
+@pytest.mark.usefixtures("of_16_gib")
+@pytest.mark.parametrize(
+    ("method", "tree", "nodes"),
+    [
+        ("eagle2", TreeConfig(num_nodes=10**6), "1000000, width = 10"),
+        ("eagle2", TreeConfig(num_nodes=_HUGE, width=_HUGE), f"{_HUGE}, width"),
+        ("eagle2", TreeConfig(width=10**6), "60, width = 1000000"),
+        ("lookahead", TreeConfig(guesses=_HUGE, level=64), "135291470202"),
+        ("lookahead", TreeConfig(level=_HUGE), "1152921509975556102"),
+        ("lookahead", TreeConfig(window=_HUGE), "8589934616"),
+    ],
+)
+def test_a_tree_that_cannot_be_in_memory_is_refused(
+    method: Method, tree: TreeConfig, nodes: str
+) -> None:
+    source = opened(tree=tree, method=method)
+    refused(
+        lambda: source.check_memory(batch_size=1, max_length=128),
+        f"num_nodes = {nodes}",
+        "GiB, but there are 16.0 GiB of memory; lower one of them",
+    )
+
+
+@pytest.mark.usefixtures("of_16_gib")
+def test_rows_and_slots_that_cannot_be_in_memory_are_refused() -> None:
+    source, far = opened(), 10**12
+    source.check_memory(batch_size=1, max_length=_HUGE)  # A cache begins small.
+    for rows, slots, named in (
+        (10**9, 128, "batch_size = 1000000000"),
+        (1, far, f"{far} cache slots"),
+    ):
+        refused(
+            lambda b=rows, s=slots: source.check_memory(
+                batch_size=b, max_length=s, grows=False
+            ),
+            named,
+        )
+
+
+@pytest.mark.usefixtures("of_16_gib")
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "hidden=1000000,layers=1,heads=4,vocabulary=300",
+        "hidden=64,layers=999999999,heads=4,vocabulary=300",
+        "hidden=64,layers=1,heads=4,vocabulary=999999999",
+    ],
+)
+def test_weights_that_cannot_be_in_memory_are_refused(
+    sizes: str, bits: int | None
+) -> None:
+    hidden, layers, _, vocabulary = sizes.replace("=", " = ").split(",")
+    refused(lambda: opened(sizes, bits=bits), hidden, layers, vocabulary)
+
+
+@pytest.mark.usefixtures("of_16_gib")
+def test_training_batches_that_cannot_be_in_memory_are_refused() -> None:
+    target = opened().config
+
+    def act(rows: int, length: int) -> None:
+        memory.check_training(target, "float32", batch_size=rows, row_length=length)
+
+    act(8, 2048)
+    refused(lambda: act(10**6, 2048), "batch_size = 1000000 rows")
+    refused(lambda: act(8, 10**9), "row_length = 1000000000 tokens")
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_no_more_is_asked_for_than_a_run_has_at_once(
+    bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(memory, "_check", lambda size, _: asked.append(size))
+    rows, slots = 2, 128
+    source = opened(bits=bits)
+    source.check_memory(batch_size=rows, max_length=slots, grows=False)
+    target, drafter = Transformer(config=source.config), source.drafter
+    assert drafter is not None
+    there = (
+        target_shapes(source.config, bits),
+        jax.eval_shape(lambda: target.init_cache(rows, slots)),
+        jax.eval_shape(lambda: drafter.init_state(rows, slots)),
+    )
+    at_times = (
+        [jax.eval_shape(lambda: empty_candidates(TREE.levels, TREE.width))] * rows,
+        jax.ShapeDtypeStruct((rows, TREE.num_nodes, TREE.num_nodes), jnp.bool),
+        jax.ShapeDtypeStruct((rows, TREE.num_nodes, 300), jnp.float32),
+    )
+    most = num_bytes(there) + max(map(num_bytes, at_times))
+    assert 0.95 * most < max(asked) <= most
+
+
+def test_the_memory_is_what_devices_or_else_the_host_tell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "meminfo"
+    monkeypatch.setattr(memory, "_MEMINFO", path)
+    assert memory._memory() is None
+    path.write_text("MemTotal:  4 kB\nMemFree:  1 kB\nPages:  0\nSwapTotal:  2 kB\n")
+    assert memory._memory() == 6 * 1024
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 3 * _GIB})
+    monkeypatch.setattr(jax, "local_devices", lambda: [device, device])
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert memory._memory() == 6 * _GIB
