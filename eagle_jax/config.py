@@ -18,26 +18,14 @@ from eagle_jax.parsing import check_type, check_types, hints_of, kinds, read_tom
 
 Settings = TypeVar("Settings")
 
-Method = Literal[
-    "eagle2",
-    "eagle1",
-    "chain",
-    "eagle2+lookup",
-    "hydra",
-    "medusa",
-    "small-model",
-    "recycling",
-    "lookahead",
-    "lookup",
-    "autoregressive",
-]
-"""Names of the methods of generation; every one gives the target's own text."""
-
 Acceptance = Literal["coupled", "rejection", "typical"]
 """Names of the rules of acceptance above temperature 0; "typical" is not lossless."""
 
 NOT_LOSSLESS = "NOT LOSSLESS: typical acceptance changes the text"
 """The words beside every result of the rule "typical"."""
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""Names of the types of weights and caches; "auto" chooses one for the devices."""
 
 Quantization = Literal["none", "int8", "int4"]
 """Names of the types that the matrices of a target's layers are rounded to."""
@@ -59,6 +47,16 @@ def require_int32(name: str, value: int) -> None:
     require(value < 2**31, name, value, "below 2**31")
 
 
+def require_counts(settings: object, **least: int) -> None:
+    """Refuses counts below their least, and beyond int32."""
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        require(
+            value >= bound, name, value, f"at least {bound}" if bound else "0 or more"
+        )
+        require_int32(name, value)
+
+
 def require_float32(name: str, value: float) -> None:
     """Refuses a number that would be infinite in float32."""
     require(value <= _FLOAT32_MAX, name, value, "at most 3.4e38, the end of float32")
@@ -78,7 +76,7 @@ def shortest(value: float) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeConfig:
-    """The tree that is drafted: EAGLE-2's (section 4 and appendix A) and the others'.
+    """The dynamic tree of EAGLE-2 (section 4 and appendix A).
 
     The same tree under other names: `num_nodes` is `total_token` in the EAGLE
     repository and `num_draft_tokens` in SGLang; `depth` is their `depth + 1` and
@@ -93,8 +91,8 @@ class TreeConfig:
             step alone (the paper's Table 3, "w/o value").
         rerank: If false, keep the expansion's own nodes, level by level (Table 3,
             "w/o reranking").
-        calibration: A file of `eagle-jax calibrate`, which makes the draft's
-            confidences honest before they rank anything; "none" for none, `None` for
+        calibration: A file of `eagle-jax calibrate`, which calibrates draft
+            probabilities before ranking; "none" for none, `None` for
             `calibration.json` in the draft's own folder, if there is one.
         kappa: Instead of a calibration: under shared noise, the factor of scores at
             temperature 1 whose softmax is a confidence.
@@ -102,17 +100,6 @@ class TreeConfig:
             draft's logits before noise is added.
         shared_noise: If false, children are the most likely tokens also where the
             noise of the target's draws is known: the same text in more rounds.
-        choices: The tree of the methods whose tree is static: "eagle1_25",
-            "mc_sim_7b_63" (Medusa's and Hydra's), "recycling_80", or a JSON file with
-            a list of rank paths such as [[0], [1], [0, 0]]; `None` for the method's
-            own.
-        level: Of lookahead: the length of its n-grams, the key token included.
-        window: Of lookahead: the positions ahead that are guessed at together.
-        guesses: Of lookahead: the n-grams that are kept per token, and tried.
-        min_match: Of eagle2+lookup: copy what followed the text's end before if at
-            least so many tokens match.
-        max_ngram: Of lookup: the most tokens by which earlier text is told to match the
-            text's end; a longer match is copied first.
     """
 
     num_nodes: int = 60
@@ -124,28 +111,11 @@ class TreeConfig:
     kappa: float | None = None
     sharpness: float | None = None
     shared_noise: bool = True
-    choices: str | None = None
-    level: int = 5
-    window: int = 7
-    guesses: int = 7
-    min_match: int = 5
-    max_ngram: int = 3
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
         check_types(self)
-        require(self.num_nodes >= 1, "num_nodes", self.num_nodes, "at least 1")
-        require(self.depth >= 0, "depth", self.depth, "0 or more")
-        require(self.width >= 1, "width", self.width, "at least 1")
-        for name in ("num_nodes", "depth", "width", "level", "window", "guesses"):
-            require_int32(name, getattr(self, name))
-        require(self.level >= 2, "level", self.level, "at least 2")
-        for name in ("window", "guesses"):
-            value = getattr(self, name)
-            require(value >= 1, name, value, "at least 1")
-        for name in ("min_match", "max_ngram"):
-            value = getattr(self, name)
-            require(1 <= value <= 64, name, value, "1 to 64")
+        require_counts(self, num_nodes=1, depth=0, width=1)
         for name in ("kappa", "sharpness"):
             value = getattr(self, name)
             if value is None:
@@ -165,6 +135,48 @@ class TreeConfig:
         """The dynamic tree without the settings that choose drafts."""
         names = ("num_nodes", "depth", "width", "rank_by", "rerank")
         return TreeConfig(**{name: getattr(self, name) for name in names})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StaticConfig:
+    """A tree of one shape, whatever the context (EAGLE-1, Medusa, Hydra).
+
+    Attributes:
+        choices: The shape: "eagle1_25", "mc_sim_7b_63" (Medusa's and Hydra's),
+            "recycling_80", or a JSON file with a list of rank paths such as
+            [[0], [1], [0, 0]]; `None` for the method's own.
+        shared_noise: See `TreeConfig`.
+    """
+
+    choices: str | None = None
+    shared_noise: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuses values of another type."""
+        check_types(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChainConfig:
+    """The most likely token after each: a tree of width 1.
+
+    Attributes:
+        depth: The number of drafted tokens, `D`.
+        shared_noise: See `TreeConfig`.
+    """
+
+    depth: int = 6
+    shared_noise: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuses a length that is none."""
+        check_types(self)
+        require_counts(self, depth=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlainConfig:
+    """Plain decoding has no settings of its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,14 +229,10 @@ class DecodingConfig:
     """The settings of decoding: its method, its limits and its arithmetic.
 
     Attributes:
-        method: The method that drafts: "eagle2" for dynamic trees and "eagle1" for
-            static trees of an EAGLE head, "chain" for its `depth` most likely tokens,
-            "eagle2+lookup" for dynamic trees or, where a long enough part of the text
-            comes again, what followed it; "medusa" and "hydra" for static trees of such
-            heads; "small-model" for the tree of a smaller model (a chain at width 1);
-            without weights "lookup" for earlier text, "recycling" for what the target
-            last held likely after each token, and "lookahead" for n-grams that it was
-            led to; or "autoregressive" for plain decoding.
+        method: The method that drafts, a name of `methods.METHODS`: dynamic, static or
+            chained trees of an EAGLE head, static ones of Medusa or Hydra heads, the
+            tree of a smaller model (a chain at width 1), earlier text, tokens that the
+            target held likely after others, n-grams that it was led to, or none.
         max_new_tokens: The largest number of tokens to generate per prompt.
         max_length: The largest number of tokens of prompt and output together; `None`
             for the smaller of the model's positions and what the request needs.
@@ -241,11 +249,11 @@ class DecodingConfig:
         ignore_eos: Go on after stop tokens.
     """
 
-    method: Method = "eagle2"
+    method: str = "eagle2"
     max_new_tokens: int = 128
     max_length: int | None = None
     batch_size: int = 1
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     quantization: Quantization = "none"
     draft_vocabulary: str | int | None = None
     ignore_eos: bool = False
@@ -272,44 +280,14 @@ class DecodingConfig:
         require_int32("batch_size", self.batch_size)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    """All settings of `eagle-jax generate`, one TOML table per attribute.
-
-    Attributes:
-        tree: The tree that is drafted at temperature 0.
-        sampled_tree: The tree that is drafted above temperature 0; `None` for `tree`.
-        sampling: The settings by which tokens are chosen.
-        decoding: The method, the limits and the arithmetic.
-    """
-
-    tree: TreeConfig = TreeConfig()
-    sampled_tree: TreeConfig | None = None
-    sampling: SamplingConfig = SamplingConfig()
-    decoding: DecodingConfig = DecodingConfig()
-
-    def __post_init__(self) -> None:
-        """Refuses tables of another kind."""
-        check_types(self)
-
-    def at(self, temperature: float) -> "GenerateConfig":
-        """Returns the settings at a temperature, with one tree."""
-        is_other = temperature > 0 and self.sampled_tree is not None
-        return dataclasses.replace(
-            self,
-            tree=self.sampled_tree if is_other else self.tree,
-            sampled_tree=None,
-            sampling=dataclasses.replace(self.sampling, temperature=temperature),
-        )
-
-
-def load_config(path: str | Path, kind: type[Settings]) -> Settings:
+def load_config(path: str | Path, kind: type[Settings], **given: Any) -> Settings:
     """Reads a TOML file of settings.
 
     Args:
         path: The file; where there is none, "configs/13b.toml", "13b.toml" and "13b"
             are the package's own.
         kind: A frozen dataclass, nested one level per TOML table.
+        **given: What the own `from_table` of the class takes besides the table.
 
     Returns:
         An instance of `kind`; what the file leaves out keeps its default.
@@ -323,16 +301,23 @@ def load_config(path: str | Path, kind: type[Settings]) -> Settings:
     is_name = str(file.parent) in (".", "configs")
     if is_name and own.is_file() and not file.is_file():
         file = own
-    return from_table(kind, read_toml(file), str(path))
+    table: dict[str, Any] = read_toml(file)
+    read = getattr(kind, "from_table", None)
+    if read is not None:
+        return read(table, str(path), **given)
+    return from_table(kind, table, str(path))
 
 
-def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Settings:
+def from_table(
+    kind: type[Settings], table: dict[str, Any], where: str, **types: type
+) -> Settings:
     """Builds a settings dataclass from a nested table.
 
     Args:
-        kind: A frozen dataclass.
+        kind: A frozen dataclass; its own `from_table(table, where)` is not asked.
         table: The values by field name, with nested tables for nested dataclasses.
         where: The file and, inside it, the table, which errors name.
+        **types: The dataclasses of tables that annotations leave open.
 
     Returns:
         An instance of `kind`.
@@ -349,7 +334,7 @@ def from_table(kind: type[Settings], table: dict[str, Any], where: str) -> Setti
         )
     values: dict[str, Any] = {}
     for name, value in table.items():
-        hint = _table_type(hints[name])
+        hint = types.get(name, _table_type(hints[name]))
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             if not isinstance(value, dict):
                 raise InputError(f"{where}: {name!r} must be a table, not {value!r}")

@@ -159,6 +159,8 @@ def kinds(hint: Any) -> tuple[Any, ...]:
 
 def check_type(hint: Any, value: Any, where: str) -> Any:
     """Returns the value if it fits the annotation; an integer may stand for a float."""
+    if hint is Any:
+        return value
     wanted = []
     for kind in kinds(hint):
         choices = typing.get_args(kind)

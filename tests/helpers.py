@@ -1,5 +1,6 @@
 """What several tests share."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.interface import Draws, Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.sampling import SamplingParams
@@ -142,3 +145,14 @@ def file_names(folder: Path) -> list[str]:
     """The names of all files in a folder and in those below, sorted."""
     paths = sorted(folder.rglob("*"))
     return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+
+
+def settings_of(tree: Any = None, **decoding: Any) -> GenerateConfig:
+    """Settings in float32; of a dynamic tree a method takes what it reads."""
+    given: dict[str, Any] = {"dtype": "float32"} | decoding
+    method = given.pop("method", DecodingConfig.method)
+    config = GenerateConfig(decoding=DecodingConfig(**given))
+    if tree is None or type(tree) is TreeConfig:
+        return dataclasses.replace(config, tree=tree).with_method(method)
+    decodes = dataclasses.replace(config.decoding, method=method)
+    return dataclasses.replace(config, tree=tree, decoding=decodes)

@@ -11,11 +11,13 @@ import pytest
 from eagle_jax.config import (
     CONFIGS,
     DecodingConfig,
-    GenerateConfig,
     SamplingConfig,
+    StaticConfig,
     TreeConfig,
     load_config,
 )
+from eagle_jax.drafting import LookaheadConfig, LookupConfig, SwitchConfig
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.training.config import (
     OptimizerConfig,
     RegenerateConfig,
@@ -42,7 +44,9 @@ OPTIMIZER, RUN = OptimizerConfig, RunConfig
             for name in ("kappa", "sharpness")
             for value in (0.0, -1.0, NAN, INF)
         ),
-        *((TREE, n, x, "1 to 64") for n in ("min_match", "max_ngram") for x in (0, 65)),
+        *((SwitchConfig, "min_match", x, "1 to 64") for x in (0, 65)),
+        *((LookupConfig, "max_ngram", x, "1 to 64") for x in (0, 65)),
+        (LookaheadConfig, "level", 1, "at least 2"),
         (TREE, "kappa", 1e39, "at most 3.4e38"),
         *((SAMPLING, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
         (SAMPLING, "temperature", 1e39, "at most 3.4e38"),
@@ -79,7 +83,7 @@ def test_what_lies_outside_its_range_is_refused(
         (SAMPLING, "acceptance", "zz", "'zz' must be one of 'coupled', 'rejection'"),
         (DECODING, "batch_size", np.float32(2.5), "2.5 must be int"),
         (DECODING, "ignore_eos", 1, "1 must be bool"),
-        (GenerateConfig, "tree", {"num_nodes": 4}, "must be TreeConfig"),
+        (GenerateConfig, "tree", {"num_nodes": 4}, "is not of method eagle2"),
         (RUN, "steps", "3", "'3' must be int"),
     ],
 )
@@ -94,7 +98,7 @@ def test_scalars_of_arrays_and_paths_are_settings() -> None:
     path: Any = Path("trees.json")
     sampling = SamplingConfig(temperature=1, top_k=top_k, min_p=jnp.float32(0.5))
     assert sampling == SamplingConfig(temperature=1.0, top_k=3, min_p=0.5)
-    assert TreeConfig(choices=path) == TreeConfig(choices="trees.json")
+    assert StaticConfig(choices=path) == StaticConfig(choices="trees.json")
 
 
 @pytest.mark.parametrize("name", ["kappa", "sharpness"])
@@ -113,7 +117,7 @@ def test_a_factor_beside_a_calibration_is_refused(name: str) -> None:
         ("[tree]\nnum_nodes = true", "num_nodes = True must be int"),
         ("[tree]\nrerank = 1", "rerank = 1 must be bool"),
         ("tree = 60", "'tree' must be a table, not 60"),
-        ('[decoding]\nmethod = "eagle3"', "method = 'eagle3' must be one of"),
+        ('[decoding]\nmethod = "eagle3"', "method = 'eagle3' is no method"),
         ("[sampling]\ntop_p = 0", "top_p = 0.0 must be above 0"),
         (f"[decoding]\nmax_new_tokens = {BIG}", f"{BIG} must be below 2**31"),
         ("[tree\nnum_nodes = 60", "is not valid TOML"),

@@ -14,7 +14,8 @@ from eagle_jax.checkpoints import (
     stored_dtype,
     target_config,
 )
-from eagle_jax.config import GenerateConfig, load_config
+from eagle_jax.config import load_config
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.tokenizer import load_tokenizer
 from examples.embedded_pair import corpus
 from tests.conftest import Main

@@ -27,43 +27,55 @@ ALLOWED = {
     "models": {"interface", "mesh_axes", "ordering"},
     "drafting": {
         *("checked", "config", "constraints", "interface", "models", "ordering"),
-        *("prefill", "sampling", "top_k", "tree"),
+        *("parsing", "prefill", "sampling", "top_k", "tree"),
     },
     "decoding": {
         *("checked", "config", "constraints", "errors", "interface", "prefill"),
         *("sampling", "tree"),
     },
     "adapters": {"errors", "interface", "models", "ordering"},
-    "checkpoints": {"drafting", "errors", "files", "models", "parsing"},
+    "checkpoints": {
+        *("config", "drafting", "errors", "files", "models", "parsing", "tree"),
+    },
+    "methods": {
+        *("assets", "checkpoints", "config", "drafting", "errors", "interface"),
+        "tree",
+    },
     "parallel": {"errors", "models"},
     "testing": {
         *("checked", "config", "decoding", "drafting", "errors", "interface"),
         *("sampling", "tree"),
     },
     "generation": {
+        "methods",
         *("assets", "automaton", "checkpoints", "config", "constraints", "decoding"),
         *("drafting", "errors"),
         *("interface", "models", "parallel", "parsing", "prefill", "tree"),
     },
     "training": {
+        "methods",
         *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
         *("generation", "interface", "models", "parallel", "parsing", "progress"),
         "tree",
     },
     "benchmarks": {
+        "methods",
         *("config", "decoding", "drafting", "interface", "models", "parallel"),
         *("testing", "training"),
     },
     "evaluation": {
+        "methods",
         *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
         *("files", "generation", "interface", "markdown", "models", "parsing"),
         *("progress", "training", "tree"),
     },
     "tuning": {
+        "methods",
         *("config", "decoding", "drafting", "errors", "generation", "interface"),
         *("progress", "tree"),
     },
     "cli": {
+        "methods",
         *("assets", "automaton", "benchmarks", "checkpoints", "config"),
         *("decoding", "drafting", "errors", "evaluation", "files", "generation"),
         *("interface", "markdown", "models", "parallel", "parsing", "training"),

@@ -23,11 +23,11 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.interface import Params
+from eagle_jax.methods import PLAIN
 
 FIGURES = ("round", "bare verify", "bare drafts", "overhead", "round / token")
 """The figures of a method; the last two are ratios, the others milliseconds."""
 
-PLAIN = "autoregressive"
 """The name of plain decoding, whose round is one token."""
 
 
@@ -105,13 +105,13 @@ def time_rounds(
         report: Called with the number of finished repeats.
 
     Returns:
-        The cost of each by its name, `PLAIN` first.
+        The cost of each by its name, plain decoding first.
     """
     first, weights = next(iter(methods.values()))
     plain = dataclasses.replace(first, drafter=None), weights
     programs: dict[tuple[str, str], Callable[[], float]] = {}
     nodes: dict[str, int] = {}
-    for name, (decoder, params) in {PLAIN: plain, **methods}.items():
+    for name, (decoder, params) in {PLAIN.name: plain, **methods}.items():
         library = autoregressive if decoder.drafter is None else speculative
         settings = (decoder, params, requests)
         programs[name, "round"] = time_decoding(library, *settings, num_slots=num_slots)
@@ -134,7 +134,7 @@ def time_rounds(
 def _figures(name: str, times: dict[tuple[str, str], np.ndarray]) -> dict[str, Spread]:
     measured, verify = times[name, "round"], times[name, "bare verify"]
     drafts = times.get((name, "bare drafts"), np.zeros_like(verify))
-    token = times[PLAIN, "round"]
+    token = times[PLAIN.name, "round"]
     columns = (measured, verify, drafts, measured / (verify + drafts), measured / token)
     found = zip(FIGURES, columns, strict=True)
     return {figure: Spread.of(values.tolist()) for figure, values in found}

@@ -12,7 +12,7 @@ All figures of one run are taken in turn, so ratios hold where times do not.
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +21,6 @@ from rich.table import Column, Table
 
 from eagle_jax.benchmarks.rounds import (
     FIGURES,
-    PLAIN,
     RoundCost,
     arbitrary_requests,
     time_rounds,
@@ -35,17 +34,18 @@ from eagle_jax.benchmarks.training import (
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
-from eagle_jax.config import Method, TreeConfig
+from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import round_up_slots
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.memory import check_training
-from eagle_jax.generation.methods import DRAFTS, check_draft
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.interface import Params
+from eagle_jax.methods import METHODS, PLAIN
 from eagle_jax.models.transformer import TransformerParams
 
 _CAPTION = (
@@ -81,8 +81,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--methods",
         nargs="+",
-        choices=[name for name in get_args(Method) if name != PLAIN],
-        default=["eagle2"],
+        choices=[name for name in METHODS if name != PLAIN.name],
+        default=[DecodingConfig.method],
         metavar="METHOD",
         help="time a round of each of these, beside a token of plain decoding",
     )
@@ -108,29 +108,26 @@ def _benchmark(arguments: argparse.Namespace) -> int:
     return (_training if arguments.training else _rounds)(arguments)
 
 
-def _open(arguments: argparse.Namespace, method: Method) -> PairSource:
+def _open(arguments: argparse.Namespace, method: str) -> PairSource:
     tree = TreeConfig(
         num_nodes=arguments.num_nodes, depth=arguments.depth, width=arguments.width
     )
     if tree.levels < 1:
         raise InputError("the benchmark drafts: give num_nodes >= 2 and depth >= 1")
-    settings: dict[str, Any] = {
-        "tree": tree,
-        "dtype": arguments.dtype,
-        "method": method,
-    }
+    decoding = DecodingConfig(dtype=arguments.dtype)
+    config = GenerateConfig(tree=tree, decoding=decoding).with_method(method)
     if arguments.target is None:
         sizes = arguments.random or "50m"
-        return open_random(sizes, with_tokenizer=False, **settings)
-    return open_pair(arguments.target, arguments.draft, **settings)
+        return open_random(sizes, config, with_tokenizer=False)
+    return open_pair(arguments.target, arguments.draft, config)
 
 
 def _rounds(arguments: argparse.Namespace) -> int:
     """Prints what a round of every method costs over its bare model calls."""
     if arguments.target is not None:
-        readers = [method for method in arguments.methods if method in DRAFTS]
-        for method in readers or arguments.methods:
-            check_draft(method, arguments.draft)
+        methods = [METHODS[name] for name in arguments.methods]
+        for method in [one for one in methods if one.weights] or methods:
+            method.check_draft(arguments.draft)
     sources = {method: _open(arguments, method) for method in arguments.methods}
     depth = max(getattr(source.drafter, "depth", 0) for source in sources.values())
     needed = round_up_slots(arguments.prompt_length + arguments.iterations + 1, depth)
@@ -164,7 +161,7 @@ def _rounds(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _load(sources: dict[Method, PairSource]) -> dict[str, tuple[Decoder, Params]]:
+def _load(sources: dict[str, PairSource]) -> dict[str, tuple[Decoder, Params]]:
     """Returns greedy decoders with their weights; the target's are loaded once."""
     found: dict[str, tuple[Decoder, Params]] = {}
     shared: list[TransformerParams] = []
@@ -181,7 +178,7 @@ def _load(sources: dict[Method, PairSource]) -> dict[str, tuple[Decoder, Params]
 def _training(arguments: argparse.Namespace) -> int:
     """Prints how fast heads are trained, and the target's share of a step."""
     sizes = {"batch_size": arguments.batch_size, "row_length": arguments.row_length}
-    source = _open(arguments, PLAIN)
+    source = _open(arguments, PLAIN.name)
     check_training(source.config, source.dtype, **sizes)
     configs = {  # Of all kinds first: a target may be too shallow for one.
         kind: training_step(

@@ -22,7 +22,7 @@ from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import GenerateConfig, require
+from eagle_jax.config import DecodingConfig, TreeConfig, require
 from eagle_jax.decoding.requests import Requests, bucket_prompt, make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.evaluation.calibrate import (
@@ -32,7 +32,11 @@ from eagle_jax.evaluation.calibrate import (
     describe,
 )
 from eagle_jax.files import write_json
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair, open_pair
+from eagle_jax.methods import METHODS
+
+_METHODS = [name for name, row in METHODS.items() if row.settings is TreeConfig]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +51,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="Fit a draft's confidences to what is accepted.")
     add_pair_flags(parser)
     add = parser.add_argument
-    add("--method", choices=("eagle2", "small-model"), default="eagle2")
+    add("--method", choices=_METHODS, default=DecodingConfig.method)
     add_settings(
         parser,
         GenerateConfig,
@@ -74,9 +78,9 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     source = open_pair(
         arguments.target,
         arguments.draft,
-        tree=dataclasses.replace(config.tree, calibration="none"),
-        dtype=config.decoding.dtype,
-        method=arguments.method,
+        dataclasses.replace(
+            config, tree=dataclasses.replace(config.tree, calibration="none")
+        ),
     )
     source.check_memory(
         batch_size=config.decoding.batch_size, max_length=1 + new_tokens, grows=False

@@ -13,7 +13,8 @@ from eagle_jax.checkpoints import convert_pair, resolve
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import expand_home
 from eagle_jax.cli.settings import add_settings
-from eagle_jax.config import DecodingConfig, GenerateConfig
+from eagle_jax.config import DecodingConfig
+from eagle_jax.generation.config import GenerateConfig
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import CONFIGS, GenerateConfig
+from eagle_jax.config import CONFIGS
 from eagle_jax.evaluation.evaluate import Evaluation, check_weights, evaluate
 from eagle_jax.evaluation.plan import make_runs, parse_method
 from eagle_jax.evaluation.questions import (
@@ -36,6 +36,7 @@ from eagle_jax.evaluation.questions import (
 from eagle_jax.evaluation.records import speed
 from eagle_jax.evaluation.runs import Run, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.markdown import decimals
 
 

@@ -44,6 +44,7 @@ from eagle_jax.cli.files import expand_home
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.generation.heads import open_heads
+from eagle_jax.methods import HYDRA, MEDUSA
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -158,7 +159,9 @@ def _export_heads(
             "their target: its sizes say what the files leave open"
         )
     sizes = target_config(target)
-    _, load = open_heads(folder, sizes, "float32", kind)
+    _, load = open_heads(
+        folder, sizes, "float32", MEDUSA if kind == MEDUSA.kind else HYDRA
+    )
     check_apart(output, folder)
     check_apart(output, target)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)

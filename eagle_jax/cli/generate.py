@@ -28,15 +28,15 @@ from eagle_jax.cli.processes import (
     print_once,
 )
 from eagle_jax.cli.session import Session, View
-from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import CONFIGS, NOT_LOSSLESS, GenerateConfig
+from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
+from eagle_jax.config import CONFIGS, NOT_LOSSLESS
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation import text
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
-from eagle_jax.generation.methods import DRAFTS, SETTINGS, check_draft
 from eagle_jax.generation.pair import longest_text
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
@@ -45,11 +45,6 @@ from eagle_jax.models.quantized import num_bytes
 from eagle_jax.parallel import MeshShape, shard_pair
 from eagle_jax.parsing import read_json
 
-# Other settings come with every pair, whatever drafts: these are asked for.
-_OWN_SETTINGS = (
-    *("choices", "level", "window", "guesses", "min_match", "max_ngram"),
-    "draft_vocabulary",
-)
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 
 
@@ -61,11 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         _join_processes(arguments)
         config = join_settings(GenerateConfig, arguments.config, arguments)
         config = config.at(config.sampling.temperature)
-        method = config.decoding.method
+        weights = config.method.weights
         is_embedded = arguments.target == str(assets.TARGET)
-        if is_embedded and arguments.draft is None and method in DRAFTS:
-            is_small = method == "small-model"
-            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
+        if is_embedded and arguments.draft is None and weights is not None:
+            arguments.draft = weights.embedded and str(weights.embedded)
         return _generate(arguments, config)
 
     return run_command(run, unwritable="cannot write the results: {error}")
@@ -108,8 +102,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         GenerateConfig,
         *("method", "max_new_tokens", "max_length", "batch_size", "dtype"),
         *("quantization", "ignore_eos", "temperature", "top_p", "top_k", "min_p"),
-        *("seed", "acceptance", "num_nodes", "depth", "width", "calibration", "kappa"),
-        *("sharpness", *_OWN_SETTINGS),
+        *("seed", "acceptance", "draft_vocabulary", *METHOD_SETTINGS),
     )
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None
@@ -139,7 +132,7 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
     """Refuses flags that do not go together, before any long work starts."""
     if arguments.json is not None:
         check_writable(arguments.json)
-    if arguments.show_tree and config.decoding.method == "autoregressive":
+    if arguments.show_tree and config.method.is_plain:
         say("warning: --show-tree: autoregressive decoding drafts no tree")
     if arguments.trace and arguments.json is None:
         raise InputError("--trace needs --json FILE, where the trees are written")
@@ -153,41 +146,14 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
             "give --target FOLDER (with --draft FOLDER) or --random tiny, or neither "
             "for the embedded pair"
         )
-    method = config.decoding.method
     if arguments.target:
-        check_draft(method, arguments.draft)
-    for name in _OWN_SETTINGS:
-        if getattr(arguments, name) is not None and name not in SETTINGS[method]:
-            readers = ", ".join(one for one in SETTINGS if name in SETTINGS[one])
-            raise InputError(
-                f"method {method} does not read --{name.replace('_', '-')}; leave it "
-                f"out, or choose {readers}"
-            )
+        config.method.check_draft(arguments.draft)
 
 
 def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
-    decoding, rule = config.decoding, config.sampling.rule
     if arguments.random is not None:
-        return open_random(
-            arguments.random,
-            tree=config.tree,
-            dtype=decoding.dtype,
-            with_tokenizer=True,
-            method=decoding.method,
-            rule=rule,
-            bits=decoding.bits,
-            draft_vocabulary=decoding.draft_vocabulary,
-        )
-    return open_pair(
-        arguments.target,
-        arguments.draft,
-        tree=config.tree,
-        dtype=decoding.dtype,
-        method=decoding.method,
-        rule=rule,
-        bits=decoding.bits,
-        draft_vocabulary=decoding.draft_vocabulary,
-    )
+        return open_random(arguments.random, config, with_tokenizer=True)
+    return open_pair(arguments.target, arguments.draft, config)
 
 
 def _automaton(
@@ -233,7 +199,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     # One compilation serves all prompts.
     main_runner = Runner(
         pair=pair,
-        drafter=None if config.decoding.method == "autoregressive" else pair.drafter,
+        drafter=pair.drafter,
         config=config,
         max_length=max_length,
         prompt_bucket=bucket_length(max(map(len, encoded))),

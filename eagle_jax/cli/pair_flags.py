@@ -7,9 +7,9 @@ from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.errors import InputError
-from eagle_jax.generation.methods import DRAFTS, check_draft
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.text import encode
+from eagle_jax.methods import find_method
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
@@ -32,15 +32,14 @@ def complete_pair(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: If a part of the pair is missing.
     """
-    method = arguments.method
-    has_embedded = method not in ("medusa", "hydra")
+    method = find_method(arguments.method)
+    weights = method.weights
+    has_embedded = weights is None or weights.embedded is not None
     if has_embedded and arguments.target is None and arguments.draft is None:
         arguments.target = str(assets.TARGET)
-        if method in DRAFTS:
-            is_small = method == "small-model"
-            arguments.draft = str(assets.SMALL if is_small else assets.HEAD)
+        arguments.draft = weights and str(weights.embedded)
         arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
-    check_draft(method, arguments.draft)
+    method.check_draft(arguments.draft)
     if arguments.target is None:
         raise InputError(
             "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"

@@ -9,9 +9,22 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eagle_jax.config import load_config
+from eagle_jax.config import DecodingConfig, load_config
+from eagle_jax.errors import InputError
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.methods import METHODS
 
 Settings = TypeVar("Settings")
+
+_OWN = {name: method for method in METHODS.values() for name in method.own_settings}
+
+METHOD_SETTINGS = tuple(
+    field.name
+    for name, method in _OWN.items()
+    for field in dataclasses.fields(method.settings)
+    if field.name == name and type(field.default) is not bool
+)
+"""The names of the settings that are one method's or another's own, as flags."""
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: Any, *names: str) -> None:
@@ -25,12 +38,16 @@ def add_settings(parser: argparse.ArgumentParser, kind: Any, *names: str) -> Non
     """
     hints = typing.get_type_hints(kind).values()
     tables = [hint for hint in hints if dataclasses.is_dataclass(hint)]
+    if kind is GenerateConfig:
+        tables += [method.settings for method in METHODS.values()]
     for name in names:
         table = next(t for t in tables if name in typing.get_type_hints(t))
         hint = typing.get_type_hints(table)[name]
         options: dict[str, Any] = {"type": hint}
         if hint is bool:
             options = {"action": "store_true", "default": None}
+        elif name == "method":
+            options = {"choices": list(METHODS)}
         elif typing.get_origin(hint) is typing.Literal:
             options = {"choices": typing.get_args(hint)}
         elif isinstance(hint, types.UnionType):
@@ -55,9 +72,19 @@ def join_settings(
             given.
 
     Raises:
-        InputError: If the file or a value is refused.
+        InputError: If the file or a value is refused, or the method does not read a
+            flag that is given.
     """
-    config: Any = kind() if path is None else load_config(path, kind)
+    method = getattr(arguments, "method", None)
+    given = {"method": method} if issubclass(kind, GenerateConfig) else {}
+    config: Any = kind() if path is None else load_config(path, kind, **given)
+    if isinstance(config, GenerateConfig):
+        config = config.with_method(method or config.decoding.method)
+        for name in (*_OWN, "draft_vocabulary"):
+            # A dynamic tree's settings may come with every pair, whatever drafts.
+            is_common = name in METHODS[DecodingConfig.method].own_settings
+            if getattr(arguments, name, None) is not None and not is_common:
+                check_read(config, name)
     sections: dict[str, Any] = {}
     for section in dataclasses.fields(config):
         settings = getattr(config, section.name)
@@ -70,3 +97,20 @@ def join_settings(
         }
         sections[section.name] = dataclasses.replace(settings, **flags)
     return kind(**sections)
+
+
+def check_read(config: GenerateConfig, name: str, flag: str | None = None) -> None:
+    """Refuses a setting that is given, but that the method does not read.
+
+    Args:
+        config: The method and its settings.
+        name: The setting.
+        flag: The flag that gives it; `None` for the setting's own.
+    """
+    if name not in config.method.reads:
+        readers = [one for one, method in METHODS.items() if name in method.reads]
+        raise InputError(
+            f"method {config.method.name} does not read "
+            f"--{(flag or name).replace('_', '-')}; leave it out, or choose "
+            f"{', '.join(readers)}"
+        )

@@ -19,6 +19,7 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -28,22 +29,24 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prompts
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.config import GenerateConfig, TreeConfig, require
+from eagle_jax.cli.settings import add_settings, check_read, join_settings
+from eagle_jax.config import DecodingConfig, require
 from eagle_jax.decoding.requests import bucket_length
 from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, write_whole
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.drafts import make_drafter
-from eagle_jax.generation.methods import SETTINGS
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
+from eagle_jax.methods import METHODS, PLAIN
 from eagle_jax.tree import Topology
 from eagle_jax.tuning import static
 from eagle_jax.tuning.contest import MOST_TREES, Contest, Tree, Trial, settings_file
 from eagle_jax.tuning.trees import parse_grid, settings, show, sizes
 
+_STATIC = [name for name, row in METHODS.items() if row.tree is not None]
 _MAX_NODES = 64
 
 
@@ -60,8 +63,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--method",
-        choices=[name for name in SETTINGS if name != "autoregressive"],
-        default="eagle2",
+        choices=[name for name in METHODS if name != PLAIN.name],
+        default=DecodingConfig.method,
         help="the tree of eagle1, medusa, hydra and recycling is static: its paths go "
         "into a JSON file beside the settings",
     )
@@ -86,19 +89,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _tune(arguments: argparse.Namespace) -> int:
     config = _check(arguments)
-    given = _settings(arguments)
+    given = _settings(arguments, config)
     source = open_pair(
         arguments.target,
         arguments.draft,
-        tree=given[0],
-        dtype=arguments.dtype,
-        method=arguments.method,
-        rule=config.sampling.rule,
-        draft_vocabulary=arguments.draft_vocabulary,
+        dataclasses.replace(config, tree=given[0]),
     )
     drafter_of = _drafters(source, config)
     trees: list[Tree] = [*given]
-    if arguments.method in static.METHODS:
+    if config.method.tree is not None:
         assert source.drafter is not None, "plain decoding is not tuned"
         depth = arguments.max_depth or static.MAX_DEPTH
         trees = [static.recorded_tree(source.drafter, depth)]
@@ -144,7 +143,7 @@ def _check(arguments: argparse.Namespace) -> GenerateConfig:
     config = join_settings(GenerateConfig, None, arguments)
     complete_pair(arguments)
     method = arguments.method
-    if method in static.METHODS:
+    if config.method.tree is not None:
         if is_special(arguments.output):
             raise InputError(
                 f"`output` {arguments.output} is no file, and the tree of {method} is "
@@ -156,30 +155,27 @@ def _check(arguments: argparse.Namespace) -> GenerateConfig:
     elif arguments.max_nodes is not None or arguments.max_depth is not None:
         raise InputError(
             "--max-nodes and --max-depth are for methods whose tree is static: "
-            f"{', '.join(static.METHODS)}; leave them out for {method}"
+            f"{', '.join(_STATIC)}; leave them out for {method}"
         )
-    for setting in ("num_nodes", "calibration", "draft_vocabulary"):
-        name = "grid" if setting == "num_nodes" else setting
-        if getattr(arguments, name) is not None and setting not in SETTINGS[method]:
-            readers = ", ".join(one for one in SETTINGS if setting in SETTINGS[one])
-            raise InputError(
-                f"--{name.replace('_', '-')} is for methods that read {setting}: "
-                f"{readers}; leave it out for {method}"
-            )
+    for flag, name in (("grid", "num_nodes"), ("calibration", "calibration")):
+        if getattr(arguments, flag) is not None:
+            check_read(config, name, flag)
     return config
 
 
-def _settings(arguments: argparse.Namespace) -> list[TreeConfig]:
+def _settings(arguments: argparse.Namespace, config: GenerateConfig) -> list[Any]:
     """Returns the settings that may be tried; a static tree has only its defaults."""
-    if arguments.method in static.METHODS:
-        return [TreeConfig()]
+    if config.method.tree is not None:
+        return [config.tree]
     grid = None if arguments.grid is None else parse_grid(arguments.grid)
-    trees = settings(arguments.method, grid)
+    trees = settings(config.method, grid)
     if len(trees) > MOST_TREES:
         raise InputError(
             f"--grid gives {arguments.method} {len(trees)} settings to run, and at "
             f"most {MOST_TREES} are run in turns; name fewer trees"
         )
+    if arguments.calibration is None:
+        return trees
     calibration = arguments.calibration
     return [dataclasses.replace(tree, calibration=calibration) for tree in trees]
 
@@ -227,12 +223,12 @@ def _plain_runner(
 
 def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
     """Returns a table of trees beside plain decoding."""
-    method, size = config.decoding.method, config.decoding.batch_size
+    method, size = config.method, config.decoding.batch_size
     is_static = isinstance(trials[0].tree, Topology)
     table = Table(
         "nodes/depth" if is_static else "/".join(sizes(method)),
         *("measurements", "tokens/round", "speedup"),
-        title=f"{method}, batch size {size}, {jax.devices()[0].device_kind}",
+        title=f"{method.name}, batch size {size}, {jax.devices()[0].device_kind}",
     )
     for trial in trials:
         table.add_row(
@@ -271,12 +267,12 @@ def _write(
         best, config, choices=f"{choices.resolve()}", comments=comments
     )
     write_whole(output, text)
-    found = show(best.tree, config.decoding.method)
+    found = show(best.tree, config.method)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
     else:
         print(
             f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "
-            'speed of plain decoding; use method = "autoregressive"'
+            f'speed of plain decoding; use method = "{PLAIN.name}"'
         )
     print(f"wrote {output}, for eagle-jax generate --config")

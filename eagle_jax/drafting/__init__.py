@@ -13,13 +13,26 @@ from eagle_jax.drafting.hydra import (
     HydraHeads,
     PrefixHydraHeads,
 )
-from eagle_jax.drafting.lookahead import LookaheadDrafter, LookaheadState
-from eagle_jax.drafting.lookup import LookupDrafter, LookupState
+from eagle_jax.drafting.lookahead import (
+    LookaheadConfig,
+    LookaheadDrafter,
+    LookaheadState,
+)
+from eagle_jax.drafting.lookup import LookupConfig, LookupDrafter, LookupState
 from eagle_jax.drafting.medusa import MedusaDrafterParams, MedusaHeads
 from eagle_jax.drafting.model import DraftModel
-from eagle_jax.drafting.recycling import RecyclingDrafter, RecyclingState
+from eagle_jax.drafting.recycling import (
+    RecyclingConfig,
+    RecyclingDrafter,
+    RecyclingState,
+)
 from eagle_jax.drafting.small_model import SmallModel, SmallModelState
-from eagle_jax.drafting.switch import SwitchDrafter, SwitchState, find_tree_drafter
+from eagle_jax.drafting.switch import (
+    SwitchConfig,
+    SwitchDrafter,
+    SwitchState,
+    find_tree_drafter,
+)
 from eagle_jax.drafting.trees import TreeDrafter
 
 __all__ = [
@@ -33,17 +46,21 @@ __all__ = [
     "EagleState",
     "HydraDrafterParams",
     "HydraHeads",
+    "LookaheadConfig",
     "LookaheadDrafter",
     "LookaheadState",
+    "LookupConfig",
     "LookupDrafter",
     "LookupState",
     "MedusaDrafterParams",
     "MedusaHeads",
     "PrefixHydraHeads",
+    "RecyclingConfig",
     "RecyclingDrafter",
     "RecyclingState",
     "SmallModel",
     "SmallModelState",
+    "SwitchConfig",
     "SwitchDrafter",
     "SwitchState",
     "TreeDrafter",

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.config import require
+from eagle_jax.config import require, require_counts
 from eagle_jax.interface import Draws, Verified
+from eagle_jax.parsing import check_types
 from eagle_jax.tree import ROOT, DraftTree, join
 
 _NOTHING = -1
@@ -44,6 +45,26 @@ class LookaheadState:
     filled: jax.Array
     newest: jax.Array
     pool: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookaheadConfig:
+    """The sizes of lookahead decoding.
+
+    Attributes:
+        level: The length of its n-grams, the key token included.
+        window: The positions ahead that are guessed at together.
+        guesses: The n-grams that are kept per token, and tried.
+    """
+
+    level: int = 5
+    window: int = 7
+    guesses: int = 7
+
+    def __post_init__(self) -> None:
+        """Refuses sizes below their range."""
+        check_types(self)
+        require_counts(self, level=2, window=1, guesses=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.config import require
+from eagle_jax.config import require, require_counts
 from eagle_jax.interface import Draws, Verified
+from eagle_jax.parsing import check_types
 from eagle_jax.tree import DraftTree, join
 
 
@@ -28,6 +29,31 @@ class LookupState:
 
     tokens: jax.Array
     length: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LookupConfig:
+    """Prompt lookup with about as many nodes as a tree.
+
+    Attributes:
+        num_nodes: The number of nodes of one verification, `N`, root included: as many
+            matches are followed as it allows, `width` at most.
+        depth: The number of tokens drafted after a match, `D`.
+        width: The largest number of matches that are followed.
+        max_ngram: The most tokens by which earlier text is told to match the text's
+            end; a longer match is copied first.
+    """
+
+    num_nodes: int = 60
+    depth: int = 6
+    width: int = 10
+    max_ngram: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuses sizes outside their range."""
+        check_types(self)
+        require_counts(self, num_nodes=1, depth=0, width=1)
+        require(1 <= self.max_ngram <= 64, "max_ngram", self.max_ngram, "1 to 64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

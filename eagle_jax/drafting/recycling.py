@@ -15,6 +15,7 @@ from flax import struct
 
 from eagle_jax.config import require
 from eagle_jax.interface import Draws, Verified
+from eagle_jax.parsing import check_types
 from eagle_jax.top_k import top_k
 from eagle_jax.tree import NO_PARENT, RECYCLING_TREE, ROOT, DraftTree, Topology
 
@@ -32,6 +33,21 @@ class RecyclingState:
     """
 
     likely: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecyclingConfig:
+    """The tree that Token Recycling fills.
+
+    Attributes:
+        choices: Its shape, see `StaticConfig.choices`; `None` for the published one.
+    """
+
+    choices: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses values of another type."""
+        check_types(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.config import require
+from eagle_jax.config import TreeConfig, require
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.trees import TreeDrafter
 from eagle_jax.interface import Drafter, Draws, Verified
@@ -32,6 +32,23 @@ class SwitchState:
     lookup: LookupState
     model: Any
     is_running: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwitchConfig(TreeConfig):
+    """The dynamic tree, and when earlier text is copied instead.
+
+    Attributes:
+        min_match: Copy what followed the text's end before if at least so many tokens
+            match.
+    """
+
+    min_match: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuses sizes outside their range."""
+        super().__post_init__()
+        require(1 <= self.min_match <= 64, "min_match", self.min_match, "1 to 64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

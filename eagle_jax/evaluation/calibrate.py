@@ -32,6 +32,7 @@ from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.files import write_json
 from eagle_jax.generation.heads import open_heads
 from eagle_jax.interface import Params, Target
+from eagle_jax.methods import EAGLE
 from eagle_jax.progress import Progress, Report, show_nothing
 from eagle_jax.training.trainer import Trained
 
@@ -167,7 +168,7 @@ def calibrate_head(trained: Trained, report: Report) -> None:
     target, target_params = step_config.target, trained.pair.params.target
     sharding = trained.pair.sharding
     everywhere = None if sharding is None else sharding.everywhere
-    model, load = open_heads(trained.head, target.config, step_config.dtype, "eagle2")
+    model, load = open_heads(trained.head, target.config, step_config.dtype, EAGLE)
     _, head = load(
         trained.head, target.config, target_params, step_config.dtype, everywhere
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import jax
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.config import DecodingConfig, Method
+from eagle_jax.config import DecodingConfig
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import Answerer
 from eagle_jax.evaluation.plan import (
@@ -24,10 +24,10 @@ from eagle_jax.evaluation.record_files import RecordFile, check_records
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import Run
 from eagle_jax.evaluation.templates import Template, check_template
-from eagle_jax.generation.methods import DRAFTS, draft_kind
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
 from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Params
+from eagle_jax.methods import METHODS, PLAIN, Weights
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 
 _EMBEDDED = {
@@ -36,14 +36,6 @@ _EMBEDDED = {
     str(assets.SMALL): "embedded small model",
 }
 """The names of the embedded models in records, wherever the package lies."""
-
-_GIVEN: Mapping[Method, str] = {
-    "eagle2": "draft",
-    "medusa": "medusa",
-    "hydra": "hydra",
-    "small-model": "small_model",
-}
-"""The attributes of an evaluation that name draft models, by `draft_kind`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,10 +67,9 @@ class Evaluation:
     system_prompt: str | None = None
     with_nodes: bool = False
 
-    def draft_of(self, method: Method) -> str | None:
-        """Returns the name of the model that a method drafts with, if any."""
-        kind = draft_kind(method)
-        return None if kind is None else getattr(self, _GIVEN[kind])
+    def draft_of(self, weights: Weights) -> str | None:
+        """Returns the name of the weights of a kind, if any are given."""
+        return getattr(self, weights.option)
 
     def path(self, plan: RunPlan) -> Path:
         """Returns the file of a run's records."""
@@ -96,17 +87,21 @@ def check_weights(evaluation: Evaluation, runs: Sequence[RunPlan]) -> None:
             Medusa or Hydra heads that were.
     """
     for run in runs:
-        kind = draft_kind(run.method)
-        if kind is not None and evaluation.draft_of(kind) is None:
+        weights = run.method.weights
+        if weights is not None and evaluation.draft_of(weights) is None:
             raise InputError(
-                f"method {run.method} needs `{_GIVEN[kind]}`, {DRAFTS[kind]}"
+                f"method {run.method.name} needs `{weights.option}`, "
+                f"{weights.description}"
             )
-    for kind in ("medusa", "hydra"):
-        given = evaluation.draft_of(kind)
-        if given is not None and kind not in {run.method for run in runs}:
+    read = {run.method.weights for run in runs}
+    for method in METHODS.values():
+        weights = method.weights
+        if weights is None or weights.embedded is not None or weights in read:
+            continue
+        if (given := evaluation.draft_of(weights)) is not None:
             raise InputError(
-                f"no method reads `{kind}` {given}; leave it out, or add the method "
-                f"{kind}"
+                f"no method reads `{weights.option}` {given}; leave it out, or add the "
+                f"method {method.name}"
             )
 
 
@@ -143,10 +138,7 @@ def evaluate(
     source = open_pair(
         evaluation.target,
         None,
-        tree=runs[0].config.tree,
-        dtype=decoding.dtype,
-        method="autoregressive",
-        bits=decoding.bits,
+        runs[0].config.with_method(PLAIN.name),
     )
     max_length = _max_length(decoding, source)
     answerers = _open(evaluation, runs, source, max_length, questions, report)
@@ -156,6 +148,11 @@ def evaluate(
         )
         for answerer in answerers
     }
+
+
+def _draft_of(evaluation: Evaluation, run: RunPlan) -> str | None:
+    weights = run.method.weights
+    return None if weights is None else evaluation.draft_of(weights)
 
 
 def _max_length(decoding: DecodingConfig, source: PairSource) -> int:
@@ -196,7 +193,7 @@ def _open(
     settings = [
         run_settings(run, own.drafter)
         | shared
-        | {"draft": _name(evaluation.draft_of(run.method))}
+        | {"draft": _name(_draft_of(evaluation, run))}
         for run, own in zip(runs, sources, strict=True)
     ]
     for run, wanted in zip(runs, settings, strict=True):
@@ -207,7 +204,7 @@ def _open(
     weights = {kind: model.load(pair.params.target) for kind, model in models.items()}
 
     @functools.cache
-    def params(kind: Method | None, tokens: tuple[int, ...] | None) -> Any:
+    def params(kind: Weights | None, tokens: tuple[int, ...] | None) -> Any:
         return () if kind is None else narrow(models[kind].model, weights[kind], tokens)
 
     return [
@@ -219,9 +216,7 @@ def _open(
                 drafter=own.drafter,
                 params=Params(
                     target=pair.params.target,
-                    drafter=params(
-                        draft_kind(run.method), own.draft and own.draft.tokens
-                    ),
+                    drafter=params(run.method.weights, own.draft and own.draft.tokens),
                 ),
             ),
             settings=wanted,

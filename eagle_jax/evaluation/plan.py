@@ -7,20 +7,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eagle_jax.config import GenerateConfig, Method, TreeConfig, from_table, shortest
+from eagle_jax.config import from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation import drafts
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.drafts import DraftSource, open_draft_model
-from eagle_jax.generation.methods import SETTINGS, draft_kind
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.interface import Drafter
+from eagle_jax.methods import METHODS, Method, Weights
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parsing import parse_json
 
-Models = dict[Method, DraftSource]
-"""The opened draft models by `draft_kind`: "eagle2" for an EAGLE head."""
+Models = dict[Weights, DraftSource]
+"""The opened draft models by their kind."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,16 @@ class RunPlan:
 
     Attributes:
         label: The method as it was given, with its settings.
-        method: The method that drafts.
-        config: All settings, of which the method reads those that concern it.
+        config: The method and all settings.
     """
 
     label: str
-    method: Method
     config: GenerateConfig
+
+    @property
+    def method(self) -> Method:
+        """The method that drafts."""
+        return self.config.method
 
     @property
     def acceptance(self) -> AcceptanceRule:
@@ -55,30 +59,28 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
 
     Args:
         text: The method as `name` or `name:key=value,key=value`, where keys are fields
-            of `TreeConfig`, `acceptance` and `draft_vocabulary`.
+            of the method's own settings, `acceptance` and `draft_vocabulary`.
         config: The settings that hold where the text names none.
 
     Raises:
         InputError: If the method or a key is unknown, or a value cannot be used.
     """
     name, _, given = text.partition(":")
-    methods: dict[str, Method] = {known: known for known in SETTINGS}
-    method = methods.get(name)
-    if method is None:
-        raise InputError(
-            f"`methods` {text}: {name!r} is no method; known are {', '.join(SETTINGS)}"
-        )
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise InputError(f"`methods` {text}: {name!r} is no method; known are {known}")
+    config = config.with_method(name)
+    known = config.method.reads
     values: dict[str, Any] = {}
     for part in filter(None, given.split(",")):
         key, equals, value = part.partition("=")
-        known = SETTINGS[method]
         if not equals or key not in known:
             wanted = f"key=value with {', '.join(known)}" if known else "no settings"
             raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
         if key in values:
             raise InputError(f"`methods` {text}: {key} is given twice")
         values[key] = _read_value(value)
-    if method == "autoregressive":
+    if config.method.is_plain:
         values["acceptance"] = "coupled"
     sections: dict[str, Any] = {}
     for name, settings in vars(config).items():
@@ -89,7 +91,7 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
             chosen = {key: getattr(typed, key) for key in mine}
             sections[name] = dataclasses.replace(settings, **chosen)
     config = dataclasses.replace(config, **sections)
-    return RunPlan(label=text, method=method, config=config)
+    return RunPlan(label=text, config=config)
 
 
 def make_runs(
@@ -116,12 +118,16 @@ def make_runs(
             config=dataclasses.replace(
                 config,
                 tree=_without_idle_noise(config),
-                decoding=dataclasses.replace(
-                    config.decoding, method=method.method, batch_size=batch_size
-                ),
+                decoding=dataclasses.replace(config.decoding, batch_size=batch_size),
             ),
         )
-        settings = [run.method, run.acceptance, temperature, batch_size, _drafts(run)]
+        settings = [
+            run.method.name,
+            run.acceptance,
+            temperature,
+            batch_size,
+            _drafts(run),
+        ]
         run = runs.setdefault(json.dumps(settings), run)
         if names.setdefault(run.model_id, run) is not run:
             raise InputError(
@@ -131,19 +137,14 @@ def make_runs(
     return list(runs.values())
 
 
-def _without_idle_noise(config: GenerateConfig) -> TreeConfig:
-    """Returns the tree without settings of shared noise where there is none."""
-    tree = config.tree
-    if config.sampling.rule == "coupled":
+def _without_idle_noise(config: GenerateConfig) -> Any:
+    """Returns the method's settings without those of shared noise if there is none."""
+    own, tree = vars(config.tree), config.tree
+    if config.sampling.rule == "coupled" or "shared_noise" not in own:
         return tree
-    is_plain = tree.kappa is None and tree.sharpness is None
-    return dataclasses.replace(
-        tree,
-        calibration=tree.calibration if is_plain else "none",
-        kappa=None,
-        sharpness=None,
-        shared_noise=True,
-    )
+    if own.get("kappa") is not None or own.get("sharpness") is not None:
+        tree = dataclasses.replace(tree, calibration="none", kappa=None, sharpness=None)
+    return dataclasses.replace(tree, shared_noise=True)
 
 
 def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     # The switch's copies may be longer than its tree is deep.
     sized = grower or drafter
     settings = {
-        "method": plan.method,
+        "method": plan.method.name,
         "label": plan.label,
         "temperature": config.sampling.temperature,
         "top_p": config.sampling.top_p,
@@ -181,7 +182,7 @@ def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
     is_shared = is_sampled and drafter.shares_noise
     calibration = drafter.calibration
     used = calibration.sampled if is_shared else calibration.greedy
-    name = plan.config.tree.calibration or "the draft's own"
+    name = getattr(plan.config.tree, "calibration", None) or "the draft's own"
     is_scaled = is_shared or not used.is_plain
     return {
         "shared_noise": is_shared if is_sampled else None,
@@ -195,7 +196,7 @@ def open_models(
     runs: Sequence[RunPlan],
     target: TransformerConfig,
     *,
-    draft_of: Callable[[Method], str | None],
+    draft_of: Callable[[Weights], str | None],
     dtype: str,
 ) -> Models:
     """Opens the draft models that some runs need, each once; reads no weights.
@@ -203,8 +204,8 @@ def open_models(
     Args:
         runs: The plans of the runs.
         target: The target's sizes.
-        draft_of: The function from a method to the folder or hub name of the model that
-            it drafts with, `None` for none.
+        draft_of: The function from a kind of weights to their folder or hub name,
+            `None` for none.
         dtype: The type of the weights; not "auto".
 
     Raises:
@@ -212,10 +213,13 @@ def open_models(
     """
     models: Models = {}
     for run in runs:
-        kind = draft_kind(run.method)
-        name = draft_of(run.method)
-        if kind is not None and name is not None and kind not in models:
-            models[kind] = open_draft_model(name, target, dtype=dtype, method=kind)
+        weights = run.method.weights
+        if weights is None or weights in models:
+            continue
+        if (name := draft_of(weights)) is not None:
+            models[weights] = open_draft_model(
+                name, target, dtype=dtype, weights=weights
+            )
     return models
 
 
@@ -231,20 +235,20 @@ def open_run(plan: RunPlan, models: Models, target: PairSource) -> PairSource:
         InputError: If the tree names a calibration that cannot be read, or the tokens
             that are drafted cannot be used.
     """
-    kind, config = draft_kind(plan.method), plan.config
-    reads = "draft_vocabulary" in SETTINGS[plan.method]
+    method, config = plan.method, plan.config
+    reads = "draft_vocabulary" in method.reads
     vocab_size = target.config.vocab_size
     draft = drafts.with_vocabulary(
-        None if kind is None else models[kind],
+        None if method.weights is None else models[method.weights],
         config.decoding.draft_vocabulary if reads else None,
         vocab_size=vocab_size,
         stop_tokens=target.stop_tokens,
         read_tokenizer=target.read_tokenizer,
     )
     drafter = drafts.make_drafter(
-        plan.method, draft, config.tree, plan.acceptance, vocab_size=vocab_size
+        method, draft, config.tree, plan.acceptance, vocab_size=vocab_size
     )
-    return dataclasses.replace(target, method=plan.method, draft=draft, drafter=drafter)
+    return dataclasses.replace(target, method=method, draft=draft, drafter=drafter)
 
 
 def _read_value(text: str) -> Any:
@@ -258,5 +262,5 @@ def _read_value(text: str) -> Any:
 def _drafts(plan: RunPlan) -> dict[str, Any]:
     """Returns those settings of drafts that a method reads."""
     every = vars(plan.config.tree) | vars(plan.config.decoding)
-    names = [name for name in SETTINGS[plan.method] if name != "acceptance"]
+    names = [name for name in plan.method.reads if name != "acceptance"]
     return {name: every[name] for name in names}

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.config import shortest
+from eagle_jax.config import DecodingConfig, shortest
 from eagle_jax.decoding.rates import Rates, n_alpha
 from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
+from eagle_jax.methods import METHODS, PLAIN
 
 SETUP = (
     *("target", "dtype", "device"),
@@ -29,12 +30,6 @@ TREE = (
     *("choices", "level", "window", "guesses", "min_match", "max_ngram"),
 )
 """The settings of one method."""
-
-METHODS = (
-    *("autoregressive", "small-model", "lookup", "medusa", "lookahead", "hydra"),
-    *("chain", "eagle1", "eagle2", "recycling", "eagle2+lookup"),
-)
-"""The methods in the order of EAGLE-2's Table 1; what it does not have stands last."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,13 +64,13 @@ class Run:
     @property
     def is_baseline(self) -> bool:
         """Whether this is plain decoding."""
-        return self.method == "autoregressive"
+        return self.method == PLAIN.name
 
     @property
     def has_confidence(self) -> bool:
         """Whether all drafts have probabilities: of a model, not of earlier text."""
-        without = ("lookup", "lookahead", "recycling", "eagle2+lookup")
-        return self.method not in without
+        method = METHODS.get(self.method)
+        return method is None or method.has_confidence
 
     @property
     def is_lossless(self) -> bool:
@@ -88,7 +83,7 @@ class Run:
         settings = self.settings
         is_by_value = settings.get("rank_by") != "confidence"
         is_whole = is_by_value and settings.get("rerank") is not False
-        return self.method == "eagle2" and not is_whole
+        return self.method == DecodingConfig.method and not is_whole
 
     @property
     def tasks(self) -> list[str]:
@@ -190,8 +185,8 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     """Returns runs in the order of the papers' tables, plain decoding first."""
 
     def place(run: Run) -> tuple[int, float, int, str]:
-        known = run.method in METHODS
-        method = METHODS.index(run.method) if known else len(METHODS)
+        known = list(METHODS)
+        method = known.index(run.method) if run.method in known else len(known)
         return method, run.temperature, run.batch_size, run.settings["label"]
 
     return sorted(runs, key=place)

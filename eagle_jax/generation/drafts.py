@@ -6,20 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax import checkpoints
-from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, SmallModel
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.heads import check_kind, open_heads
-from eagle_jax.generation.methods import (
-    DRAFTS,
-    switch_drafter,
-    tree_drafter,
-    weightless_drafter,
-)
 from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.generation.vocabulary import read_vocabulary
 from eagle_jax.interface import Drafter
+from eagle_jax.methods import SMALL_MODEL, Context, Method, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
@@ -68,7 +62,7 @@ def ready_to_run(params: Any, sharding: PairSharding | None) -> Any:
 def make_drafter(
     method: Method,
     draft: DraftSource | None,
-    tree: TreeConfig,
+    settings: Any,
     rule: AcceptanceRule,
     *,
     vocab_size: int,
@@ -78,40 +72,39 @@ def make_drafter(
     Args:
         method: The method that drafts.
         draft: The model that it drafts with, `None` if there is none.
-        tree: The tree's settings.
-        rule: The acceptance rule, see `methods.tree_drafter`.
+        settings: The method's own settings.
+        rule: The acceptance rule.
         vocab_size: The number of tokens the target knows, `V`.
 
     Raises:
-        InputError: If the tree names a calibration or choices that cannot be used.
+        InputError: If the settings name a calibration or choices that cannot be used.
     """
-    if method not in DRAFTS:
-        return weightless_drafter(method, tree, vocab_size)
-    if draft is None:
-        return None
-    model, folder = draft.model, draft.folder
-    if method == "eagle2+lookup":
-        return switch_drafter(model, tree, rule=rule, folder=folder)
-    return tree_drafter(method, model, tree, rule=rule, folder=folder)
+    context = Context(
+        vocab_size=vocab_size,
+        rule=rule,
+        model=draft and draft.model,
+        folder=draft and draft.folder,
+    )
+    return method.drafter(settings, context)
 
 
 def open_draft_model(
-    name: str, target: TransformerConfig, *, dtype: str, method: Method
+    name: str, target: TransformerConfig, *, dtype: str, weights: Weights
 ) -> DraftSource:
     """Opens a model that drafts for a target that is opened already.
 
     Args:
-        name: The folder or hub name of what `DRAFTS` says.
+        name: The folder or hub name of the weights.
         target: The target's sizes.
         dtype: The type of the weights; not "auto".
-        method: The method, one that drafts with a model.
+        weights: The kind of the weights.
 
     Raises:
-        InputError: If something is missing or does not fit.
+        InputError: If the folder holds weights of another kind.
     """
     folder = checkpoints.resolve(name)
-    check_kind(folder, method)
-    if method == "small-model":
+    check_kind(folder, weights)
+    if weights is SMALL_MODEL:
         small, _ = checkpoints.open_target(folder)
         checkpoints.check_small_model(target, small)
 
@@ -122,7 +115,7 @@ def open_draft_model(
         decoder = Transformer(config=small, dtype=dtype)
         model = SmallModel(target=decoder, vocab_size=small.vocab_size)
         return DraftSource(model=model, read=read_small, folder=folder)
-    head, read = open_heads(folder, target, dtype, method)
+    head, read = open_heads(folder, target, dtype, weights)
 
     def read_head(
         target_params: TransformerParams, sharding: PairSharding | None

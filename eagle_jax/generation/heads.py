@@ -5,46 +5,49 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax import checkpoints
-from eagle_jax.config import Method
 from eagle_jax.drafting.heads import HeadModel, head_model
 from eagle_jax.errors import InputError
-from eagle_jax.generation.methods import DRAFTS, EAGLE_METHODS, draft_kind
+from eagle_jax.methods import EAGLE, HYDRA, MEDUSA, METHODS, SMALL_MODEL, Weights
 from eagle_jax.models.transformer import TransformerConfig
 
 
-def check_kind(folder: Path, method: Method) -> None:
-    """Refuses weights of another method.
+def check_kind(folder: Path, weights: Weights) -> None:
+    """Refuses weights of another kind.
 
     Args:
         folder: The folder of the weights, from `resolve`.
-        method: The method, one that drafts with a model.
+        weights: The kind that is wanted.
 
     Raises:
-        InputError: If a folder of Medusa's or Hydra's heads is given to another method,
-            or another folder to one of these two.
+        InputError: If a folder of Medusa's or Hydra's heads is given for another kind,
+            or another folder for one of these two.
     """
-    kind, wanted = checkpoints.heads_of(folder), draft_kind(method)
-    if kind == wanted or (kind is None and wanted not in ("medusa", "hydra")):
+    kind = checkpoints.heads_of(folder)
+    if kind == weights.kind or (kind is None and weights in (EAGLE, SMALL_MODEL)):
         return
     if kind is not None:
-        found = f"{kind.capitalize()} heads, for method {kind}"
+        found = f"{kind.capitalize()} heads"
     elif "fc.weight" in checkpoints.open_weights(folder).names():
-        found = f"an EAGLE head, for methods {', '.join(EAGLE_METHODS)}"
+        found = "an EAGLE head"
     else:
-        found = "a whole model, for method small-model"
-    raise InputError(f"{folder} holds {found}; method {method} needs {DRAFTS[method]}")
+        found = "a whole model"
+    methods = [row.name for row in METHODS.values() if row.weights is weights]
+    raise InputError(
+        f"{folder} holds {found}; method {' and '.join(methods)} needs "
+        f"{weights.description}"
+    )
 
 
 def open_heads(
-    folder: Path, target: TransformerConfig, dtype: str, method: Method
+    folder: Path, target: TransformerConfig, dtype: str, weights: Weights
 ) -> tuple[HeadModel, Callable[..., tuple[Any, Any]]]:
-    """Opens the heads that a method drafts with, without reading their weights.
+    """Opens the heads of a kind, without reading their weights.
 
     Args:
         folder: The folder of the heads, from `resolve`.
         target: The target's sizes.
         dtype: The type of the weights; not "auto".
-        method: The method, one that drafts with heads.
+        weights: The kind of the heads.
 
     Returns:
         The heads as a draft model, and the function that reads their weights.
@@ -54,10 +57,10 @@ def open_heads(
     """
     config: Any
     load: Any
-    if method == "medusa":
+    if weights is MEDUSA:
         config = checkpoints.medusa_config(folder, target.vocab_size)
         load = checkpoints.load_medusa
-    elif method == "hydra":
+    elif weights is HYDRA:
         config = checkpoints.hydra_config(folder, target.layer)
         load = checkpoints.load_hydra
     elif checkpoints.is_eagle3(folder):

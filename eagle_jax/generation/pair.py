@@ -15,11 +15,7 @@ from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import (
     CONFIGS,
     DecodingConfig,
-    GenerateConfig,
-    Method,
-    Quantization,
     SamplingConfig,
-    TreeConfig,
     load_config,
 )
 from eagle_jax.decoding.rates import tokens_per_round
@@ -27,8 +23,8 @@ from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
-from eagle_jax.generation.methods import check_draft
 from eagle_jax.generation.pairs import LoadedPair, open_pair
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
@@ -248,58 +244,34 @@ class Pair:
 def load_pair(
     target: str,
     draft: str | None = None,
+    config: GenerateConfig | None = None,
     *,
-    method: Method = "eagle2",
-    dtype: str = "auto",
     mesh: MeshShape | None = None,
-    quantization: Quantization | None = None,
-    draft_vocabulary: str | int | None = None,
-    tree: TreeConfig | None = None,
-    sampled_tree: TreeConfig | None = None,
+    **settings: Any,
 ) -> Pair:
     """Loads a target and its drafter.
 
     Args:
         target: The target's Hugging Face folder, Orbax store or hub name.
-        draft: The folder, store or hub name of an EAGLE head or, for the methods
-            "medusa", "hydra" and "small-model", of such heads or a smaller model;
-            `None` for a method without weights.
-        method: The method that drafts, see `DecodingConfig.method`.
-        dtype: The type of weights and caches; "auto" for float32 on CPUs and the
-            target's own elsewhere.
+        draft: The folder, store or hub name of the weights that the method drafts with:
+            an EAGLE head, Medusa or Hydra heads, or a smaller model; `None` for a
+            method without weights.
+        config: The method, its settings, and those that a later call does not give;
+            `None` for the defaults.
         mesh: The shape of the mesh that the models are sharded over; `None` for the
             default device.
-        quantization: The type that the matrices of the target's layers are rounded to,
-            "int8" or "int4"; `None` takes them as they are stored.
-        draft_vocabulary: The tokens that an EAGLE-1/2 head or a small model drafts, see
-            `DecodingConfig.draft_vocabulary`.
-        tree: The tree's settings; `None` for `TreeConfig()`.
-        sampled_tree: The tree's settings above temperature 0; `None` for the same.
+        **settings: Settings that differ from `config`: fields of `DecodingConfig`
+            (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), `tree` and
+            `sampled_tree`, the method's own settings.
 
     Raises:
         InputError: If something is missing or does not fit, or a package that reading
             it needs is not installed.
     """
-    config = GenerateConfig(
-        tree=tree or TreeConfig(),
-        sampled_tree=sampled_tree,
-        decoding=DecodingConfig(
-            method=method,
-            quantization=quantization or "none",
-            draft_vocabulary=draft_vocabulary,
-        ),
-    )
-    check_draft(method, draft)
+    config = _joined(config or GenerateConfig(), settings)
+    config.method.check_draft(draft)
     try:
-        source = open_pair(
-            target,
-            draft,
-            tree=config.tree,
-            dtype=dtype,
-            method=method,
-            bits=config.decoding.bits,
-            draft_vocabulary=draft_vocabulary,
-        )
+        source = open_pair(target, draft, config)
         rows = 1 if mesh is None else mesh.data
         sharding = mesh and shard_pair(mesh, source.config, batch_size=rows)
         return Pair(source.load(sharding), config)
@@ -317,11 +289,26 @@ def load_embedded_pair() -> Pair:
     >>> pair.generate("def main():")[0].text  # doctest: +SKIP
     """
     config = load_config(CONFIGS / "embedded.toml", GenerateConfig)
-    return load_pair(
-        str(assets.TARGET),
-        str(assets.HEAD),
-        tree=config.tree,
-        sampled_tree=config.sampled_tree,
+    return load_pair(str(assets.TARGET), str(assets.HEAD), config)
+
+
+def _joined(config: GenerateConfig, settings: dict[str, Any]) -> GenerateConfig:
+    """Returns settings with those of `load_pair`."""
+    known = [field.name for field in dataclasses.fields(DecodingConfig)]
+    trees = ("tree", "sampled_tree")
+    for name in settings:
+        if name not in (*known, *trees):
+            raise InputError(
+                f"{name!r} is no setting; known are {', '.join((*known, *trees))}"
+            )
+    method = settings.get("method") or config.decoding.method
+    config = config.with_method(method)
+    given = {key: value for key, value in settings.items() if value is not None}
+    decoding = {key: value for key, value in given.items() if key in known}
+    return dataclasses.replace(
+        config,
+        decoding=dataclasses.replace(config.decoding, **decoding | {"method": method}),
+        **{key: given[key] for key in trees if key in given},
     )
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax import checkpoints
-from eagle_jax.config import Method, TreeConfig
 from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import Eagle3Head, find_tree_drafter
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.drafts import (
     DraftSource,
@@ -21,7 +21,6 @@ from eagle_jax.generation.drafts import (
     with_vocabulary,
 )
 from eagle_jax.generation.memory import check_memory
-from eagle_jax.generation.methods import DRAFTS
 from eagle_jax.generation.shardings import (
     target_shardings,
     with_drafter,
@@ -29,6 +28,7 @@ from eagle_jax.generation.shardings import (
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Drafter, Params
+from eagle_jax.methods import Method
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -36,8 +36,8 @@ from eagle_jax.models.transformer import (
 )
 from eagle_jax.parallel import PairSharding
 
-DrafterOf = Callable[[TreeConfig, AcceptanceRule], Drafter | None]
-"""Makes the drafter of a tree and an acceptance rule, `None` for plain decoding."""
+DrafterOf = Callable[[Any, AcceptanceRule], Drafter | None]
+"""Makes the drafter of a method's settings and an acceptance rule, if there is one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class LoadedPair:
         params: The weights of both.
         tokenizer: The `transformers` tokenizer, `None` where only ids are needed.
         stop_tokens: The token ids that end a text.
-        drafter_of: The function from a tree and an acceptance rule to another drafter
-            of the same draft model.
+        drafter_of: The function from the method's settings and an acceptance rule to
+            another drafter of the same draft model.
         sharding: The sharding of the pair's arrays; `None` for the default device.
         first_rounds: What the first rounds accepted, see `warn_if_never_accepted`;
             `None` for random weights and none.
@@ -173,43 +173,30 @@ class PairSource:
 
 
 def open_pair(
-    target_name: str,
-    draft_name: str | None,
-    *,
-    tree: TreeConfig,
-    dtype: str,
-    method: Method = "eagle2",
-    rule: AcceptanceRule = "greedy",
-    bits: int | None = None,
-    draft_vocabulary: str | int | None = None,
+    target_name: str, draft_name: str | None, settings: GenerateConfig
 ) -> PairSource:
     """Opens a target and its draft model, without reading their weights.
 
     Args:
         target_name: The target's folder or hub name.
-        draft_name: The folder or hub name of what `DRAFTS` says; `None` for a method
-            without weights.
-        tree: The tree's settings.
-        dtype: The type of weights and caches; "auto" for float32 on CPUs and the
-            target's own elsewhere.
-        method: The method that drafts.
-        rule: The acceptance rule, see `methods.tree_drafter`.
-        bits: The bits of the target's matrices, see `checkpoints.load_target`.
-        draft_vocabulary: See `DecodingConfig.draft_vocabulary`.
-
-    Raises:
-        InputError: If something is missing or does not fit.
+        draft_name: The folder or hub name of the weights that the method drafts with;
+            `None` for a method without weights.
+        settings: The method and its settings.
     """
+    decoding, method = settings.decoding, settings.method
     folder = checkpoints.resolve(target_name)
     # Says what is broken before anything is read.
     config, files = checkpoints.open_target(folder)
-    bits = checkpoints.target_bits(files, config, bits)
+    bits = checkpoints.target_bits(files, config, decoding.bits)
+    dtype: str = decoding.dtype
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)
     check_memory(config, dtype, bits)
     draft = None
-    if draft_name is not None and method in DRAFTS:
-        draft = open_draft_model(draft_name, config, dtype=dtype, method=method)
+    if draft_name is not None and method.weights is not None:
+        draft = open_draft_model(
+            draft_name, config, dtype=dtype, weights=method.weights
+        )
     vocab_size, stops = config.vocab_size, checkpoints.stop_tokens(folder)
 
     @functools.cache
@@ -218,12 +205,14 @@ def open_pair(
 
     draft = with_vocabulary(
         draft,
-        draft_vocabulary,
+        decoding.draft_vocabulary,
         vocab_size=vocab_size,
         stop_tokens=stops,
         read_tokenizer=read_tokenizer,
     )
-    drafter = make_drafter(method, draft, tree, rule, vocab_size=vocab_size)
+    drafter = make_drafter(
+        method, draft, settings.tree, settings.sampling.rule, vocab_size=vocab_size
+    )
     check_product(bits, dtype)
 
     def read_target(shardings: Any) -> TransformerParams:

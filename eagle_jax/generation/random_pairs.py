@@ -7,16 +7,15 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.config import Method, TreeConfig
-from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.drafts import DraftSource, make_drafter, with_vocabulary
 from eagle_jax.generation.memory import check_memory
-from eagle_jax.generation.methods import DRAFTS
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.shardings import draft_shardings
+from eagle_jax.methods import HYDRA, MEDUSA, SMALL_MODEL, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.hydra_heads import HydraConfig
@@ -42,36 +41,24 @@ _NUM_BYTES = 256
 
 
 def open_random(
-    sizes: str,
-    *,
-    tree: TreeConfig,
-    dtype: str,
-    with_tokenizer: bool,
-    method: Method = "eagle2",
-    rule: AcceptanceRule = "greedy",
-    bits: int | None = None,
-    draft_vocabulary: str | int | None = None,
+    sizes: str, settings: GenerateConfig, *, with_tokenizer: bool
 ) -> PairSource:
     """Opens a pair whose weights will be random.
 
     Args:
         sizes: The sizes: a name of `RANDOM_SIZES`, or `hidden=512,layers=8,...`.
-        tree: The tree's settings.
-        dtype: The type of weights and caches; "auto" for float32 on CPUs, bfloat16
-            elsewhere.
+        settings: The method and its settings. The dtype "auto" is float32 on CPUs and
+            bfloat16 elsewhere; there is no random small model, and a draft vocabulary
+            is a file or nothing.
         with_tokenizer: Whether the pair has a tokenizer of bytes, which needs a
             vocabulary of at least 258.
-        method: The method that drafts; there is no random small model.
-        rule: The acceptance rule, see `methods.tree_drafter`.
-        bits: The bits of the matrices of the target's layers, 8 or 4; `None` if they
-            are not quantized.
-        draft_vocabulary: See `DecodingConfig.draft_vocabulary`; a file, or nothing.
 
     Raises:
         InputError: If a size is missing, unknown or impossible, or the draft vocabulary
             cannot be used.
     """
-    if method == "small-model":
+    decoding, method = settings.decoding, settings.method
+    if method.weights is SMALL_MODEL:
         raise InputError(
             "`random` makes heads, no small model; give `target` FOLDER and `draft` "
             "FOLDER"
@@ -82,6 +69,7 @@ def open_random(
             f"`random` vocabulary={config.vocab_size} must be at least "
             f"{_NUM_BYTES + 2}: the bytes, <s> and </s>"
         )
+    dtype, bits = decoding.dtype, decoding.bits
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
     check_memory(config, dtype, bits)
@@ -89,10 +77,10 @@ def open_random(
     check_product(bits, dtype)
 
     stop_tokens = (_NUM_BYTES + 1,) if with_tokenizer else ()
-    draft = _random_draft(config, dtype, method) if method in DRAFTS else None
+    draft = method.weights and _random_draft(config, dtype, method.weights)
     draft = with_vocabulary(
         draft,
-        draft_vocabulary,
+        decoding.draft_vocabulary,
         vocab_size=config.vocab_size,
         stop_tokens=stop_tokens,
     )
@@ -112,7 +100,13 @@ def open_random(
         dtype=dtype,
         method=method,
         draft=draft,
-        drafter=make_drafter(method, draft, tree, rule, vocab_size=config.vocab_size),
+        drafter=make_drafter(
+            method,
+            draft,
+            settings.tree,
+            settings.sampling.rule,
+            vocab_size=config.vocab_size,
+        ),
         read_target=make_target,
         read_tokenizer=read_tokenizer,
         stop_tokens=stop_tokens,
@@ -120,15 +114,17 @@ def open_random(
     )
 
 
-def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> DraftSource:
-    """Returns a method's heads, as many as are published, with layers of the target's.
+def _random_draft(
+    target: TransformerConfig, dtype: str, weights: Weights
+) -> DraftSource:
+    """Returns heads, as many as are published, with layers of the target's.
 
     Args:
         target: The target's sizes.
         dtype: The type of the weights; not "auto".
-        method: The method, one that drafts with heads.
+        weights: The kind of the heads.
     """
-    model = head_model(_random_heads(target, method), dtype)
+    model = head_model(_random_heads(target, weights), dtype)
 
     def make_heads(
         target_params: TransformerParams, sharding: PairSharding | None
@@ -141,14 +137,14 @@ def _random_draft(target: TransformerConfig, dtype: str, method: Method) -> Draf
     return DraftSource(model=model, read=make_heads)
 
 
-def _random_heads(target: TransformerConfig, method: Method) -> HeadSizes:
+def _random_heads(target: TransformerConfig, weights: Weights) -> HeadSizes:
     sizes: dict[str, Any] = {
         "hidden_size": target.layer.hidden_size,
         "vocab_size": target.vocab_size,
     }
-    if method == "medusa":
+    if weights is MEDUSA:
         return MedusaConfig(num_heads=5, **sizes)
-    if method == "hydra":
+    if weights is HYDRA:
         layer = target.layer.plain
         return HydraConfig(num_heads=4, layer=layer, **sizes)
     return EagleHeadConfig(

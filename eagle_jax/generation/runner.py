@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.config import GenerateConfig
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import bucket_sizes, decode_growing, grow
@@ -18,6 +17,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import find_tree_drafter
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.misfit import warn_if_never_accepted
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import PROGRAMS, Programs

@@ -13,6 +13,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.heads import open_heads
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.shardings import draft_shardings
+from eagle_jax.methods import EAGLE
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import TransformerConfig
@@ -57,7 +58,7 @@ def open_beginning(folder: Path, source: PairSource, config: TrainConfig) -> Beg
     assert source.folder is not None, "targets are trained for from their files"
     if kind not in ("eagle2", "eagle3"):
         raise InputError("`begin_with` is for EAGLE heads; leave it out")
-    model, load = open_heads(folder, target, "float32", "eagle2")
+    model, load = open_heads(folder, target, "float32", EAGLE)
     head: Any = model.config
     is_eagle3 = isinstance(head, Eagle3HeadConfig)
     if is_eagle3 != (kind == "eagle3"):

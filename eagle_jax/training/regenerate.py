@@ -18,12 +18,13 @@ import jax
 import numpy as np
 
 from eagle_jax.checkpoints import check_max_length, resolve
-from eagle_jax.config import DecodingConfig, GenerateConfig
+from eagle_jax.config import DecodingConfig
 from eagle_jax.decoding.requests import bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, fingerprint_file
 from eagle_jax.generation import text
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.scheduler import Scheduler
@@ -164,7 +165,13 @@ def regenerate_file(
     source.check(config)
     if source.data is not None:
         check_apart(output, source.data)
-    pair = open_pair(target, draft, tree=config.tree, dtype=config.regeneration.dtype)
+    pair = open_pair(
+        target,
+        draft,
+        GenerateConfig(
+            tree=config.tree, decoding=DecodingConfig(dtype=config.regeneration.dtype)
+        ),
+    )
     max_length = config.regeneration.max_length or pair.config.max_positions
     check_max_length(pair.config, max_length)
     new_tokens = config.regeneration.max_new_tokens

@@ -13,9 +13,11 @@ import jax
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.config import DecodingConfig, Dtype
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, fingerprint_file, write_json, writing
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
@@ -110,8 +112,9 @@ def train_head(
     source = open_pair(
         target,
         None,
-        tree=config.tree,
-        dtype=_dtype(config, before),
+        GenerateConfig(
+            tree=config.tree, decoding=DecodingConfig(dtype=_dtype(config, before))
+        ),
     )
     mesh = mesh or MeshShape(data=jax.device_count())
     begun_folder = checkpoints.resolve(begin_with) if begin_with else None
@@ -191,7 +194,7 @@ def _claim(output: Path, identity: dict[str, Any], *, overwrite: bool) -> None:
     wait_for_all("the output is there")
 
 
-def _dtype(config: TrainConfig, before: dict[str, Any] | None) -> str:
+def _dtype(config: TrainConfig, before: dict[str, Any] | None) -> Dtype:
     """Returns the type of a step's arithmetic: that of the run that goes on."""
     if config.run.dtype != "auto":
         return config.run.dtype

@@ -4,17 +4,19 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from eagle_jax.config import GenerateConfig, TreeConfig
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.errors import InputError, one_line
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
+from eagle_jax.methods import PLAIN
 from eagle_jax.progress import Progress
 from eagle_jax.tree import Topology
 from eagle_jax.tuning.trees import show, sizes
 
-Tree = TreeConfig | Topology
+Tree = Any
 """The settings of a method, or a static tree."""
 
 MOST_TREES = 12
@@ -199,7 +201,7 @@ def settings_file(
         "times the speed of plain decoding"
     )
     if not pays:
-        figures = f"no tree pays; the best, {show(tree, decoding.method)}: {figures}"
+        figures = f"no tree pays; the best, {show(tree, config.method)}: {figures}"
     lines = [f"# {one_line(line)}".rstrip() for line in (*comments, figures)]
     if pays:
         table = "sampled_tree" if config.sampling.temperature > 0 else "tree"
@@ -207,11 +209,11 @@ def settings_file(
         if isinstance(tree, Topology):
             lines.append(f"choices = {_quoted(choices)}")
         else:
-            names = sizes(decoding.method)
+            names = sizes(config.method)
             lines += [f"{name} = {getattr(tree, name)}" for name in names]
-            if tree.calibration is not None:
+            if getattr(tree, "calibration", None) is not None:
                 lines.append(f"calibration = {_quoted(tree.calibration)}")
-    chosen = decoding.method if pays else "autoregressive"
+    chosen = decoding.method if pays else PLAIN.name
     lines += ["", "[decoding]", f'method = "{chosen}"']
     lines.append(f"batch_size = {decoding.batch_size}")
     if decoding.dtype != "auto":

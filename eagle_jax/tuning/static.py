@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_jax.config import Method
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.drafting.heads import most_levels
@@ -19,9 +18,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import RECYCLING_TREE, Topology, from_paths, optimal_topology
 from eagle_jax.tuning.contest import NO_ROUNDS, Contest
-
-METHODS: tuple[Method, ...] = ("eagle1", "medusa", "hydra", "recycling")
-"""The methods whose trees are static."""
 
 MAX_DEPTH = 8
 """The deepest trees: deeper ones are hardly ever accepted, and take long to record."""

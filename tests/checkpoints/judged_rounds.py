@@ -6,12 +6,12 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.config import Method, TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.generation.pairs import LoadedPair, open_pair
 from eagle_jax.tree import MEDUSA_TREE
+from tests.helpers import settings_of
 
 Logits = Callable[[np.ndarray, list[int]], np.ndarray]
 """The judge: hidden states `[T, E]`, a path of tokens from the root on -> `[V]`."""
@@ -19,12 +19,9 @@ Logits = Callable[[np.ndarray, list[int]], np.ndarray]
 ROUNDS = 4
 
 
-def load(target: Path, draft: Path, method: Method) -> LoadedPair:
+def load(target: Path, draft: Path, method: str) -> LoadedPair:
     """The pair, in float32."""
-    source = open_pair(
-        str(target), str(draft), tree=TreeConfig(), dtype="float32", method=method
-    )
-    return source.load()
+    return open_pair(str(target), str(draft), settings_of(method=method)).load()
 
 
 def check_trees(pair: LoadedPair, prompt: list[int], judge: Logits) -> None:

@@ -18,9 +18,9 @@ from eagle_jax.checkpoints import (
     medusa_config,
     resolve,
 )
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.drafting import MedusaHeads, TreeDrafter
-from eagle_jax.generation.methods import tree_drafter
+from eagle_jax.methods import METHODS, Context
 from eagle_jax.models import medusa_heads
 from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.tree import MEDUSA_TREE, from_paths
@@ -265,7 +265,8 @@ def test_a_tree_is_cut_to_the_heads_unless_it_was_chosen(
     known = [path for path in MEDUSA_TREE.paths if len(path) <= heads]
     assert drafter.tree == from_paths(known)
     model, told = drafter.model, f"tree = 4 must be at most {heads}, one level per head"
-    chosen = TreeConfig(choices="mc_sim_7b_63")
-    refused(lambda: tree_drafter("medusa", model, chosen), told)
+    chosen = StaticConfig(choices="mc_sim_7b_63")
+    context = Context(vocab_size=model.vocab_size, model=model)
+    refused(lambda: METHODS["medusa"].drafter(chosen, context), told)
     dynamic = TreeConfig(num_nodes=9, depth=4)
     refused(lambda: TreeDrafter(model=model, tree=dynamic), told)

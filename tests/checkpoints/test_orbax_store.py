@@ -28,7 +28,7 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.checkpoints.folders import change_config
-from tests.helpers import file_names, refused
+from tests.helpers import file_names, refused, settings_of
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -190,7 +190,7 @@ def test_a_converted_head_drafts_with_the_same_tokens(
     convert_pair(tmp_path / "pair", target, head)
     tree = TreeConfig(num_nodes=4, depth=2, width=2)
     for folder in (head, tmp_path / "pair" / "head"):
-        source = open_pair(str(target), str(folder), tree=tree, dtype="float32")
+        source = open_pair(str(target), str(folder), settings_of(tree))
         assert source.draft is not None and source.draft.tokens == (*range(40), 299)
 
 

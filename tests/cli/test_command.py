@@ -14,7 +14,7 @@ from rich.tree import Tree
 
 from eagle_jax.checkpoints import target_config
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
-from eagle_jax.generation.methods import check_draft
+from eagle_jax.methods import find_method
 from tests.checkpoints.settings import LLAMA, write
 
 _FOLDER = "jax_compilation_cache_dir"
@@ -129,7 +129,7 @@ def test_warnings_are_lines_that_name_flags(
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         Parser().add_argument("--draft")
-        assert run_command(lambda: check_draft("lookup", "a/b") or 0) == 0
+        assert run_command(lambda: find_method("lookup").check_draft("a/b") or 0) == 0
     warned = "method lookup drafts without weights: --draft a/b is not read"
     assert capsys.readouterr().err == f"warning: {warned}\n"
 

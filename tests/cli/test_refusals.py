@@ -46,7 +46,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ([*_RANDOM, "--mesh", "model=4"], "'model=4' is no size of an axis|give"),
         ([*_RANDOM, "--quantization", "int4"], "down_proj.weight has 172 inputs|int8"),
         ([*_RANDOM, "--config", "nowhere.toml"], "cannot read nowhere.toml"),
-        (["--choices", "eagle1_25"], "eagle2 does not read --choices|choose eagle1, "),
+        (["--choices", "eagle1_25"], "eagle2 does not read --choices|choose medusa, "),
         (["--method", "lookup", "--level", "9"], "--level; leave|choose lookahead"),
         ([*_LOOKAHEAD, "--min-match", "2"], "--min-match; |choose eagle2+lookup"),
         (
@@ -71,7 +71,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
     ],
     "evaluate": [
         ([], "required: --questions, --output, --methods"),
-        ([*_EVALUATE, "eagle3"], "'eagle3' is no method; known are eagle2"),
+        ([*_EVALUATE, "eagle3"], "'eagle3' is no method; known are autoregressive"),
         ([*_EVALUATE, "lookup", "eagle2", *_TARGET], "--draft, the EAGLE head"),
         ([*_EVALUATE, "small-model", *_TARGET], "--small-model, a smaller model"),
         ([*_EVALUATE, "medusa"], "method medusa needs --medusa, the Medusa heads"),
@@ -131,7 +131,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ),
     ],
     "tune": [
-        ([*_GRID, "--max-depth", "3"], "whose tree is static: eagle1,"),
+        ([*_GRID, "--max-depth", "3"], "whose tree is static: medusa,"),
         (
             ["--method", "recycling", "--output", "/dev/null"],
             "is no file, and the tree",
@@ -147,9 +147,12 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         (["--batch-size", "1000000000"], f"batch_size = 1000000000{_MEMORY}"),
         (["--output", "/dev/full"], _FULL),
         (["--method", "medusa"], "method medusa needs --draft, the Medusa heads"),
-        (["--method", "eagle1", *_GRID], "--grid is for methods that read num_nodes"),
-        (["--method", "recycling", *_GRID], "leave it out for recycling"),
-        (["--method", "lookup", "--calibration", "a"], "read calibration: eagle2,"),
+        (["--method", "eagle1", *_GRID], "does not read --grid; leave it out, or"),
+        (["--method", "recycling", *_GRID], "recycling does not read --grid"),
+        (
+            ["--method", "lookup", "--calibration", "a"],
+            "--calibration; leave it out, or choose small-model",
+        ),
         (["--method", "lookahead", "--max-nodes", "3"], "leave them out for lookahead"),
         (["--method", "eagle1", "--max-depth", "9"], "--max-depth = 9 must be at most"),
         (
@@ -158,7 +161,7 @@ _CASES: dict[str, list[tuple[list[str], str]]] = {
         ),
         (
             ["--method", "lookup", "--draft-vocabulary", "9"],
-            "--draft-vocabulary is for methods|leave it out for lookup",
+            "lookup does not read --draft-vocabulary; leave",
         ),
         (["--acceptance", "typical"], "unrecognized arguments: --acceptance"),
     ],

@@ -4,12 +4,12 @@ import contextlib
 import io
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from eagle_jax.config import GenerateConfig, Method, load_config
-from eagle_jax.generation.methods import DRAFTS
+from eagle_jax.config import load_config
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.methods import METHODS
 from eagle_jax.tuning import contest
 from eagle_jax.tuning.trees import show
 from tests.conftest import Main, load_main
@@ -58,7 +58,7 @@ def test_what_is_written_can_be_generated_with(output: str, flags: list[str]) ->
 def test_every_method_but_plain_decoding_is_tuned(
     tune: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for method in {*get_args(Method)} - {"autoregressive"}:
+    for method in {*METHODS} - {"autoregressive"}:
         given = ["--method", method, "--target", "a", "--draft", "b", "--repeats", "0"]
         assert tune(given) == 2
         assert "--repeats = 0 must be at least 1" in capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_every_setting_of_a_tree_is_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    method: Method,
+    method: str,
     sizes: list[str],
     settings: str,
     tree: str,
@@ -91,7 +91,7 @@ def test_every_setting_of_a_tree_is_run(
     # Of equally quick ones the first is taken.
     monkeypatch.setattr(contest.Timing, "speedup", lambda *_: 2.0)
     given = ["--target", f"{tiny_pair}/target", "--method", method, *sizes]
-    given += ["--draft", f"{tiny_pair}/head"] if method in DRAFTS else []
+    given += ["--draft", f"{tiny_pair}/head"] if METHODS[method].weights else []
     given += ["--prompts", flags[flags.index("--prompts") + 1], "--repeats", "1"]
     given += ["--max-new-tokens", "8", "--output", f"{tmp_path}/tuned.toml"]
     assert tune(given) == 0
@@ -100,16 +100,16 @@ def test_every_setting_of_a_tree_is_run(
     assert f"{tree}: 2.00 times" in printed
     config = load_config(tmp_path / "tuned.toml", GenerateConfig)
     assert config.decoding.method == method
-    assert show(config.tree, method) == tree
+    assert show(config.tree, METHODS[method]) == tree
 
 
 @pytest.mark.parametrize("method", ["eagle1", "recycling"])
 def test_a_static_tree_is_found_for_a_method_that_has_one(
-    tune: Main, tiny_pair: Path, flags: list[str], tmp_path: Path, method: Method
+    tune: Main, tiny_pair: Path, flags: list[str], tmp_path: Path, method: str
 ) -> None:
     prompts = flags[flags.index("--prompts") + 1]
     given = ["--target", f"{tiny_pair}/target"]
-    given += ["--draft", f"{tiny_pair}/head"] if method in DRAFTS else []
+    given += ["--draft", f"{tiny_pair}/head"] if METHODS[method].weights else []
     given += ["--method", method, "--prompts", prompts, "--max-depth", "2"]
     given += ["--max-new-tokens", "8", "--repeats", "1", "--max-nodes", "3"]
     assert tune([*given, "--output", f"{tmp_path}/tuned.toml"]) == 0
@@ -118,7 +118,7 @@ def test_a_static_tree_is_found_for_a_method_that_has_one(
     assert pays or config.decoding.method == "autoregressive"
     choices = tmp_path / "tuned.choices.json"
     assert choices.is_file() == pays
-    assert config.tree.choices == (str(choices) if pays else None)
+    assert not pays or config.tree.choices == str(choices)
     assert not pays or len(json.loads(choices.read_text())) == 2
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle_jax.config import DecodingConfig, GenerateConfig, TreeConfig
+from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting import (
     LookaheadDrafter,
     LookupDrafter,
@@ -10,6 +10,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.evaluation.plan import make_runs, parse_method, run_settings
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.interface import Drafter
 from tests.drafting.toy_model import ToyModel
 from tests.helpers import refused
@@ -80,7 +81,7 @@ def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("method", "named"),
     [
-        ("eagle3", "'eagle3' is no method; known are eagle2"),
+        ("eagle3", "'eagle3' is no method; known are autoregressive"),
         ("eagle2:nodes=3", "'nodes=3' is not known; give key=value"),
         ("eagle2:depth", "'depth' is not known; give key=value"),
         ("eagle1:depth=3", "give key=value with choices, shared_noise"),
@@ -98,14 +99,15 @@ def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> Non
 
 
 def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
-    plain = GenerateConfig(tree=TreeConfig(level=4, window=3, guesses=2))
     drafters: dict[str, Drafter] = {
         "lookahead": LookaheadDrafter(vocab_size=9, level=4, window=3, guesses=2),
         "eagle2": TreeDrafter(model=MODEL, tree=TreeConfig(num_nodes=6)),
         "lookup": LookupDrafter(),
     }
+    given = {"lookahead": "lookahead:level=4,window=3,guesses=2"}
     for method, drafter in drafters.items():
-        found = run_settings(parse_method(method, plain), drafter)
+        plan = parse_method(given.get(method, method), CONFIG)
+        found = run_settings(plan, drafter)
         sizes = [found.get(name) for name in ("level", "window", "guesses")]
         assert sizes == ([4, 3, 2] if method == "lookahead" else [None] * 3)
         assert (found["num_nodes"], found["depth"]) == {

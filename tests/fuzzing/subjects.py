@@ -13,12 +13,13 @@ import safetensors.numpy
 from eagle_jax.checkpoints import convert_pair, has_torch
 from eagle_jax.checkpoints.heads import load_calibration
 from eagle_jax.cli.files import read_prompts
-from eagle_jax.config import CONFIGS, GenerateConfig, TreeConfig, load_config
+from eagle_jax.config import CONFIGS, TreeConfig, load_config
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.questions import read_questions
 from eagle_jax.evaluation.record_files import RecordFile, read_runs
 from eagle_jax.evaluation.runs import groups, in_order
 from eagle_jax.generation import text
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from eagle_jax.training.conversations import read_examples
@@ -28,6 +29,7 @@ from eagle_jax.training.resumable import ResumableLines
 from examples.embedded_pair.training import PretrainConfig
 from tests.checkpoints.folders import save_bin, write_shards
 from tests.evaluation import synthetic
+from tests.helpers import settings_of
 
 _TREE = TreeConfig(num_nodes=4, depth=2, width=2)
 _SETTINGS: dict[str, Any] = {
@@ -56,7 +58,7 @@ class Subject:
 def read_pair(folder: Path) -> None:
     """Loads a target, its head and its tokenizer, and encodes a prompt."""
     target, head = folder / "target", folder / "head"
-    source = open_pair(str(target), str(head), tree=_TREE, dtype="float32")
+    source = open_pair(str(target), str(head), settings_of(_TREE))
     pair = source.load()
     has_template = bool(pair.tokenizer.chat_template)
     ids = text.encode(pair.tokenizer, "Hello é", chat=has_template)

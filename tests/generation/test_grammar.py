@@ -13,7 +13,7 @@ import pytest
 from eagle_jax.automaton import DEAD, START, TokenAutomaton
 from eagle_jax.generation import grammar
 from eagle_jax.generation.random_pairs import open_random
-from tests.helpers import refused
+from tests.helpers import refused, settings_of
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("outlines_core")
@@ -56,9 +56,7 @@ def test_the_bytes_of_sentencepiece_tokens() -> None:
 
 
 def test_the_bytes_of_byte_level_tokens_are_those_of_the_text() -> None:
-    source = open_random(
-        "tiny", tree=grammar_tree(), dtype="float32", with_tokenizer=True
-    )
+    source = open_random("tiny", settings_of(), with_tokenizer=True)
     text = "é \n\x00" + "".join(map(chr, range(256))) + "\U0001f600"
     written = grammar.token_bytes(source.tokenizer, 258)
     ids = source.tokenizer(text).input_ids

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import pytest
 
 from eagle_jax.checkpoints.load import target_shapes
-from eagle_jax.config import Method, TreeConfig
+from eagle_jax.config import TreeConfig
+from eagle_jax.drafting import LookaheadConfig
 from eagle_jax.generation import memory
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.tree.structure import empty_candidates
-from tests.helpers import refused
+from tests.helpers import refused, settings_of
 
 _GIB = 2**30
 _SIZES = "hidden=64,layers=3,heads=4,kv_heads=2,vocabulary=300"
@@ -27,12 +28,10 @@ TREE = TreeConfig(num_nodes=8, depth=3, width=2)
 def opened(
     sizes: str = _SIZES,
     *,
-    tree: TreeConfig = TREE,
-    method: Method = "eagle2",
-    bits: int | None = None,
+    tree: object = TREE,
+    **decoding: Any,
 ) -> PairSource:
-    settings: dict[str, Any] = {"dtype": "float32", "with_tokenizer": False}
-    return open_random(sizes, tree=tree, method=method, bits=bits, **settings)
+    return open_random(sizes, settings_of(tree, **decoding), with_tokenizer=False)
 
 
 @pytest.fixture
@@ -48,13 +47,13 @@ def of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
         ("eagle2", TreeConfig(num_nodes=10**6), "1000000, width = 10"),
         ("eagle2", TreeConfig(num_nodes=_HUGE, width=_HUGE), f"{_HUGE}, width"),
         ("eagle2", TreeConfig(width=10**6), "60, width = 1000000"),
-        ("lookahead", TreeConfig(guesses=_HUGE, level=64), "135291470202"),
-        ("lookahead", TreeConfig(level=_HUGE), "1152921509975556102"),
-        ("lookahead", TreeConfig(window=_HUGE), "8589934616"),
+        ("lookahead", LookaheadConfig(guesses=_HUGE, level=64), "135291470202"),
+        ("lookahead", LookaheadConfig(level=_HUGE), "1152921509975556102"),
+        ("lookahead", LookaheadConfig(window=_HUGE), "8589934616"),
     ],
 )
 def test_a_tree_that_cannot_be_in_memory_is_refused(
-    method: Method, tree: TreeConfig, nodes: str
+    method: str, tree: object, nodes: str
 ) -> None:
     source = opened(tree=tree, method=method)
     refused(
@@ -94,7 +93,12 @@ def test_weights_that_cannot_be_in_memory_are_refused(
     sizes: str, bits: int | None
 ) -> None:
     hidden, layers, _, vocabulary = sizes.replace("=", " = ").split(",")
-    refused(lambda: opened(sizes, bits=bits), hidden, layers, vocabulary)
+    refused(
+        lambda: opened(sizes, quantization=f"int{bits}" if bits else "none"),
+        hidden,
+        layers,
+        vocabulary,
+    )
 
 
 @pytest.mark.usefixtures("of_16_gib")
@@ -116,7 +120,7 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
     asked: list[int] = []
     monkeypatch.setattr(memory, "_check", lambda size, _: asked.append(size))
     rows, slots = 2, 128
-    source = opened(bits=bits)
+    source = opened(quantization=f"int{bits}" if bits else "none")
     source.check_memory(batch_size=rows, max_length=slots, grows=False)
     target, drafter = Transformer(config=source.config), source.drafter
     assert drafter is not None

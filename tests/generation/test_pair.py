@@ -11,10 +11,9 @@ import pytest
 
 import eagle_jax
 from eagle_jax import Pair, StopReason, TreeConfig, assets
-from eagle_jax.config import DecodingConfig, GenerateConfig, Method
 from eagle_jax.generation.programs import PROGRAMS
 from eagle_jax.generation.random_pairs import open_random
-from tests.helpers import refused
+from tests.helpers import refused, settings_of
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12}
 
@@ -24,11 +23,9 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 TREE = TreeConfig(num_nodes=6, depth=2, width=3)
 
 
-def random_pair(method: Method = "eagle2") -> Pair:
-    source = open_random(
-        "tiny", tree=TREE, dtype="float32", with_tokenizer=True, method=method
-    )
-    config = GenerateConfig(tree=TREE, decoding=DecodingConfig(method=method))
+def random_pair(method: str = "eagle2") -> Pair:
+    config = settings_of(TREE, method=method)
+    source = open_random("tiny", config, with_tokenizer=True)
     return Pair(source.load(), config)
 
 

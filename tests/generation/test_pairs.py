@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from eagle_jax import assets, checkpoints
-from eagle_jax.config import Method, TreeConfig
-from eagle_jax.generation.methods import check_draft
+from eagle_jax.config import TreeConfig
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
-from tests.helpers import refused
+from eagle_jax.methods import find_method
+from tests.helpers import refused, settings_of
 
 TREE = TreeConfig(num_nodes=4, depth=2, width=2)
 
@@ -24,7 +24,7 @@ def pair(tiny_pair: Path, tmp_path: Path) -> Path:
 
 def opened(pair: Path, draft: str = "head", **settings: Any) -> PairSource:
     names = (str(pair / "target"), str(pair / draft))
-    return open_pair(*names, tree=TREE, dtype="float32", **settings)
+    return open_pair(*names, settings_of(TREE, **settings))
 
 
 @pytest.mark.parametrize("half", ["target", "head"])
@@ -45,11 +45,11 @@ def test_a_small_model_with_other_tokens_is_refused(pair: Path) -> None:
 
 @pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup"])
 def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
-    tiny_pair: Path, eagle3_pair: Path, method: Method
+    tiny_pair: Path, eagle3_pair: Path, method: str
 ) -> None:
     names = (str(tiny_pair / "target"), str(eagle3_pair / "head"))
     refused(
-        lambda: open_pair(*names, tree=TREE, dtype="float32", method=method).load(),
+        lambda: open_pair(*names, settings_of(TREE, method=method)).load(),
         *("2 layers", "at least 7"),
     )
 
@@ -65,10 +65,12 @@ def test_a_store_without_its_list_is_refused_when_a_pair_is_opened(
 
 
 @pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup", "chain", "small-model"])
-def test_a_method_without_its_weights_is_refused(method: Method) -> None:
-    refused(lambda: check_draft(method, None), f"method {method} needs `draft`")
+def test_a_method_without_its_weights_is_refused(method: str) -> None:
+    refused(
+        lambda: find_method(method).check_draft(None), f"method {method} needs `draft`"
+    )
     for plain in ("lookup", "recycling"):
-        check_draft(plain, None)
+        find_method(plain).check_draft(None)
 
 
 @pytest.mark.parametrize(
@@ -84,16 +86,16 @@ def test_a_method_without_its_weights_is_refused(method: Method) -> None:
 )
 def test_random_sizes_that_make_no_model_are_refused(sizes: str, named: str) -> None:
     refused(
-        lambda: open_random(sizes, tree=TREE, dtype="float32", with_tokenizer=True),
+        lambda: open_random(sizes, settings_of(TREE), with_tokenizer=True),
         named,
     )
 
 
 @pytest.mark.parametrize(("method", "heads"), [("medusa", 5), ("hydra", 4)])
-def test_random_heads_are_as_many_as_published_ones(method: Method, heads: int) -> None:
+def test_random_heads_are_as_many_as_published_ones(method: str, heads: int) -> None:
     sizes = "hidden=32,layers=1,heads=4,kv_heads=2,vocabulary=64"
-    settings: Any = {"dtype": "float32", "with_tokenizer": False, "method": method}
-    source = open_random(sizes, tree=TREE, **settings)
+    settings = settings_of(method=method)
+    source = open_random(sizes, settings, with_tokenizer=False)
     drafter: Any = source.drafter
     assert drafter.num_nodes == 64
     config = drafter.model.config

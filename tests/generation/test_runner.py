@@ -12,10 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from eagle_jax.config import DecodingConfig, GenerateConfig, TreeConfig
+from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.decoding import growth
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner, Snapshot

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from eagle_jax import prefill
-from eagle_jax.config import DecodingConfig, GenerateConfig, SamplingConfig, TreeConfig
+from eagle_jax.config import DecodingConfig, SamplingConfig, TreeConfig
 from eagle_jax.decoding import growth, slots
 from eagle_jax.generation import scheduler
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner

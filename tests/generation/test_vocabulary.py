@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.config import DecodingConfig, Method, TreeConfig
+from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting import DraftModel, EagleHead
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.vocabulary import most_frequent, read_vocabulary
 from tests import tiny
-from tests.helpers import refused
+from tests.helpers import refused, settings_of
 
 MODEL = EagleHead(config=tiny.head_config(vocab_size=8))
 FILE = {"vocab_size": 8, "ids": [7, 2, 5, 0]}
@@ -114,7 +114,7 @@ def test_heads_with_output_heads_of_their_own_take_none(folder: Path) -> None:
 
 @pytest.mark.parametrize("method", ["eagle2", "small-model"])
 def test_a_pair_is_loaded_with_as_many_columns(
-    tiny_pair: Path, tmp_path: Path, method: Method
+    tiny_pair: Path, tmp_path: Path, method: str
 ) -> None:
     half = "target" if method == "small-model" else "head"
     draft = Path(shutil.copytree(tiny_pair / half, tmp_path / "draft"))
@@ -125,10 +125,11 @@ def test_a_pair_is_loaded_with_as_many_columns(
         return open_pair(
             str(tiny_pair / "target"),
             str(draft),
-            tree=TreeConfig(num_nodes=4, depth=2, width=2),
-            dtype="float32",
-            method=method,
-            draft_vocabulary=given,
+            settings_of(
+                TreeConfig(num_nodes=4, depth=2, width=2),
+                method=method,
+                draft_vocabulary=given,
+            ),
         )
 
     text = tmp_path / "text.txt"

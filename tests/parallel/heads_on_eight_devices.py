@@ -13,20 +13,21 @@ import jax
 
 from eagle_jax.checkpoints import export_hydra, export_medusa, target_config
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.config import Method, TreeConfig
+from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.models import hydra_heads, medusa_heads
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, shard_pair
 from tests import tiny
 from tests.conftest import load_main
+from tests.helpers import settings_of
 from tests.parallel.on_eight_devices import held
 
 SHAPE = MeshShape(data=2, tensor=4)
 PATHS = [[0], [1], [0, 0], [1, 0], [0, 0, 0]]
 
 
-def write(folder: Path, kind: str, target: TransformerConfig) -> Method:
+def write(folder: Path, kind: str, target: TransformerConfig) -> str:
     """Writes random heads for the tiny target; returns their method."""
     assert target.layer == tiny.LAYER
     heads: Any = tiny.medusa(target.vocab_size)
@@ -49,8 +50,8 @@ def check(kind: str, pair: Path, home: Path) -> None:
     settings = home / "settings.toml"
     settings.write_text(f'[tree]\nchoices = "{choices}"\n')
     names = (str(pair / "target"), str(folder))
-    tree = TreeConfig(choices=str(choices))
-    source = open_pair(*names, tree=tree, dtype="float32", method=method)
+    tree = StaticConfig(choices=str(choices))
+    source = open_pair(*names, settings_of(tree, method=method))
     loaded = source.load(shard_pair(SHAPE, target, batch_size=2))
     heads = loaded.params.drafter.heads
     one = heads[0] if kind == "medusa" else heads.heads[0]
@@ -62,7 +63,7 @@ def check(kind: str, pair: Path, home: Path) -> None:
     print("equal", kind, flush=True)
 
 
-def check_narrowed(method: Method, pair: Path, home: Path, size: int) -> None:
+def check_narrowed(method: str, pair: Path, home: Path, size: int) -> None:
     """A draft vocabulary is split like any, or whole where it cannot be."""
     target, file = target_config(pair / "target"), home / "vocabulary.json"
     ids = [target.vocab_size - 1, *range(size - 1)]
@@ -70,9 +71,8 @@ def check_narrowed(method: Method, pair: Path, home: Path, size: int) -> None:
     draft = "target" if method == "small-model" else "head"
     names = (str(pair / "target"), str(pair / draft))
     tree = TreeConfig(num_nodes=5, depth=2, width=2)
-    source = open_pair(
-        *names, tree=tree, dtype="float32", method=method, draft_vocabulary=str(file)
-    )
+    settings = settings_of(tree, method=method, draft_vocabulary=str(file))
+    source = open_pair(*names, settings)
     with warnings.catch_warnings(record=True, action="always") as warned:
         params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
     said = any("take a multiple of 4" in str(each.message) for each in warned)

@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax import checkpoints
-from eagle_jax.config import TreeConfig
+from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.files import fingerprint_file
 from eagle_jax.generation.pair import load_pair
@@ -185,7 +185,7 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
     )
     choices = tmp_path / "choices.json"
     choices.write_text("[[0], [1], [0, 0], [1, 0]]")
-    tree = TreeConfig(choices=str(choices))
+    tree = StaticConfig(choices=str(choices))
     plain = load_pair(target, method="autoregressive")
     pair = load_pair(target, str(trained.head), method=kind, tree=tree)
     plain, drafted = (

@@ -4,19 +4,18 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from eagle_jax.config import (
     DecodingConfig,
-    GenerateConfig,
-    Method,
     SamplingConfig,
     TreeConfig,
     load_config,
 )
-from eagle_jax.tuning import static, trees
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.methods import METHODS, PLAIN
+from eagle_jax.tuning import trees
 from eagle_jax.tuning.contest import (
     MOST_TREES,
     Timing,
@@ -27,11 +26,7 @@ from eagle_jax.tuning.contest import (
 )
 from eagle_jax.tuning.trees import parse_grid, show
 
-NOT_STATIC = [
-    method
-    for method in get_args(Method)
-    if method not in (*static.METHODS, "autoregressive")
-]
+NOT_STATIC = [name for name, method in METHODS.items() if method.trials]
 
 
 def trial(settings: str, speedup: float) -> Trial:
@@ -39,7 +34,7 @@ def trial(settings: str, speedup: float) -> Trial:
     return Trial(tree=tree, tokens_per_round=2.0, speedup=speedup, measurements=1)
 
 
-def tuned(method: Method, temperature: float = 0.0) -> GenerateConfig:
+def tuned(method: str, temperature: float = 0.0) -> GenerateConfig:
     return GenerateConfig(
         sampling=SamplingConfig(temperature=temperature),
         decoding=DecodingConfig(method=method, batch_size=3, dtype="float32"),
@@ -47,9 +42,7 @@ def tuned(method: Method, temperature: float = 0.0) -> GenerateConfig:
 
 
 @pytest.mark.parametrize("method", ["eagle2", "small-model"])
-def test_the_best_tree_is_recommended_if_it_pays(
-    tmp_path: Path, method: Method
-) -> None:
+def test_the_best_tree_is_recommended_if_it_pays(tmp_path: Path, method: str) -> None:
     file = tmp_path / "tuned.toml"
     fast, slow = trial("8/7/1", 1.5), trial("8/7/1", 0.9)
     text = settings_file(fast, tuned(method), comments=("a line",))
@@ -70,18 +63,17 @@ def test_the_best_tree_is_recommended_if_it_pays(
     assert "no tree pays" in text
     file.write_text(text)
     config = load_config(file, GenerateConfig)
-    assert config.decoding.method == "autoregressive"
-    assert config.tree == TreeConfig()
+    assert config.method == PLAIN
 
 
 @pytest.mark.parametrize("method", NOT_STATIC)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_setting_that_is_tried_is_generated_with(
-    tmp_path: Path, method: Method, temperature: float
+    tmp_path: Path, method: str, temperature: float
 ) -> None:
-    tried = trees.settings(method)
+    tried = trees.settings(METHODS[method])
     assert len(tried) == len(set(tried)) <= MOST_TREES
-    assert len({show(tree, method) for tree in tried}) == len(tried)
+    assert len({show(tree, METHODS[method]) for tree in tried}) == len(tried)
     for tree in tried:
         best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5, measurements=1)
         file = tmp_path / "tuned.toml"

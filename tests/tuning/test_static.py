@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.config import DecodingConfig, GenerateConfig, load_config
+from eagle_jax.checkpoints.draft_files import read_choices
+from eagle_jax.config import DecodingConfig, load_config
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.drafting import RecyclingDrafter
-from eagle_jax.generation.methods import read_choices
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.tree import (
     EAGLE1_TREE,
     RECYCLING_TREE,

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.config import Method, TreeConfig
+from eagle_jax.config import ChainConfig, StaticConfig, TreeConfig
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import Calibration, Confidence, LookupDrafter, RecyclingDrafter
-from eagle_jax.drafting.calibration import UNCALIBRATED
-from eagle_jax.generation.methods import (
-    switch_drafter,
-    tree_drafter,
-    weightless_drafter,
+from eagle_jax.drafting import (
+    Calibration,
+    Confidence,
+    LookupConfig,
+    LookupDrafter,
+    RecyclingConfig,
+    RecyclingDrafter,
+    SwitchConfig,
 )
+from eagle_jax.drafting.calibration import UNCALIBRATED
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.methods import METHODS, Context, find_method
 from eagle_jax.tree import EAGLE1_TREE, RECYCLING_TREE, Topology
 from tests.drafting.toy_model import ToyModel
 from tests.helpers import refused
@@ -45,11 +50,15 @@ def other(tmp_path: Path) -> Path:
     return path
 
 
+def made(method: str, settings: Any, **given: Any) -> Any:
+    context = Context(vocab_size=24, model=MODEL, **given)
+    return METHODS[method].drafter(settings, context)
+
+
 def chosen(folder: Path | None, rule: AcceptanceRule = "coupled", **tree: Any) -> Any:
     sizes: dict[str, Any] = {"num_nodes": 6, "depth": 2, "width": 3}
     config = TreeConfig(**(sizes | tree))
-    drafter = tree_drafter("eagle2", MODEL, config, rule=rule, folder=folder)
-    return drafter.calibration
+    return made("eagle2", config, rule=rule, folder=folder).calibration
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
@@ -101,11 +110,14 @@ def test_a_calibration_of_the_other_kind_of_text_is_refused(other: Path) -> None
 
 
 def test_noise_is_shared_unless_it_is_forbidden() -> None:
-    methods: tuple[Method, ...] = ("eagle2", "eagle1", "chain", "small-model")
-    for method in methods:
+    for method, kind in (
+        ("eagle2", TreeConfig),
+        ("eagle1", StaticConfig),
+        ("chain", ChainConfig),
+        ("small-model", TreeConfig),
+    ):
         for shared in (True, False):
-            tree = TreeConfig(shared_noise=shared)
-            assert tree_drafter(method, MODEL, tree).shares_noise == shared
+            assert made(method, kind(shared_noise=shared)).shares_noise == shared
 
 
 @pytest.mark.parametrize(
@@ -114,14 +126,14 @@ def test_noise_is_shared_unless_it_is_forbidden() -> None:
 def test_recycling_fills_its_own_tree_or_the_one_that_is_named(
     choices: str | None, tree: Topology
 ) -> None:
-    drafter = weightless_drafter("recycling", TreeConfig(choices=choices), 24)
+    drafter = made("recycling", RecyclingConfig(choices=choices))
     assert drafter == RecyclingDrafter(vocab_size=24, tree=tree)
 
 
 @pytest.mark.parametrize("longest", [1, 64])
 def test_lookup_seeks_matches_as_long_as_told(longest: int) -> None:
-    chain = TreeConfig(num_nodes=5, depth=4, width=1, max_ngram=longest)
-    drafter = weightless_drafter("lookup", chain, 24)
+    chain = LookupConfig(num_nodes=5, depth=4, width=1, max_ngram=longest)
+    drafter = made("lookup", chain)
     assert drafter == LookupDrafter(depth=4, num_matches=1, max_ngram=longest)
 
 
@@ -132,10 +144,42 @@ def test_lookup_seeks_matches_as_long_as_told(longest: int) -> None:
 def test_the_switch_copies_no_more_than_a_verification_holds(
     num_nodes: int, min_match: int, copied: int, longest: int
 ) -> None:
-    tree = TreeConfig(num_nodes=num_nodes, depth=2, width=2, min_match=min_match)
-    drafter = switch_drafter(MODEL, tree)
+    tree = SwitchConfig(num_nodes=num_nodes, depth=2, width=2, min_match=min_match)
+    drafter = made("eagle2+lookup", tree)
     assert (drafter.num_nodes, drafter.first.depth) == (num_nodes, copied)
     assert (drafter.first.max_ngram, drafter.min_match) == (longest, min_match)
-    assert drafter.second == tree_drafter("eagle2", MODEL, tree)
+    assert drafter.second == made("eagle2", tree.shape)
     deepest = dataclasses.replace(tree, depth=0)
-    refused(lambda: switch_drafter(MODEL, deepest), "depth of the tree = 0")
+    refused(lambda: made("eagle2+lookup", deepest), "depth of the tree = 0")
+
+
+def test_no_method_has_settings_of_another() -> None:
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert (method.trials == ()) == (method.is_plain or method.tree is not None)
+        assert all(type(settings) is method.settings for settings in method.trials)
+    refused(lambda: find_method("eagle3"), "'eagle3' is no method; known are")
+
+
+def test_another_method_keeps_the_settings_that_it_reads() -> None:
+    tree = TreeConfig(num_nodes=8, depth=7, width=1, kappa=2.0)
+    config = GenerateConfig(tree=tree)
+    assert config.with_method("chain").tree == ChainConfig(depth=7)
+    lookup = LookupConfig(num_nodes=8, depth=7, width=1)
+    assert config.with_method("lookup").tree == lookup
+    assert config.with_method("eagle2") == config
+    refused(lambda: GenerateConfig(tree=lookup), "LookupConfig is not of method eagle2")
+
+
+def test_a_files_tree_is_of_the_method_that_it_names() -> None:
+    def read(table: dict[str, Any], method: str | None = None) -> GenerateConfig:
+        return GenerateConfig.from_table(table, "a.toml", method)
+
+    assert read({"tree": {"depth": 2}}).tree == TreeConfig(depth=2)
+    named = {"decoding": {"method": "chain"}, "tree": {"depth": 2}}
+    assert read(named, "lookup").tree == ChainConfig(depth=2)
+    # Where it names none, it is of the one that is asked for, if that has its keys.
+    assert read({"tree": {"depth": 2}}, "chain").tree == ChainConfig(depth=2)
+    assert read({"tree": {"num_nodes": 2}}, "chain").tree == TreeConfig(num_nodes=2)
+    refused(lambda: read(named | {"tree": {"width": 2}}), "unknown key 'width'")
+    refused(lambda: read({"decoding": {"method": "x"}}), "a.toml", "'x' is no method")

@@ -1,0 +1,395 @@
+"""The methods of generation: every one a row, and no other file knows their names.
+
+A new method is a file with its drafter and its settings, a row here, a case in the
+tests of all drafters and a line in the README.
+"""
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle_jax import assets
+from eagle_jax.checkpoints.draft_files import find_calibration, read_choices
+from eagle_jax.config import (
+    ChainConfig,
+    PlainConfig,
+    StaticConfig,
+    TreeConfig,
+)
+from eagle_jax.drafting import (
+    DraftModel,
+    LookaheadConfig,
+    LookaheadDrafter,
+    LookupConfig,
+    LookupDrafter,
+    RecyclingConfig,
+    RecyclingDrafter,
+    SwitchConfig,
+    SwitchDrafter,
+    TreeDrafter,
+)
+from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
+from eagle_jax.drafting.heads import most_levels
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Drafter
+from eagle_jax.tree import EAGLE1_TREE, MEDUSA_TREE, RECYCLING_TREE, Topology, chain
+
+COPIED = 16
+"""The most tokens that the switch copies after a match, and the longest match it seeks.
+
+Every round pays for the longest path: its noise, and its place in the head's call. The
+embedded pair (26 nodes, 128 tokens, greedy) writes 6.05 tokens per round with no copy,
+5.98 with copies of 8, 7.26 of 16, 7.58 of 25; the published 40 exceed that tree.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A kind of weights that methods draft with.
+
+    Attributes:
+        kind: The name of the kind.
+        description: What these weights are, in words.
+        embedded: The folder of the embedded pair's own; `None` if it has none.
+        has_vocabulary: Whether they can draft some tokens alone (`draft_vocabulary`).
+    """
+
+    kind: str
+    description: str
+    embedded: Path | None = None
+    has_vocabulary: bool = False
+
+    @property
+    def option(self) -> str:
+        """The setting that names them where a run may need several kinds."""
+        return "draft" if self is EAGLE else self.kind.replace("-", "_")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a drafter is made for.
+
+    Attributes:
+        vocab_size: The number of tokens the target knows, `V`.
+        rule: The acceptance rule (`decoding.AcceptanceRule`).
+        model: The draft model; `None` for a method without weights.
+        folder: The draft model's folder, which may hold a calibration; `None` for none.
+    """
+
+    vocab_size: int
+    rule: str = "greedy"
+    model: DraftModel | None = None
+    folder: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method of generation.
+
+    Attributes:
+        name: Its name.
+        settings: Its own settings, a frozen dataclass.
+        make: The function from such settings to its drafter; `None` decodes plainly.
+        weights: The weights that it drafts with; `None` without any.
+        tree: Its published tree, if its trees are static: others are `choices`.
+        trials: The settings that `eagle-jax tune` tries, if its trees are not static.
+        has_confidence: Whether all its drafts have probabilities: those of a model, not
+            of earlier text.
+    """
+
+    name: str
+    settings: type
+    make: Callable[[Any, Context], Drafter] | None
+    weights: Weights | None = None
+    tree: Topology | None = None
+    trials: tuple[Any, ...] = ()
+    has_confidence: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain decoding, one token per pass."""
+        return self.make is None
+
+    @property
+    def own_settings(self) -> tuple[str, ...]:
+        """The names of its own settings."""
+        return tuple(field.name for field in dataclasses.fields(self.settings))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of all settings of drafts that change something."""
+        shared = () if self.is_plain else ("acceptance",)
+        if self.weights is not None and self.weights.has_vocabulary:
+            shared += ("draft_vocabulary",)
+        return self.own_settings + shared
+
+    def drafter(self, settings: Any, context: Context) -> Drafter | None:
+        """Returns the drafter, or `None` for plain decoding and without its weights.
+
+        Raises:
+            InputError: If the settings name a calibration or choices that cannot be
+                used, or are deeper than there are heads.
+        """
+        if self.make is None or (self.weights is not None and context.model is None):
+            return None
+        return self.make(settings, context)
+
+    def check_draft(self, draft: str | None) -> None:
+        """Refuses a method whose weights are not given, and warns of some not read.
+
+        Args:
+            draft: The folder or hub name of the weights; `None` where none is given.
+
+        Raises:
+            InputError: If the method drafts with weights and none are given.
+        """
+        if draft is None and self.weights is not None:
+            free = [name for name, method in METHODS.items() if method.weights is None]
+            raise InputError(
+                f"method {self.name} needs `draft`, {self.weights.description}; or "
+                f"choose one of {', '.join(free)}, which need none"
+            )
+        if draft is not None and self.weights is None:
+            warnings.warn(
+                f"method {self.name} drafts without weights: `draft` {draft} is not "
+                "read",
+                stacklevel=2,
+            )
+
+
+def _tree_drafter(
+    shape: TreeConfig | Topology,
+    context: Context,
+    *,
+    shared_noise: bool,
+    calibration: Calibration = UNCALIBRATED,
+) -> TreeDrafter:
+    """Returns the drafter of a tree.
+
+    Under the rule "rejection" static trees draw their children instead of taking the
+    most likely: EAGLE-1 and standard speculative sampling as published. A dynamic
+    tree's shape would depend on what was drawn, so it never samples.
+    """
+    is_static = isinstance(shape, Topology)
+    assert context.model is not None
+    return TreeDrafter(
+        model=context.model,
+        tree=shape,
+        calibration=calibration,
+        shares_noise=shared_noise,
+        # Each draw is tested given those before it, so none may be missing.
+        sampled=context.rule == "rejection" and is_static and shape.has_every_rank,
+    )
+
+
+def _dynamic(settings: TreeConfig, context: Context) -> TreeDrafter:
+    assert context.model is not None
+    is_shared = context.rule == "coupled" and settings.shared_noise
+    calibration = find_calibration(
+        settings,
+        context.model.vocab_size,
+        context.folder,
+        kind="sampled" if is_shared else "greedy",
+    )
+    return _tree_drafter(
+        settings.shape,
+        context,
+        shared_noise=settings.shared_noise,
+        calibration=calibration,
+    )
+
+
+def _static(own: Topology) -> Callable[[StaticConfig, Context], TreeDrafter]:
+    def make(settings: StaticConfig, context: Context) -> TreeDrafter:
+        assert context.model is not None
+        deepest = own.cut(most_levels(context.model) or own.depth)
+        shape = read_choices(settings.choices, deepest)
+        return _tree_drafter(shape, context, shared_noise=settings.shared_noise)
+
+    return make
+
+
+def _chain(settings: ChainConfig, context: Context) -> TreeDrafter:
+    shape = chain(settings.depth)
+    return _tree_drafter(shape, context, shared_noise=settings.shared_noise)
+
+
+def _small_model(settings: TreeConfig, context: Context) -> TreeDrafter:
+    if settings.width > 1:
+        return _dynamic(settings, context)
+    shape = chain(settings.levels)
+    return _tree_drafter(shape, context, shared_noise=settings.shared_noise)
+
+
+def _switch(settings: SwitchConfig, context: Context) -> SwitchDrafter:
+    return SwitchDrafter(
+        first=LookupDrafter(
+            depth=min(COPIED, settings.num_nodes - 1),
+            max_ngram=max(COPIED, settings.min_match),
+        ),
+        second=_dynamic(settings, context),
+        min_match=settings.min_match,
+    )
+
+
+def _lookup(settings: LookupConfig, context: Context) -> LookupDrafter:
+    del context
+    depth = min(settings.depth, settings.num_nodes - 1)
+    matches = min(settings.width, (settings.num_nodes - 1) // max(depth, 1))
+    return LookupDrafter(
+        depth=depth, num_matches=max(matches, 1), max_ngram=settings.max_ngram
+    )
+
+
+def _lookahead(settings: LookaheadConfig, context: Context) -> LookaheadDrafter:
+    return LookaheadDrafter(vocab_size=context.vocab_size, **vars(settings))
+
+
+def _recycling(settings: RecyclingConfig, context: Context) -> RecyclingDrafter:
+    shape = read_choices(settings.choices, RECYCLING_TREE)
+    return RecyclingDrafter(vocab_size=context.vocab_size, tree=shape)
+
+
+def _sizes(kind: type, sizes: str, **values: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns settings by `num_nodes/depth/width`, each with each of other values."""
+    names = ("num_nodes", "depth", "width", *values)
+    numbers = [[int(number) for number in part.split("/")] for part in sizes.split()]
+    return tuple(
+        kind(**dict(zip(names, (*size, *others), strict=True)))
+        for size in numbers
+        for others in itertools.product(*values.values())
+    )
+
+
+_TREES = (
+    "3/2/1 5/4/1 8/7/1 6/3/2 10/5/2 16/7/2 10/4/4 16/5/4 26/6/4 32/6/6 48/7/6 60/6/10"
+)
+# Level, window and guesses; the paper's largest, for an A100, are 5/15/15.
+_LOOKAHEAD = (
+    (2, 2, 2),
+    (3, 2, 2),
+    (3, 3, 3),
+    (4, 3, 3),
+    (5, 3, 3),
+    (4, 5, 5),
+    (5, 5, 5),
+    (5, 7, 7),
+    (5, 10, 10),
+    (5, 15, 15),
+)
+
+EAGLE = Weights(
+    kind="eagle",
+    description="the EAGLE head of this target",
+    embedded=assets.HEAD,
+    has_vocabulary=True,
+)
+MEDUSA = Weights(kind="medusa", description="the Medusa heads of this target")
+HYDRA = Weights(kind="hydra", description="the Hydra heads of this target")
+SMALL_MODEL = Weights(
+    kind="small-model",
+    description="a smaller model with the target's tokenizer",
+    embedded=assets.SMALL,
+    has_vocabulary=True,
+)
+
+# In the order of EAGLE-2's Table 1; what it does not have stands last.
+_ROWS = (
+    Method(name="autoregressive", settings=PlainConfig, make=None),
+    Method(
+        name="small-model",
+        settings=TreeConfig,
+        make=_small_model,
+        weights=SMALL_MODEL,
+        trials=_sizes(TreeConfig, _TREES),
+    ),
+    Method(
+        name="lookup",
+        settings=LookupConfig,
+        make=_lookup,
+        # The published chain has 10 tokens.
+        trials=_sizes(LookupConfig, "3/2/1 6/5/1 11/10/1 17/16/1", max_ngram=(2, 3, 5)),
+        has_confidence=False,
+    ),
+    Method(
+        name="medusa",
+        settings=StaticConfig,
+        make=_static(MEDUSA_TREE),
+        weights=MEDUSA,
+        tree=MEDUSA_TREE,
+    ),
+    Method(
+        name="lookahead",
+        settings=LookaheadConfig,
+        make=_lookahead,
+        trials=tuple(
+            LookaheadConfig(level=level, window=window, guesses=guesses)
+            for level, window, guesses in _LOOKAHEAD
+        ),
+        has_confidence=False,
+    ),
+    Method(
+        name="hydra",
+        settings=StaticConfig,
+        make=_static(MEDUSA_TREE),
+        weights=HYDRA,
+        tree=MEDUSA_TREE,
+    ),
+    Method(
+        name="chain",
+        settings=ChainConfig,
+        make=_chain,
+        weights=EAGLE,
+        trials=tuple(ChainConfig(depth=depth) for depth in (1, 2, 3, 4, 5, 6, 8, 10)),
+    ),
+    Method(
+        name="eagle1",
+        settings=StaticConfig,
+        make=_static(EAGLE1_TREE),
+        weights=EAGLE,
+        tree=EAGLE1_TREE,
+    ),
+    Method(
+        name="eagle2",
+        settings=TreeConfig,
+        make=_dynamic,
+        weights=EAGLE,
+        trials=_sizes(TreeConfig, _TREES),
+    ),
+    Method(
+        name="recycling",
+        settings=RecyclingConfig,
+        make=_recycling,
+        tree=RECYCLING_TREE,
+        has_confidence=False,
+    ),
+    Method(
+        name="eagle2+lookup",
+        settings=SwitchConfig,
+        make=_switch,
+        weights=EAGLE,
+        trials=_sizes(SwitchConfig, "8/7/1 10/4/4 26/6/4 60/6/10", min_match=(3, 5, 8)),
+        has_confidence=False,
+    ),
+)
+
+METHODS: Mapping[str, Method] = {row.name: row for row in _ROWS}
+"""Every method by its name."""
+
+PLAIN = METHODS["autoregressive"]
+"""Plain decoding, which others are compared with."""
+
+
+def find_method(name: str) -> Method:
+    """Returns a method by its name.
+
+    Raises:
+        InputError: If there is none of this name.
+    """
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise InputError(f"method = {name!r} is no method; known are {known}")
+    return METHODS[name]
