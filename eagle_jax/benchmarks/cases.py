@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from eagle_jax.benchmarks.compilation import Case
+from eagle_jax.benchmarks.compilation import GPU, Case
 from eagle_jax.config import TreeConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
@@ -50,6 +50,7 @@ def _published_head(target: TransformerConfig) -> EagleHeadConfig:
 
 
 _MODELS = {
+    "Llama-2-7B": _target((4096, 11008, 32, 32, 32, 32000), theta=1e4),
     "Llama-3-8B": _target((4096, 14336, 32, 32, 8, 128256), theta=5e5),
     "Llama-2-70B": _target((8192, 28672, 80, 64, 8, 32000), theta=1e4),
     "Llama-3-70B": _target((8192, 28672, 80, 64, 8, 128256), theta=5e5),
@@ -58,6 +59,7 @@ _MODELS = {
 
 # Model, topology, mesh, nodes, rows of a batch, rows of a training step.
 _RUNS = (
+    ("Llama-2-7B", GPU, "tensor=1", 60, 1, 1),
     ("Llama-3-8B", "v5e:2x2", "tensor=4", 60, 1, 1),
     ("Llama-3-8B", "v5e:2x2", "tensor=4", 60, 8, 4),
     ("Llama-3-8B", "v6e:1x1", "tensor=1", 60, 1, 1),

@@ -6,6 +6,7 @@ compiles on a laptop. The programs are those that the machine would run.
 
 import dataclasses
 import functools
+import importlib.util
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,9 @@ PROGRAMS = ("prefill", "round", "sampled round", "token", *STEPS)
 LOOPS = ("round", "sampled round", "token")
 """The `PROGRAMS` that decode; a "sampled round" draws, the others are greedy."""
 
+GPU = "h100"
+"""The topology of one NVIDIA H100, whose figures for the compiler stand beside this."""
+
 ENVIRONMENT = {
     # The compiler alone is needed, and it asks for no TPU's metadata.
     "TPU_SKIP_MDS_QUERY": "1",
@@ -65,7 +69,7 @@ class Case:
         name: The model's name.
         target: The target's sizes.
         head: The sizes of its EAGLE head.
-        topology: The machine's topology, such as "v5e:2x2".
+        topology: The machine's topology, such as "v5e:2x2", or `GPU`.
         mesh: The shape of the mesh over its devices.
         tree: The tree that is drafted.
         max_length: The tokens of prompt and output. Give it a number that no weight has
@@ -101,6 +105,11 @@ class Case:
         name = f"{self.name} ({layers} layers)"
         return dataclasses.replace(self, name=name, target=target)
 
+    @property
+    def extra(self) -> str:
+        """The extra of this package that brings the machine's compiler."""
+        return "gpu-compile" if self.topology == GPU else "tpu-compile"
+
     def __str__(self) -> str:
         """Returns its name with its machine, which no other case has."""
         return f"{self.name} {self.topology} {self.mesh} rows={self.batch_size}"
@@ -122,6 +131,8 @@ class Report:
             a prefill, which makes them.
         copies: The instructions that copy a whole cache.
         host_calls: The instructions that wait for the host.
+        open_loops: The loops inside its loops of which the compiler does not know how
+            often they run: on a GPU the host may wait for the end of each.
         collectives: The numbers of instructions that move data between devices, by
             name.
         moved: The bytes that a device gets from them; each counts once, however often
@@ -137,6 +148,7 @@ class Report:
     state: int
     copies: list[str]
     host_calls: list[str]
+    open_loops: list[str]
     collectives: dict[str, int]
     moved: int
     random_words: int
@@ -151,6 +163,12 @@ class Report:
         return found
 
 
+def has_compiler(extra: str) -> bool:
+    """Returns whether the compiler is installed that an extra brings."""
+    module = {"gpu-compile": "jax_cuda13_plugin", "tpu-compile": "libtpu"}[extra]
+    return importlib.util.find_spec(module) is not None
+
+
 def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]:
     """Compiles the programs of a case, one after the other.
 
@@ -162,17 +180,25 @@ def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]
         jax.errors.JaxRuntimeError: If the compiler refuses, for instance because a
             program does not fit the chip.
     """
-    # A host of one chip must be asked for: libtpu takes several for granted.
-    alone = {"chips_per_host_bounds": (1, 1, 1)} if case.mesh.num_devices == 1 else {}
-    devices = topologies.get_topology_desc(
-        platform="tpu", topology_name=case.topology, **alone
-    ).devices
-    sharding, params = _sharded_params(case, devices)
+    sharding, params = _sharded_params(case, _devices(case))
     if set(only) - STEPS.keys():
         yield from _decoding(case, sharding, params, only)
     for program in STEPS:
         if program in only:
             yield _training(case, sharding, params, program)
+
+
+def _devices(case: Case) -> Any:
+    """Returns the devices of a topology, which are not there."""
+    if case.topology == GPU:
+        figures = Path(__file__).with_name(f"{GPU}.txtpb").read_text()
+        kind: dict[str, Any] = {"platform": "cuda", "topology": "1x1x1"}
+        return topologies.get_topology_desc(target_config=figures, **kind).devices
+    # A host of one chip must be asked for: libtpu takes several for granted.
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if case.mesh.num_devices == 1 else {}
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=case.topology, **alone
+    ).devices
 
 
 def _decoding(
@@ -245,7 +271,7 @@ def _compile(
     case: Case, name: str, program: Any, inputs: tuple[Any, ...], changed: list[Any]
 ) -> Report:
     """Compiles a program that changes or makes the arrays `changed`; reports on it."""
-    compiled, text = _with_text(program.lower(*inputs))
+    compiled, text = _with_text(program.lower(*inputs), is_gpu=case.topology == GPU)
     memory = compiled.memory_analysis()
     in_loops = programs.loop_lines(text)
     lines = in_loops if name in LOOPS else programs.every_line(text)
@@ -263,23 +289,26 @@ def _compile(
             for line in programs.find_copies(in_loops, part)
         ],
         host_calls=programs.find_host_calls(lines),
+        open_loops=programs.find_open_loops(in_loops),
         collectives=programs.count_collectives(lines),
         moved=programs.moved_bytes(lines),
         random_words=programs.random_words(lines),
     )
 
 
-def _with_text(lowered: Any) -> tuple[Any, str]:
+def _with_text(lowered: Any, *, is_gpu: bool) -> tuple[Any, str]:
     """Returns the compiled program and its optimised HLO, as the compiler writes it.
 
     `Compiled.as_text` reads the program back first, and jaxlib refuses some that libtpu
     makes: those whose gathers run on a chip's SparseCore.
     """
     with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        options: dict[str, Any] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        if is_gpu:
+            options["xla_gpu_autotune_level"] = 0  # It would run programs on a device.
         compiled = lowered.compile(compiler_options=options)
         # Modules that it compiles on the way are numbered after it.
-        file = min(Path(folder).glob("module_*.after_optimizations.txt"))
+        file = min(Path(folder).glob("module_*after_optimizations.txt"))
         return compiled, file.read_text()
 
 

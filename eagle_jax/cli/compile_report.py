@@ -1,8 +1,9 @@
-"""Checks what generation and training become on TPUs that are not at hand.
+"""Checks what generation and training become on TPUs and GPUs that you do not have.
 
-    pip install ".[tpu-compile]"
+    pip install ".[tpu-compile]"  # or gpu-compile, or both
     eagle-jax compile-report
     eagle-jax compile-report --only "Llama-3-8B v5e:2x2" --layers 3 --programs round
+    eagle-jax compile-report --only "Llama-2-7B h100" --layers 3 --programs round token
 
 It compiles every program for a topology, prints what it takes and fails where one
 copies a cache, calls the host or does not fit. A case takes minutes, as the layers of a
@@ -10,7 +11,6 @@ model are compiled one by one.
 """
 
 import argparse
-import importlib.util
 import os
 
 import jax
@@ -22,6 +22,7 @@ from eagle_jax.benchmarks.compilation import (
     Case,
     Report,
     compile_case,
+    has_compiler,
 )
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.config import require
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Check programs for TPUs that are not at hand.")
+    parser = Parser(description="Check programs for TPUs and GPUs you do not have.")
     add = parser.add_argument
     names = ", ".join(map(str, every_case()))
     add("--only", default="", metavar="CASE", help=f"those that begin so: {names}")
@@ -52,9 +53,11 @@ def _report(arguments: argparse.Namespace) -> int:
         # Three of them are what an EAGLE-3 head reads.
         require(arguments.layers >= 3, "--layers", arguments.layers, "at least 3")
         cases = [case.with_layers(arguments.layers) for case in cases]
-    if importlib.util.find_spec("libtpu") is None:
+    extras = " or ".join(sorted({case.extra for case in cases}))
+    cases = [case for case in cases if has_compiler(case.extra)]
+    if not cases:
         raise InputError(
-            "the TPU compiler is not installed; pip install '.[tpu-compile]' brings it"
+            f"their compiler is missing; pip install '.[{extras}]' brings it"
         )
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -90,6 +93,7 @@ def _summary(report: Report) -> str:
         report.program,
         f"{len(report.copies)} copies of caches",
         f"{len(report.host_calls)} host calls",
+        f"{len(report.open_loops)} open loops",
         ", ".join(collectives) or "no collectives",
         f"{taken / 2**30:.2f} GiB per chip, {report.temporaries / 2**30:.2f} of them "
         "temporary",

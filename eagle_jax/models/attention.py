@@ -121,7 +121,16 @@ def _mix(rows: jax.Array, segments: Sequence[tuple[KeyValues, jax.Array]]) -> _M
 
     def mix(weights: jax.Array, values: jax.Array) -> jax.Array:
         weights = weights.astype(values.dtype).reshape(*flat.shape[:3], -1)
-        return _batched_dot(weights, values, contract=2)
+        if weights.shape[2] > 1:
+            return _batched_dot(weights, values, contract=2)
+        # XLA:GPU turns a product of one row into a sum, for which it transposes the
+        # whole cache; two rows stay a product.
+        return jax.lax.platform_dependent(
+            weights,
+            values,
+            cuda=lambda x, y: _batched_dot(x.repeat(2, 2), y, contract=2)[:, :, :1],
+            default=functools.partial(_batched_dot, contract=2),
+        )
 
     scores = [score(*segment) for segment in segments]
     top = functools.reduce(jnp.maximum, map(highest, scores))

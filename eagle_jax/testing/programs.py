@@ -138,6 +138,15 @@ def find_host_calls(lines: Sequence[str]) -> list[str]:
     ]
 
 
+def find_open_loops(lines: Sequence[str]) -> list[str]:
+    """Returns the loops whose number of rounds the compiler does not know."""
+    return [
+        line.strip()
+        for line in lines
+        if _operation_of(line)[1] == "while" and "known_trip_count" not in line
+    ]
+
+
 def _operation_of(line: str) -> tuple[str, str]:
     """Returns the result's type and the operation of an instruction."""
     match = _OPERATION.match(line)

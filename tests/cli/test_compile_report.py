@@ -31,6 +31,7 @@ def compiled(case: Case, only: Sequence[str]) -> Iterator[Report]:
             state=8 if program == "token" else 0,
             copies=["%c = copy(%x)"] if program == "round" else [],
             host_calls=["%h = outfeed(%x)"] if program == "sampled round" else [],
+            open_loops=[],
             collectives={"all-reduce": 2, "all-gather": 1},
             moved=2**20,
             random_words=0,
@@ -52,7 +53,7 @@ def test_what_a_program_takes_stands_in_one_line(
     assert main(flags) == 0
     assert capsys.readouterr().out == (
         "Mixtral-8x7B (3 layers) v6e:2x2 data=1,tensor=4 rows=1: prefill | 0 copies of "
-        "caches | 0 host calls | 1 all-gather, 2 all-reduce | 1.50 GiB per chip, 0.50 "
+        "caches | 0 host calls | 0 open loops | 1 all-gather, 2 all-reduce | 1.50 GiB per chip, 0.50 "
         "of them temporary\n"
     )
 
