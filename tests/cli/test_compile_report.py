@@ -53,8 +53,8 @@ def test_what_a_program_takes_stands_in_one_line(
     assert main(flags) == 0
     assert capsys.readouterr().out == (
         "Mixtral-8x7B (3 layers) v6e:2x2 data=1,tensor=4 rows=1: prefill | 0 copies of "
-        "caches | 0 host calls | 0 open loops | 1 all-gather, 2 all-reduce | 1.50 GiB per chip, 0.50 "
-        "of them temporary\n"
+        "caches | 0 host calls | 0 open loops | 1 all-gather, 2 all-reduce | 1.50 GiB "
+        "per chip, 0.50 of them temporary\n"
     )
 
 
