@@ -8,7 +8,7 @@ from eagle_jax.benchmarks.compilation import GPU, compile_case, has_compiler
 
 pytestmark = pytest.mark.skipif(
     not has_compiler("gpu-compile") or jax.config.values["jax_platforms"] != "cpu",
-    reason="needs the GPU compiler (pip install '.[gpu-compile]') and JAX_PLATFORMS=cpu",
+    reason="needs JAX_PLATFORMS=cpu and the compiler of pip install '.[gpu-compile]'",
 )
 
 
