@@ -21,7 +21,6 @@ from eagle_jax.checkpoints.hub import (
 from eagle_jax.checkpoints.load import convert
 from eagle_jax.checkpoints.tensors import (
     StoredTensor,
-    check_space,
     open_bin,
     open_safetensors,
     saving,
@@ -137,8 +136,6 @@ def write_export(
     if with_pickle is None:
         with_pickle = has_torch()
     with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        check_space(unfinished, num_bytes * (2 if with_pickle else 1), num_bytes)
         text = json.dumps(fields, indent=1) + "\n"
         (unfinished / _CONFIG).write_text(text, encoding="utf-8")
         safe, pickled = (unfinished / name for name in files)

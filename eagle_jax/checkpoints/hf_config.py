@@ -51,14 +51,19 @@ class Family:
     @property
     def fields(self) -> set[str]:
         """The keys that `config.json` may have in this family only."""
-        switch = {"use_sliding_window", "max_window_layers"}
-        mixture = {"num_local_experts", "num_experts_per_tok"}
-        # These two change training only.
-        mixture |= {"router_aux_loss_coef", "router_jitter_noise"}
-        return (switch if self.has_switch else set()) | (
-            mixture if self.is_mixture else set()
+        return (_SWITCH if self.has_switch else set()) | (
+            _MIXTURE if self.is_mixture else set()
         )
 
+
+_SWITCH = {"use_sliding_window", "max_window_layers"}
+# The last two change training only.
+_MIXTURE = {
+    "num_local_experts",
+    "num_experts_per_tok",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+}
 
 FAMILIES = {
     "llama": Family(architecture="LlamaForCausalLM"),
@@ -129,40 +134,21 @@ def target_config(folder: Path) -> TransformerConfig:
             something that is not implemented.
     """
     fields = Fields.read(folder)
-    kind = fields.get("model_type")
-    names = fields.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        raise fields.refusal(f"architectures = {names!r} must be a list of names")
+    kind, names = fields.get("model_type"), fields.get("architectures", [])
     family = FAMILIES.get(str(kind))
-    if family is None or any(name != family.architecture for name in names):
+    if family is None or names not in ([], [family.architecture]):
         known = ", ".join(family.architecture for family in FAMILIES.values())
         raise fields.refusal(
-            f"architecture {', '.join(names) or None!r} with model_type "
-            f"{kind!r} is not supported; known are {known}"
+            f"architectures = {names!r} with model_type {kind!r} is not supported; "
+            f"known are {known}"
         )
     check_keys(fields, family.fields)
-    layer = _layer_config(
-        fields,
-        qkv_bias=family.qkv_bias,
-        rope=read_rope(fields, default_theta=family.rope_theta),
-        head_dim=family.head_dim,
-        rms_norm_eps=family.rms_norm_eps,
-    )
-    if family.is_mixture:
-        layer = dataclasses.replace(
-            layer,
-            num_experts=fields.size("num_local_experts", default=8),
-            experts_per_token=fields.size("num_experts_per_tok", default=2),
-        )
-        if layer.experts_per_token > layer.num_experts:
-            raise fields.refusal(
-                f"num_experts_per_tok = {layer.experts_per_token} is more than "
-                f"num_local_experts = {layer.num_experts}"
-            )
+    rope = read_rope(fields, default_theta=family.rope_theta)
+    layer = _layer_config(fields, family, rope)
     num_layers = fields.size("num_hidden_layers", most=_MOST_LAYERS)
     window, windowed = _read_windows(fields, family, num_layers)
     return TransformerConfig(
-        layer=dataclasses.replace(layer, qk_norm=family.qk_norm),
+        layer=layer,
         num_layers=num_layers,
         vocab_size=fields.size("vocab_size"),
         max_positions=fields.size("max_position_embeddings", most=MOST_POSITIONS),
@@ -190,7 +176,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
     if is_eagle3(folder):
         raise fields.refusal("this is an EAGLE-3 head; give an EAGLE-1/2 head here")
     check_head_keys(fields)
-    num_layers = fields.values.get("num_hidden_layers", 1)
+    num_layers = fields.get("num_hidden_layers", 1)
     if num_layers != 1:
         raise fields.refusal(
             f"num_hidden_layers = {num_layers}; an EAGLE-1/2 head has 1 layer"
@@ -201,11 +187,7 @@ def head_config(folder: Path) -> EagleHeadConfig:
 
 
 def is_eagle3(folder: Path) -> bool:
-    """Returns whether the settings in a folder are those of an EAGLE-3 head.
-
-    Raises:
-        InputError: If `config.json` cannot be read.
-    """
+    """Returns whether the settings in a folder are those of an EAGLE-3 head."""
     marks = {"draft_vocab_size", "eagle_config", SPECULATORS}
     return not marks.isdisjoint(Fields.read(folder).values)
 
@@ -215,8 +197,8 @@ def head_sizes(fields: Fields) -> dict[str, Any]:
     return {
         "layer": _layer_config(
             fields,
-            qkv_bias=fields.flag("qkv_bias"),
-            rope=read_rope(fields, is_head=True),
+            dataclasses.replace(FAMILIES["llama"], qkv_bias=fields.flag("qkv_bias")),
+            read_rope(fields, is_head=True),
         ),
         "vocab_size": fields.size("vocab_size"),
         "max_positions": fields.size(
@@ -249,36 +231,14 @@ def stored_dtype(folder: Path) -> str:
     return name
 
 
-def _layer_config(
-    fields: Fields,
-    *,
-    qkv_bias: bool,
-    rope: RopeConfig,
-    head_dim: int | None = None,
-    rms_norm_eps: float = 1e-6,
-) -> LayerConfig:
-    """Reads the sizes of a layer.
-
-    Args:
-        fields: The fields of a model.
-        qkv_bias: Whether q, k and v have biases.
-        rope: The rotary embedding.
-        head_dim: The width of a head where `head_dim` is left out; `None` for the
-            model's width over the number of heads.
-        rms_norm_eps: The epsilon of the norms where `rms_norm_eps` is left out.
-
-    Raises:
-        InputError: If a size is missing, or does not fit the others.
-    """
+def _layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfig:
+    """Reads the sizes of a layer."""
     num_heads = fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", default=num_heads)
     hidden_size = fields.size("hidden_size")
-    if head_dim is None and fields.get("head_dim") is None and hidden_size % num_heads:
-        raise fields.refusal(
-            f"num_attention_heads = {num_heads} does not divide hidden_size = "
-            f"{hidden_size}, and no head_dim is given"
-        )
-    head_dim = head_dim or hidden_size // num_heads
+    head_dim = family.head_dim
+    if head_dim is None and hidden_size % num_heads == 0:
+        head_dim = hidden_size // num_heads
     head_dim = fields.size("head_dim", default=head_dim)
     if head_dim % 2:
         raise fields.refusal(
@@ -294,68 +254,65 @@ def _layer_config(
             f"num_key_value_heads = {num_kv_heads} does not divide "
             f"num_attention_heads = {num_heads}"
         )
+    num_experts = experts_per_token = 0
+    if family.is_mixture:
+        num_experts = fields.size("num_local_experts", default=8)
+        experts_per_token = fields.size(
+            "num_experts_per_tok", default=2, most=num_experts
+        )
     return LayerConfig(
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=fields.number("rms_norm_eps", default=rms_norm_eps),
+        rms_norm_eps=fields.number("rms_norm_eps", default=family.rms_norm_eps),
         rope=rope,
-        qkv_bias=qkv_bias,
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        num_experts=num_experts,
+        experts_per_token=experts_per_token,
     )
 
 
 def _read_windows(
     fields: Fields, family: Family, num_layers: int
 ) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the sliding window and the layers that have it.
+    """Returns the sliding window in tokens, and the layers that have it.
 
     Args:
         fields: The fields of the target.
         family: The target's family.
         num_layers: The number of layers, `L`.
-
-    Returns:
-        The tokens that a layer looks back, `None` where no layer has a window, and the
-        numbers of the layers that have one.
-
-    Raises:
-        InputError: If fields contradict each other or are of another kind.
     """
-    types = fields.get("layer_types")
-    is_list = isinstance(types, list) and len(types) == num_layers
-    if types and (not is_list or any(name not in _LAYER_TYPES for name in types)):
+    types = fields.get("layer_types", [])
+    is_list = isinstance(types, list) and len(types) in (0, num_layers)
+    if not is_list or any(name not in _LAYER_TYPES for name in types):
         raise fields.refusal(
             f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of "
             f"{num_layers} layers, not {types!r}"
         )
-    window = None
+    window, start = None, 0
+    # A field that is left out means the family's own window; only null means none.
+    has_size = fields.values.get("sliding_window", family.window) is not None
     is_on = not family.has_switch or fields.flag("use_sliding_window")
-    # A field that is left out means the family's own; only null means none.
-    if (
-        family.has_window
-        and is_on
-        and fields.values.get("sliding_window", 0) is not None
-    ):
-        default = family.window
-        if default is not None or "sliding_window" in fields.values:
-            window = fields.size("sliding_window", default=default, most=MOST_POSITIONS)
-    sliding = [number for number, name in enumerate(types or ()) if name == _SLIDING]
-    if window is None and sliding:
-        raise fields.refusal(
-            "layer_types asks for sliding_attention, but there is no sliding_window"
+    if family.has_window and has_size and is_on:
+        window = fields.size(
+            "sliding_window", default=family.window, most=MOST_POSITIONS
         )
-    is_everywhere = not types or len(sliding) == num_layers
-    if window is not None and not family.has_switch and not is_everywhere:
-        raise fields.refusal(
-            f"layer_types contradicts sliding_window = {window}, which this "
-            "family has in every layer"
-        )
-    start = 0
     if family.has_switch:
         start = fields.size("max_window_layers", default=_QWEN_FULL_LAYERS, least=0)
-    windowed = tuple(sliding if types else range(start, num_layers))
-    if window is None or not windowed:
-        return None, ()
-    return window, windowed
+    windowed = tuple(range(start, num_layers))
+    if types:
+        named = tuple(n for n, name in enumerate(types) if name == _SLIDING)
+        if window is None and named:
+            raise fields.refusal(
+                f"layer_types asks for {_SLIDING}, but there is no sliding_window"
+            )
+        if not family.has_switch and window is not None and named != windowed:
+            raise fields.refusal(
+                f"layer_types contradicts sliding_window = {window}, which this "
+                "family has in every layer"
+            )
+        windowed = named
+    return (window, windowed) if window and windowed else (None, ())

@@ -23,99 +23,48 @@ MOST_POSITIONS = 2**31 - 1
 # Outside of these float32 is zero or infinite.
 _LEAST_NUMBER, _MOST_NUMBER = 1e-37, 1e38
 
-_ROPE_FIELDS = {
-    *("rope_type", "type", "rope_theta", "factor", "low_freq_factor"),
-    *("high_freq_factor", "original_max_position_embeddings"),
-}
+_ROPE_FIELDS = (
+    "rope_type, type, rope_theta, factor, low_freq_factor, high_freq_factor, "
+    "original_max_position_embeddings"
+)
 
 
-def _each(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
-    """Returns the values that each of these keys may have, by default 0 or false."""
-    return dict.fromkeys(names.split(), neutral or (0,))
+def _each(names: str, neutral: object = 0) -> dict[str, object]:
+    """Returns the value at which each of these keys changes nothing, 0 or false."""
+    return dict.fromkeys(names.split(), neutral)
 
 
-_KNOWN = {
-    # These are read, here or elsewhere.
-    *_each(
-        """vocab_size hidden_size intermediate_size num_hidden_layers
-        num_attention_heads num_key_value_heads head_dim rms_norm_eps
-        max_position_embeddings max_sequence_length tie_word_embeddings
-        rope_theta rope_scaling rope_parameters sliding_window torch_dtype dtype
-        eos_token_id architectures model_type bias qkv_bias layer_types"""
-    ),
-    # These change neither the text nor the shapes, at least not in these families.
-    *_each(
-        """_name_or_path transformers_version initializer_range use_cache
-        bos_token_id pad_token_id attention_dropout hidden_dropout
-        pretraining_tp auto_map id2label label2id num_labels output_attentions
-        output_hidden_states return_dict torchscript is_decoder
-        is_encoder_decoder add_cross_attention max_length written_by
-        unsloth_version unsloth_fixed _attn_implementation use_bfloat16
-        chunk_size_feed_forward problem_type finetuning_task
-        task_specific_params sep_token_id decoder_start_token_id temperature
-        top_p top_k do_sample repetition_penalty cross_attention_hidden_size"""
-    ),
-}
+# These are read, here or elsewhere, or change neither the text nor the shapes.
+_KNOWN = _each(
+    """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads head_dim rms_norm_eps max_position_embeddings
+    max_sequence_length tie_word_embeddings rope_theta rope_scaling rope_parameters
+    sliding_window torch_dtype dtype eos_token_id architectures model_type bias qkv_bias
+    layer_types
+
+    _name_or_path transformers_version initializer_range use_cache bos_token_id
+    pad_token_id attention_dropout hidden_dropout pretraining_tp auto_map id2label
+    label2id num_labels output_attentions output_hidden_states return_dict torchscript
+    is_decoder is_encoder_decoder add_cross_attention max_length written_by
+    unsloth_version unsloth_fixed _attn_implementation use_bfloat16
+    chunk_size_feed_forward problem_type finetuning_task task_specific_params
+    sep_token_id decoder_start_token_id temperature top_p top_k do_sample
+    repetition_penalty cross_attention_hidden_size"""
+)
+
 
 _MATHEMATICS = {
-    # Which tokens attend to which, and how sharply.
     **_each(
-        """attn_logit_softcapping attn_logit_cap attention_logit_cap logits_soft_cap
-        attention_multiplier attention_scale attn_scale attention_softmax_scale
-        softmax_scale query_pre_attn_scalar attn_temperature_tuning use_logn_attn
-        scale_attn_by_inverse_layer_idx attention_sink attention_sinks
-        use_attention_sinks add_swa_attention_sink_bias add_full_attention_sink_bias
-        use_sliding_window sliding_window_pattern _sliding_window_pattern
-        attention_chunk_size global_attn_every_n_layers use_bidirectional_attention
-        attn_output_gate use_gated_attention num_kv_shared_layers multi_query"""
+        """attention_bias mlp_bias lm_head_bias qk_norm use_qk_norm clip_qkv
+        attn_logit_softcapping final_logit_softcapping use_sliding_window
+        sliding_window_pattern attention_chunk_size rope_interleaved use_dynamic_ntk
+        num_local_experts num_experts num_experts_per_tok moe_intermediate_size
+        shared_expert_intermediate_size mlp_only_layers
+        quantization_config compression_config quantization"""
     ),
-    **_each("is_causal scale_attn_weights", True),
-    # Positions.
-    **_each("partial_rotary_factor rotary_pct rope_ratio no_rope_layers", 1),
-    **_each("position_embedding_type", "rope", "rotary"),
-    **_each(
-        """rotary_dim rope_interleave rope_interleaved rope_local_base_freq
-        no_rope_layer_interval use_dynamic_ntk alibi use_alibi"""
-    ),
-    # Parts of a layer.
-    **_each("hidden_act hidden_activation", "silu"),
-    **_each(
-        """attention_bias attention_out_bias mlp_bias lm_head_bias use_bias
-        add_bias_linear add_qkv_bias use_qkv_bias clip_qkv qk_norm use_qk_norm
-        qk_layernorm use_qk_layernorm layernorm_zero_centered rms_norm_unit_offset
-        use_parallel_residual parallel_attn use_post_norm swiglu_alpha swiglu_limit
-        activation_sparsity_pattern hidden_size_per_layer_input altup_num_inputs
-        laurel_rank lambda_std_dev q_lora_rank kv_lora_rank qk_nope_head_dim
-        qk_rope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim
-        mamba_d_state attn_layer_indices layers_block_type"""
-    ),
-    # Factors of whole tensors.
-    **_each(
-        """embedding_multiplier embedding_scale scale_emb residual_multiplier
-        logit_scale logits_scaling lm_head_multiplier key_multiplier mlp_multipliers
-        attention_in_multiplier attention_out_multiplier mlp_alpha_factor
-        mlp_beta_factor full_attn_alpha_factor full_attn_beta_factor""",
-        1,
-    ),
-    **_each(
-        """final_logit_softcapping scale_embedding scale_embeddings scale_depth
-        dim_model_base mup_enabled"""
-    ),
-    # Mixtures of experts.
-    **_each(
-        """num_local_experts num_experts n_routed_experts moe_num_experts
-        num_experts_per_tok experts_per_token moe_topk num_shared_experts
-        n_shared_experts moe_num_shared_experts shared_expert_intermediate_size
-        moe_intermediate_size mlp_only_layers first_k_dense_replace moe_layers
-        num_dense_layers use_expert_bias zero_expert_num"""
-    ),
-    **_each("decoder_sparse_step moe_layer_freq interleave_moe_layer_step", 1),
-    **_each("n_group topk_group routed_scaling_factor route_scale", 1),
-    **_each("scoring_func", "softmax"),
-    **_each("topk_method", "greedy"),
-    **_each("norm_topk_prob", True),
-    # How weights are stored.
-    **_each("quantization_config compression_config quantization"),
+    **_each("partial_rotary_factor decoder_sparse_step logit_scale", 1),
+    **_each("hidden_act", "silu"),
+    **_each("norm_topk_prob is_causal", True),
     # Heads: EAGLE-3's, and what its variants do otherwise.
     **_each(
         """draft_vocab_size target_hidden_size eagle_config norm_before_residual
@@ -123,7 +72,7 @@ _MATHEMATICS = {
     ),
     **_each("inputs", "feature+shifted"),
 }
-"""The keys that change the result unless they have one of these values.
+"""The keys that change the result unless they have this value.
 
 They are not implemented. Null and an empty list change nothing for any key.
 """
@@ -131,7 +80,7 @@ They are not implemented. Null and an empty list change nothing for any key.
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """The fields of a `config.json`, or of an object in it; null is as good as none.
+    """The fields of a `config.json`, or of an object in it; null counts as missing.
 
     Attributes:
         values: The fields by name.
@@ -143,11 +92,7 @@ class Fields:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads the `config.json` in a folder.
-
-        Raises:
-            InputError: If there is none, or it is no JSON object.
-        """
+        """Reads the `config.json` in a folder."""
         path = folder / "config.json"
         return cls(read_json(path), path)
 
@@ -164,11 +109,7 @@ class Fields:
         least: int = 1,
         most: int = MOST,
     ) -> int:
-        """Returns a field that must be an integer from `least` to `most`.
-
-        Raises:
-            InputError: If the field is something else, or missing without a default.
-        """
+        """Returns a field that must be an integer from `least` to `most`."""
         value = self.get(name, default)
         if type(value) is not int or not least <= value <= most:
             raise self.refusal(
@@ -177,11 +118,7 @@ class Fields:
         return value
 
     def number(self, name: str, *, default: float | None = None) -> float:
-        """Returns a field that must be a positive number that float32 can hold.
-
-        Raises:
-            InputError: If the field is something else, or missing without a default.
-        """
+        """Returns a field that must be a positive number that float32 can hold."""
         value = self.get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not _LEAST_NUMBER < value < _MOST_NUMBER:
@@ -191,11 +128,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """Returns a field that must be true or false.
-
-        Raises:
-            InputError: If the field is something else.
-        """
+        """Returns a field that must be true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise self.refusal(f"{name} = {value!r} must be true or false")
@@ -214,26 +147,24 @@ def check_keys(fields: Fields, more: set[str]) -> None:
     Args:
         fields: The fields of a model.
         more: The keys that are known in this kind of model only.
-
-    Raises:
-        InputError: If there is such a key, at a value that changes the result.
     """
-    known, unknown = _KNOWN | more, []
+    unknown = []
     for name, value in fields.values.items():
-        if name in known or value is None:
+        if name in _KNOWN or name in more or value is None:
             continue
-        neutral = _MATHEMATICS.get(name)
-        if neutral is None:
+        if name not in _MATHEMATICS:
             unknown += [] if value is False else [name]
             continue
-        values = value if isinstance(value, list) else [value]
-        if any(one not in neutral for one in values):
-            only = f", only {neutral[0]!r}" if neutral[0] else ""
+        neutral = _MATHEMATICS[name]
+        if any(
+            one != neutral for one in (value if isinstance(value, list) else [value])
+        ):
+            only = f", only {neutral!r}" if neutral else ""
             raise fields.refusal(f"{name} = {value!r} is not supported{only}")
     if unknown:
         warn_once(
-            f"{fields.path}: unknown and left out of account: {', '.join(unknown)}; "
-            "the text is another one if they change what the model computes"
+            f"{fields.path}: unknown and ignored: {', '.join(unknown)}; the text is "
+            "another one if they change what the model computes"
         )
 
 
@@ -243,9 +174,6 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     Args:
         folder: The target's folder. Its `generation_config.json` decides where it
             names any, otherwise `config.json`; an empty list names none.
-
-    Raises:
-        InputError: If what a file names are no ids.
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
@@ -277,80 +205,51 @@ def read_rope(
         fields: The fields of a model.
         default_theta: The rotary base that a file without `rope_theta` means.
         is_head: Whether the file describes a head.
-
-    Raises:
-        InputError: If a field is missing, contradicts another or is not implemented.
     """
     scaling = _rope_scaling(fields)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    theta = _rope_theta(fields, scaling, kind, default_theta, is_head=is_head)
     if kind not in ("default", "linear", "llama3"):
         raise fields.refusal(
             f"rope type {kind!r} is not supported; known are default, linear and llama3"
         )
+    holders = [one for one in (fields, scaling) if one.get("rope_theta") is not None]
+    bases = [one.number("rope_theta") for one in holders] or [default_theta]
+    if len(set(bases)) > 1:
+        raise fields.refusal(f"rope_theta is both {bases[0]} and {bases[1]}")
+    if not holders and (kind == "llama3" or fields.get("rope_parameters")):
+        raise fields.refusal("rope_theta is missing beside its rope parameters")
+    if not holders and not is_head:  # Published heads name none and mean 10000.
+        warn_once(
+            f"{fields.path} names no rope_theta; taking {default_theta:g}, which this "
+            "family means by that"
+        )
     if kind == "default":
-        return RopeConfig(theta=theta)
-    if "factor" not in scaling:
-        raise fields.refusal(f"rope type {kind!r} needs a factor")
-    given = Fields(scaling, fields.path)
-    rope = RopeConfig(theta=theta, kind=kind, factor=given.number("factor"))
+        return RopeConfig(theta=bases[0])
+    factor = scaling.number("factor")
     if kind == "linear":
-        return rope
-    positions = "original_max_position_embeddings"
-    wanted = ("low_freq_factor", "high_freq_factor", positions)
-    missing = [name for name in wanted if name not in scaling]
-    if missing:
-        raise fields.refusal(f"rope type {kind!r} needs {', '.join(missing)}")
-    return dataclasses.replace(
-        rope,
-        low_freq_factor=given.number("low_freq_factor"),
-        high_freq_factor=given.number("high_freq_factor"),
-        original_max_positions=given.size(positions, most=MOST_POSITIONS),
+        return RopeConfig(theta=bases[0], kind=kind, factor=factor)
+    return RopeConfig(
+        theta=bases[0],
+        kind=kind,
+        factor=factor,
+        low_freq_factor=scaling.number("low_freq_factor"),
+        high_freq_factor=scaling.number("high_freq_factor"),
+        original_max_positions=scaling.size(
+            "original_max_position_embeddings", most=MOST_POSITIONS
+        ),
     )
 
 
-def _rope_theta(
-    fields: Fields,
-    scaling: dict[str, Any],
-    kind: Any,
-    default: float,
-    *,
-    is_head: bool,
-) -> float:
-    """Returns the rotary base, a field of the model or of its scaling."""
-    outer, inner = fields.get("rope_theta"), scaling.get("rope_theta")
-    if None not in (outer, inner) and outer != inner:
-        raise fields.refusal(f"rope_theta is both {outer} and {inner}")
-    if outer is not None or inner is not None:
-        scaled = Fields(scaling, fields.path)
-        return (fields if inner is None else scaled).number("rope_theta")
-    if kind == "llama3" or fields.get("rope_parameters"):
-        raise fields.refusal("rope_theta is missing beside its rope parameters")
-    if not is_head:  # Published heads name none and mean 10000.
-        warn_once(
-            f"{fields.path} names no rope_theta; taking {default:g}, which this family "
-            "means by that"
-        )
-    return default
-
-
-def _rope_scaling(fields: Fields) -> dict[str, Any]:
-    """Returns `rope_parameters` or `rope_scaling`; `{}` where there is neither."""
-    given = {
-        name: fields.values[name]
-        for name in ("rope_parameters", "rope_scaling")
-        if fields.values.get(name)
-    }
+def _rope_scaling(fields: Fields) -> Fields:
+    """Returns `rope_parameters` or `rope_scaling`, empty where there is neither."""
+    names = ("rope_parameters", "rope_scaling")
+    given = {name: fields.get(name) for name in names if fields.get(name)}
     for name, scaling in given.items():
-        if not isinstance(scaling, dict):
-            raise fields.refusal(f"{name} = {scaling!r} must be an object")
-        unknown = sorted(set(scaling) - _ROPE_FIELDS)
-        if unknown:
-            raise fields.refusal(f"the field {unknown[0]!r} of {name} is not supported")
-    scalings = list(given.values())
-    if len(scalings) == 2 and scalings[0] != scalings[0] | scalings[1]:
-        raise fields.refusal(
-            "rope_parameters and rope_scaling contradict each other; leave out one of "
-            "them"
-        )
-    return scalings[0] if scalings else {}
+        if not isinstance(scaling, dict) or scaling.keys() - _ROPE_FIELDS.split(", "):
+            raise fields.refusal(
+                f"{name} = {scaling!r} must be an object of {_ROPE_FIELDS}"
+            )
+    new, old = (given.get(name, {}) for name in names)
+    if new and new != new | old:
+        raise fields.refusal("rope_parameters and rope_scaling contradict each other")
+    return Fields(new or old, fields.path)

@@ -13,9 +13,6 @@ CALIBRATION_FILE = "calibration.json"
 VOCABULARY_FILE = "draft_vocabulary.json"
 """The name of the draft vocabulary beside a draft model; `generation` describes it."""
 
-STORE_LIST = "store.json"
-"""The name of the list in half of a converted pair; `orbax_store` describes it."""
-
 TEXT_FILES = ("*.json", "*.model", "*.jinja")
 """The patterns of settings, the tokenizer's files and the chat template."""
 
@@ -23,12 +20,12 @@ HEADS: tuple[Literal["medusa", "hydra"], ...] = ("medusa", "hydra")
 """Methods whose heads have a file, and fields of `config.json`, of their own."""
 
 WEIGHT_FILES = (
-    *(("model", "safetensors"), ("pytorch_model", "bin")),
-    *(
-        (f"{kind}_lm_head", suffix)
-        for kind in HEADS
-        for suffix in ("safetensors", "pt")
-    ),
+    ("model", "safetensors"),
+    ("pytorch_model", "bin"),
+    ("medusa_lm_head", "safetensors"),
+    ("medusa_lm_head", "pt"),
+    ("hydra_lm_head", "safetensors"),
+    ("hydra_lm_head", "pt"),
 )
 """The stems and suffixes of files of weights, the first that is there is read."""
 
@@ -85,14 +82,7 @@ def resolve(name: str) -> Path:
 
 
 def heads_of(folder: Path) -> Literal["medusa", "hydra"] | None:
-    """Returns whose heads a folder holds; `None` for an EAGLE head or a whole model.
-
-    Args:
-        folder: A folder that holds `config.json`.
-
-    Raises:
-        InputError: If `config.json` cannot be read.
-    """
+    """Returns whose heads a folder holds; `None` for an EAGLE head or a whole model."""
     fields = read_json(folder / "config.json")
     for kind in HEADS:
         if f"{kind}_num_heads" in fields or any(folder.glob(f"{kind}_lm_head.*")):
@@ -101,11 +91,7 @@ def heads_of(folder: Path) -> Literal["medusa", "hydra"] | None:
 
 
 def refuse_other_heads(folder: Path) -> None:
-    """Refuses the folder of Medusa's or Hydra's heads where an EAGLE head is read.
-
-    Raises:
-        InputError: If it is one.
-    """
+    """Refuses the folder of Medusa's or Hydra's heads where an EAGLE head is read."""
     kind = heads_of(folder)
     if kind is not None:
         raise InputError(
@@ -124,25 +110,17 @@ def file_inside(folder: Path, name: str, list_name: str) -> Path:
         folder: The checkpoint's folder.
         name: The file as the list names it, by a path relative to the folder.
         list_name: The name of the file that holds the list.
-
-    Raises:
-        InputError: If the file lies elsewhere or is missing.
     """
-    path = folder / name
+    path, where = folder / name, f"{folder / list_name} names {name!r}"
     try:
-        home, real = folder.resolve(), path.resolve()
-        is_file = path.is_file()
+        homes = [folder.resolve()]
+        real, is_file = path.resolve(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{folder / list_name} names {name!r}: {error}") from error
-    is_plain = not Path(name).is_absolute() and ".." not in Path(name).parts
-    homes = [home]
-    if home.parent.name == "snapshots":
-        homes.append((home.parent.parent / "blobs").resolve())
-    if not is_plain or not any(real.is_relative_to(place) for place in homes):
-        raise InputError(
-            f"{folder / list_name} names {name!r}, which lies outside its folder; put "
-            "the file itself there"
-        )
+        raise InputError(f"{where}: {error}") from error
+    if homes[0].parent.name == "snapshots":
+        homes.append((homes[0].parent.parent / "blobs").resolve())
+    if not any(real.is_relative_to(home) for home in homes):
+        raise InputError(f"{where}, which lies outside its folder; put the file there")
     if not is_file:
-        raise InputError(f"{path} is missing, but {list_name} names it")
+        raise InputError(f"{where}, but {path} is missing")
     return path

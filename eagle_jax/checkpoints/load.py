@@ -1,7 +1,6 @@
 """Loads targets tensor by tensor; each process reads the parts of its own devices."""
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -20,13 +19,12 @@ from eagle_jax.checkpoints.names import (
     tensor_names,
 )
 from eagle_jax.checkpoints.tensors import (
-    Ends,
+    Part,
     blocks,
     copy_common,
     empty,
     local_parts,
     put,
-    transposed,
 )
 from eagle_jax.checkpoints.weights import Weights, is_finite, open_weights
 from eagle_jax.errors import InputError
@@ -35,7 +33,6 @@ from eagle_jax.models.quantized import (
     GROUP_SIZE,
     QuantizedMatrix,
     has_groups,
-    map_matrices,
     quantize,
     quantize_layers,
 )
@@ -47,34 +44,26 @@ _READERS = min(4, os.cpu_count() or 1)
 
 
 def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
-    """Reads the sizes of a target and lists its tensors.
+    """Reads the sizes of a target and lists its tensors; no tensor is read.
 
     Args:
         folder: The target's folder, from `resolve`: a Hugging Face folder, or half of
             a converted pair.
 
     Returns:
-        The target's sizes and its files; no tensor is read.
+        The target's sizes and its files.
 
     Raises:
         InputError: If settings or files cannot be used, or the files have fewer layers
-            or experts than the settings say: as many would be planned first.
+            than the settings say: as many would be planned first.
     """
     config, files = target_config(folder), open_weights(folder)
-    fields = {"layers": ("num_hidden_layers", config.num_layers)}
-    if config.layer.num_experts:
-        fields["experts"] = ("num_local_experts", config.layer.num_experts)
-    for part, (field, wanted) in fields.items():
-        found = {
-            match[1]
-            for name in files.names()
-            if (match := re.search(rf"\.{part}\.(\d+)\.", name))
-        }
-        if len(found) < wanted:
-            raise InputError(
-                f"{folder / 'config.json'}: {field} = {wanted:,}, but the files of "
-                f"weights have {len(found)} {part}; the weights do not fit config.json"
-            )
+    last = f"model.layers.{config.num_layers - 1}."
+    if not any(name.startswith(last) for name in files.names()):
+        raise InputError(
+            f"{folder / 'config.json'}: num_hidden_layers = {config.num_layers:,}, but "
+            "the files of weights have fewer; the weights do not fit config.json"
+        )
     return config, files
 
 
@@ -144,35 +133,27 @@ def target_bits(
                 "convert the original checkpoint"
             )
         return files.bits
-    if bits is None:
-        return None
-    shapes = target_shapes(config, None)
-
-    def check(name: str, shape: jax.ShapeDtypeStruct) -> None:
-        if not has_groups(shape.shape[0], bits):
+    sizes = {
+        "hidden_size": config.layer.hidden_size,
+        "intermediate_size": config.layer.intermediate_size,
+        "heads times head_dim": config.layer.num_heads * config.layer.head_dim,
+    }
+    for name, size in sizes.items():
+        if bits is not None and not has_groups(size, bits):
             raise InputError(
                 f"int{bits} weights have a scale for each {GROUP_SIZE} inputs, and two "
-                f"such groups side by side, but {name} has {shape.shape[0]} inputs; "
+                f"such groups side by side, which do not divide {name} = {size}; "
                 "choose `quantization` int8 or none"
             )
-
-    wanted = tensor_names(shapes, TRANSFORMER)
-    map_matrices(check, wanted, shapes)
     return bits
 
 
 def read_embedding(folder: Path, dtype: str) -> jax.Array:
-    """Loads a target's embedding table and nothing else.
+    """Loads a target's embedding table, `[V, E]`, and nothing else.
 
     Args:
         folder: The target's folder, from `resolve`.
         dtype: The dtype of the table.
-
-    Returns:
-        The embedding table, `[V, E]`.
-
-    Raises:
-        InputError: If there is no table of the size that `config.json` names.
     """
     config, files = open_target(folder)
     name = TRANSFORMER["embedding"]
@@ -183,11 +164,7 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
 
 
 def check_small_model(target: TransformerConfig, small: TransformerConfig) -> None:
-    """Refuses a small model that cannot draft for this target.
-
-    Raises:
-        InputError: If the vocabularies differ.
-    """
+    """Refuses a small model with another vocabulary than the target's."""
     if small.vocab_size != target.vocab_size:
         raise InputError(
             f"the small model has {small.vocab_size} tokens, the target "
@@ -196,11 +173,7 @@ def check_small_model(target: TransformerConfig, small: TransformerConfig) -> No
 
 
 def check_max_length(target: TransformerConfig, max_length: int) -> None:
-    """Refuses lengths that the target cannot attend over.
-
-    Raises:
-        InputError: If `max_length` exceeds the positions.
-    """
+    """Refuses lengths that the target has no positions for."""
     if max_length > target.max_positions:
         raise InputError(
             f"max_length = {max_length} is more than the target's "
@@ -209,11 +182,7 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
 
 
 def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
-    """Returns the dtype asked for, or else the stored one if JAX can keep it.
-
-    Raises:
-        InputError: If JAX cannot keep the stored dtype.
-    """
+    """Returns the dtype asked for, or else the stored one if JAX can keep it."""
     if dtype is not None:
         return jnp.dtype(dtype)
     kind = files.dtype()
@@ -240,9 +209,9 @@ def load_params(
     """Loads a parameter pytree tensor by tensor.
 
     Each tensor is read, checked, converted and handed to the device before the
-    next, so the host holds at most one more than what was asked for. Where a
-    sharding is given, each process reads the parts of its own devices. A CPU device
-    holds what was read, and there is no second copy of it.
+    next, so the host holds at most one more than what was asked for. Each process
+    reads the parts of its own devices. A CPU device holds what was read, and there is
+    no second copy of it.
 
     Args:
         files: The checkpoint.
@@ -283,7 +252,7 @@ def check_shapes(files: Weights, names: Any, shapes: Any, wants: str) -> None:
     """Refuses a checkpoint before any tensor is read.
 
     Args:
-        files: The checkpoint, not one half of a converted pair.
+        files: The checkpoint.
         names: A pytree of tensor names.
         shapes: A pytree of `jax.ShapeDtypeStruct`, of the same structure.
         wants: What asks for these shapes, as in "config.json asks for".
@@ -321,21 +290,18 @@ def _load(
     sharding: Sharding | None,
 ) -> jax.Array:
     """Loads one tensor."""
-    is_turned = is_transposed(name)
-    stored_shape, read = files.parts(
-        name, transposed(sharding, len(shape)) if is_turned else sharding
-    )
+    stored_shape, read = files.parts(name)
     _check_shape(files, name, stored_shape, shape)
     parts = {
         ends: empty([stop - start for start, stop in ends], dtype)
         for ends in local_parts(sharding, shape)
     }
     in_file = parts
-    if is_turned:
+    if is_transposed(name):
         in_file = {ends[::-1]: part.T for ends, part in parts.items()}
 
-    def fill(block: Ends) -> None:
-        tensor = read(tuple(slice(*pair) for pair in block))
+    def fill(block: Part) -> None:
+        tensor = read(block)
         if tensor.dtype != dtype:
             tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
         for ends, part in in_file.items():

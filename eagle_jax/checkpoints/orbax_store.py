@@ -1,16 +1,16 @@
 """Converted pairs: settings as they were, weights in an Orbax folder.
 
-    DIR/target/  config.json, the tokenizer's files, params/ (Orbax), store.json
-    DIR/head/    config.json, params/, store.json
+    DIR/target/  config.json, the tokenizer's files, params/ (Orbax)
+    DIR/head/    config.json, params/
 
 The Orbax tree is flat: tensors by the names they have in a Hugging Face folder. A
 quantized matrix is kept as its integers, `NAME.values`, and `NAME.scales`.
-`store.json` holds their bits and lists the tensors' dtypes: Orbax would open each
-tensor to tell them.
 """
 
+import contextlib
+import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,17 @@ from eagle_jax.checkpoints.eagle3 import (
 )
 from eagle_jax.checkpoints.heads import check_pair, load_head
 from eagle_jax.checkpoints.hf_config import head_config, is_eagle3
-from eagle_jax.checkpoints.hub import ABOUT_DRAFTS, STORE_LIST, TEXT_FILES
+from eagle_jax.checkpoints.hub import ABOUT_DRAFTS, TEXT_FILES
 from eagle_jax.checkpoints.load import load_target, open_target, target_bits
-from eagle_jax.checkpoints.tensors import check_space, saving
-from eagle_jax.checkpoints.weights import (
-    STORE_PARAMS,
-    common_dtype,
-    open_weights,
-    quiet,
-)
+from eagle_jax.checkpoints.tensors import saving
+from eagle_jax.checkpoints.weights import STORE_PARAMS, common_dtype, open_weights
 from eagle_jax.files import check_apart, new_folder, write_json
-from eagle_jax.models.quantized import bits_of
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parsing import read_json
 
 _TARGET, _HEAD = "target", "head"
-# Slices of a large tensor can be read alone, and none outgrows a compressor.
-_CHUNK_BYTES = 256 * 2**20
-# About the size of the largest file that Orbax makes.
-_FILE_BYTES = 2**31
+# Slices of a large tensor can be read alone, without much of what lies around them.
+_CHUNK_BYTES = 16 * 2**20
 
 
 def convert_pair(
@@ -84,10 +76,7 @@ def convert_pair(
         _, params = load_target(target, dtype, bits=bits)
         (unfinished / _TARGET).mkdir()
         tensors = names.by_name(params, names.TRANSFORMER)
-        bits = bits_of(params)
-        write_store(
-            unfinished / _TARGET, target, tensors, bits=bits, text_files=TEXT_FILES
-        )
+        write_store(unfinished / _TARGET, target, tensors, TEXT_FILES)
         if head is not None:
             tensors = _head_tensors(head, config, params, dtype)
             (unfinished / _HEAD).mkdir()
@@ -111,8 +100,6 @@ def write_store(
     folder: Path,
     source: Path,
     tensors: dict[str, Any],
-    *,
-    bits: int | None = None,
     text_files: Sequence[str] = (),
 ) -> None:
     """Writes one half of a converted pair.
@@ -121,19 +108,13 @@ def write_store(
         folder: The folder to fill, which is empty.
         source: The folder of the checkpoint whose settings are kept.
         tensors: The weights by name, and the maps of an EAGLE-3 head.
-        bits: The bits of quantized matrices; `None` if there are none.
         text_files: The patterns of further files that are kept, see `TEXT_FILES`.
-
-    Raises:
-        OSError: If something cannot be written.
     """
     import orbax.checkpoint as ocp
 
     path = folder / STORE_PARAMS
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    check_space(folder, num_bytes, min(num_bytes, _FILE_BYTES))
     save_args = {name: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for name in tensors}
-    with quiet(), saving(path), ocp.PyTreeCheckpointer() as checkpointer:
+    with _quiet(), saving(path), ocp.PyTreeCheckpointer() as checkpointer:
         arguments = ocp.args.PyTreeSave(tensors, save_args=save_args)
         checkpointer.save(path.resolve(), args=arguments)
     for pattern in (*text_files, *ABOUT_DRAFTS):
@@ -142,10 +123,24 @@ def write_store(
                 shutil.copyfile(file, folder / file.name)
     settings = read_json(source / "config.json")
     given = "dtype" if "dtype" in settings else "torch_dtype"
-    dtypes = {name: str(tensors[name].dtype) for name in sorted(tensors)}
-    write_json(folder / "config.json", settings | {given: str(common_dtype(dtypes))})
-    listed = {name: {"dtype": dtype} for name, dtype in dtypes.items()}
-    write_json(folder / STORE_LIST, {"bits": bits, "tensors": listed})
+    kind = common_dtype(
+        str(tensor.dtype)
+        for name, tensor in tensors.items()
+        if not names.is_quantized(name)
+    )
+    write_json(folder / "config.json", settings | {given: str(kind)})
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Orbax from logging its own tracebacks beside our one line."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _head_tensors(

@@ -1,4 +1,4 @@
-"""Reads tensors of safetensors and `.bin` files, and the parts that a process holds."""
+"""Reads tensors from files of any kind, and the parts that a process holds."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,6 @@ import errno
 import math
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,20 +15,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Sharding
 
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import parse_json
 
-try:
-    import resource
-except ImportError:  # Not on Windows, which has no such limits.
-    resource = None
-
-Part = tuple[slice, ...]
-"""A part of a tensor: for every axis a slice with both ends."""
-
-Ends = tuple[tuple[int, int], ...]
+Part = tuple[tuple[int, int], ...]
 """A part of a tensor: for every axis its first index and the one after its last."""
 
 # What is read at once: much for a disk, little beside any share of a model.
@@ -38,6 +29,8 @@ _BLOCK_BYTES = 4 * 2**20
 _TILE = 8
 # A CPU device takes an array at a multiple of this as it is, and copies any other.
 _ALIGNMENT = 64
+# Chunks of a store that are kept, as several readers take parts of the same ones.
+_CACHE_BYTES = 256 * 2**20
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -74,15 +67,11 @@ class StoredTensor:
 
     def read(self) -> np.ndarray:
         """Returns the whole tensor."""
-        return self.read_part(tuple(slice(0, size) for size in self.shape))
+        return self.read_part(tuple((0, size) for size in self.shape))
 
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a safetensors file by name.
-
-    Raises:
-        InputError: If the file is broken.
-    """
+    """Returns the tensors of a safetensors file by name."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -100,12 +89,14 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
 def _stored(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
     """Returns the tensor that an entry in the header describes."""
     kind, shape = entry["dtype"], tuple(entry["shape"])
-    offset = start + entry["data_offsets"][0]
 
     def read_part(part: Part) -> np.ndarray:
         if kind not in _DTYPES:
             raise OSError(f"values of type {kind} are not supported")
-        return _read_part(path, offset, shape, np.dtype(_DTYPES[kind]), part)
+        offset = start + entry["data_offsets"][0]
+        # Mapped anew each time: its pages count as memory until the map is gone.
+        whole = np.memmap(path, _DTYPES[kind], "r", offset, shape)
+        return np.array(whole[_slices(part)])
 
     return StoredTensor(
         dtype=np.dtype(_DTYPES[kind]).name if kind in _DTYPES else kind,
@@ -114,48 +105,54 @@ def _stored(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
     )
 
 
-def _read_part(
-    path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype, part: Part
-) -> np.ndarray:
-    """Reads a part with as many calls as it has pieces that lie together.
+def _slices(part: Part) -> tuple[slice, ...]:
+    return tuple(slice(*ends) for ends in part)
 
-    Pages of a mapped file would count as memory of this process until all is read.
 
-    Args:
-        path: The file.
-        offset: Where the tensor begins in the file, in bytes.
-        shape: The shape of the whole tensor.
-        dtype: The dtype of the tensor.
-        part: The part to read.
+def open_store(path: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of an Orbax folder by name, see `orbax_store`.
+
+    They are read through the library that Orbax writes with: Orbax itself reads whole
+    tensors, or what lies on the devices of a sharding.
     """
-    wanted = np.empty([one.stop - one.start for one in part], dtype)
-    # The first axes are walked; those after the last one that is cut lie together.
-    is_cut = [size != n for size, n in zip(wanted.shape, shape, strict=True)]
-    walked = max((axis for axis, cut in enumerate(is_cut) if cut), default=0)
-    steps = [
-        math.prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))
-    ]
-    offset += sum(one.start * step for one, step in zip(part, steps, strict=True))
-    size = math.prod(wanted.shape[walked:]) * dtype.itemsize
-    pieces = wanted.reshape(-1).view(np.uint8).data
-    with open(path, "rb", buffering=0) as file:
-        for index in np.ndindex(wanted.shape[:walked]):
-            file.seek(offset + sum(map(int.__mul__, index, steps)))
-            piece, pieces = pieces[:size], pieces[size:]
-            while piece:
-                count = file.readinto(piece)
-                if not count:
-                    raise OSError(f"{path} has become shorter")
-                piece = piece[count:]
-    return wanted
+    import tensorstore as ts
+
+    base = {"driver": "file", "path": f"{path.resolve()}/"}
+    files = {"driver": "ocdbt", "base": base}
+    end = "/.zarray"  # The file that describes a tensor.
+    # A part is cut from a larger chunk, of which the next part is cut as well.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+    try:
+        listed = ts.KvStore.open(files).result().list().result()
+        keys = [key.decode() for key in listed]
+        opened = {
+            key.removesuffix(end): ts.open(
+                {"driver": "zarr", "kvstore": files | {"path": key.removesuffix(end)}},
+                read=True,
+                context=context,
+            )
+            for key in keys
+            if key.endswith(end)
+        }
+        stores = {name: one.result() for name, one in opened.items()}
+        if not stores:
+            raise ValueError("it holds no tensors")
+    except (OSError, RuntimeError, ValueError, LookupError) as error:
+        raise InputError(
+            f"cannot read {path}: {first_line(error)}; convert the checkpoint again"
+        ) from error
+    return {
+        name: StoredTensor(
+            dtype=store.dtype.name,
+            shape=tuple(store.shape),
+            read_part=lambda part, store=store: store[_slices(part)].read().result(),
+        )
+        for name, store in stores.items()
+    }
 
 
 def open_bin(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a `.bin` or `.pt` file by name.
-
-    Raises:
-        InputError: If the file is no table of tensors, or torch is not installed.
-    """
+    """Returns the tensors of a `.bin` or `.pt` file by name, which needs torch."""
     try:
         import torch
     except ImportError as error:
@@ -212,38 +209,9 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
         stored[name] = StoredTensor(
             dtype=kind,
             shape=tuple(values.shape),
-            read_part=lambda part, values=values: read(values[part]),
+            read_part=lambda part, values=values: read(values[_slices(part)]),
         )
     return stored
-
-
-def check_space(folder: Path, num_bytes: int, largest: int) -> None:
-    """Refuses to start writing what the disk cannot take.
-
-    Args:
-        folder: The folder that will be written to.
-        num_bytes: The bytes of all files together.
-        largest: The bytes of the largest file.
-
-    Raises:
-        OSError: If fewer are free, or this process may not write so large a file.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
-        full = os.strerror(errno.ENOSPC)
-        raise OSError(
-            errno.ENOSPC, f"{full}: {num_bytes:,} bytes are needed, {free:,} are free"
-        )
-    if resource is None:
-        return
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit != resource.RLIM_INFINITY and limit < largest:
-        large = os.strerror(errno.EFBIG)
-        raise OSError(
-            errno.EFBIG,
-            f"{large}: {largest:,} bytes are needed in one file, {limit:,} are allowed "
-            "(ulimit -f)",
-        )
 
 
 @contextlib.contextmanager
@@ -266,7 +234,7 @@ def saving(path: Path) -> Iterator[None]:
         ) from error
 
 
-def ends_of(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Ends:
+def part_of(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Part:
     """Returns the part of a tensor that an index selects.
 
     Args:
@@ -278,7 +246,7 @@ def ends_of(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Ends:
     return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
 
 
-def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Ends]:
+def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Part]:
     """Returns the parts that this process's devices hold, each once.
 
     Args:
@@ -286,20 +254,12 @@ def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Ends]
         shape: The shape of the tensor.
     """
     if sharding is None:
-        return [ends_of(None, shape)]
+        return [part_of(None, shape)]
     indices = sharding.addressable_devices_indices_map(shape).values()
-    return list(dict.fromkeys(ends_of(index, shape) for index in indices))
+    return list(dict.fromkeys(part_of(index, shape) for index in indices))
 
 
-def transposed(sharding: Sharding | None, num_axes: int) -> Sharding | None:
-    """Returns the sharding of a tensor's transpose, with each value where it was."""
-    if not isinstance(sharding, NamedSharding) or sharding.is_fully_replicated:
-        return sharding
-    axes = (*sharding.spec, *(None,) * num_axes)[:num_axes]
-    return NamedSharding(sharding.mesh, PartitionSpec(*axes[::-1]))
-
-
-def blocks(parts: Iterable[Ends], itemsize: int) -> Iterator[Ends]:
+def blocks(parts: Iterable[Part], itemsize: int) -> Iterator[Part]:
     """Yields blocks of rows that cover all parts, to be read one after the other.
 
     Parts with the same rows are read together: side by side in a file, they would
@@ -309,7 +269,7 @@ def blocks(parts: Iterable[Ends], itemsize: int) -> Iterator[Ends]:
         parts: The parts to read, of the tensor as it is stored.
         itemsize: The bytes of one value.
     """
-    by_rows: dict[Ends, list[Ends]] = {}
+    by_rows: dict[Part, list[Part]] = {}
     for part in parts:
         by_rows.setdefault(part[:1], []).append(part)
     for rows, same in by_rows.items():
@@ -324,7 +284,7 @@ def blocks(parts: Iterable[Ends], itemsize: int) -> Iterator[Ends]:
             yield ((first, min(first + step, stop)), *others)
 
 
-def copy_common(into: np.ndarray, at: Ends, block: np.ndarray, block_at: Ends) -> None:
+def copy_common(into: np.ndarray, at: Part, block: np.ndarray, block_at: Part) -> None:
     """Copies what two parts of a tensor have in common from one to the other.
 
     Args:
@@ -348,24 +308,7 @@ def copy_common(into: np.ndarray, at: Ends, block: np.ndarray, block_at: Ends) -
         into[row : row + tile] = block[row : row + tile]
 
 
-def local_part(array: jax.Array, part: Ends) -> np.ndarray:
-    """Returns a part of an array that this process's devices hold together.
-
-    Args:
-        array: An array of at least one axis.
-        part: The part to return.
-    """
-    held = {
-        ends_of(shard.index, array.shape): shard.data
-        for shard in array.addressable_shards
-    }
-    found = empty([stop - start for start, stop in part], array.dtype)
-    for ends, data in held.items():
-        copy_common(found, part, np.asarray(data), ends)
-    return found
-
-
-def _relative(ends: Iterable[tuple[int, int]], at: Ends) -> tuple[slice, ...]:
+def _relative(ends: Iterable[tuple[int, int]], at: Part) -> tuple[slice, ...]:
     return tuple(
         slice(start - first, stop - first)
         for (start, stop), (first, _) in zip(ends, at, strict=True)
@@ -382,7 +325,7 @@ def empty(shape: Iterable[int], dtype: Any) -> np.ndarray:
 
 
 def put(
-    parts: dict[Ends, np.ndarray], shape: tuple[int, ...], sharding: Sharding | None
+    parts: dict[Part, np.ndarray], shape: tuple[int, ...], sharding: Sharding | None
 ) -> jax.Array:
     """Returns the tensor of which this process has the parts of its devices.
 
@@ -395,5 +338,5 @@ def put(
         (whole,) = parts.values()
         return jax.device_put(whole)  # Uncommitted: it follows what it is used with.
     return jax.make_array_from_callback(
-        shape, sharding, lambda index: parts[ends_of(index, shape)]
+        shape, sharding, lambda index: parts[part_of(index, shape)]
     )

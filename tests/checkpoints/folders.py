@@ -1,12 +1,18 @@
 """Folders of weights, changed."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
+
+from eagle_jax.checkpoints.orbax_store import write_store
 
 Tensors = dict[str, np.ndarray]
 
@@ -54,10 +60,47 @@ def write_shards(
     return index
 
 
-def save_bin(tensors: Tensors, path: Path) -> None:
+def save_bin(
+    tensors: Tensors, path: Path, wrap: Callable[[Any], Any] = lambda x: x, **how: Any
+) -> None:
     import torch
 
-    torch.save({k: torch.from_numpy(v.copy()) for k, v in tensors.items()}, path)
+    def convert(tensor: np.ndarray) -> torch.Tensor:
+        if tensor.dtype == ml_dtypes.bfloat16:  # torch takes none from NumPy.
+            return torch.from_numpy(tensor.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(tensor.copy())
+
+    torch.save({n: wrap(convert(tensors[n])) for n in tensors}, path, **how)
+
+
+def store(folder: Path, tensors: Tensors, kind: str) -> None:
+    """Writes the weights of a folder that has none, in one of `KINDS`."""
+    if kind == "safetensors":
+        save_file(tensors, folder / SINGLE)
+    elif kind == "shards":
+        write_shards(folder, tensors, save_file, "safetensors")
+    elif kind == "bin":
+        import torch
+
+        save_bin(tensors, folder / "pytorch_model.bin", torch.nn.Parameter)
+    elif kind == "bin of before torch 1.6":
+        older = {"_use_new_zipfile_serialization": False}
+        save_bin(tensors, folder / "pytorch_model.bin", **older)
+    elif kind == "shards of bin":
+        write_shards(folder, tensors, save_bin, "bin")
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            write_store(Path(name), folder, tensors)
+            shutil.move(Path(name) / "params", folder)
+
+
+_TORCH = ("bin", "bin of before torch 1.6", "shards of bin")
+KINDS = (
+    "safetensors",
+    "shards",
+    "Orbax",
+    *(pytest.param(kind, marks=pytest.mark.torch) for kind in _TORCH),
+)
 
 
 def add_padding(folder: Path) -> None:

@@ -3,12 +3,10 @@
 import dataclasses
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 import safetensors.numpy
@@ -89,22 +87,6 @@ def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
         )
     assert file_bytes(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
-def test_what_the_disk_cannot_take_is_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(random_head()))
-    usage = shutil.disk_usage(tmp_path)._replace(free=2 * num_bytes - 1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    begun = _fail(AssertionError("it was begun"))
-    monkeypatch.setattr(safetensors.numpy, "save_file", begun)
-    refused(
-        lambda: export_head(tmp_path / "head", HEAD, random_head(), with_bin=True),
-        f"{2 * num_bytes:,} bytes are needed",
-        f"{usage.free:,} are free",
-    )
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_export_leaves_nothing(

@@ -1,3 +1,5 @@
+"""What `config.json` and `generation_config.json` say, and what is refused by name."""
+
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,19 @@ from eagle_jax.checkpoints import (
     stored_dtype,
     target_config,
 )
+from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
-from tests.checkpoints.settings import LLAMA, without, write
+from tests.checkpoints.settings import LLAMA, MISTRAL, without, write
 from tests.helpers import refused
 
-_LLAMA3_SCALING = {
+_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+_PLAIN_ROPE = RopeConfig(theta=500000.0)
+_LINEAR_ROPE = RopeConfig(theta=500000.0, kind="linear", factor=2.0)
 _LLAMA3_ROPE = RopeConfig(
     theta=500000.0,
     kind="llama3",
@@ -30,60 +35,45 @@ _LLAMA3_ROPE = RopeConfig(
     high_freq_factor=4.0,
     original_max_positions=256,
 )
-_HEAD = {
-    name: value
-    for name, value in LLAMA.items()
-    if name not in ("rope_theta", "num_hidden_layers")
-}
-
-
-def _five(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config as transformers 5 spells it."""
-    rest = without(config, "rope_theta", "rope_scaling", "torch_dtype")
-    theta = {"rope_theta": config["rope_theta"]}
-    return rest | {"dtype": config["torch_dtype"], "rope_parameters": rope | theta}
+_HEAD = without(LLAMA, "rope_theta", "num_hidden_layers")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_SWITCHED = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
 
 
 @pytest.mark.parametrize(
-    ("four", "five"),
+    ("scaling", "rope"),
     [
-        (None, {"rope_type": "default"}),
-        ({"rope_type": "default"}, {"rope_type": "default"}),
-        ({"type": "linear", "factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
-        (
-            {"rope_type": "linear", "factor": 2.0},
-            {"rope_type": "linear", "factor": 2.0},
-        ),
-        (
-            {"rope_type": "llama3", **_LLAMA3_SCALING},
-            {"rope_type": "llama3", **_LLAMA3_SCALING},
-        ),
-        (
-            {"type": "llama3", **_LLAMA3_SCALING},
-            {"rope_type": "llama3", **_LLAMA3_SCALING},
-        ),
+        ({"rope_type": "default"}, _PLAIN_ROPE),
+        ({"rope_type": "linear", "factor": 2}, _LINEAR_ROPE),
+        ({"rope_type": "llama3", **_SCALING}, _LLAMA3_ROPE),
     ],
 )
-def test_both_spellings_give_one_config(
-    tmp_path: Path, four: dict[str, Any] | None, five: dict[str, Any]
+def test_every_spelling_gives_one_config(
+    tmp_path: Path, scaling: dict[str, Any], rope: RopeConfig
 ) -> None:
-    old = target_config(write(tmp_path, LLAMA | {"rope_scaling": four}))
-    new = target_config(write(tmp_path, _five(LLAMA, five)))
-    assert old == new
-    assert old.layer.rope.theta == 500000.0
+    older = without(scaling, "rope_type") | {"type": scaling["rope_type"]}
+    for four in (older, scaling):
+        old = target_config(write(tmp_path, LLAMA | {"rope_scaling": four}))
+        assert old.layer.rope == rope
+    five = {"rope_parameters": scaling | {"rope_theta": 500000.0}, "rope_theta": None}
+    five |= {"dtype": "bfloat16"}
+    assert target_config(write(tmp_path, LLAMA | five)) == old
+    assert target_config(write(tmp_path, without(LLAMA | five, "rope_theta"))) == old
 
 
-@pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])
-@pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16"])
-def test_stored_dtype_is_read_in_both_spellings(
-    tmp_path: Path, spelling: str, value: str
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "torch.bfloat16"}, "bfloat16"),
+        ({}, "float32"),
+    ],
+)
+def test_the_stored_dtype_is_read_in_both_spellings(
+    tmp_path: Path, fields: dict[str, Any], dtype: str
 ) -> None:
-    config = without(LLAMA, "torch_dtype") | {spelling: value}
-    assert stored_dtype(write(tmp_path, config)) == "bfloat16"
-
-
-def test_stored_dtype_is_float32_where_none_is_named(tmp_path: Path) -> None:
-    assert stored_dtype(write(tmp_path, without(LLAMA, "torch_dtype"))) == "float32"
+    config = without(LLAMA, "torch_dtype") | fields
+    assert stored_dtype(write(tmp_path, config)) == dtype
 
 
 def test_sizes_are_taken_as_they_stand(tmp_path: Path) -> None:
@@ -105,37 +95,77 @@ def test_head_width_and_kv_heads_follow_from_the_rest(tmp_path: Path) -> None:
     assert (layer.num_kv_heads, layer.head_dim) == (8, 8)
 
 
-def test_llama3_scaling_is_parsed(tmp_path: Path) -> None:
-    config = LLAMA | {"rope_scaling": {"rope_type": "llama3", **_LLAMA3_SCALING}}
-    assert target_config(write(tmp_path, config)).layer.rope == _LLAMA3_ROPE
-
-
-def test_linear_scaling_is_parsed(tmp_path: Path) -> None:
-    config = LLAMA | {"rope_scaling": {"type": "linear", "factor": 4}}
-    rope = target_config(write(tmp_path, config)).layer.rope
-    assert rope == RopeConfig(theta=500000.0, kind="linear", factor=4.0)
-
-
-def test_a_target_without_rope_base_warns_and_takes_10000(tmp_path: Path) -> None:
+def test_a_target_without_rope_base_warns_and_a_head_does_not(tmp_path: Path) -> None:
     folder = write(tmp_path, without(LLAMA, "rope_theta"))
     with pytest.warns(UserWarning, match="names no rope_theta; taking 10000"):
         config = target_config(folder)
     assert config.layer.rope == RopeConfig(theta=10000.0)
-
-
-def test_a_head_without_rope_base_takes_10000_silently(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        config = head_config(write(tmp_path, _HEAD))
-    assert config.layer.rope == RopeConfig(theta=10000.0)
+        head = head_config(write(tmp_path, _HEAD))
+    assert head.layer.rope == RopeConfig(theta=10000.0)
 
 
-def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
+@pytest.mark.parametrize(
+    ("base", "change", "window", "layers"),
+    [
+        ("mistral", {}, 96, (0, 1, 2, 3, 4)),
+        ("mistral", {"sliding_window": None}, None, ()),
+        ("mistral", {"layer_types": [_SLIDING] * 5}, 96, (0, 1, 2, 3, 4)),
+        ("qwen3", _SWITCHED | {"layer_types": [_SLIDING] + [_FULL] * 4}, 96, (0,)),
+        ("mixtral", {"sliding_window": None}, None, ()),
+        ("mixtral", {"sliding_window": 8}, 8, (0, 1, 2, 3, 4)),
+        ("qwen2", {"sliding_window": 96}, None, ()),
+        ("qwen2", _SWITCHED, 96, (2, 3, 4)),
+        ("qwen2", _SWITCHED | {"max_window_layers": 0}, 96, (0, 1, 2, 3, 4)),
+        # As in the published files: 28 of 28 layers see everything.
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 96}, None, ()),
+        ("qwen3", _SWITCHED | {"use_sliding_window": False}, None, ()),
+        ("qwen3", _SWITCHED, 96, (2, 3, 4)),
+    ],
+)
+def test_windows_are_where_the_family_has_them(
     tmp_path: Path,
+    base: str,
+    change: dict[str, Any],
+    window: int | None,
+    layers: tuple[int, ...],
 ) -> None:
-    config = _five(LLAMA, {"rope_type": "default"}) | {"rope_theta": None}
-    rope = target_config(write(tmp_path, config)).layer.rope
-    assert rope == RopeConfig(theta=500000.0)
+    family = {"architectures": [f"{base.capitalize()}ForCausalLM"], "model_type": base}
+    fields = without(MISTRAL, "sliding_window") if base == "mixtral" else MISTRAL
+    config = target_config(write(tmp_path, fields | family | change))
+    assert (config.sliding_window, config.windowed_layers) == (window, layers)
+    check_max_length(config, 1024)  # A window sets no limit to the length.
+
+
+def test_a_mistral_without_a_sliding_window_has_the_usual_one(tmp_path: Path) -> None:
+    config = target_config(write(tmp_path, without(MISTRAL, "sliding_window")))
+    assert config.sliding_window == 4096
+
+
+def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
+    def layer(base: str, **change: Any) -> LayerConfig:
+        name = f"{base.capitalize()}ForCausalLM"
+        family = {"architectures": [name], "model_type": base}
+        return target_config(write(tmp_path, LLAMA | family | change)).layer
+
+    assert layer("qwen2").qkv_bias
+    assert not layer("qwen2").qk_norm
+    assert layer("qwen3").qk_norm
+    assert layer("qwen3").head_dim == 128
+    assert layer("qwen3", head_dim=32).head_dim == 32
+    assert not layer("qwen3").qkv_bias
+    assert layer("mixtral").num_experts == 8
+    assert layer("mixtral").experts_per_token == 2
+    assert layer("mixtral", num_local_experts=4).num_experts == 4
+    unnamed = {"rms_norm_eps": None, "rope_theta": None}
+    with pytest.warns(UserWarning, match="names no rope_theta; taking 1e\\+06"):
+        assert layer("mixtral", **unnamed).rms_norm_eps == 1e-5
+    refused(lambda: layer("mixtral", num_experts_per_tok=9), "num_experts_per_tok = 9")
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_scaling": {"rope_type": kind, **fields}}
 
 
 @pytest.mark.parametrize(
@@ -143,81 +173,64 @@ def test_a_null_rope_base_beside_rope_parameters_contradicts_nothing(
     [
         # Settings of the rotary embedding.
         ({"rope_theta": None, "rope_parameters": {"rope_type": "default"}}, "missing"),
+        ({"rope_theta": None} | _rope("llama3", **_SCALING), "rope_theta is missing"),
+        ({"rope_parameters": {"rope_theta": 1.5}}, "both 500000.0 and 1.5"),
         (
-            {
-                "rope_theta": None,
-                "rope_scaling": {"rope_type": "llama3", **_LLAMA3_SCALING},
-            },
-            "rope_theta is missing",
+            {"rope_parameters": {"rope_type": "default"}} | _rope("linear", factor=2.0),
+            "contradict each other",
         ),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-            "rope_theta is both 500000.0 and 10000.0",
-        ),
-        (
-            {
-                "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-                "rope_scaling": {"type": "linear", "factor": 2.0},
-            },
-            "rope_parameters and rope_scaling",
-        ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        (_rope("yarn", factor=4.0), "'yarn'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic'"),
-        ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
-        (
-            {
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 8.0,
-                    "high_freq_factor": 4.0,
-                }
-            },
-            "low_freq_factor, original_max_position_embeddings",
-        ),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 0.7}},
-            "mscale",
-        ),
+        (_rope("linear"), "factor = None"),
+        (_rope("llama3", factor=8.0, high_freq_factor=4.0), "low_freq_factor = None"),
+        (_rope("linear", factor=2.0, mscale=0.7), "mscale"),
         ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_theta": "much"}, "rope_theta"),
+        ({"rope_theta": 1e300}, "rope_theta"),
         # What is not implemented.
         ({"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}, "GemmaFor"),
         ({"model_type": "qwen2"}, "with model_type 'qwen2' is not"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": None, "architectures": None}, "architecture"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequence"),
+        ({"architectures": [7]}, "architectures"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequence"),
-        ({"model_type": None, "architectures": None}, "architecture"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attention_bias": True}, "attention_bias = True"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ({"layer_types": ["sliding_attention"] * 5}, "no sliding_window"),
-        ({"layer_types": ["full_attention"] * 4}, "each of 5 layers"),
-        ({"layer_types": ["chunked_attention"] * 5}, "chunked_attention"),
         ({"logit_scale": 0.5}, "logit_scale = 0.5 is not supported, only 1"),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
-        ({"embedding_multiplier": 12}, "embedding_multiplier = 12"),
         ({"use_qk_norm": True}, "use_qk_norm = True is not supported"),
-        ({"no_rope_layers": [1, 1, 1, 0, 1]}, "no_rope_layers"),
-        ({"sliding_window_pattern": 6}, "sliding_window_pattern"),
         ({"is_causal": False}, "is_causal = False is not supported, only True"),
-        ({"clip_qkv": 8.0}, "clip_qkv"),
-        ({"kv_lora_rank": 512}, "kv_lora_rank"),
-        ({"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),
         ({"draft_vocab_size": 256}, "draft_vocab_size"),
+        ({"layer_types": [_SLIDING] * 5}, "no sliding_window"),
+        ({"layer_types": [_FULL] * 4}, "each of 5 layers"),
+        ({"layer_types": [None] + [_FULL] * 4}, "each of 5 layers"),
+        ({"layer_types": ["chunked_attention"] * 5}, "chunked_attention"),
+        # A Mistral has its window in every layer, whatever its file says.
+        (MISTRAL | {"layer_types": [_FULL] * 4 + [_SLIDING]}, "sliding_window = 96"),
+        (MISTRAL | {"sliding_window": "4096"}, "sliding_window"),
         # Sizes.
         ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": 10**40}, "vocab_size"),
         ({"hidden_size": "64"}, "hidden_size"),
+        ({"hidden_size": 2**25}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10_001}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3"),
-        ({"num_key_value_heads": "4"}, "num_key_value_heads"),
         ({"num_key_value_heads": -4}, "num_key_value_heads"),
-        ({"head_dim": "8"}, "head_dim"),
         ({"head_dim": 7}, "head_dim = 7"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 4}, "hidden_size"),
+        ({"num_attention_heads": 12}, "head_dim = None"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rms_norm_eps": True}, "rms_norm_eps"),
+        ({"rms_norm_eps": 10**40}, "rms_norm_eps"),
         ({"max_position_embeddings": 1.5}, "max_position_embeddings"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
     ],
 )
 def test_a_target_that_cannot_run_is_refused_by_name(
@@ -239,7 +252,6 @@ def test_a_target_that_cannot_run_is_refused_by_name(
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"max_position_embeddings": "many"}, "max_position_embeddings"),
-        ({"logit_scale": 0.5}, "logit_scale"),
         ({"inputs": "token"}, "inputs = 'token'"),
     ],
 )
@@ -259,38 +271,32 @@ def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
         "attention_bias": False,
         "hidden_act": "silu",
         "initializer_range": 0.02,
-        "pretraining_tp": 4,
         "transformers_version": "4.31.0",
-        "use_cache": True,
-        "layer_types": ["full_attention"] * 5,
+        "layer_types": [_FULL] * 5,
         "never_heard_of": None,
         "not_asked_for": False,
         "partial_rotary_factor": 1.0,
-        "embedding_multiplier": 1.0,
         "final_logit_softcapping": None,
         "use_qk_norm": False,
         "num_experts": 0,
         "mlp_only_layers": [],
-        "no_rope_layers": [1, 1, 1, 1, 1],
     }
     assert target_config(write(tmp_path, LLAMA | harmless)) == plain
 
 
-def test_keys_that_nobody_knows_are_warned_about_once(tmp_path: Path) -> None:
-    plain = target_config(write(tmp_path, LLAMA))
-    news = {"shiny": 7, "logits_to_keep": 1, "use_cache": True}
-    write(tmp_path, LLAMA | news)
-    message = r"config\.json: unknown and left out of account: shiny, logits_to_keep;"
+@pytest.mark.parametrize(
+    ("read", "base"), [(target_config, LLAMA), (head_config, _HEAD)]
+)
+def test_keys_that_nobody_knows_are_warned_about_once(
+    tmp_path: Path, read: Any, base: dict[str, Any]
+) -> None:
+    plain = read(write(tmp_path, base))
+    write(tmp_path, base | {"shiny": 7, "logits_to_keep": 1, "use_cache": True})
+    message = r"config\.json: unknown and ignored: shiny, logits_to_keep;"
     with pytest.warns(UserWarning, match=message) as warned:
-        assert target_config(tmp_path) == plain
+        assert read(tmp_path) == plain
     assert len(warned) == 1
-    target_config(tmp_path)  # A warning would be an error here.
-
-
-def test_an_unknown_key_of_a_head_is_warned_about(tmp_path: Path) -> None:
-    plain = head_config(write(tmp_path, _HEAD))
-    with pytest.warns(UserWarning, match="left out of account: shiny;"):
-        assert head_config(write(tmp_path, _HEAD | {"shiny": "yes"})) == plain
+    read(tmp_path)  # A warning would be an error here.
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"llama"', "\udcff"])
@@ -338,9 +344,7 @@ def test_a_head_of_another_target_is_refused(
 def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
     target = target_config(write(tmp_path, LLAMA))
     check_max_length(target, 1024)
-    refused(
-        lambda: check_max_length(target, 1025), "1025 is more than the target's 1024"
-    )
+    refused(lambda: check_max_length(target, 1025), "1025 is more", "target's 1024")
 
 
 @pytest.mark.parametrize(
@@ -351,56 +355,23 @@ def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
         ({"temperature": 0.6}, {"eos_token_id": 2}, (2,)),
         ({"eos_token_id": None}, {"eos_token_id": [5, 4]}, (4, 5)),
         ({"eos_token_id": []}, {"eos_token_id": 2}, (2,)),
-        (None, {"eos_token_id": 2}, (2,)),
-        (None, {}, ()),
+        ({}, {}, ()),
         ({"eos_token_id": 0}, {"eos_token_id": 2}, (0,)),
     ],
 )
 def test_stop_tokens_come_from_the_generation_config_first(
     tmp_path: Path,
-    generation: dict[str, Any] | None,
+    generation: dict[str, Any],
     config: dict[str, Any],
     expected: tuple[int, ...],
 ) -> None:
     write(tmp_path, LLAMA | config)
-    if generation is not None:
+    if generation:
         write(tmp_path, generation, "generation_config.json")
     assert stop_tokens(tmp_path) == expected
 
 
-def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, LLAMA | {"eos_token_id": "</s>"})
-    refused(lambda: stop_tokens(tmp_path), "eos_token_id")
-
-
-@pytest.mark.parametrize("ids", [[7, -1], 2**31, [True], 1.0, {}])
-def test_stop_tokens_outside_int32_are_refused(tmp_path: Path, ids: Any) -> None:
+@pytest.mark.parametrize("ids", ["</s>", [7, -1], 2**31, [True], 1.0, {}])
+def test_stop_tokens_that_are_no_ids_are_refused(tmp_path: Path, ids: Any) -> None:
     write(tmp_path, LLAMA | {"eos_token_id": ids})
     refused(lambda: stop_tokens(tmp_path), "eos_token_id", "2**31")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("architectures", 7),
-        ("architectures", [7]),
-        ("architectures", "LlamaForCausalLM"),
-        ("num_hidden_layers", 2**31),
-        ("num_hidden_layers", 10_001),
-        ("num_hidden_layers", True),
-        ("hidden_size", 2**25),
-        ("vocab_size", 10**40),
-        ("head_dim", 2**24),
-        ("max_position_embeddings", 2**31),
-        ("tie_word_embeddings", "false"),
-        ("rms_norm_eps", 10**40),
-        ("rms_norm_eps", True),
-        ("rope_theta", 1e300),
-        ("model_type", ["llama"]),
-    ],
-)
-def test_a_field_of_another_kind_or_size_is_refused(
-    tmp_path: Path, field: str, value: Any
-) -> None:
-    write(tmp_path, LLAMA | {field: value})
-    refused(lambda: target_config(tmp_path), field)

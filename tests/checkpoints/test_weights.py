@@ -1,8 +1,7 @@
+"""Weights are the same however they are stored, read in parts and in little memory."""
+
 import dataclasses
 import itertools
-import json
-import os
-import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import (
@@ -23,98 +23,116 @@ from eagle_jax.checkpoints import (
     load_head,
     load_target,
     names,
+    open_weights,
     tensors,
 )
 from eagle_jax.checkpoints import target_config as read_target_config
-from eagle_jax.checkpoints.weights import TensorFiles
+from eagle_jax.checkpoints.load import load_params
+from eagle_jax.checkpoints.tensors import open_safetensors
+from eagle_jax.checkpoints.weights import Weights
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.transformer import TransformerParams
 from tests.checkpoints.folders import (
+    KINDS,
     SINGLE,
     Tensors,
     change_config,
-    save_bin,
+    store,
     take_weights,
-    write_shards,
 )
 from tests.helpers import refused
 from tests.tiny import head_config as tiny_head
 from tests.tiny import target_config as tiny_target
 
-_QUERY = "model.layers.1.self_attn.q_proj.weight"
+_UP = "model.layers.0.mlp.up_proj.weight"
+_PART = ((8, 24), (0, 32))
 
 
 def _rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
-    tensors = take_weights(folder)
-    change(tensors)
-    save_file(tensors, folder / SINGLE)
+    stored = take_weights(folder)
+    change(stored)
+    save_file(stored, folder / SINGLE)
 
 
-_BIN = pytest.param("bin", marks=pytest.mark.torch)
-
-
-@pytest.mark.parametrize("kind", ["safetensors", _BIN])
-def test_shards_and_torch_files_give_the_same_weights(
-    target: Path, expected: TransformerParams, kind: str
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_of_storing_gives_the_same_weights(
+    target: Path, expected: TransformerParams, kind: str, dtype: str
 ) -> None:
-    stored, save = take_weights(target), save_bin if kind == "bin" else save_file
-    index = write_shards(target, stored, save, kind)
-    chex.assert_trees_all_equal(load_target(target)[1], expected)
-    if kind == "bin":
-        index.unlink()
-        save_bin(stored, target / "pytorch_model.bin")
-        chex.assert_trees_all_equal(load_target(target)[1], expected)
+    kept = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    whole = {name: x.astype(kept) for name, x in take_weights(target).items()}
+    store(target, whole, kind)
+    wide = load_target(target)[1]
+    assert {leaf.dtype for leaf in jax.tree.leaves(wide)} == {jnp.dtype("float32")}
+    narrow = jax.tree.map(lambda leaf: leaf.astype(dtype), expected)
+    chex.assert_trees_all_equal(
+        wide, jax.tree.map(lambda leaf: leaf.astype("float32"), narrow)
+    )
+    # None as it is stored, and uncommitted: it follows what it is used with.
+    as_stored = load_target(target, None)[1]
+    chex.assert_trees_all_equal(as_stored, narrow)
+    assert not any(leaf.committed for leaf in jax.tree.leaves(as_stored))
 
 
-def _poisoned(value: float) -> Callable[[np.ndarray], np.ndarray]:
-    def poison(tensor: np.ndarray) -> np.ndarray:
-        tensor = tensor.copy()
-        tensor[3, 5] = value
-        return tensor
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_is_a_slice_of_the_whole(target: Path, kind: str) -> None:
+    whole = take_weights(target)
+    whole[_UP] = whole[_UP].astype(ml_dtypes.bfloat16)
+    store(target, whole, kind)
+    shape, read = open_weights(target).parts(_UP)
+    assert shape == (48, 32)
+    for part in (_PART, ((0, 48), (4, 20)), ((40, 48), (31, 32))):
+        found = read(part)
+        assert found.dtype == ml_dtypes.bfloat16
+        (first, last), (left, right) = part
+        np.testing.assert_array_equal(found, whole[_UP][first:last, left:right])
 
-    return poison
+
+def test_parts_of_tensors_with_any_number_of_axes_are_read(tmp_path: Path) -> None:
+    whole = np.arange(2 * 3 * 4 * 5, dtype=np.int32).reshape(2, 3, 4, 5)
+    save_file({"whole": whole, "line": whole.ravel()}, tmp_path / "some.safetensors")
+    stored = open_safetensors(tmp_path / "some.safetensors")
+    part = ((0, 2), (1, 3), (0, 4), (0, 5))
+    np.testing.assert_array_equal(stored["whole"].read_part(part), whole[:, 1:3])
+    np.testing.assert_array_equal(stored["line"].read_part(((7, 9),)), [7, 8])
+    none = ((0, 0), (0, 3), (0, 4), (0, 5))
+    assert stored["whole"].read_part(none).shape == (0, 3, 4, 5)
 
 
-_UP = "model.layers.0.mlp.up_proj.weight"
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "named"),
-    [
-        (_QUERY, None, ("lacks",)),
-        ("lm_head.weight", None, ("lacks",)),
-        (_QUERY, lambda x: x[:16], ("(16, 32)", "(32, 32)")),
-        (_UP, lambda x: x.reshape(32, 48), ("(32, 48)", "(48, 32)")),
-        (_QUERY, lambda x: x.astype(np.int8), ("int8",)),
-        *((_QUERY, _poisoned(x), ("NaN or inf",)) for x in (np.nan, np.inf, -np.inf)),
-    ],
-)
-def test_tensors_that_are_not_the_targets_are_named(
-    target: Path, name: str, change: Any, named: tuple[str, ...]
+def test_parts_are_filled_from_all_blocks(
+    target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rewrite(tensors: Tensors) -> None:
-        tensor = tensors.pop(name)
-        if change is not None:
-            tensors[name] = change(tensor)
-
-    _rewrite(target, rewrite)
-    refused(lambda: load_target(target), name, *named)
+    expected = load_target(target, "bfloat16")[1]
+    monkeypatch.setattr(tensors, "_BLOCK_BYTES", 700)
+    chex.assert_trees_all_equal(load_target(target, "bfloat16")[1], expected)
+    mlp: Any = load_target(target)[1].layers[0].mlp
+    np.testing.assert_array_equal(mlp.up, load_file(target / SINGLE)[_UP].T)
 
 
-def test_tensors_that_are_not_the_heads_are_named(head: Path, target: Path) -> None:
-    pair = load_target(target)
-    norm = "layers.0.input_layernorm.weight"
-    _rewrite(head, lambda tensors: tensors.update({norm: np.ones(32, np.float32)}))
-    refused(lambda: load_head(head, *pair), "unexpected", norm)
-    _rewrite(head, lambda tensors: tensors.pop(norm))
-    change_config(head, bias=False)
-    refused(lambda: load_head(head, *pair), "unexpected", "fc.bias")
-    change_config(head, bias=True)
-    _rewrite(head, lambda tensors: tensors.pop("fc.bias"))
-    refused(lambda: load_head(head, *pair), "lacks", "fc.bias")
-    broken = {"fc.bias": np.full(32, np.nan, np.float32)}
-    _rewrite(head, lambda tensors: tensors.update(broken))
-    refused(lambda: load_head(head, *pair), "fc.bias", "NaN", "damaged")
+def test_parts_with_the_same_rows_are_read_together() -> None:
+    halves = [((0, 8), (0, 3)), ((0, 8), (3, 6))]
+    assert list(tensors.blocks(halves, 4)) == [((0, 8), (0, 6))]
+    apart = [((0, 4), (0, 6)), ((8, 12), (0, 6))]
+    assert list(tensors.blocks(apart, 4)) == apart
+    pieces = list(tensors.blocks([((0, 1000), (0, 2**20))], 2))
+    assert pieces[0] == ((0, 2), (0, 2**20)) and len(pieces) == 500
+
+
+def test_each_part_is_checked_and_nothing_else_is_read(target: Path) -> None:
+    whole = load_file(target / SINGLE)[_UP]
+    whole[30, 3] = np.nan
+    _rewrite(target, lambda stored: stored.update({_UP: whole}))
+    _, read = open_weights(target).parts(_UP)
+    np.testing.assert_array_equal(read(_PART), whole[8:24])
+    refused(lambda: read(((24, 48), (0, 32))), _UP, "NaN")
+
+
+def test_weights_with_a_sharding_are_those_without(target: Path) -> None:
+    here = SingleDeviceSharding(jax.devices()[0])
+    for dtype in ("float32", "bfloat16"):
+        params = load_target(target, dtype, here)[1]
+        chex.assert_trees_all_equal(params, load_target(target, dtype)[1])
+        assert all(leaf.committed for leaf in jax.tree.leaves(params))
 
 
 def test_safetensors_win_over_torch_files(
@@ -124,37 +142,6 @@ def test_safetensors_win_over_torch_files(
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
-def test_half_precision_files_are_read(
-    target: Path, expected: TransformerParams, stored: str
-) -> None:
-    kind = np.dtype(getattr(ml_dtypes, stored, stored))
-    tensors = {k: v.astype(kind) for k, v in take_weights(target).items()}
-    save_file(tensors, target / SINGLE)
-    wide = load_target(target)[1]
-    assert {x.dtype for x in jax.tree.leaves(wide)} == {jnp.dtype("float32")}
-    chex.assert_trees_all_equal(
-        wide, jax.tree.map(lambda x: x.astype(stored).astype("float32"), expected)
-    )
-
-
-@pytest.mark.torch
-def test_bfloat16_torch_files_are_read(
-    target: Path, expected: TransformerParams
-) -> None:
-    import torch
-
-    tensors = {
-        name: torch.from_numpy(tensor.copy()).to(torch.bfloat16)
-        for name, tensor in take_weights(target).items()
-    }
-    torch.save(tensors, target / "pytorch_model.bin")
-    narrow = load_target(target, "bfloat16")[1]
-    chex.assert_trees_all_equal(
-        narrow, jax.tree.map(lambda x: x.astype("bfloat16"), expected)
-    )
-
-
 def test_tied_weights_have_no_output_head(
     target: Path, expected: TransformerParams
 ) -> None:
@@ -162,7 +149,7 @@ def test_tied_weights_have_no_output_head(
     tied = dataclasses.replace(expected, output_head=None)
     # Some checkpoints store the table twice all the same.
     chex.assert_trees_all_equal(load_target(target)[1], tied)
-    _rewrite(target, lambda tensors: tensors.pop("lm_head.weight"))
+    _rewrite(target, lambda stored: stored.pop("lm_head.weight"))
     chex.assert_trees_all_equal(load_target(target)[1], tied)
 
 
@@ -170,133 +157,27 @@ def test_derived_buffers_are_read_over(
     target: Path, expected: TransformerParams
 ) -> None:
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
-    _rewrite(target, lambda tensors: tensors.update(buffer))
+    _rewrite(target, lambda stored: stored.update(buffer))
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
-def test_unexpected_tensors_are_named(target: Path) -> None:
-    change_config(target, num_hidden_layers=1)
-    message = refused(lambda: load_target(target), "unexpected", "model.layers.1.")
-    assert "model.layers.0." not in message
-
-
-@pytest.mark.parametrize("size", [0, 5, 400, -100])
-def test_a_truncated_safetensors_file_is_refused(target: Path, size: int) -> None:
-    path = target / SINGLE
-    whole = path.read_bytes()
-    path.write_bytes(whole[:size])
-    refused(lambda: load_target(target), str(path))
-
-
-@pytest.mark.torch
-def test_a_truncated_torch_file_is_refused(target: Path) -> None:
-    path = target / "pytorch_model.bin"
-    save_bin(take_weights(target), path)
-    path.write_bytes(path.read_bytes()[:-5000])
-    refused(lambda: load_target(target), str(path))
-
-
-def test_a_folder_without_weights_is_refused(target: Path) -> None:
-    (target / SINGLE).unlink()
-    refused(lambda: load_target(target), str(target), "no weights", SINGLE)
-
-
-def test_a_missing_shard_is_named(target: Path) -> None:
-    write_shards(target, take_weights(target), save_file, "safetensors")
-    shard = target / "model-00002-of-00002.safetensors"
-    shard.unlink()
-    refused(lambda: load_target(target), str(shard), "index")
-
-
-def test_an_index_that_names_too_much_is_refused(target: Path) -> None:
-    index = write_shards(target, take_weights(target), save_file, "safetensors")
-    listed = json.loads(index.read_text())
-    shard = listed["weight_map"][_QUERY]
-    listed["weight_map"]["model.ghost.weight"] = shard
-    index.write_text(json.dumps(listed))
-    refused(lambda: load_target(target), shard, "model.ghost.weight")
-
-
-def test_a_tensor_in_two_shards_is_refused(target: Path) -> None:
-    tensors = take_weights(target)
-    index = write_shards(target, tensors, save_file, "safetensors")
-    others = set(json.loads(index.read_text())["weight_map"].values())
-    others.remove(json.loads(index.read_text())["weight_map"][_QUERY])
-    path = target / others.pop()
-    save_file(load_file(path) | {_QUERY: tensors[_QUERY]}, path)
-    refused(lambda: load_target(target), _QUERY, "another shard")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}']
-)
-def test_a_broken_index_is_refused(target: Path, text: str) -> None:
-    (target / SINGLE).unlink()
-    index = target / "model.safetensors.index.json"
-    index.write_text(text)
-    refused(lambda: load_target(target), str(index))
-
-
-class _Trap:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("with_torch", [True, False])
-def test_a_pickle_with_code_is_refused_and_not_executed(
-    target: Path, tmp_path: Path, with_torch: bool
-) -> None:
-    import torch
-
-    (target / SINGLE).unlink()
-    path, sprung = target / "pytorch_model.bin", tmp_path / "sprung"
-    payload = {"model.norm.weight": _Trap(sprung)}
-    if with_torch:
-        torch.save(payload, path)
-    else:
-        path.write_bytes(pickle.dumps(payload))
-    refused(lambda: load_target(target), str(path))
-    assert not sprung.exists()
-    pickle.loads(pickle.dumps(payload))
-    assert sprung.exists(), "the trap itself works"
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("content", [["a", "list"], {"step": 3}])
-def test_a_torch_file_of_something_else_is_refused(target: Path, content: Any) -> None:
-    import torch
-
-    (target / SINGLE).unlink()
-    torch.save(content, target / "pytorch_model.bin")
-    refused(lambda: load_target(target), "pytorch_model.bin")
-
-
-def test_a_target_survives_the_round_trip_through_its_names(target: Path) -> None:
-    config = read_target_config(target)
-    params = transformer.init_params(jax.random.key(3), config)
-    _write_by_name(target, params, names.TRANSFORMER)
-    chex.assert_trees_all_equal(load_target(target)[1], params)
-
-
-def test_a_head_survives_the_round_trip_through_its_names(
+def test_a_pair_survives_the_round_trip_through_its_names(
     head: Path, target: Path
 ) -> None:
     change_config(head, qkv_bias=True)
-    params = eagle_head.init_params(jax.random.key(3), head_config(head))
-    _write_by_name(head, params, names.EAGLE_HEAD)
-    chex.assert_trees_all_equal(load_head(head, *load_target(target))[1], params)
-
-
-def _write_by_name(folder: Path, params: Any, table: dict[str, str]) -> None:
-    named = names.by_name(params, table)
-    tensors = {name: np.ascontiguousarray(named[name]) for name in named}
-    save_file(tensors, folder / SINGLE)
+    key = jax.random.key(3)
+    target_params = transformer.init_params(key, read_target_config(target))
+    head_params = eagle_head.init_params(key, head_config(head))
+    for folder, params, table in (
+        (target, target_params, names.TRANSFORMER),
+        (head, head_params, names.EAGLE_HEAD),
+    ):
+        named = names.by_name(params, table)
+        whole = {name: np.ascontiguousarray(named[name]) for name in named}
+        save_file(whole, folder / SINGLE)
+    loaded = load_target(target)
+    chex.assert_trees_all_equal(loaded[1], target_params)
+    chex.assert_trees_all_equal(load_head(head, *loaded)[1], head_params)
 
 
 def test_every_name_of_the_tables_is_used_once() -> None:
@@ -328,19 +209,16 @@ def test_every_name_of_the_tables_is_used_once() -> None:
     assert every == set(numbered)
 
 
-def test_a_head_shares_an_equal_embedding_table(head: Path, target: Path) -> None:
-    assert "embed_tokens.weight" in load_file(head / SINGLE)
+def test_a_head_keeps_no_table_but_one_of_its_own(head: Path, target: Path) -> None:
+    name = "embed_tokens.weight"
+    assert name in load_file(head / SINGLE)
     params = load_head(head, *load_target(target))[1]
     assert params.embedding is None
     assert params.fc_bias is not None
-
-
-def test_a_head_keeps_a_different_embedding_table(head: Path, target: Path) -> None:
-    name = "embed_tokens.weight"
-    _rewrite(head, lambda tensors: tensors.update({name: tensors[name] + 1}))
+    _rewrite(head, lambda stored: stored.update({name: stored[name] + 1}))
     params = load_head(head, *load_target(target))[1]
     np.testing.assert_array_equal(params.embedding, load_file(head / SINGLE)[name])
-    _rewrite(head, lambda tensors: tensors.pop(name))
+    _rewrite(head, lambda stored: stored.pop(name))
     assert load_head(head, *load_target(target))[1].embedding is None
 
 
@@ -350,11 +228,11 @@ def test_loading_holds_a_few_blocks_of_what_it_reads(
     alive: set[int] = set()
     most_alive = reads = 0
     lock = threading.Lock()
-    checked = TensorFiles._checked
+    read = Weights._read
 
-    def counted(files: TensorFiles, name: str, read: Any) -> np.ndarray:
+    def counted(files: Weights, name: str, part: Any) -> np.ndarray:
         nonlocal most_alive, reads
-        tensor = checked(files, name, read)
+        tensor = read(files, name, part)
         with lock:
             reads += 1
             alive.add(reads)
@@ -362,9 +240,37 @@ def test_loading_holds_a_few_blocks_of_what_it_reads(
             most_alive = max(most_alive, len(alive))
         return tensor
 
-    monkeypatch.setattr(TensorFiles, "_checked", counted)
+    monkeypatch.setattr(Weights, "_read", counted)
     monkeypatch.setattr(tensors, "_BLOCK_BYTES", 1024)
     params = load_target(target)[1]
     assert reads > 3 * len(jax.tree.leaves(params))
     assert most_alive <= load._READERS
     assert not alive
+
+
+def _status_bytes(name: str) -> int:
+    """An entry of the process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_loading_takes_little_memory_beside_the_weights(tmp_path: Path) -> None:
+    table = np.full((48_000, 1024), 0.5, ml_dtypes.bfloat16)
+    # One is transposed as it is read, one is not.
+    listed = ("model.embed_tokens.weight", "lm_head.weight")
+    save_file(dict.fromkeys(listed, table), tmp_path / SINGLE)
+    shapes = [
+        jax.ShapeDtypeStruct(shape, table.dtype)
+        for shape in (table.shape, table.T.shape)
+    ]
+    jax.block_until_ready(jax.device_put(np.zeros(1)))  # Starts the devices.
+    Path("/proc/self/clear_refs").write_text("5")  # Forgets the peak so far.
+    before = _status_bytes("VmRSS")
+    params = load_params(open_weights(tmp_path), [*listed], shapes, table.dtype)
+    jax.block_until_ready(params)
+    peak = _status_bytes("VmHWM") - before
+    share = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert share == 2 * table.nbytes
+    assert 1 <= peak / share < 1.3

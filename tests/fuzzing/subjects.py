@@ -151,7 +151,7 @@ def make_subjects(
         ),
         "store": Subject(
             source=converted,
-            files=["*/store.json", "*/params/**/*", "*/config.json"],
+            files=["*/params/**/*", "*/config.json"],
             read=read_pair,
         ),
         "settings": Subject(source=tables_folder, files=["*.toml"], read=read_settings),

@@ -54,14 +54,14 @@ def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
     )
 
 
-def test_a_store_without_its_list_is_refused_when_a_pair_is_opened(
+def test_a_store_without_its_weights_is_refused_when_a_pair_is_opened(
     tiny_pair: Path, tmp_path: Path
 ) -> None:
     pair = tmp_path / "stored"
     checkpoints.convert_pair(pair, tiny_pair / "target", tiny_pair / "head")
     for half in ("head", "target"):
-        (pair / half / "store.json").unlink()
-        refused(lambda: opened(pair), str(pair / half / "store.json"))
+        (pair / half / "params" / "manifest.ocdbt").unlink()
+        refused(lambda: opened(pair), str(pair / half / "params"))
 
 
 @pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup", "chain", "small-model"])
