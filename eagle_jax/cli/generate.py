@@ -15,8 +15,6 @@ from typing import Any
 import jax
 
 from eagle_jax import assets
-from eagle_jax.automaton import AutomatonParams
-from eagle_jax.checkpoints import check_max_length
 from eagle_jax.cli import results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
 from eagle_jax.cli.files import check_writable, read_prompts
@@ -30,19 +28,13 @@ from eagle_jax.cli.processes import (
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
 from eagle_jax.config import CONFIGS, NOT_LOSSLESS
-from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
-from eagle_jax.generation import text
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.grammar import compile_grammar, with_automaton
-from eagle_jax.generation.pair import longest_text
-from eagle_jax.generation.pairs import PairSource, open_pair
-from eagle_jax.generation.random_pairs import open_random
+from eagle_jax.generation.pair import Pair, load_pair, load_random_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
-from eagle_jax.parallel import MeshShape, shard_pair
 from eagle_jax.parsing import read_json
 
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
@@ -150,84 +142,53 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
         config.method.check_draft(arguments.draft)
 
 
-def _open(arguments: argparse.Namespace, config: GenerateConfig) -> PairSource:
+def _open(arguments: argparse.Namespace, config: GenerateConfig) -> Pair:
+    """Opens the pair, without reading its weights."""
+    shape = mesh_shape(arguments)
     if arguments.random is not None:
-        return open_random(arguments.random, config, with_tokenizer=True)
-    return open_pair(arguments.target, arguments.draft, config)
-
-
-def _automaton(
-    arguments: argparse.Namespace, source: PairSource
-) -> AutomatonParams | None:
-    """Returns the tables of the constraint, `None` without one."""
-    path = arguments.json_schema
-    return compile_grammar(
-        source.tokenizer,
-        source.stop_tokens,
-        source.config.vocab_size,
-        regex=arguments.regex,
-        json_schema=None if path is None else read_json(path),
+        return load_random_pair(arguments.random, config, mesh=shape)
+    return load_pair(
+        arguments.target, arguments.draft, config, mesh=shape, is_lazy=True
     )
 
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
-    shape = mesh_shape(arguments)
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
-    source, decoding = _open(arguments, config), config.decoding
-    longest = decoding.max_length or source.config.max_positions
-    check_max_length(source.config, longest)
-    batch_size = _rows(decoding.batch_size, len(prompts), shape)
-    source.check_memory(
-        batch_size=batch_size, max_length=min(longest, 1 + decoding.max_new_tokens)
-    )
-    sharding = None
-    if shape is not None:
-        sharding = shard_pair(shape, source.config, batch_size=decoding.batch_size)
-    encoded = [
-        text.encode(source.tokenizer, prompt, chat=arguments.chat) for prompt in prompts
-    ]
-    max_length = longest_text(source.config, decoding, encoded)
-    automaton = _automaton(arguments, source)
+    pair = _open(arguments, config)
+    encoded = [pair.encode(prompt, chat=arguments.chat) for prompt in prompts]
+    schema = arguments.json_schema and read_json(arguments.json_schema)
     if arguments.target is None:
         say("random weights: the text is noise; give --target and --draft for text")
     else:
         say(f"loading {arguments.target}")
-    pair = with_automaton(source.load(sharding), automaton)
-    # One compilation serves all prompts.
-    main_runner = Runner(
-        pair=pair,
-        drafter=pair.drafter,
-        config=config,
-        max_length=max_length,
-        prompt_bucket=bucket_length(max(map(len, encoded))),
-        batch_size=batch_size,
+    runner = pair.runner(
+        encoded,
+        config,
+        config.decoding.batch_size,
+        regex=arguments.regex,
+        json_schema=schema,
     )
-    plain_runner = dataclasses.replace(main_runner, drafter=None)
-
     view = View(
         stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
     )
     say("compiling")
-    session = Session(main_runner, prompts, encoded, view)
+    session = Session(runner, prompts, encoded, view)
     session.warm_up()
     unshown: OSError | None = None
     try:
         finished = session.decode_all()
     except OSError as error:  # The reader may have stopped; results come first.
         finished, unshown = False, error
-    sums = results.totals(
-        session.runs,
-        decode_seconds=session.decode_seconds,
-        compile_seconds=session.compile_seconds,
-    )
-    rule = main_runner.decoder.acceptance
-    if rule == "typical" and main_runner.drafter is not None:
+    sums = session.totals()
+    rule = runner.decoder.acceptance
+    if rule == "typical" and runner.drafter is not None:
         sums |= {"warning": NOT_LOSSLESS}
     if arguments.compare and finished:
         silent = View(is_silent=True, force_rounds=view.by_round)
+        plain_runner = dataclasses.replace(runner, drafter=None)
         plain = Session(plain_runner, prompts, encoded, silent)
         plain.warm_up()
         finished = plain.decode_all()
@@ -236,7 +197,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
 
     if arguments.json is not None:
         decoded = {"runs": session.runs, "totals": sums}
-        write_json(arguments.json, _conditions(arguments, main_runner) | decoded)
+        write_json(arguments.json, _conditions(arguments, runner) | decoded)
     if unshown is not None:
         raise unshown
     print(results.summary(sums))
@@ -264,20 +225,11 @@ def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]
     }
 
 
-def _rows(batch_size: int, num_prompts: int, shape: MeshShape | None) -> int:
-    """Returns the rows of a batch: a few more than prompts, which the mesh splits."""
-    parts = 1 if shape is None else shape.data
-    return min(batch_size, bucket_rows(-(-num_prompts // parts)) * parts)
-
-
 def _comparison(
     sums: dict[str, Any], session: Session, plain: Session, acceptance: str
 ) -> dict[str, Any]:
     """Returns the run's figures beside plain decoding's; `None` marks other draws."""
-    plain_sums = results.totals(
-        plain.runs, decode_seconds=plain.decode_seconds, compile_seconds=0.0
-    )
-    ours, theirs = sums["tokens_per_second"], plain_sums["tokens_per_second"]
+    ours, theirs = sums["tokens_per_second"], plain.totals()["tokens_per_second"]
     is_identical = all(
         a["generated_ids"] == b["generated_ids"]
         for a, b in zip(session.runs, plain.runs, strict=True)

@@ -96,6 +96,14 @@ class Session:
                 return False
         return not self._was_interrupted
 
+    def totals(self) -> dict[str, Any]:
+        """Returns sums over the texts so far, see `results.totals`."""
+        return results.totals(
+            self.runs,
+            decode_seconds=self.decode_seconds,
+            compile_seconds=self.compile_seconds,
+        )
+
     def _run_all(self) -> Iterator[None]:
         """Decodes without a look between rounds; texts are shown in order."""
         runner, before = self._runner, self._runner.programs.compile_seconds

@@ -1,6 +1,8 @@
 """All settings of a generation, whatever its method."""
 
 import dataclasses
+import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from eagle_jax.config import DecodingConfig, SamplingConfig, from_table
@@ -98,3 +100,59 @@ class GenerateConfig:
             sampled_tree=None,
             sampling=dataclasses.replace(self.sampling, temperature=temperature),
         )
+
+
+def with_settings(
+    config: GenerateConfig, settings: Mapping[str, Any]
+) -> GenerateConfig:
+    """Returns settings with others instead: those of decoding, and the trees.
+
+    Raises:
+        InputError: If one is unknown or outside its range.
+    """
+    known = [field.name for field in dataclasses.fields(DecodingConfig)]
+    trees = ("tree", "sampled_tree")
+    for name in settings:
+        if name not in (*known, *trees):
+            raise InputError(
+                f"{name!r} is no setting; known are {', '.join((*known, *trees))}"
+            )
+    method = settings.get("method") or config.decoding.method
+    config = config.with_method(method)
+    given = {key: value for key, value in settings.items() if value is not None}
+    decoding = {key: value for key, value in given.items() if key in known}
+    return dataclasses.replace(
+        config,
+        decoding=dataclasses.replace(config.decoding, **decoding | {"method": method}),
+        **{key: given[key] for key in trees if key in given},
+    )
+
+
+def of_call(config: GenerateConfig, settings: Mapping[str, Any]) -> GenerateConfig:
+    """Returns the settings of one call, with those that it was given.
+
+    Tokens are drawn as the call says, or else by the defaults.
+
+    Raises:
+        InputError: If one is unknown or outside its range.
+    """
+    fields: dict[str, dict[str, Any]] = {"sampling": {}, "decoding": {}}
+    for name, value in settings.items():
+        table = next((t for t, known in _PER_CALL.items() if name in known), None)
+        if table is None:
+            known = ", ".join(name for names in _PER_CALL.values() for name in names)
+            raise InputError(f"{name!r} is no setting; known are {known}")
+        if name == "seed" and value is None:
+            value = secrets.randbelow(2**30)  # Every prompt's seed may be given again.
+        if value is not None:
+            fields[table][name] = value
+    sampling = SamplingConfig(**fields["sampling"])
+    decoding = dataclasses.replace(config.decoding, **fields["decoding"])
+    joined = dataclasses.replace(config, sampling=sampling, decoding=decoding)
+    return joined.at(sampling.temperature)
+
+
+_PER_CALL = {
+    "sampling": [field.name for field in dataclasses.fields(SamplingConfig)],
+    "decoding": ["max_new_tokens", "max_length", "ignore_eos"],
+}

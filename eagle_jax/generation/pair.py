@@ -1,8 +1,8 @@
 """Text in, text out: a target with its drafter, from names or folders."""
 
 import dataclasses
+import functools
 import itertools
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,7 +15,6 @@ from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import (
     CONFIGS,
     DecodingConfig,
-    SamplingConfig,
     load_config,
 )
 from eagle_jax.decoding.rates import tokens_per_round
@@ -23,14 +22,15 @@ from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.config import GenerateConfig, of_call, with_settings
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
-from eagle_jax.generation.pairs import LoadedPair, open_pair
+from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.scheduler import decode_all
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parallel import MeshShape, shard_pair
+from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = (
@@ -69,22 +69,39 @@ class Generation:
 
 
 class Pair:
-    """A target and its drafter, loaded.
+    """A target and its drafter, whose weights are read when they are first needed.
 
     Attributes:
-        loaded: The models, parameters and tokenizer, for callers that drive the loop
-            themselves.
+        source: The target's sizes, the drafter and the tokenizer.
+        config: The method, and the settings that a call does not give.
+        sharding: The sharding of the target's arrays; `None` for the default device.
     """
 
-    def __init__(self, loaded: LoadedPair, config: GenerateConfig) -> None:
-        """Keeps a loaded pair, and the settings that a call does not give."""
-        self.loaded = loaded
-        self._config = config
+    def __init__(
+        self,
+        source: PairSource,
+        config: GenerateConfig,
+        sharding: PairSharding | None = None,
+    ) -> None:
+        """Keeps what is opened, and reads nothing."""
+        self.source = source
+        self.config = config
+        self.sharding = sharding
+
+    @functools.cached_property
+    def loaded(self) -> LoadedPair:
+        """The models and their weights, for callers that drive the loop themselves."""
+        return self.source.load(self.sharding)
+
+    def load(self) -> "Pair":
+        """Reads the weights now; returns the pair."""
+        _ = self.loaded
+        return self
 
     @property
     def tokenizer(self) -> Any:
         """The pair's `transformers` tokenizer."""
-        return self.loaded.tokenizer
+        return self.source.tokenizer
 
     def generate(
         self,
@@ -126,10 +143,11 @@ class Pair:
                 cannot be used.
         """
         grammar = {"regex": regex, "json_schema": json_schema}
-        encoded = [self._encode(prompt, chat=chat) for prompt in _as_many(prompts)]
+        given = text.as_prompts(prompts)
+        encoded = [self.encode(prompt, chat=chat) for prompt in given]
         most = _MOST_ROWS if batch_size is None else batch_size
-        rows = min(len(encoded), DecodingConfig(batch_size=most).batch_size)
-        runner = self._runner(encoded, rows, grammar, settings)
+        rows = DecodingConfig(batch_size=most).batch_size
+        runner = self.runner(encoded, of_call(self.config, settings), rows, **grammar)
         seed = runner.config.sampling.seed
         seeds = range(seed, seed + len(encoded))
         texts = decode_all(runner, encoded, seeds)
@@ -160,14 +178,14 @@ class Pair:
                 setting is unknown or outside its range.
         """
         started = time.perf_counter()
-        most = {"max_new_tokens": self._config.decoding.max_new_tokens} | settings
-        no_grammar = {"regex": None, "json_schema": None}
+        most = {"max_new_tokens": self.config.decoding.max_new_tokens} | settings
         for rows, length, limits in itertools.product(
             sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)}),
             _bucket_ends(prompt_length),
             (most, most | {"max_new_tokens": 1}),
         ):
-            runner = self._runner([[0] * length], rows, no_grammar, limits)
+            config = of_call(self.config, limits)
+            runner = self.runner([[0] * length] * rows, config, rows)
             runner.warm_up(by_round=False, with_growth=True)
         return time.perf_counter() - started
 
@@ -185,14 +203,14 @@ class Pair:
         The arguments are those of `generate`, and the pieces together are its text.
         """
         grammar = {"regex": regex, "json_schema": json_schema}
-        prompts = _as_many(prompt)
+        prompts = text.as_prompts(prompt)
         if len(prompts) > 1:
             raise InputError(
                 f"a stream continues one prompt, but {len(prompts)} were given; give "
                 "one, or call `generate`"
             )
-        ids = self._encode(prompts[0], chat=chat)
-        runner = self._runner([ids], 1, grammar, settings)
+        ids = self.encode(prompts[0], chat=chat)
+        runner = self.runner([ids], of_call(self.config, settings), 1, **grammar)
         shown = text.TextStream(self.tokenizer, ids)
         for snapshot in runner.rounds([ids], [runner.config.sampling.seed]):
             (row,) = snapshot.rows
@@ -200,34 +218,58 @@ class Pair:
             if piece := shown.update(row.generated_ids, is_last=is_last):
                 yield piece
 
-    def _encode(self, prompt: Any, *, chat: bool) -> list[int]:
+    def encode(self, prompt: Any, *, chat: bool = False) -> list[int]:
+        """Returns a prompt's token ids, see `generate`."""
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
             return text.encode(self.tokenizer, prompt, chat=chat)
         return list(prompt)
 
-    def _runner(
+    def runner(
         self,
         encoded: list[list[int]],
-        rows: int,
-        grammar: dict[str, Any],
-        settings: dict[str, Any],
+        config: GenerateConfig,
+        batch_size: int,
+        *,
+        regex: str | None = None,
+        json_schema: str | Mapping[str, Any] | None = None,
     ) -> Runner:
-        config, loaded = _with(self._config, settings), self.loaded
-        vocab_size = loaded.target.config.vocab_size
+        """Returns what decodes batches; reads the weights once all is checked.
+
+        Args:
+            encoded: The prompts' token ids.
+            config: All settings, with the pair's method.
+            batch_size: The largest number of prompts decoded together; few prompts
+                get few rows.
+            regex: See `generate`.
+            json_schema: See `generate`.
+
+        Raises:
+            InputError: If a prompt leaves no room for a token, the rounds cannot be in
+                memory, or the expression or schema cannot be used.
+        """
+        source, decoding = self.source, config.decoding
+        sizes = source.config
+        if decoding.max_length is not None:
+            check_max_length(sizes, decoding.max_length)
+        max_length = longest_text(sizes, decoding, encoded)
+        parts = 1 if self.sharding is None else self.sharding.mesh.shape["data"]
+        each, most = -(-len(encoded) // parts), -(-batch_size // parts)
+        rows = parts * min(bucket_rows(each), most)
+        source.check_memory(batch_size=rows, max_length=max_length)
         tables = compile_grammar(
-            self.tokenizer, loaded.stop_tokens, vocab_size, **grammar
+            self.tokenizer,
+            source.stop_tokens,
+            sizes.vocab_size,
+            regex=regex,
+            json_schema=json_schema,
         )
-        if config.decoding.max_length is not None:
-            check_max_length(loaded.target.config, config.decoding.max_length)
-        mesh = None if loaded.sharding is None else loaded.sharding.mesh
-        parts = 1 if mesh is None else mesh.shape["data"]
         return Runner(
-            pair=with_automaton(loaded, tables),
-            drafter=loaded.drafter_of(config.tree, config.sampling.rule),
+            pair=with_automaton(self.loaded, tables),
+            drafter=self.loaded.drafter_of(config.tree, config.sampling.rule),
             config=config,
-            max_length=longest_text(loaded.target.config, config.decoding, encoded),
+            max_length=max_length,
             prompt_bucket=bucket_length(max(map(len, encoded))),
-            batch_size=bucket_rows(-(-rows // parts)) * parts,
+            batch_size=rows,
         )
 
     def _generation(self, row: Row, seed: int) -> Generation:
@@ -247,6 +289,7 @@ def load_pair(
     config: GenerateConfig | None = None,
     *,
     mesh: MeshShape | None = None,
+    is_lazy: bool = False,
     **settings: Any,
 ) -> Pair:
     """Loads a target and its drafter.
@@ -258,8 +301,11 @@ def load_pair(
             method without weights.
         config: The method, its settings, and those that a later call does not give;
             `None` for the defaults.
-        mesh: The shape of the mesh that the models are sharded over; `None` for the
-            default device.
+        mesh: The shape of the mesh that the models are sharded over, of which `data`
+            divides the batch size of a `config` that is given; `None` for the default
+            device.
+        is_lazy: Whether weights are read when they are first needed, so that prompts
+            and limits can be refused before.
         **settings: Settings that differ from `config`: fields of `DecodingConfig`
             (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), `tree` and
             `sampled_tree`, the method's own settings.
@@ -268,18 +314,25 @@ def load_pair(
         InputError: If something is missing or does not fit, or a package that reading
             it needs is not installed.
     """
-    config = _joined(config or GenerateConfig(), settings)
+    rows = config and config.decoding.batch_size
+    config = with_settings(config or GenerateConfig(), settings)
     config.method.check_draft(draft)
     try:
-        source = open_pair(target, draft, config)
-        rows = 1 if mesh is None else mesh.data
-        sharding = mesh and shard_pair(mesh, source.config, batch_size=rows)
-        return Pair(source.load(sharding), config)
+        pair = _sharded(open_pair(target, draft, config), config, mesh, rows)
+        return pair if is_lazy else pair.load()
     except ModuleNotFoundError as error:
         raise InputError(
             f"the package {error.name} is not installed, which reading checkpoints "
             "needs; pip install 'eagle-jax[hf]'"
         ) from error
+
+
+def load_random_pair(
+    sizes: str, config: GenerateConfig, *, mesh: MeshShape | None = None
+) -> Pair:
+    """Makes a pair with random weights and a tokenizer of bytes, see `open_random`."""
+    source = open_random(sizes, config, with_tokenizer=True)
+    return _sharded(source, config, mesh, config.decoding.batch_size)
 
 
 def load_embedded_pair() -> Pair:
@@ -292,24 +345,17 @@ def load_embedded_pair() -> Pair:
     return load_pair(str(assets.TARGET), str(assets.HEAD), config)
 
 
-def _joined(config: GenerateConfig, settings: dict[str, Any]) -> GenerateConfig:
-    """Returns settings with those of `load_pair`."""
-    known = [field.name for field in dataclasses.fields(DecodingConfig)]
-    trees = ("tree", "sampled_tree")
-    for name in settings:
-        if name not in (*known, *trees):
-            raise InputError(
-                f"{name!r} is no setting; known are {', '.join((*known, *trees))}"
-            )
-    method = settings.get("method") or config.decoding.method
-    config = config.with_method(method)
-    given = {key: value for key, value in settings.items() if value is not None}
-    decoding = {key: value for key, value in given.items() if key in known}
-    return dataclasses.replace(
-        config,
-        decoding=dataclasses.replace(config.decoding, **decoding | {"method": method}),
-        **{key: given[key] for key in trees if key in given},
-    )
+def _sharded(
+    source: PairSource,
+    config: GenerateConfig,
+    mesh: MeshShape | None,
+    batch_size: int | None,
+) -> Pair:
+    """Returns a pair over a mesh, whose rows batches of a size fill; `None` for any."""
+    if mesh is None:
+        return Pair(source, config)
+    rows = mesh.data if batch_size is None else batch_size
+    return Pair(source, config, shard_pair(mesh, source.config, batch_size=rows))
 
 
 def longest_text(
@@ -346,54 +392,3 @@ def _bucket_ends(longest: int) -> list[int]:
         lengths += [least, most]
         least = most + 1
     return lengths
-
-
-def _as_many(prompts: Any) -> list[Any]:
-    """Returns the list of prompts, where one may have been given alone."""
-    given = _as_list(prompts)
-    is_one = isinstance(given, str) or (
-        len(given) > 0
-        and not isinstance(given[0], str | Sequence)
-        and np.ndim(given[0]) == 0
-    )
-    found = [given] if is_one else [_as_list(prompt) for prompt in given]
-    if not found or not all(len(prompt) for prompt in found if prompt != ""):
-        raise InputError("no prompts were given; at least one with a token is needed")
-    return found
-
-
-def _as_list(given: Any) -> Any:
-    """Returns a text as it is, arrays as lists, and a message as a conversation."""
-    if isinstance(given, Mapping):
-        return [given]
-    found = given.tolist() if hasattr(given, "tolist") else given
-    if isinstance(found, Sequence) and not isinstance(found, bytes):
-        return found
-    raise InputError(
-        f"{given!r} is no prompt; give a text, token ids, the messages of a "
-        "conversation, or a list of these"
-    )
-
-
-def _with(config: GenerateConfig, settings: dict[str, Any]) -> GenerateConfig:
-    """Returns the settings of one call, with those that it was given."""
-    fields: dict[str, dict[str, Any]] = {"sampling": {}, "decoding": {}}
-    for name, value in settings.items():
-        table = next((t for t, known in _PER_CALL.items() if name in known), None)
-        if table is None:
-            known = ", ".join(name for names in _PER_CALL.values() for name in names)
-            raise InputError(f"{name!r} is no setting; known are {known}")
-        if name == "seed" and value is None:
-            value = secrets.randbelow(2**30)  # Every prompt's seed may be given again.
-        if value is not None:
-            fields[table][name] = value
-    sampling = SamplingConfig(**fields["sampling"])
-    decoding = dataclasses.replace(config.decoding, **fields["decoding"])
-    joined = dataclasses.replace(config, sampling=sampling, decoding=decoding)
-    return joined.at(sampling.temperature)
-
-
-_PER_CALL = {
-    "sampling": [field.name for field in dataclasses.fields(SamplingConfig)],
-    "decoding": ["max_new_tokens", "max_length", "ignore_eos"],
-}

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from eagle_jax.errors import InputError
 from eagle_jax.generation.tokenizer import apply_chat_template
 
@@ -51,6 +53,40 @@ def encode(
             "a prompt with text"
         )
     return list(ids)
+
+
+def as_prompts(prompts: Any) -> list[Any]:
+    """Returns the list of prompts, where one may have been given alone.
+
+    Args:
+        prompts: A text, token ids, the messages of a conversation, or a list of these.
+
+    Raises:
+        InputError: If it is none of these, or empty.
+    """
+    given = _as_list(prompts)
+    is_one = isinstance(given, str) or (
+        len(given) > 0
+        and not isinstance(given[0], str | Sequence)
+        and np.ndim(given[0]) == 0
+    )
+    found = [given] if is_one else [_as_list(prompt) for prompt in given]
+    if not found or not all(len(prompt) for prompt in found if prompt != ""):
+        raise InputError("no prompts were given; at least one with a token is needed")
+    return found
+
+
+def _as_list(given: Any) -> Any:
+    """Returns a text as it is, arrays as lists, and a message as a conversation."""
+    if isinstance(given, Mapping):
+        return [given]
+    found = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(found, Sequence) and not isinstance(found, bytes):
+        return found
+    raise InputError(
+        f"{given!r} is no prompt; give a text, token ids, the messages of a "
+        "conversation, or a list of these"
+    )
 
 
 def continuation(tokenizer: Any, prompt: list[int], generated: list[int]) -> str:

@@ -26,7 +26,7 @@ TREE = TreeConfig(num_nodes=6, depth=2, width=3)
 def random_pair(method: str = "eagle2") -> Pair:
     config = settings_of(TREE, method=method)
     source = open_random("tiny", config, with_tokenizer=True)
-    return Pair(source.load(), config)
+    return Pair(source, config)
 
 
 @pytest.fixture(scope="module")
