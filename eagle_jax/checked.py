@@ -14,6 +14,7 @@ from eagle_jax.interface import (
     Drafter,
     Draws,
     Entries,
+    PromptChunk,
     Target,
     TargetOutput,
 )
@@ -92,21 +93,14 @@ def init_state(drafter: Drafter, batch: int, capacity: int) -> Any:
     return state
 
 
-def prefill(
-    drafter: Drafter,
-    params: Any,
-    state: Any,
-    tokens: jax.Array,
-    features: jax.Array,
-    lengths: jax.Array,
-) -> Any:
-    """Calls `Drafter.prefill`, and checks what comes back as it is traced.
+def prefill_chunk(drafter: Drafter, params: Any, state: Any, chunk: PromptChunk) -> Any:
+    """Calls `Drafter.prefill_chunk`, and checks what comes back as it is traced.
 
     Raises:
         InputError: If the state has become another pytree or another size.
     """
-    new = drafter.prefill(params, state, tokens, features, lengths)
-    _check_same(drafter, "prefill", state, new)
+    new = drafter.prefill_chunk(params, state, chunk)
+    _check_same(drafter, "prefill_chunk", state, new)
     return new
 
 

@@ -60,6 +60,50 @@ class Params:
 
 
 @struct.dataclass(kw_only=True)
+class PromptChunk:
+    """The next tokens of the prompts, which the target has just read.
+
+    All chunks of a prompt have one size, `C`, and together they are its padding's.
+
+    Attributes:
+        prompts: `[B, T]` int32, the whole prompts, padded at the end.
+        lengths: `[B]` int32, real tokens per prompt, at least 1.
+        begin: `[]` int32, the place of the chunk's first token.
+        features: `[B, C, F]`, the target's features at the chunk's tokens; undefined
+            after a prompt's end.
+    """
+
+    prompts: jax.Array
+    lengths: jax.Array
+    begin: jax.Array
+    features: jax.Array
+
+    @property
+    def tokens(self) -> jax.Array:
+        """`[B, C]` int32, the chunk's tokens."""
+        size = self.features.shape[1]
+        return jax.lax.dynamic_slice_in_dim(self.prompts, self.begin, size, axis=1)
+
+    @property
+    def count(self) -> jax.Array:
+        """`[B]` int32, how many of the chunk's tokens are real."""
+        return jnp.clip(self.lengths - self.begin, 0, self.features.shape[1])
+
+    def newest(self, values: jax.Array, before: jax.Array) -> jax.Array:
+        """Returns `[B, ...]`, what belongs to each prompt's newest token.
+
+        Args:
+            values: `[B, C, ...]`, what belongs to the chunk's tokens.
+            before: `[B, ...]`, what to return for prompts that ended before the chunk.
+        """
+        rest = (1,) * (before.ndim - 1)
+        count = self.count.reshape(-1, *rest)
+        last = jnp.maximum(count - 1, 0)[:, None]
+        newest = jnp.take_along_axis(values, last, axis=1)[:, 0]
+        return jnp.where(count > 0, newest.astype(before.dtype), before)
+
+
+@struct.dataclass(kw_only=True)
 class Draws:
     """What is known, before a round, of how its tokens will be drawn.
 
@@ -221,22 +265,15 @@ class Drafter(Protocol):
         """
         ...
 
-    def prefill(
-        self,
-        params: Any,
-        state: Any,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
-    ) -> Any:
-        """Reads the prompts once and returns the new state.
+    def prefill_chunk(self, params: Any, state: Any, chunk: PromptChunk) -> Any:
+        """Reads a chunk of the prompts and returns the new state.
+
+        It is called for every chunk in turn; a short prompt is one.
 
         Args:
             params: The drafter's parameters.
-            state: The empty state that `init_state` returned.
-            tokens: `[B, T]` int32, the prompts, padded at the end.
-            features: `[B, T, F]`, the target's features at those tokens.
-            lengths: `[B]` int32, real tokens per row, at least 1.
+            state: The state in which all chunks before are read.
+            chunk: The chunk.
         """
         ...
 
@@ -264,41 +301,5 @@ class Drafter(Protocol):
             params: The drafter's parameters.
             state: The state that `propose` returned.
             verified: The target's output for the whole tree, and the accepted path.
-        """
-        ...
-
-
-class PieceReader(Protocol):
-    """What a drafter may add, so that a long prompt stalls nobody while it reads.
-
-    One without it reads a prompt as a whole, in `Drafter.prefill`.
-    """
-
-    @property
-    def reads_pieces(self) -> bool:
-        """Whether `read_piece` can be called. Static."""
-        ...
-
-    def read_piece(
-        self,
-        params: Any,
-        state: Any,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
-        begin: jax.Array,
-        size: int,
-    ) -> Any:
-        """Reads a piece of the prompts; after the last one all is as after `prefill`.
-
-        Args:
-            params: The drafter's parameters.
-            state: The state in which the tokens before the piece are read.
-            tokens: `[B, T]` int32, the whole prompts, padded at the end.
-            features: `[B, T, F]`, the target's features at the tokens up to the
-                piece's end.
-            lengths: `[B]` int32, real tokens per row, at least 1.
-            begin: `[]` int32, the first token of the piece.
-            size: The number of tokens of the piece, at most `T - begin`. Static.
         """
         ...

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 import eagle_jax
 from eagle_jax import assets, speculative
-from eagle_jax.interface import Draws, Verified
+from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.testing import ToyTarget, assert_same_tokens, assert_valid_drafter
 from eagle_jax.tree import NO_PARENT, DraftTree
 
@@ -30,7 +30,7 @@ class Followers(NamedTuple):
 
     Attributes:
         table: `[B, V]` int32, the token that last followed each token, or `UNKNOWN`.
-        last: `[B]` int32, the text's last token before the root.
+        last: `[B]` int32, the text's last token before the root; `V` at first.
     """
 
     table: jax.Array
@@ -52,18 +52,14 @@ class FollowerDrafter:
     def init_state(self, batch: int, capacity: int) -> Followers:
         """Returns tables that know nothing."""
         table = jnp.full((batch, self.vocab_size), UNKNOWN, jnp.int32)
-        return Followers(table=table, last=jnp.zeros(batch, jnp.int32))
+        last = jnp.full(batch, self.vocab_size, jnp.int32)
+        return Followers(table=table, last=last)
 
-    def prefill(
-        self,
-        params: Any,
-        state: Followers,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: Followers, chunk: PromptChunk
     ) -> Followers:
         """Learns what follows each token of the prompt."""
-        return self._read(state, tokens, lengths)
+        return self._read(state, chunk.tokens, chunk.count)
 
     def propose(
         self, params: Any, state: Followers, root: jax.Array, draws: Draws
@@ -93,15 +89,14 @@ class FollowerDrafter:
         """Learns from the first `count` (`[B]`) of some tokens (`[B, T]` int32)."""
         rows = jnp.arange(tokens.shape[0])
 
-        def learn(place: jax.Array, table: jax.Array) -> jax.Array:
-            is_pair = place + 1 < count
-            seen = jnp.where(is_pair, tokens[:, place], self.vocab_size)
-            return table.at[rows, seen].set(tokens[:, place + 1], mode="drop")
+        def learn(place: jax.Array, state: Followers) -> Followers:
+            is_real, token = place < count, tokens[:, place]
+            seen = jnp.where(is_real, state.last, self.vocab_size)
+            table = state.table.at[rows, seen].set(token, mode="drop")
+            return Followers(table, jnp.where(is_real, token, state.last))
 
         # One after the other: a scatter promises no order where a token comes twice.
-        table = jax.lax.fori_loop(0, tokens.shape[1] - 1, learn, state.table)
-        newest = tokens[rows, jnp.maximum(count - 1, 0)]
-        return Followers(table, jnp.where(count > 0, newest, state.last))
+        return jax.lax.fori_loop(0, tokens.shape[1], learn, state)
 
 
 def main(max_new_tokens: int = 96) -> None:

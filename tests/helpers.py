@@ -18,7 +18,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.interface import Draws, Params
+from eagle_jax.interface import Draws, Params, PromptChunk
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.sampling import SamplingParams
 from eagle_jax.testing import assert_valid_tree
@@ -32,6 +32,16 @@ def texts(requests: Requests, state: DecodeState) -> list[list[int]]:
     return [
         tokens[row, starts[row] : lengths[row]].tolist() for row in range(len(lengths))
     ]
+
+
+def whole_prompts(
+    prompts: jax.Array, lengths: jax.Array, features: jax.Array | None = None
+) -> PromptChunk:
+    """Prompts `[B, T]` in one chunk, of features `[B, T, F]` that somebody reads."""
+    if features is None:
+        features = jnp.zeros((*prompts.shape, 1))
+    begin = jnp.int32(0)
+    return PromptChunk(prompts=prompts, lengths=lengths, begin=begin, features=features)
 
 
 def make_draws(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from eagle_jax import checked
 from eagle_jax.constraints import constrain
+from eagle_jax.decoding import chunked_prefill
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
@@ -20,7 +21,7 @@ from eagle_jax.decoding.growth import (
     has_room,
 )
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.state import DecodeState, emit, record_round, start
+from eagle_jax.decoding.state import DecodeState, emit, record_round
 from eagle_jax.interface import Params
 from eagle_jax.sampling import choose_tokens
 
@@ -64,7 +65,8 @@ def prefill(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> DecodeState:
     """Reads the prompts and emits the first tokens; arguments as for `generate`."""
-    return start(decoder, params, requests, num_slots=num_slots)[0]
+    decoder = dataclasses.replace(decoder, drafter=None)
+    return chunked_prefill.prefill(decoder, params, requests, num_slots=num_slots)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))

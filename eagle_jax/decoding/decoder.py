@@ -1,6 +1,7 @@
 """The `Decoder`: the one static argument of every function that generates."""
 
 import dataclasses
+import functools
 from typing import Any, Literal, get_args
 
 import jax
@@ -9,7 +10,15 @@ import jax.core
 from eagle_jax.constraints import Constraint, Guide
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Drafter, Params, Target
+from eagle_jax.interface import (
+    Drafter,
+    Draws,
+    Params,
+    PromptChunk,
+    Target,
+    Verified,
+)
+from eagle_jax.tree import DraftTree, root_only
 
 AcceptanceRule = Literal["greedy", "coupled", "rejection", "typical"]
 """Names of the rules by which drafts are accepted.
@@ -21,6 +30,38 @@ tokens. `typical` takes every draft that is likely enough, and is NOT LOSSLESS: 
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class RootDrafter:
+    """Drafts nothing: a round with it is a step of plain decoding."""
+
+    @property
+    def depth(self) -> int:
+        """See `Drafter.depth`."""
+        return 0
+
+    def init_state(self, batch: int, capacity: int) -> Any:
+        """See `Drafter.init_state`; there is none."""
+        del batch, capacity
+        return ()
+
+    def prefill_chunk(self, params: Any, state: Any, chunk: PromptChunk) -> Any:
+        """See `Drafter.prefill_chunk`."""
+        del params, chunk
+        return state
+
+    def propose(
+        self, params: Any, state: Any, root: jax.Array, draws: Draws
+    ) -> tuple[DraftTree, Any]:
+        """See `Drafter.propose`; the tree is its root."""
+        del params, draws
+        return jax.vmap(functools.partial(root_only, num_nodes=1))(root), state
+
+    def advance(self, params: Any, state: Any, verified: Verified) -> Any:
+        """See `Drafter.advance`."""
+        del params, verified
+        return state
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
     """A target, its drafter and the rule by which drafts are accepted.
@@ -30,8 +71,8 @@ class Decoder:
 
     Attributes:
         target: The model whose text is generated.
-        drafter: The model, or anything else, that drafts; `None` for plain decoding
-            (`eagle_jax.decoding.autoregressive`), which reads no drafter.
+        drafter: The model, or anything else, that drafts; `None` for plain decoding,
+            one token per round.
         acceptance: The acceptance rule; plain decoding takes the argmax under "greedy"
             and draws under the others.
         constraint: The rule that says which tokens may follow, whose parameters are
@@ -73,7 +114,19 @@ class Decoder:
     @property
     def depth(self) -> int:
         """The drafter's depth, `D`; 0 without a drafter."""
-        return 0 if self.drafter is None else self.drafter.depth
+        return self.drafting.depth
+
+    @property
+    def drafting(self) -> Drafter:
+        """The drafter, or what drafts nothing in its place."""
+        return RootDrafter() if self.drafter is None else self.drafter
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """The rule of acceptance; without a drafter there is nothing to accept."""
+        if self.drafter is None and not self.is_greedy:
+            return "coupled"
+        return self.acceptance
 
     @property
     def is_greedy(self) -> bool:
@@ -83,8 +136,7 @@ class Decoder:
     @property
     def begins_greedily(self) -> bool:
         """Whether first tokens take the argmax; typical acceptance draws nothing."""
-        is_typical = self.acceptance == "typical" and self.drafter is not None
-        return self.is_greedy or is_typical
+        return self.rule in ("greedy", "typical")
 
     def guide(self, params: Params, state: Any) -> Guide | None:
         """Returns the constraint at work, `None` without one.

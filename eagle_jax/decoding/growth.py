@@ -106,18 +106,14 @@ def grow(decoder: Decoder, state: DecodeState, *, num_slots: int) -> DecodeState
     """
     batch, old_slots = state.tokens.shape
     more = (0, num_slots - old_slots)
-    drafter_state = state.drafter_state
-    # Plain decoding leaves the state of a drafter empty.
-    if jax.tree.leaves(drafter_state) and decoder.drafter is not None:
-        empty = decoder.drafter.init_state(batch, num_slots)
-        drafter_state = jax.tree.map(fill, empty, drafter_state)
     cache = decoder.target.init_cache(batch, num_slots)
+    drafter_state = decoder.drafting.init_state(batch, num_slots)
     return dataclasses.replace(
         state,
         tokens=jnp.pad(state.tokens, ((0, 0), more)),
         accept_lengths=jnp.pad(state.accept_lengths, ((0, 0), more)),
         target_cache=jax.tree.map(fill, cache, state.target_cache),
-        drafter_state=drafter_state,
+        drafter_state=jax.tree.map(fill, drafter_state, state.drafter_state),
     )
 
 

@@ -20,14 +20,13 @@ its neighbours. Arguments that are traced, inside your own `jax.jit`, are not ch
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax import checked
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import chunked_prefill, speculative
 from eagle_jax.decoding.checks import (
     check_alike,
     check_free,
@@ -38,13 +37,13 @@ from eagle_jax.decoding.checks import (
     check_slot,
     checked_by,
 )
+from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import has_room
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.state import DecodeState, StopReason, begin_texts
-from eagle_jax.errors import InputError
+from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.interface import Params
-from eagle_jax.prefill import Reading, begin_reading, chunk_size, read_piece
+from eagle_jax.prefill import chunk_size
 
 
 @struct.dataclass(kw_only=True)
@@ -71,23 +70,6 @@ class Result:
     def is_finished(self) -> jax.Array:
         """`[B]` bool, true in rows that hold no text, or one that has ended."""
         return self.stop_reason != StopReason.RUNNING
-
-
-@struct.dataclass(kw_only=True)
-class Prefix:
-    """Prompts that are being read, chunk by chunk; every leaf has the batch first.
-
-    Attributes:
-        requests: The requests, `B` rows.
-        reading: What the target has read of them.
-        drafter_state: What the drafter has read.
-        num_read: `[B]` int32, the tokens read so far, the same in every row.
-    """
-
-    requests: Requests
-    reading: Reading
-    drafter_state: Any
-    num_read: jax.Array
 
 
 def init_decode_state(
@@ -119,7 +101,7 @@ def init_decode_state(
         lengths=nothing + 1,
         stop_reason=nothing + StopReason.FREE,
         target_cache=checked.init_cache(decoder.target, batch, num_slots),
-        drafter_state=_init_drafter(decoder, batch, num_slots),
+        drafter_state=checked.init_state(decoder.drafting, batch, num_slots),
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=nothing,
         constraint_state=() if guide is None else guide.state,
@@ -148,9 +130,8 @@ def prefill(
             temperature above 0 meets a greedy decoder.
     """
     check_room(requests, num_slots)
-    library = autoregressive if decoder.drafter is None else speculative
-    state = library.prefill(decoder, params, requests, num_slots=num_slots)
-    return state, _added(state, requests.prompt_lengths, state.num_rounds, 1, 0)
+    state = chunked_prefill.prefill(decoder, params, requests, num_slots=num_slots)
+    return state, _first_tokens(requests, state)
 
 
 def num_chunks(requests: Requests) -> int:
@@ -163,79 +144,37 @@ def num_chunks(requests: Requests) -> int:
 @functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
 def start_prefill(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
-) -> Prefix:
+) -> PrefillState:
     """Begins to read prompts in chunks; the arguments are those of `prefill`.
 
     Call `prefill_chunk` `num_chunks` times, between rounds of the running rows, then
     `finish_prefill`: no row waits for longer than a chunk takes, however long the
     prompt is.
-
-    Raises:
-        InputError: As by `prefill`, or if the padded prompts are no whole chunks.
     """
     check_room(requests, num_slots)
-    batch, num_tokens = requests.prompts.shape
-    if num_tokens % (size := chunk_size(num_tokens)):
-        raise InputError(
-            f"prompts padded to {num_tokens} tokens are no whole chunks of {size}; pad "
-            "them to `bucket_prompt`, as `make_requests` does"
-        )
-    cache = checked.init_cache(decoder.target, batch, num_slots)
-    return Prefix(
-        requests=requests,
-        reading=begin_reading(decoder.target, params.target, requests.prompts, cache),
-        drafter_state=_init_drafter(decoder, batch, num_slots),
-        num_read=jnp.zeros(batch, jnp.int32),
-    )
+    return chunked_prefill.start_prefill(decoder, params, requests, num_slots=num_slots)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("prefix",))
-def prefill_chunk(decoder: Decoder, params: Params, prefix: Prefix) -> Prefix:
-    """Reads the next `prefill.PREFILL_CHUNK` tokens; the prefix is donated.
-
-    A drafter reads its part now if it can (`interface.PieceReader`).
-    """
-    requests, drafter_state = prefix.requests, prefix.drafter_state
-    prompts, lengths = requests.prompts, requests.prompt_lengths
-    begin, size = prefix.num_read[0], chunk_size(requests.prompts.shape[1])
-    reading = read_piece(
-        *(decoder.target, params.target, prompts, lengths),
-        *(prefix.reading, begin, size),
-    )
-    if _reads_pieces(decoder):
-        drafter: Any = decoder.drafter
-        drafter_state = drafter.read_piece(
-            *(params.drafter, drafter_state, prompts, reading.features, lengths),
-            *(begin, size),
-        )
-    return Prefix(
-        requests=requests,
-        reading=reading,
-        drafter_state=drafter_state,
-        num_read=prefix.num_read + size,
-    )
+def prefill_chunk(
+    decoder: Decoder, params: Params, prefix: PrefillState
+) -> PrefillState:
+    """Reads the next `prefill.PREFILL_CHUNK` tokens; the prefix is donated."""
+    return chunked_prefill.prefill_chunk(decoder, params, prefix)
 
 
 @checked_by(check_read)
 @functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
 def finish_prefill(
-    decoder: Decoder, params: Params, prefix: Prefix, *, num_slots: int
+    decoder: Decoder, params: Params, prefix: PrefillState, *, num_slots: int
 ) -> tuple[DecodeState, Result]:
     """Emits the first tokens of prompts that were read; returns what `prefill` does.
 
     Raises:
         InputError: If they were not read to their end, or beyond it.
     """
-    requests, reading, drafter = prefix.requests, prefix.reading, decoder.drafter
-    drafter_state, lengths = prefix.drafter_state, requests.prompt_lengths
-    if drafter is not None and not _reads_pieces(decoder):
-        drafter_state = drafter.prefill(
-            *(params.drafter, drafter_state),
-            *(requests.prompts, reading.features, lengths),
-        )
-    state = begin_texts(decoder, params, requests, reading, num_slots=num_slots)
-    state = dataclasses.replace(state, drafter_state=drafter_state)
-    return state, _added(state, lengths, state.num_rounds, 1, 0)
+    state = chunked_prefill.finish_prefill(decoder, params, prefix, num_slots=num_slots)
+    return state, _first_tokens(prefix.requests, state)
 
 
 @checked_by(check_slot)
@@ -294,19 +233,17 @@ def generate(
     before, rounds_before = state.lengths, state.num_rounds
     running = state.is_running
 
-    def goes_on(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
+    def cond(carry: tuple[jax.Array, DecodeState]) -> jax.Array:
         done, state = carry
         is_unchanged = (state.is_running == running).all()
         has_more = (done < rounds) & running.any() & is_unchanged
         return has_more & has_room(state, decoder.depth)
 
-    def run(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
+    def body(carry: tuple[jax.Array, DecodeState]) -> tuple[jax.Array, DecodeState]:
         done, state = carry
-        if decoder.drafter is None:
-            return done + 1, autoregressive.decode_step(decoder, params, state)
         return done + 1, speculative.decode_round(decoder, params, state)[0]
 
-    _, state = jax.lax.while_loop(goes_on, run, (jnp.int32(0), state))
+    _, state = jax.lax.while_loop(cond, body, (jnp.int32(0), state))
     width = rounds * (decoder.depth + 1)
     return state, _added(state, before, rounds_before, width, rounds)
 
@@ -323,6 +260,10 @@ def free(state: DecodeState, slot: jax.Array | int) -> DecodeState:
     return dataclasses.replace(state, stop_reason=reasons)
 
 
+def _first_tokens(requests: Requests, state: DecodeState) -> Result:
+    return _added(state, requests.prompt_lengths, state.num_rounds, 1, 0)
+
+
 def _added(
     state: DecodeState,
     lengths: jax.Array,
@@ -332,7 +273,9 @@ def _added(
 ) -> Result:
     """Returns what a state holds beyond these lengths and numbers of rounds, `[B]`."""
 
-    def window(rows: jax.Array, begin: jax.Array, end: jax.Array, size: int) -> Any:
+    def window(
+        rows: jax.Array, begin: jax.Array, end: jax.Array, size: int
+    ) -> jax.Array:
         places = begin[:, None] + jnp.arange(size)
         last = rows.shape[1] - 1
         values = jnp.take_along_axis(rows, jnp.minimum(places, last), axis=1)
@@ -347,14 +290,3 @@ def _added(
         num_rounds=state.num_rounds - num_rounds,
         stop_reason=state.stop_reason,
     )
-
-
-def _init_drafter(decoder: Decoder, batch: int, num_slots: int) -> Any:
-    """Returns the state of a drafter that has read nothing; `()` without one."""
-    if decoder.drafter is None:
-        return ()
-    return checked.init_state(decoder.drafter, batch, num_slots)
-
-
-def _reads_pieces(decoder: Decoder) -> bool:
-    return getattr(decoder.drafter, "reads_pieces", False)

@@ -9,6 +9,7 @@ from flax import struct
 
 from eagle_jax import checked
 from eagle_jax.constraints import constrain_nodes
+from eagle_jax.decoding.chunked_prefill import prefill
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import (
     cache_sizes,
@@ -17,8 +18,8 @@ from eagle_jax.decoding.growth import (
     has_room,
 )
 from eagle_jax.decoding.requests import Requests, RowSettings
-from eagle_jax.decoding.state import DecodeState, emit, record_round, start
-from eagle_jax.interface import Drafter, Draws, Params, TargetOutput, Verified
+from eagle_jax.decoding.state import DecodeState, emit, record_round
+from eagle_jax.interface import Draws, Params, TargetOutput, Verified
 from eagle_jax.sampling import (
     distribution,
     drafting_keys,
@@ -99,7 +100,6 @@ def generate(
     Raises:
         InputError: If `num_slots` is too small for the requests, or a temperature
             above 0 meets a greedy decoder.
-        ValueError: If the decoder has no drafter.
     """
     decoder.check(params, requests)
     sizes = cache_sizes(requests, num_slots, depth=decoder.depth)
@@ -111,28 +111,6 @@ def generate(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
-def prefill(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
-) -> DecodeState:
-    """Reads the prompts, emits the first tokens and prepares the drafter.
-
-    The arguments are those of `generate`, but nothing checks `num_slots` here: it must
-    be at least `round_up_slots` of the longest text.
-    """
-    state, features = start(decoder, params, requests, num_slots=num_slots)
-    drafter = _drafter(decoder)
-    drafter_state = checked.prefill(
-        drafter,
-        params.drafter,
-        checked.init_state(drafter, requests.prompts.shape[0], num_slots),
-        requests.prompts,
-        features,
-        requests.prompt_lengths,
-    )
-    return dataclasses.replace(state, drafter_state=drafter_state)
-
-
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
 def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     """Runs rounds as one program; the state, caches included, is donated.
@@ -140,16 +118,16 @@ def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     The loop ends when every row has, or when one needs a larger cache: see `growth`.
     """
 
-    def goes_on(state: DecodeState) -> jax.Array:
+    def cond(state: DecodeState) -> jax.Array:
         return state.is_running.any() & has_room(state, decoder.depth)
 
-    def run_round(state: DecodeState) -> DecodeState:
+    def body(state: DecodeState) -> DecodeState:
         after, _ = _round(decoder, params, state)
         drafters = state.drafter_state, after.drafter_state
-        checked.check_round(_drafter(decoder), *drafters)
+        checked.check_round(decoder.drafting, *drafters)
         return after
 
-    return jax.lax.while_loop(goes_on, run_round, state)
+    return jax.lax.while_loop(cond, body, state)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
@@ -175,9 +153,8 @@ def _round(
 ) -> tuple[DecodeState, Round]:
     # Draft: a tree of likely continuations of the root, under this round's noise.
     draws = round_draws(decoder, params, state)
-    drafter = _drafter(decoder)
     tree, drafter_state = checked.propose(
-        drafter, params.drafter, state.drafter_state, state.root, draws
+        decoder.drafting, params.drafter, state.drafter_state, state.root, draws
     )
     state = dataclasses.replace(state, drafter_state=drafter_state)
 
@@ -205,7 +182,7 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
     """
     rows, root_positions = state.rows, state.lengths - 1
     noise = None
-    if decoder.acceptance == "coupled":
+    if decoder.rule == "coupled":
         positions = root_positions[:, None] + jnp.arange(1, decoder.depth + 2)
         vocab_size = _vocab_size(decoder, params, state)
         noise = position_noise(rows.keys, positions, rows.sampling, vocab_size)
@@ -271,7 +248,7 @@ def accept(
     Returns:
         The outcomes: `[B, P]` paths, `[B]` counts and next tokens.
     """
-    rule, depth = decoder.acceptance, decoder.depth
+    rule, depth = decoder.rule, decoder.depth
     any_filter = state.rows.sampling.any_filter
 
     def accept_row(
@@ -357,20 +334,11 @@ def commit(
         target_cache=checked.commit(
             decoder.target, state.target_cache, output.entries, accepted.path, count
         ),
-        drafter_state=_drafter(decoder).advance(
+        drafter_state=decoder.drafting.advance(
             params.drafter, state.drafter_state, verified
         ),
     )
     return state, Round(tree=tree, acceptance=accepted, tokens=tokens, count=count)
-
-
-def _drafter(decoder: Decoder) -> Drafter:
-    if decoder.drafter is None:
-        raise ValueError(
-            "this decoder has no drafter; give one, or decode with "
-            "eagle_jax.decoding.autoregressive"
-        )
-    return decoder.drafter
 
 
 def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:

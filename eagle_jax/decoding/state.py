@@ -8,13 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import checked
-from eagle_jax.constraints import Guide, constrain, count_allowed, follow
-from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests, RowSettings
-from eagle_jax.interface import Cache, Params
-from eagle_jax.prefill import Reading, read_prompts
-from eagle_jax.sampling import choose_tokens
+from eagle_jax.constraints import Guide, count_allowed, follow
+from eagle_jax.decoding.requests import RowSettings
+from eagle_jax.interface import Cache
 
 
 class StopReason(enum.IntEnum):
@@ -76,61 +72,6 @@ class DecodeState:
         """`[B]` int32, the last emitted tokens."""
         last = (self.lengths - 1)[:, None]
         return jnp.take_along_axis(self.tokens, last, axis=1)[:, 0]
-
-
-def start(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
-) -> tuple[DecodeState, jax.Array]:
-    """Reads the prompts and emits each row's first token.
-
-    Args:
-        decoder: The decoder. Static.
-        params: The parameters of target and drafter.
-        requests: The requests, `B` rows.
-        num_slots: The number of cache slots, `S`, see `cache_slots`. Static.
-
-    Returns:
-        The state, and the features `[B, T, F]` of the prompts.
-    """
-    target, prompts = decoder.target, requests.prompts
-    empty = checked.init_cache(target, prompts.shape[0], num_slots)
-    reading = read_prompts(
-        target, params.target, prompts, requests.prompt_lengths, empty
-    )
-    state = begin_texts(decoder, params, requests, reading, num_slots=num_slots)
-    return state, reading.features
-
-
-def begin_texts(
-    decoder: Decoder,
-    params: Params,
-    requests: Requests,
-    reading: Reading,
-    *,
-    num_slots: int,
-) -> DecodeState:
-    """Emits each row's first token, after `reading` its prompt; see `start`."""
-    batch, num_tokens = requests.prompts.shape
-    lengths = requests.prompt_lengths
-    guide = decoder.first_guide(params, batch)
-    logits = checked.unembed(decoder.target, params.target, reading.hidden)
-    logits, greedy = constrain(guide, logits), decoder.begins_greedily
-    first = choose_tokens(
-        requests.sampling, requests.keys, logits, lengths, greedy=greedy
-    )
-    is_prompt = jnp.arange(num_tokens) < lengths[:, None]
-    tokens = jnp.zeros((batch, num_slots), jnp.int32)
-    state = DecodeState(
-        rows=requests.settings(),
-        tokens=tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
-        lengths=lengths,
-        stop_reason=jnp.full(batch, StopReason.RUNNING, jnp.int32),
-        target_cache=reading.cache,
-        drafter_state=(),
-        accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
-        num_rounds=jnp.zeros(batch, jnp.int32),
-    )
-    return emit(state, first[:, None], jnp.ones(batch, jnp.int32), guide)[0]
 
 
 def emit(

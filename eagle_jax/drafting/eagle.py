@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.drafting.model import read_waiting, target_tokens
+from eagle_jax.interface import PromptChunk
 from eagle_jax.models import cache as kv
 from eagle_jax.models import eagle3_head, eagle_head
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
 from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
-from eagle_jax.models.layers import rms_norm, take_token
+from eagle_jax.models.layers import rms_norm
 from eagle_jax.models.transformer import (
     Tables,
     causal_mask,
@@ -23,7 +24,6 @@ from eagle_jax.models.transformer import (
     unembed,
 )
 from eagle_jax.ordering import after
-from eagle_jax.prefill import chunk_size, in_pieces
 
 
 @struct.dataclass(kw_only=True)
@@ -140,60 +140,33 @@ class FeatureHead(abc.ABC):
             count=jnp.zeros(batch, jnp.int32),
         )
 
-    def prefill(
-        self,
-        params: Any,
-        state: EagleState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: EagleState, chunk: PromptChunk
     ) -> EagleState:
-        """See `Drafter.prefill`; the last feature waits for the root's token."""
-
-        def read(state: EagleState, begin: jax.Array | int, size: int) -> EagleState:
-            return self.read_piece(
-                params, state, tokens, features, lengths, begin, size
-            )
-
-        num_tokens = tokens.shape[1]
-        if num_tokens == chunk_size(num_tokens):
-            return read(state, 0, num_tokens)
-        return in_pieces(read, state, lengths, num_tokens)
-
-    def read_piece(
-        self,
-        params: Any,
-        state: EagleState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
-        begin: jax.Array | int,
-        size: int,
-    ) -> EagleState:
-        """See `PieceReader.read_piece`."""
-
-        def piece(array: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(array, begin, size, axis=1)
-
-        batch, path_length = state.tokens.shape
+        """See `Drafter.prefill_chunk`; the last feature waits for the root's token."""
+        batch, size = chunk.tokens.shape
         rows = jnp.broadcast_to(jnp.arange(size), (batch, size))
         outputs, entries = self.run(
             params,
-            piece(jnp.roll(tokens, -1, axis=1)),
-            self.fuse(params, piece(features)),
-            begin + rows,
+            jax.lax.dynamic_slice_in_dim(
+                jnp.roll(chunk.prompts, -1, axis=1), chunk.begin, size, axis=1
+            ),
+            self.fuse(params, chunk.features),
+            chunk.begin + rows,
             causal_mask(batch, size),
             state.cache,
             # One output, though it is not wanted: it says when the cache was read.
             last=jnp.zeros(batch, jnp.int32),
         )
-        count = after(jnp.clip(lengths - 1 - begin, 0, size), outputs[:, 0, 0])
-        cache = kv.commit(state.cache, (entries,), rows, count)
-        return self.advance(
-            dataclasses.replace(state, cache=cache),
-            _pad_rows(take_token(tokens, lengths - 1), path_length),
-            _pad_rows(take_token(features, lengths - 1), path_length),
-            jnp.ones(batch, jnp.int32),
+        num_pairs = jnp.clip(chunk.lengths - 1 - chunk.begin, 0, size)
+        count = after(num_pairs, outputs[:, 0, 0])
+        token = chunk.newest(chunk.tokens, state.tokens[:, 0])
+        feature = chunk.newest(chunk.features, state.features[:, 0])
+        return EagleState(
+            cache=kv.commit(state.cache, (entries,), rows, count),
+            tokens=state.tokens.at[:, 0].set(token),
+            features=state.features.at[:, 0].set(feature),
+            count=jnp.ones(batch, jnp.int32),
         )
 
     def advance(
@@ -364,8 +337,3 @@ class Eagle3Head(FeatureHead):
     def tokens(self, params: Eagle3DrafterParams, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`."""
         return target_tokens(params.head.offsets, choices)
-
-
-def _pad_rows(x: jax.Array, num_rows: int) -> jax.Array:
-    """Pads `[B, 1, ...]` to `[B, num_rows, ...]` with zeros."""
-    return jnp.pad(x, [(0, 0), (0, num_rows - 1)] + [(0, 0)] * (x.ndim - 2))

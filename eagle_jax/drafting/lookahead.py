@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.config import require, require_counts
-from eagle_jax.interface import Draws, Verified
+from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.parsing import check_types
 from eagle_jax.tree import ROOT, DraftTree, join
 
@@ -131,22 +131,18 @@ class LookaheadDrafter:
             pool=jnp.full(pool, _NOTHING, jnp.int32),
         )
 
-    def prefill(
-        self,
-        params: Any,
-        state: LookaheadState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: LookaheadState, chunk: PromptChunk
     ) -> LookaheadState:
-        """See `Drafter.prefill`; the window begins with random tokens of the prompt.
+        """See `Drafter.prefill_chunk`; the window begins with random tokens.
 
         They are the same ones for the same prompt, whatever else is in the batch.
         """
-        del params, features
+        del params
         words = jax.random.bits(jax.random.key(0), (self.first_width,))
-        places = (words % lengths[:, None].astype(words.dtype)).astype(jnp.int32)
-        first = jnp.take_along_axis(tokens, places, axis=1)
+        lengths = chunk.lengths[:, None].astype(words.dtype)
+        places = (words % lengths).astype(jnp.int32)
+        first = jnp.take_along_axis(chunk.prompts, places, axis=1)
         return dataclasses.replace(state, window=state.window.at[:, 0].set(first))
 
     def propose(

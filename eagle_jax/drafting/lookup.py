@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.config import require, require_counts
-from eagle_jax.interface import Draws, Verified
+from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.parsing import check_types
 from eagle_jax.tree import DraftTree, join
 
@@ -91,18 +91,15 @@ class LookupDrafter:
             length=jnp.zeros(batch, jnp.int32),
         )
 
-    def prefill(
-        self,
-        params: Any,
-        state: LookupState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: LookupState, chunk: PromptChunk
     ) -> LookupState:
-        """See `Drafter.prefill`."""
-        del params, features
-        text = state.tokens.at[:, : tokens.shape[1]].set(tokens)
-        return LookupState(tokens=text, length=lengths)
+        """See `Drafter.prefill_chunk`."""
+        del params
+        text = jax.lax.dynamic_update_slice_in_dim(
+            state.tokens, chunk.tokens, chunk.begin, axis=1
+        )
+        return LookupState(tokens=text, length=state.length + chunk.count)
 
     def propose(
         self, params: Any, state: LookupState, root: jax.Array, draws: Draws

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.interface import PromptChunk
 from eagle_jax.models import medusa_heads
 from eagle_jax.models.medusa_heads import MedusaConfig, MedusaHeadParams
 from eagle_jax.models.transformer import Tables, unembed
@@ -62,17 +63,12 @@ class LastFeatureModel(abc.ABC):
         del capacity, depth
         return LastFeature(feature=jnp.zeros((batch, self.feature_size), self.dtype))
 
-    def prefill(
-        self,
-        params: Any,
-        state: LastFeature,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: LastFeature, chunk: PromptChunk
     ) -> LastFeature:
-        """See `Drafter.prefill`."""
+        """See `Drafter.prefill_chunk`."""
         del params
-        return self.advance(state, tokens, features, lengths)
+        return LastFeature(feature=chunk.newest(chunk.features, state.feature))
 
     def advance(
         self,

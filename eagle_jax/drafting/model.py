@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.interface import Cache, Entries
+from eagle_jax.interface import Cache, Entries, PromptChunk
 from eagle_jax.ordering import after
 
 Run = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Entries]]
@@ -48,15 +48,8 @@ class DraftModel(Protocol):
         """
         ...
 
-    def prefill(
-        self,
-        params: Any,
-        state: Any,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
-    ) -> Any:
-        """See `Drafter.prefill`."""
+    def prefill_chunk(self, params: Any, state: Any, chunk: PromptChunk) -> Any:
+        """See `Drafter.prefill_chunk`."""
         ...
 
     def advance(
@@ -74,7 +67,7 @@ class DraftModel(Protocol):
 
         Args:
             params: The model's weights.
-            state: The state that `prefill` or `advance` returned.
+            state: The state that `prefill_chunk` or `advance` returned.
             root: `[B]` int32, the last emitted tokens.
 
         Returns:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.config import require
-from eagle_jax.interface import Draws, Verified
+from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.parsing import check_types
 from eagle_jax.top_k import top_k
 from eagle_jax.tree import NO_PARENT, RECYCLING_TREE, ROOT, DraftTree, Topology
@@ -87,16 +87,11 @@ class RecyclingDrafter:
         shape = (batch, self.vocab_size, width)
         return RecyclingState(likely=jnp.full(shape, UNKNOWN, jnp.int32))
 
-    def prefill(
-        self,
-        params: Any,
-        state: RecyclingState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: RecyclingState, chunk: PromptChunk
     ) -> RecyclingState:
-        """See `Drafter.prefill`; nothing is learned, as in the published code."""
-        del params, tokens, features, lengths
+        """See `Drafter.prefill_chunk`; nothing is learned, as in the published code."""
+        del params, chunk
         return state
 
     def propose(

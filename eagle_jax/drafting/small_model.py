@@ -9,11 +9,11 @@ from flax import struct
 
 from eagle_jax import checked
 from eagle_jax.drafting.model import read_waiting, target_tokens
-from eagle_jax.interface import Cache, DraftingTarget, Entries, Target
+from eagle_jax.interface import Cache, DraftingTarget, Entries, PromptChunk, Target
 from eagle_jax.models.layers import take_token
 from eagle_jax.models.transformer import TransformerParams, output_columns
 from eagle_jax.ordering import after
-from eagle_jax.prefill import begin_reading, read_piece, read_prompts
+from eagle_jax.prefill import read_chunk
 
 
 @struct.dataclass(kw_only=True)
@@ -97,42 +97,25 @@ class SmallModel:
             count=jnp.zeros(batch, jnp.int32),
         )
 
-    def prefill(
-        self,
-        params: Any,
-        state: SmallModelState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: SmallModelState, chunk: PromptChunk
     ) -> SmallModelState:
-        """See `Drafter.prefill`; only the root is left to be read."""
-        del features
-        model = _model(params)
-        reading = read_prompts(self.target, model, tokens, lengths, state.cache)
+        """See `Drafter.prefill_chunk`; only the root is left to be read."""
+        count = chunk.count
+        _, cache = read_chunk(
+            self.target,
+            _model(params),
+            chunk.tokens,
+            count,
+            chunk.begin,
+            state.cache,
+            is_whole=chunk.features.shape[1] == chunk.prompts.shape[1],
+        )
         return dataclasses.replace(
             state,
-            cache=reading.cache,
-            length=lengths,
-            count=jnp.ones_like(lengths),
-        )
-
-    def read_piece(
-        self,
-        params: Any,
-        state: SmallModelState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
-        begin: jax.Array | int,
-        size: int,
-    ) -> SmallModelState:
-        """See `PieceReader.read_piece`."""
-        del features
-        model = _model(params)
-        empty = begin_reading(self.target, model, tokens, state.cache)
-        reading = read_piece(self.target, model, tokens, lengths, empty, begin, size)
-        return dataclasses.replace(
-            state, cache=reading.cache, length=lengths, count=jnp.ones_like(lengths)
+            cache=cache,
+            length=state.length + count,
+            count=jnp.ones_like(count),
         )
 
     def advance(

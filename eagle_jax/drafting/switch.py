@@ -15,7 +15,7 @@ from flax import struct
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.drafting.lookup import LookupDrafter, LookupState
 from eagle_jax.drafting.trees import TreeDrafter
-from eagle_jax.interface import Drafter, Draws, Verified
+from eagle_jax.interface import Drafter, Draws, PromptChunk, Verified
 from eagle_jax.tree import NO_PARENT, DraftTree
 
 
@@ -100,36 +100,14 @@ class SwitchDrafter:
             is_running=jnp.full(batch, True),
         )
 
-    def prefill(
-        self,
-        params: Any,
-        state: SwitchState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: SwitchState, chunk: PromptChunk
     ) -> SwitchState:
-        """See `Drafter.prefill`."""
-        prompts = (tokens, features, lengths)
+        """See `Drafter.prefill_chunk`."""
         return dataclasses.replace(
             state,
-            lookup=self.first.prefill((), state.lookup, *prompts),
-            model=self.second.prefill(params, state.model, *prompts),
-        )
-
-    @property
-    def reads_pieces(self) -> bool:
-        """See `PieceReader`: whether the tree's model does."""
-        return self.second.reads_pieces
-
-    def read_piece(
-        self, params: Any, state: SwitchState, *prompts_and_piece: Any
-    ) -> SwitchState:
-        """See `PieceReader.read_piece`, whose arguments these are."""
-        prompts = prompts_and_piece[:3]
-        return dataclasses.replace(
-            state,
-            lookup=self.first.prefill((), state.lookup, *prompts),
-            model=self.second.read_piece(params, state.model, *prompts_and_piece),
+            lookup=self.first.prefill_chunk((), state.lookup, chunk),
+            model=self.second.prefill_chunk(params, state.model, chunk),
         )
 
     def propose(

@@ -14,7 +14,7 @@ from eagle_jax.constraints import mask_logits
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.drafting.heads import most_levels
 from eagle_jax.drafting.model import DraftModel
-from eagle_jax.interface import Draws, Verified
+from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.sampling import process_logits
 from eagle_jax.tree import DraftTree, Topology
 
@@ -90,28 +90,11 @@ class TreeDrafter:
             return ()
         return self.model.init_state(batch, capacity, self.depth)
 
-    def prefill(
-        self,
-        params: Any,
-        state: Any,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
-    ) -> Any:
-        """See `Drafter.prefill`."""
+    def prefill_chunk(self, params: Any, state: Any, chunk: PromptChunk) -> Any:
+        """See `Drafter.prefill_chunk`."""
         if self.depth == 0:
             return state
-        return self.model.prefill(params, state, tokens, features, lengths)
-
-    @property
-    def reads_pieces(self) -> bool:
-        """See `PieceReader`; a draft model says it by a method `read_piece`."""
-        return self.depth > 0 and hasattr(self.model, "read_piece")
-
-    def read_piece(self, params: Any, *prompts_and_piece: Any) -> Any:
-        """See `PieceReader.read_piece`, whose arguments these are."""
-        model: Any = self.model
-        return model.read_piece(params, *prompts_and_piece)
+        return self.model.prefill_chunk(params, state, chunk)
 
     def propose(
         self, params: Any, state: Any, root: jax.Array, draws: Draws

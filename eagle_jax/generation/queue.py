@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.requests import check_request
-from eagle_jax.decoding.slots import Prefix
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
 from eagle_jax.generation.rows import Row
@@ -69,7 +69,7 @@ class Reading:
     """
 
     text: Text
-    prefix: Prefix
+    prefix: PrefillState
     num_slots: int
     slot: int
     num_left: int

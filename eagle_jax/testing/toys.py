@@ -14,7 +14,7 @@ from flax import struct
 
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig
-from eagle_jax.interface import Draws, TargetOutput, Verified
+from eagle_jax.interface import Draws, PromptChunk, TargetOutput, Verified
 from eagle_jax.sampling import SamplingParams, process_logits
 
 
@@ -180,17 +180,12 @@ class ToyDrafter:
             state=jnp.zeros(batch, jnp.uint32), length=jnp.zeros(batch, jnp.int32)
         )
 
-    def prefill(
-        self,
-        params: Any,
-        state: ToyDraftState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: ToyDraftState, chunk: PromptChunk
     ) -> ToyDraftState:
-        """Reads the prompts, see `Drafter.prefill`."""
-        del params, features
-        return _confirm(state, tokens, lengths)
+        """Reads a chunk of the prompts, see `Drafter.prefill_chunk`."""
+        del params
+        return _confirm(state, chunk.tokens, chunk.count)
 
     def propose(
         self, params: Any, state: ToyDraftState, root: jax.Array, draws: Draws

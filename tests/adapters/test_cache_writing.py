@@ -131,11 +131,11 @@ def test_rows_of_any_length_have_the_texts_of_the_models_own_loop(tail: int) -> 
     assert_same_tokens(texts(asked, state), texts(asked, plain))
 
 
-def test_prompts_read_in_pieces_and_growing_caches_leave_the_texts_alone(
+def test_prompts_read_in_chunks_and_growing_caches_leave_the_texts_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = requests(20, 3, new_tokens=130)
-    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 12)
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 8)
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
     assert growth.cache_sizes(asked, None, depth=DRAFTER.depth) == [64, 192]
     decoder = Decoder(target=TARGET, drafter=DRAFTER)

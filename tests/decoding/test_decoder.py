@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
@@ -98,10 +99,17 @@ def test_greedy_acceptance_of_sampled_rows_is_refused(library) -> None:
     )
 
 
-def test_rounds_without_a_drafter_are_refused() -> None:
-    requests = make_requests([[1]], max_new_tokens=2)
-    with pytest.raises(ValueError, match="no drafter"):
-        speculative.generate(Decoder(target=TARGET), PARAMS, requests)
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection", "typical"])
+def test_rounds_without_a_drafter_are_steps_of_plain_decoding(rule: Any) -> None:
+    temperature = 0.0 if rule == "greedy" else 0.7
+    requests = make_requests(
+        [[1], [2, 3]], max_new_tokens=9, temperature=temperature, seeds=[1, 2]
+    )
+    decoder = Decoder(target=TARGET, acceptance=rule)
+    found = speculative.generate(decoder, PARAMS, requests)
+    expected = autoregressive.generate(decoder, PARAMS, requests)
+    jax.tree.map(np.testing.assert_array_equal, found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.num_rounds, expected.num_rounds)
 
 
 class OneFeature(ToyTarget):
@@ -186,8 +194,8 @@ class LongValues(ToyDrafter):
 
 
 class FewerAfterPrefill(ToyDrafter):
-    def prefill(self, *arguments: Any, **named: Any) -> Any:
-        return super().prefill(*arguments, **named).length
+    def prefill_chunk(self, *arguments: Any, **named: Any) -> Any:
+        return super().prefill_chunk(*arguments, **named).length
 
 
 class LongerAfterRound(ToyDrafter):
@@ -205,7 +213,7 @@ class OneForAll(ToyDrafter):
 @pytest.mark.parametrize(
     ("drafter", "named"),
     [
-        (FewerAfterPrefill, ("FewerAfterPrefill.prefill returns the pytree",)),
+        (FewerAfterPrefill, ("FewerAfterPrefill.prefill_chunk returns the pytree",)),
         (
             LongerAfterRound,
             ("LongerAfterRound.advance returns .length of shape [1, 1]", "given [1]"),

@@ -1,4 +1,4 @@
-"""Caches that grow, and prompts read in pieces, change no token."""
+"""Caches that grow, and prompts read in chunks, change no token."""
 
 import dataclasses
 import json
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax import prefill
+from eagle_jax import prefill as reading
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, growth, speculative
+from eagle_jax.decoding.chunked_prefill import prefill
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, make_requests
@@ -27,7 +28,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.prefill import PREFILL_CHUNK, Reading, read_prompts
+from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.tree import chain, from_paths
 from tests import tiny
@@ -216,42 +217,26 @@ def test_a_loop_stops_before_a_row_outgrows_its_cache(
     np.testing.assert_array_equal(state.target_cache.length, state.lengths - 1)
 
 
-def read_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, params: Any, lengths: list[int], width: int
-) -> tuple[Reading, Reading]:
-    """The prompts in pieces of 8, and whole."""
-    given = prompts(*lengths)
-    padded = jnp.array([p + [0] * (width - len(p)) for p in given], jnp.int32)
-    empty = TARGET.init_cache(len(given), width + 3)
-    arguments = (TARGET, params, padded, jnp.array(lengths), empty)
-    whole = read_prompts(*arguments)
-    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 8)
-    return read_prompts(*arguments), whole
-
-
-@pytest.mark.parametrize(
-    ("lengths", "width"),
-    [([1, 8, 9, 16, 17], 24), ([20, 3], 20)],
-)
-def test_prompts_read_in_pieces_are_read_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch,
-    target_params: Any,
-    lengths: list[int],
-    width: int,
+def test_prompts_read_in_chunks_are_read_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, target_params: Any
 ) -> None:
-    pieces, whole = read_in_pieces(monkeypatch, target_params, lengths, width)
-    np.testing.assert_array_equal(pieces.cache.length, lengths)
-    np.testing.assert_allclose(pieces.hidden, whole.hidden, atol=1e-5)
+    lengths = [1, 8, 9, 16, 17]
+    asked = make_requests(prompts(*lengths), max_new_tokens=1, prompt_bucket=24)
+    decoder, weights = Decoder(target=TARGET), Params(target=target_params)
+    whole = prefill(decoder, weights, asked, num_slots=27)
+    monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
+    # A rule of its own: programs are kept by decoder, and have the usual chunks.
+    decoder = Decoder(target=TARGET, acceptance="greedy")
+    chunks = prefill(decoder, weights, asked, num_slots=27)
+    np.testing.assert_array_equal(chunks.target_cache.length, lengths)
+    np.testing.assert_array_equal(chunks.tokens, whole.tokens)
     for row, length in enumerate(lengths):
-        np.testing.assert_allclose(
-            pieces.features[row, :length], whole.features[row, :length], atol=1e-5
-        )
         jax.tree.map(
             lambda a, b, row=row, length=length: np.testing.assert_allclose(
                 a[row, :, :length], b[row, :, :length], atol=1e-5
             ),
-            pieces.cache.layers,
-            whole.cache.layers,
+            chunks.target_cache.layers,
+            whole.target_cache.layers,
         )
 
 

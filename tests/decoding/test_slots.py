@@ -215,10 +215,10 @@ def test_a_prompt_read_beside_running_rows_is_read_as_a_whole(
     for _ in range(slots.num_chunks(asked)):
         prefix = slots.prefill_chunk(decoder, params, prefix)
         running, _ = slots.generate(decoder, params, running, rounds=1)
-    pieces, begun = slots.finish_prefill(decoder, params, prefix, num_slots=64)
+    chunks, begun = slots.finish_prefill(decoder, params, prefix, num_slots=64)
     assert begun.tokens.tolist() == first.tokens.tolist()
-    assert_same_state(pieces, whole)
-    running = slots.insert(pieces, running, 1)
+    assert_same_state(chunks, whole)
+    running = slots.insert(chunks, running, 1)
     running, result = slots.generate(decoder, params, running, rounds=9)
     expected = autoregressive.generate(decoder, params, asked, num_slots=64)
     text = begun.tokens[0].tolist() + result.tokens[1].tolist()

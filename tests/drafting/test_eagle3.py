@@ -28,7 +28,7 @@ from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests import tiny
 from tests.conftest import Main, load_main
-from tests.helpers import check_recorded_rounds, make_draws, texts
+from tests.helpers import check_recorded_rounds, make_draws, texts, whole_prompts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -163,13 +163,13 @@ def proposed(drafter: TreeDrafter, params: Params) -> tuple[DraftTree, Any]:
     """Trees after random features, and the state that they were drafted from."""
     rows = 4
     shape = (rows, 8, CONFIG.feature_size)
-    state = drafter.prefill(
-        params.drafter,
-        drafter.init_state(rows, 64),
+    chunk = whole_prompts(
         jnp.broadcast_to(jnp.arange(8), (rows, 8)),
-        jax.random.normal(jax.random.key(5), shape),
         jnp.arange(rows) % 8 + 1,
+        jax.random.normal(jax.random.key(5), shape),
     )
+    empty = drafter.init_state(rows, 64)
+    state = drafter.prefill_chunk(params.drafter, empty, chunk)
     root = jnp.arange(rows)
     tree, _ = jax.jit(drafter.propose)(params.drafter, state, root, make_draws(rows))
     return tree, state

@@ -15,7 +15,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import LookaheadDrafter, LookaheadState
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyTarget, assert_valid_tree
-from tests.helpers import make_draws, refused
+from tests.helpers import make_draws, refused, whole_prompts
 from tests.stories import Stories
 
 Rows = list[list[int]]
@@ -227,7 +227,8 @@ def test_the_first_row_is_the_prompts_alone() -> None:
     def first_rows(rows: list[int], lengths: list[int]) -> Rows:
         empty = drafter.init_state(len(rows), 64)
         given = prompts[jnp.array(rows)]
-        state = drafter.prefill((), empty, given, jnp.zeros(0), jnp.array(lengths))
+        chunk = whole_prompts(given, jnp.array(lengths))
+        state = drafter.prefill_chunk((), empty, chunk)
         return state.window[:, 0].tolist()
 
     together = first_rows([0, 1, 2], [3, 5, 1])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from eagle_jax.drafting import LookupDrafter
 from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import DraftTree
-from tests.helpers import make_draws, refused
+from tests.helpers import make_draws, refused, whole_prompts
 
 CAPACITY = 24
 
@@ -35,13 +35,8 @@ def propose(text: list[int], drafter: LookupDrafter) -> DraftTree:
         .at[0, : len(text) - 1]
         .set(jnp.array(text[:-1], jnp.int32))
     )
-    state = drafter.prefill(
-        (),
-        drafter.init_state(1, CAPACITY),
-        padded,
-        jnp.zeros(0),
-        jnp.array([len(text) - 1]),
-    )
+    chunk = whole_prompts(padded, jnp.array([len(text) - 1]))
+    state = drafter.prefill_chunk((), drafter.init_state(1, CAPACITY), chunk)
     tree, _ = drafter.propose((), state, jnp.array(text[-1:]), make_draws(1))
     return jax.tree.map(lambda x: np.asarray(x[0]), tree)
 

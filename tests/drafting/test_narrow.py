@@ -18,7 +18,7 @@ from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import Topology, chain
 from tests import tiny
-from tests.helpers import make_draws, texts
+from tests.helpers import make_draws, texts, whole_prompts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -77,13 +77,12 @@ def test_the_text_is_plain_decodings(kind: str, temperature: float) -> None:
 def read(drafter: TreeDrafter, params: Any) -> tuple[Any, Any, jax.Array]:
     """A state after random prompts, its roots, and their output."""
     shape = (4, 8, CONFIG.feature_size)
-    state = jax.jit(drafter.prefill)(
-        params,
-        drafter.init_state(4, 64),
+    chunk = whole_prompts(
         jnp.broadcast_to(jnp.arange(8), (4, 8)),
-        jax.random.normal(jax.random.key(5), shape),
         jnp.arange(4) + 1,
+        jax.random.normal(jax.random.key(5), shape),
     )
+    state = jax.jit(drafter.prefill_chunk)(params, drafter.init_state(4, 64), chunk)
     root = jnp.arange(4)
     return state, root, drafter.model.read(params, state, root)[0]
 

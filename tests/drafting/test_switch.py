@@ -21,7 +21,7 @@ from eagle_jax.testing import ToyTarget, assert_same_tokens
 from eagle_jax.tree import EAGLE1_TREE, DraftTree
 from tests import tiny
 from tests.drafting.toy_model import ToyModel
-from tests.helpers import make_draws, refused
+from tests.helpers import make_draws, refused, whole_prompts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -115,7 +115,7 @@ def test_every_row_chooses_for_itself(min_match: int) -> None:
     @functools.partial(jax.jit, static_argnums=0)
     def proposed(some: Drafter) -> DraftTree:
         state = some.init_state(len(rows), 64)
-        state = some.prefill((), state, prompts, jnp.zeros((14, 47, 1)), lengths)
+        state = some.prefill_chunk((), state, whole_prompts(prompts, lengths))
         return some.propose((), state, root, make_draws(len(rows)))[0]
 
     found, copied = proposed(drafter), proposed(drafter.first)
@@ -150,8 +150,7 @@ def test_no_level_is_grown_where_every_running_row_copies() -> None:
     state = drafter.init_state(2, 64)
     rows = jnp.array([[*ONCE[:20], *ONCE[:9]], ONCE[:29]], jnp.int32)
     lengths = jnp.array([28, 28])
-    features = jnp.zeros((2, 29, 1))
-    state = drafter.prefill((), state, rows, features, lengths)
+    state = drafter.prefill_chunk((), state, whole_prompts(rows, lengths))
     for is_running, levels in (([True, False], []), ([True, True], [1, 2])):
         some = dataclasses.replace(state, is_running=jnp.array(is_running))
         GROWN.clear()
@@ -178,9 +177,8 @@ def test_a_head_has_read_the_text_whoever_drafted_it() -> None:
         nothing = target.init_cache(2, 0)
         output = target.forward(weights, tokens, slots, None, nothing)
         empty = second.init_state(2, 192)
-        read = second.prefill(
-            params.drafter, empty, tokens, output.features, lengths - 1
-        )
+        chunk = whole_prompts(tokens, lengths - 1, output.features)
+        read = second.prefill_chunk(params.drafter, empty, chunk)
         return second.propose(params.drafter, read, root, make_draws(2))[0]
 
     chosen: set[bool] = set()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.interface import PromptChunk
 from eagle_jax.testing.toys import path_code, path_logits
 
 
@@ -32,16 +33,11 @@ class ToyModel:
             total=jnp.zeros(batch, jnp.uint32), length=jnp.zeros(batch, jnp.int32)
         )
 
-    def prefill(
-        self,
-        params: Any,
-        state: ToyModelState,
-        tokens: jax.Array,
-        features: jax.Array,
-        lengths: jax.Array,
+    def prefill_chunk(
+        self, params: Any, state: ToyModelState, chunk: PromptChunk
     ) -> ToyModelState:
         del params
-        return self.advance(state, tokens, features, lengths)
+        return self.advance(state, chunk.tokens, chunk.features, chunk.count)
 
     def advance(
         self,

@@ -105,8 +105,8 @@ class TextAtTheEnd(ToyDrafter):
     def init_state(self, batch: int, capacity: int) -> Any:
         return super().init_state(batch, capacity), jnp.zeros((batch, capacity))
 
-    def prefill(self, params: Any, state: Any, *arguments: Any) -> Any:
-        return super().prefill(params, state[0], *arguments), state[1]
+    def prefill_chunk(self, params: Any, state: Any, chunk: Any) -> Any:
+        return super().prefill_chunk(params, state[0], chunk), state[1]
 
     def propose(self, params: Any, state: Any, root: Any, draws: Any) -> Any:
         seen = dataclasses.replace(state[0], length=state[0].length + state[1].shape[1])

@@ -14,6 +14,7 @@ from eagle_jax.training.chains import draft_chains
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.packing import PackedRows, pack
 from tests import tiny
+from tests.helpers import whole_prompts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -74,7 +75,8 @@ def decoded_chains(
     num = tokens.shape[0]
     prompts, known = (jnp.stack([x] * num) for x in (tokens, features))
     state = model.init_state(num, num + LEVELS + 1, LEVELS)
-    state = model.prefill(params, state, prompts, known, jnp.arange(num) + 1)
+    chunk = whole_prompts(prompts, jnp.arange(num) + 1, known)
+    state = model.prefill_chunk(params, state, chunk)
     output, state = model.read(params, state, jnp.roll(tokens, -1))
     outputs, earlier = [output], None
     for level in range(1, LEVELS):

@@ -1,0 +1,149 @@
+"""Chunked prefill: target and drafter read prompts together, a chunk at a time."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax import checked
+from eagle_jax.constraints import constrain
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.state import DecodeState, StopReason, emit
+from eagle_jax.errors import InputError
+from eagle_jax.interface import Cache, Params, PromptChunk
+from eagle_jax.prefill import chunk_size, read_chunk
+from eagle_jax.sampling import choose_tokens
+
+
+@struct.dataclass(kw_only=True)
+class PrefillState:
+    """Prompts of which some chunks are read; every leaf has the batch first.
+
+    Attributes:
+        requests: The requests, `B` rows.
+        target_cache: The target's cache of the tokens that are read.
+        drafter_state: The drafter's state after them.
+        hidden: `[B, E]`, the target's hidden state of each prompt's newest token.
+        num_read: `[B]` int32, the tokens read so far, the same in every row.
+    """
+
+    requests: Requests
+    target_cache: Cache
+    drafter_state: Any
+    hidden: jax.Array
+    num_read: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+def prefill(
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+) -> DecodeState:
+    """Reads the prompts and emits each row's first token.
+
+    Time and memory follow the longest prompt, not the padding.
+
+    Args:
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        requests: The requests, `B` rows.
+        num_slots: The number of cache slots, `S`: at least `round_up_slots` of the
+            longest text, which nothing checks here. Static.
+
+    Raises:
+        InputError: If a target or a drafter breaks its protocol, or the padded prompts
+            are no whole chunks.
+    """
+    state = start_prefill(decoder, params, requests, num_slots=num_slots)
+    read = functools.partial(prefill_chunk, decoder, params)
+    num_tokens = requests.prompts.shape[1]
+    size = chunk_size(num_tokens)
+    if size == num_tokens:
+        state = read(state)
+    else:
+        num_chunks = -(-requests.prompt_lengths.max() // size)
+        state = jax.lax.fori_loop(0, num_chunks, lambda _, state: read(state), state)
+    return finish_prefill(decoder, params, state, num_slots=num_slots)
+
+
+def start_prefill(
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+) -> PrefillState:
+    """Returns prompts of which nothing is read; arguments as for `prefill`."""
+    prompts = requests.prompts
+    batch, num_tokens = prompts.shape
+    if num_tokens % (size := chunk_size(num_tokens)):
+        raise InputError(
+            f"prompts padded to {num_tokens} tokens are no whole chunks of {size}; pad "
+            "them to `bucket_prompt`, as `make_requests` does"
+        )
+    cache = checked.init_cache(decoder.target, batch, num_slots)
+    run = functools.partial(checked.forward, decoder.target)
+    tokens = prompts[:, :size]
+    hidden = jax.eval_shape(run, params.target, tokens, tokens, None, cache).hidden
+    return PrefillState(
+        requests=requests,
+        target_cache=cache,
+        drafter_state=checked.init_state(decoder.drafting, batch, num_slots),
+        hidden=jnp.zeros((batch, hidden.shape[-1]), hidden.dtype),
+        num_read=jnp.zeros(batch, jnp.int32),
+    )
+
+
+def prefill_chunk(
+    decoder: Decoder, params: Params, state: PrefillState
+) -> PrefillState:
+    """Reads the next chunk of all prompts, with the target and then the drafter."""
+    requests, begin = state.requests, state.num_read[0]
+    prompts, lengths = requests.prompts, requests.prompt_lengths
+    size = chunk_size(prompts.shape[1])
+    output, cache = read_chunk(
+        decoder.target,
+        params.target,
+        jax.lax.dynamic_slice_in_dim(prompts, begin, size, axis=1),
+        jnp.clip(lengths - begin, 0, size),
+        begin,
+        state.target_cache,
+        is_whole=size == prompts.shape[1],
+    )
+    chunk = PromptChunk(
+        prompts=prompts, lengths=lengths, begin=begin, features=output.features
+    )
+    return PrefillState(
+        requests=requests,
+        target_cache=cache,
+        drafter_state=checked.prefill_chunk(
+            decoder.drafting, params.drafter, state.drafter_state, chunk
+        ),
+        hidden=chunk.newest(output.hidden, state.hidden),
+        num_read=state.num_read + size,
+    )
+
+
+def finish_prefill(
+    decoder: Decoder, params: Params, state: PrefillState, *, num_slots: int
+) -> DecodeState:
+    """Emits each row's first token after its prompt, of which all chunks are read."""
+    requests, lengths = state.requests, state.requests.prompt_lengths
+    batch, num_tokens = requests.prompts.shape
+    guide = decoder.first_guide(params, batch)
+    logits = checked.unembed(decoder.target, params.target, state.hidden)
+    logits, greedy = constrain(guide, logits), decoder.begins_greedily
+    first = choose_tokens(
+        requests.sampling, requests.keys, logits, lengths, greedy=greedy
+    )
+    is_prompt = jnp.arange(num_tokens) < lengths[:, None]
+    tokens = jnp.zeros((batch, num_slots), jnp.int32)
+    begun = DecodeState(
+        rows=requests.settings(),
+        tokens=tokens.at[:, :num_tokens].set(jnp.where(is_prompt, requests.prompts, 0)),
+        lengths=lengths,
+        stop_reason=jnp.full(batch, StopReason.RUNNING, jnp.int32),
+        target_cache=state.target_cache,
+        drafter_state=state.drafter_state,
+        accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
+        num_rounds=jnp.zeros(batch, jnp.int32),
+    )
+    return emit(begun, first[:, None], jnp.ones(batch, jnp.int32), guide)[0]
