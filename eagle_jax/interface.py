@@ -2,10 +2,10 @@
 
 Targets and drafters are frozen dataclasses that hold static settings only, so they
 are hashable and legal static arguments of `jax.jit`. Parameters, caches and states
-are pytrees passed in and out; their structure is nobody's business but their own, save
-that every leaf of a cache or a state has the batch as axis 0, so that rows can be
-inserted and taken out. No leaf has a name that anything here reads: lengths, too, are
-the cache's own.
+are pytrees passed in and out; they are opaque to this package, save that
+every leaf of a cache or a state has the batch as axis 0, so that rows can be inserted
+and taken out. No leaf has a name that anything here reads: lengths, too, are the
+cache's own.
 
 Axes are those of `eagle_jax.tree`. `F` is the width of what drafters read of the
 target: its last hidden state for EAGLE-1/2 (`F = E`), the residual stream before
@@ -119,8 +119,8 @@ class Draws:
         keys: `[B]` typed PRNG keys, of this round and of drafting alone: for drafts
             that are themselves drawn, and tested by rejection.
         guide: The constraint on the text, `None` without one. Drafts that it forbids
-            are dropped by `checked.propose`; a drafter that has a distribution spends
-            its nodes better by leaving them out itself.
+            are dropped before they are verified; a drafter that has a distribution
+            spends its nodes better by leaving them out itself.
     """
 
     sampling: SamplingParams
@@ -150,7 +150,7 @@ class Verified:
 
     @property
     def path_tokens(self) -> jax.Array:
-        """`[B, P]` int32, the path's tokens, root first; past `count` they are void."""
+        """`[B, P]` int32, the path's tokens, root first; undefined past `count`."""
         return jnp.take_along_axis(self.tree.tokens, self.path, axis=1)
 
     @property

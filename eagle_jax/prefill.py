@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eagle_jax import checked
 from eagle_jax.interface import Cache, Target, TargetOutput
 from eagle_jax.ordering import after
 
@@ -51,10 +50,10 @@ def read_chunk(
     """
     rows = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     # Where nothing is cached yet, a cache without slots costs no attention.
-    past = checked.init_cache(target, tokens.shape[0], 0) if is_whole else cache
-    output = checked.forward(target, params, tokens, begin + rows, None, past)
+    past = target.init_cache(tokens.shape[0], 0) if is_whole else cache
+    output = target.forward(params, tokens, begin + rows, None, past)
     last = jnp.maximum(count - 1, 0)[:, None, None]
     count = after(count, jnp.take_along_axis(output.hidden, last, axis=1)[:, 0, 0])
     # A target's writes need not depend on `count`, which waits for the read.
     rows = after(rows, count[:, None])
-    return output, checked.commit(target, cache, output.entries, rows, count)
+    return output, target.commit(cache, output.entries, rows, count)

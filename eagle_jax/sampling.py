@@ -87,11 +87,11 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
     # `low` keeps enough and is the threshold's first bits; `shift` bits are left. What
     # it keeps beside what the next such number keeps is the threshold, once it is one
     # token.
-    def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
+    def cond(state: tuple[jax.Array, ...]) -> jax.Array:
         shift, _, most, least = state
         return (shift > 0) & (most - least > 1).any()
 
-    def narrow(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def body(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         shift, low, most, least = state
         shift = jnp.maximum(shift - bits, 0)
         tried = jax.lax.bitcast_convert_type(low + (numbers << shift), jnp.float32)
@@ -108,7 +108,7 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
     every = jnp.full(low.shape, probs.shape[-1], jnp.float32)
     # From 30 bits on it would be 2.0, and no probability is.
     start = (jnp.int32(30), low, every, jnp.zeros_like(every))
-    _, low, _, _ = jax.lax.while_loop(goes_on, narrow, start)
+    _, low, _, _ = jax.lax.while_loop(cond, body, start)
     return probs >= jax.lax.bitcast_convert_type(low, jnp.float32)[..., None]
 
 
@@ -219,10 +219,10 @@ def draw_tokens(
         floor = sampling.min_p * probs.max(axis=-1)
         top_p, wanted = _bounds(sampling.top_p, sampling.top_k, probs.shape[-1])
 
-        def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
+        def cond(state: tuple[jax.Array, ...]) -> jax.Array:
             return ~state[-1].all()
 
-        def draw(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def body(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             _, dropped, _ = state
             rest = jnp.where(probs > dropped[..., None], noisy, -jnp.inf)
             token = jnp.argmax(rest, axis=-1).astype(jnp.int32)
@@ -237,7 +237,7 @@ def draw_tokens(
         shape = sampling.temperature.shape
         token = jnp.zeros(shape, jnp.int32)
         start = token, jnp.full(shape, -1.0), jnp.zeros(shape, bool)
-        return jax.lax.while_loop(goes_on, draw, start)[0]
+        return jax.lax.while_loop(cond, body, start)[0]
 
     def unfiltered(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
         del scaled

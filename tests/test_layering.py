@@ -22,15 +22,14 @@ ALLOWED = {
     "constraints": {"tree"},
     "automaton": set(),
     "interface": {"constraints", "sampling", "tree"},
-    "checked": {"constraints", "errors", "interface", "tree"},
-    "prefill": {"checked", "interface", "ordering"},
+    "prefill": {"interface", "ordering"},
     "models": {"interface", "mesh_axes", "ordering"},
     "drafting": {
-        *("checked", "config", "constraints", "interface", "models", "ordering"),
+        *("config", "constraints", "interface", "models", "ordering"),
         *("parsing", "prefill", "sampling", "top_k", "tree"),
     },
     "decoding": {
-        *("checked", "config", "constraints", "errors", "interface", "prefill"),
+        *("config", "constraints", "errors", "interface", "prefill"),
         *("sampling", "tree"),
     },
     "adapters": {"errors", "interface", "models", "ordering"},
@@ -43,7 +42,7 @@ ALLOWED = {
     },
     "parallel": {"errors", "models"},
     "testing": {
-        *("checked", "config", "decoding", "drafting", "errors", "interface"),
+        *("config", "decoding", "drafting", "errors", "interface"),
         *("sampling", "tree"),
     },
     "generation": {

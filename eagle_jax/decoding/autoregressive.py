@@ -10,7 +10,6 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eagle_jax import checked
 from eagle_jax.constraints import constrain
 from eagle_jax.decoding import chunked_prefill
 from eagle_jax.decoding.decoder import Decoder
@@ -91,9 +90,9 @@ def decode_step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeS
 def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     target, cache, rows = decoder.target, state.target_cache, state.rows
     tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
-    output = checked.forward(target, params.target, tokens, positions, None, cache)
+    output = target.forward(params.target, tokens, positions, None, cache)
     guide = decoder.guide(params, state.constraint_state)
-    logits = checked.unembed(target, params.target, output.hidden[:, 0])
+    logits = target.unembed(params.target, output.hidden[:, 0])
     logits = constrain(guide, logits)
     chosen = choose_tokens(
         rows.sampling, rows.keys, logits, state.lengths, greedy=decoder.is_greedy
@@ -103,5 +102,5 @@ def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     added = chosen[:, None]
     state, taken = emit(state, added, jnp.ones_like(chosen), guide)
     path = jnp.zeros_like(positions)
-    cache = checked.commit(target, cache, output.entries, path, taken)
+    cache = target.commit(cache, output.entries, path, taken)
     return dataclasses.replace(state, target_cache=cache)

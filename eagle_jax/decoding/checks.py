@@ -8,6 +8,7 @@ import jax
 import jax.core
 
 from eagle_jax.config import require
+from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import has_room
 from eagle_jax.decoding.requests import Requests
@@ -38,18 +39,18 @@ def checked_by(check: Callable[..., None]) -> Callable[[Any], Any]:
 
 
 def check_prompts(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+    decoder: Decoder, params: Params, requests: Requests, **static: int
 ) -> None:
-    """Refuses what the decoder would decode in another way than it was asked to."""
-    del num_slots  # `check_room` needs shapes alone.
+    """Raises if the decoder would decode in another way than it was asked to."""
+    del static
     decoder.check(params, requests)
 
 
 def check_read(
-    decoder: Decoder, params: Params, prefix: Any, *, num_slots: int
+    decoder: Decoder, params: Params, prefix: PrefillState, **static: int
 ) -> None:
-    """Refuses prompts of which a part is unread, or was read twice."""
-    del decoder, params, num_slots
+    """Raises if a part of the prompts is unread, or was read twice."""
+    del decoder, params, static
     if isinstance(prefix.num_read, jax.core.Tracer):
         return
     requests, num_read = prefix.requests, int(prefix.num_read[0])
@@ -67,18 +68,27 @@ def check_slot(
     slot: jax.Array | int,
     row: jax.Array | int = 0,
 ) -> None:
-    """Refuses rows that the states of `insert` do not have."""
+    """Raises if a prefix cannot enter a state, or one of them has no such row."""
     _check_row("slot", slot, state)
     _check_row("row", row, prefix)
+    one, other = (
+        jax.tree.flatten(jax.tree.map(lambda leaf: f"{leaf.dtype}{leaf.shape[1:]}", x))
+        for x in (prefix, state)
+    )
+    if one != other:
+        raise InputError(
+            "the prefix does not fit into the state; make both with the same decoder, "
+            "num_slots and number of stop tokens"
+        )
 
 
 def check_free(state: DecodeState, slot: jax.Array | int) -> None:
-    """Refuses a row that the state does not have."""
+    """Raises if the state has no such row."""
     _check_row("slot", slot, state)
 
 
 def _check_row(name: str, row: jax.Array | int, state: DecodeState) -> None:
-    """Refuses a row beyond the last: a write would clamp, or be dropped, silently."""
+    """Raises if a row lies beyond the last: a write would clamp, or be dropped."""
     last = len(state.stop_reason) - 1
     if not isinstance(row, jax.core.Tracer) and not 0 <= int(row) <= last:
         raise InputError(f"{name} = {row} is no row; the state has rows 0 to {last}")
@@ -87,7 +97,7 @@ def _check_row(name: str, row: jax.Array | int, state: DecodeState) -> None:
 def check_rounds(
     decoder: Decoder, params: Params, state: DecodeState, *, rounds: int = 16
 ) -> None:
-    """Refuses calls that could run no round, and would do so for ever."""
+    """Raises if a call could run no round, and would do so for ever."""
     del params
     require(rounds >= 1, "rounds", rounds, "at least 1")
     if isinstance(state.lengths, jax.core.Tracer):
@@ -98,31 +108,3 @@ def check_rounds(
             "slots; give the state more with `growth.grow`, or begin with "
             "`round_up_slots` of the longest text"
         )
-
-
-def check_room(requests: Requests, num_slots: int) -> None:
-    """Refuses prompts that no row can hold: writes would clamp silently."""
-    if (num_tokens := requests.prompts.shape[1]) > num_slots:
-        raise InputError(
-            f"prompts padded to {num_tokens} tokens do not fit into num_slots = "
-            f"{num_slots}; give `round_up_slots` of the longest text"
-        )
-
-
-def check_alike(prefix: DecodeState, state: DecodeState) -> None:
-    """Refuses a prefix whose leaves do not fit into a row of the state."""
-    leaves = jax.tree_util.tree_leaves_with_path(prefix)
-    others = jax.tree_util.tree_leaves_with_path(state)
-    if len(leaves) != len(others):
-        raise InputError(
-            f"the prefix has {len(leaves)} arrays and the state {len(others)}; make "
-            "both with the same decoder"
-        )
-    for (path, leaf), (_, other) in zip(leaves, others, strict=True):
-        if (leaf.shape[1:], leaf.dtype) != (other.shape[1:], other.dtype):
-            raise InputError(
-                f"{jax.tree_util.keystr(path)} of the prefix is {leaf.dtype} "
-                f"{list(leaf.shape)}, and of the state {other.dtype} "
-                f"{list(other.shape)}; give both the same num_slots and bucket of stop "
-                "tokens"
-            )

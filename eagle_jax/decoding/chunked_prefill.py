@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import checked
 from eagle_jax.constraints import constrain
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.protocols import check_protocols
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState, StopReason, emit
 from eagle_jax.errors import InputError
@@ -50,11 +50,11 @@ def prefill(
         params: The parameters of target and drafter.
         requests: The requests, `B` rows.
         num_slots: The number of cache slots, `S`: at least `round_up_slots` of the
-            longest text, which nothing checks here. Static.
+            longest text, of which only the prompt is checked here. Static.
 
     Raises:
         InputError: If a target or a drafter breaks its protocol, or the padded prompts
-            are no whole chunks.
+            are no whole chunks or longer than a row's slots.
     """
     state = start_prefill(decoder, params, requests, num_slots=num_slots)
     read = functools.partial(prefill_chunk, decoder, params)
@@ -79,14 +79,16 @@ def start_prefill(
             f"prompts padded to {num_tokens} tokens are no whole chunks of {size}; pad "
             "them to `bucket_prompt`, as `make_requests` does"
         )
-    cache = checked.init_cache(decoder.target, batch, num_slots)
-    run = functools.partial(checked.forward, decoder.target)
-    tokens = prompts[:, :size]
-    hidden = jax.eval_shape(run, params.target, tokens, tokens, None, cache).hidden
+    if num_tokens > num_slots:
+        raise InputError(
+            f"prompts padded to {num_tokens} tokens do not fit into num_slots = "
+            f"{num_slots}; give `round_up_slots` of the longest text"
+        )
+    hidden = check_protocols(decoder, params, requests, num_slots=num_slots)
     return PrefillState(
         requests=requests,
-        target_cache=cache,
-        drafter_state=checked.init_state(decoder.drafting, batch, num_slots),
+        target_cache=decoder.target.init_cache(batch, num_slots),
+        drafter_state=decoder.drafting.init_state(batch, num_slots),
         hidden=jnp.zeros((batch, hidden.shape[-1]), hidden.dtype),
         num_read=jnp.zeros(batch, jnp.int32),
     )
@@ -114,8 +116,8 @@ def prefill_chunk(
     return PrefillState(
         requests=requests,
         target_cache=cache,
-        drafter_state=checked.prefill_chunk(
-            decoder.drafting, params.drafter, state.drafter_state, chunk
+        drafter_state=decoder.drafting.prefill_chunk(
+            params.drafter, state.drafter_state, chunk
         ),
         hidden=chunk.newest(output.hidden, state.hidden),
         num_read=state.num_read + size,
@@ -129,7 +131,7 @@ def finish_prefill(
     requests, lengths = state.requests, state.requests.prompt_lengths
     batch, num_tokens = requests.prompts.shape
     guide = decoder.first_guide(params, batch)
-    logits = checked.unembed(decoder.target, params.target, state.hidden)
+    logits = decoder.target.unembed(params.target, state.hidden)
     logits, greedy = constrain(guide, logits), decoder.begins_greedily
     first = choose_tokens(
         requests.sampling, requests.keys, logits, lengths, greedy=greedy

@@ -25,14 +25,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import checked
 from eagle_jax.decoding import chunked_prefill, speculative
 from eagle_jax.decoding.checks import (
-    check_alike,
     check_free,
     check_prompts,
     check_read,
-    check_room,
     check_rounds,
     check_slot,
     checked_by,
@@ -100,8 +97,8 @@ def init_decode_state(
         tokens=jnp.zeros((batch, num_slots), jnp.int32),
         lengths=nothing + 1,
         stop_reason=nothing + StopReason.FREE,
-        target_cache=checked.init_cache(decoder.target, batch, num_slots),
-        drafter_state=checked.init_state(decoder.drafting, batch, num_slots),
+        target_cache=decoder.target.init_cache(batch, num_slots),
+        drafter_state=decoder.drafting.init_state(batch, num_slots),
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=nothing,
         constraint_state=() if guide is None else guide.state,
@@ -129,7 +126,6 @@ def prefill(
         InputError: If the padded prompts are longer than a row's slots, or a
             temperature above 0 meets a greedy decoder.
     """
-    check_room(requests, num_slots)
     state = chunked_prefill.prefill(decoder, params, requests, num_slots=num_slots)
     return state, _first_tokens(requests, state)
 
@@ -151,7 +147,6 @@ def start_prefill(
     `finish_prefill`: no row waits for longer than a chunk takes, however long the
     prompt is.
     """
-    check_room(requests, num_slots)
     return chunked_prefill.start_prefill(decoder, params, requests, num_slots=num_slots)
 
 
@@ -197,7 +192,6 @@ def insert(
         InputError: If the two states differ in more than their rows, or have no such
             row.
     """
-    check_alike(prefix, state)
 
     def write(rows: jax.Array, read: jax.Array) -> jax.Array:
         one = jax.lax.dynamic_slice_in_dim(read, row, 1, axis=0)

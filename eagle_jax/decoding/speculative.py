@@ -7,38 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import checked
 from eagle_jax.constraints import constrain_nodes
+from eagle_jax.decoding.acceptance import accept
 from eagle_jax.decoding.chunked_prefill import prefill
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
-from eagle_jax.decoding.growth import (
-    cache_sizes,
-    decode_growing,
-    grow,
-    has_room,
-)
-from eagle_jax.decoding.requests import Requests, RowSettings
+from eagle_jax.decoding.growth import cache_sizes, decode_growing, grow, has_room
+from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState, emit, record_round
 from eagle_jax.interface import Draws, Params, TargetOutput, Verified
-from eagle_jax.sampling import (
-    distribution,
-    drafting_keys,
-    draw_tokens,
-    position_noise,
-    rejection_noise,
-)
-from eagle_jax.tree import (
-    Acceptance,
-    DraftTree,
-    Step,
-    accept_typical,
-    flatten,
-    match_child,
-    reject_drawn_siblings,
-    reject_siblings,
-    root_only,
-    verify,
-)
+from eagle_jax.sampling import drafting_keys, position_noise
+from eagle_jax.tree import Acceptance, DraftTree, flatten, root_only
 
 __all__ = [
     "AcceptanceRule",
@@ -61,8 +39,8 @@ class Round:
     Attributes:
         tree: The verified trees, `[B, N]` fields.
         acceptance: The accepted paths, uncut by limits, `[B]` and `[B, P]` fields;
-            in rows that were finished they mean nothing.
-        tokens: `[B, P]` int32, the emitted tokens; entries after `count` mean nothing.
+            undefined in rows that were finished.
+        tokens: `[B, P]` int32, the emitted tokens; undefined after `count`.
         count: `[B]` int32, tokens emitted, cut at limits and stop tokens; 0 in rows
             that were finished before, or that came to a constraint's dead end.
     """
@@ -122,10 +100,7 @@ def decode(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
         return state.is_running.any() & has_room(state, decoder.depth)
 
     def body(state: DecodeState) -> DecodeState:
-        after, _ = _round(decoder, params, state)
-        drafters = state.drafter_state, after.drafter_state
-        checked.check_round(decoder.drafting, *drafters)
-        return after
+        return _round(decoder, params, state)[0]
 
     return jax.lax.while_loop(cond, body, state)
 
@@ -153,10 +128,12 @@ def _round(
 ) -> tuple[DecodeState, Round]:
     # Draft: a tree of likely continuations of the root, under this round's noise.
     draws = round_draws(decoder, params, state)
-    tree, drafter_state = checked.propose(
-        decoder.drafting, params.drafter, state.drafter_state, state.root, draws
+    tree, drafter_state = decoder.drafting.propose(
+        params.drafter, state.drafter_state, state.root, draws
     )
     state = dataclasses.replace(state, drafter_state=drafter_state)
+    if draws.guide is not None:
+        tree = draws.guide.prune(tree, decoder.depth)
 
     # Verify: one call of the target over all nodes, beside its cache.
     output, logits = run_target(decoder, params, state, tree)
@@ -197,11 +174,11 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
 def _vocab_size(decoder: Decoder, params: Params, state: DecodeState) -> int:
     """Returns the number of tokens the target knows, `V`; nothing is computed."""
 
-    def logits_of(params: Params, state: DecodeState) -> jax.Array:
+    def run(params: Params, state: DecodeState) -> jax.Array:
         tree = jax.vmap(functools.partial(root_only, num_nodes=1))(state.root)
         return run_target(decoder, params, state, tree)[1]
 
-    return jax.eval_shape(logits_of, params, state).shape[-1]
+    return jax.eval_shape(run, params, state).shape[-1]
 
 
 def run_target(
@@ -221,77 +198,12 @@ def run_target(
     """
     target, cache = decoder.target, state.target_cache
     flat = jax.vmap(flatten)(tree, state.lengths - 1)
-    output = checked.forward(
-        target, params.target, flat.tokens, flat.positions, flat.mask, cache
+    output = target.forward(
+        params.target, flat.tokens, flat.positions, flat.mask, cache
     )
-    logits = checked.unembed(target, params.target, output.hidden)
+    logits = target.unembed(params.target, output.hidden)
     guide = decoder.guide(params, state.constraint_state)
     return output, constrain_nodes(guide, logits, tree, decoder.depth)
-
-
-def accept(
-    decoder: Decoder,
-    state: DecodeState,
-    tree: DraftTree,
-    logits: jax.Array,
-    noise: jax.Array | None,
-) -> Acceptance:
-    """Finds the accepted path of every row.
-
-    Args:
-        decoder: The decoder. Static.
-        state: The state between two rounds.
-        tree: The drafted trees, `[B, N]` fields.
-        logits: `[B, N, V]` float32, the target's after each node.
-        noise: `[B, P, V]` float32 for "coupled", see `Draws.noise`; else unused.
-
-    Returns:
-        The outcomes: `[B, P]` paths, `[B]` counts and next tokens.
-    """
-    rule, depth = decoder.rule, decoder.depth
-    any_filter = state.rows.sampling.any_filter
-
-    def accept_row(
-        row: RowSettings,
-        tree: DraftTree,
-        logits: jax.Array,
-        root_position: jax.Array,
-        noise: jax.Array | None,
-    ) -> Acceptance:
-        def follow_argmax(node: jax.Array, level: jax.Array) -> Step:
-            del level
-            return match_child(tree, node, jnp.argmax(logits[node]).astype(jnp.int32))
-
-        if rule == "greedy":
-            return verify(tree, follow_argmax, depth=depth)
-        if rule == "coupled":
-            if noise is None:
-                raise ValueError("coupled acceptance needs the noise of round_draws")
-
-            def follow_draw(node: jax.Array, level: jax.Array) -> Step:
-                token = draw_tokens(
-                    logits[node], noise[level], row.sampling, any_filter
-                )
-                return match_child(tree, node, token)
-
-            return verify(tree, follow_draw, depth=depth)
-        if rule == "typical":
-            per_node = jax.vmap(distribution, in_axes=(0, None, None))
-            probs = per_node(logits, row.sampling, any_filter)
-            return accept_typical(tree, probs, depth=depth)
-
-        coins, last_noise = rejection_noise(row.keys, root_position, *logits.shape)
-
-        def try_children(node: jax.Array, level: jax.Array) -> Step:
-            del level
-            wanted = distribution(logits[node], row.sampling, any_filter)
-            if tree.draft_logits is None:
-                return reject_siblings(tree, node, wanted, coins, last_noise)
-            return reject_drawn_siblings(tree, node, wanted, coins, last_noise)
-
-        return verify(tree, try_children, depth=depth)
-
-    return jax.vmap(accept_row)(state.rows, tree, logits, state.lengths - 1, noise)
 
 
 def commit(
@@ -331,8 +243,8 @@ def commit(
     )
     state = dataclasses.replace(
         state,
-        target_cache=checked.commit(
-            decoder.target, state.target_cache, output.entries, accepted.path, count
+        target_cache=decoder.target.commit(
+            state.target_cache, output.entries, accepted.path, count
         ),
         drafter_state=decoder.drafting.advance(
             params.drafter, state.drafter_state, verified
@@ -349,7 +261,7 @@ def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:
         accepted: The outcomes of the verification, `[B, P]` paths.
 
     Returns:
-        The tokens, `[B, P + 1]` int32; entries after the next token mean nothing.
+        The tokens, `[B, P + 1]` int32; undefined after the next token.
     """
     path_tokens = jnp.take_along_axis(tree.tokens, accepted.path, axis=1)
     shape = (path_tokens.shape[0], path_tokens.shape[1] + 1)

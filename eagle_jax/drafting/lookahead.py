@@ -32,10 +32,10 @@ class LookaheadState:
             first width: it begins `W' = window + level - 2` columns wide with one row,
             and each of the first rounds adds a row and takes a column off. Column `i`
             of row 0 stands `i` tokens after the root (column 0 is the root itself, and
-            void here), and each row's cell one token after the one above it.
+            undefined here), and each row's cell one token after the one above it.
         filled: `[B]` int32, how many rows there are, 1 to `level - 1`.
         newest: `[B, W']` int32, the nodes of the newest row's cells in the tree that
-            `propose` returned; void between rounds.
+            `propose` returned; undefined between rounds.
         pool: `[B, V, guesses * (level - 1)]` int32, for every token the tokens that
             followed it in `guesses` n-grams, the newest last; -1 in free places, which
             come first. The n-grams lie flat, as accelerators pad the last axes.

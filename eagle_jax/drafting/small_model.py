@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import checked
 from eagle_jax.drafting.model import read_waiting, target_tokens
 from eagle_jax.interface import Cache, DraftingTarget, Entries, PromptChunk, Target
 from eagle_jax.models.layers import take_token
@@ -138,8 +137,8 @@ class SmallModel:
             following: jax.Array, rows: jax.Array, last: jax.Array
         ) -> tuple[jax.Array, Entries]:
             positions = state.length[:, None] + rows
-            output = checked.forward(
-                self.target, _model(params), following, positions, None, state.cache
+            output = self.target.forward(
+                _model(params), following, positions, None, state.cache
             )
             return take_token(output.hidden, last), output.entries
 
@@ -148,7 +147,7 @@ class SmallModel:
         ) -> Cache:
             # A target's writes need not depend on `count`, which waits for the read.
             rows = after(rows, count[:, None])
-            return checked.commit(self.target, cache, entries, rows, count)
+            return self.target.commit(cache, entries, rows, count)
 
         output, read = read_waiting(state, root, run, commit)
         return output, dataclasses.replace(read, length=state.length + state.count)
@@ -174,13 +173,13 @@ class SmallModel:
             return output.hidden, output.entries
         if earlier is not None:
             drafts = _join(earlier, drafts)
-        output = checked.forward(self.target, model, *drafts, state.cache)
+        output = self.target.forward(model, *drafts, state.cache)
         return output.hidden[:, -tokens.shape[1] :], drafts
 
     def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
         """See `DraftModel.logits`."""
         del level
-        return checked.unembed(self.target, _model(params), outputs)
+        return self.target.unembed(_model(params), outputs)
 
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`; `W = V` unless the weights are narrowed."""

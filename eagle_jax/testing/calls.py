@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax import checked
 from eagle_jax.interface import Cache, Target, TargetOutput
 from eagle_jax.testing.asserts import check
 
@@ -33,9 +32,7 @@ class Caller:
         self.vocab_size, self.atol = vocab_size, atol
         self.name = type(target).__name__
         self._run = jax.jit(self._traced)
-        self._commit = jax.jit(
-            lambda *arguments: checked.commit(self.target, *arguments)
-        )
+        self._commit = jax.jit(lambda *arguments: target.commit(*arguments))
 
     def run(
         self, tokens: Any, positions: Any, mask: Any, cache: Cache
@@ -89,16 +86,16 @@ class Caller:
         self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Cache
     ) -> tuple[jax.Array, jax.Array, TargetOutput]:
         target, given = self.target, jax.tree.leaves(cache)
-        output = checked.forward(target, params, tokens, positions, mask, cache)
+        output = target.forward(params, tokens, positions, mask, cache)
         left = jax.tree.leaves(cache)
         check(
             [*map(id, given)] == [*map(id, left)],
             f"{self.name}.forward writes into the cache that it was given; return what "
             "is new as entries, and leave the writing to commit",
         )
-        logits = checked.unembed(target, params, output.hidden)
+        logits = target.unembed(params, output.hidden)
         # A prompt's first token is chosen from one row of logits.
-        first = checked.unembed(target, params, output.hidden[:, 0])
+        first = target.unembed(params, output.hidden[:, 0])
         for array in (logits, first):
             check(
                 array.shape[-1] == self.vocab_size,

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax import checked
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import fill
+from eagle_jax.decoding.protocols import check_protocols
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import RecyclingDrafter
 from eagle_jax.errors import InputError
@@ -70,7 +70,7 @@ def assert_valid_target(
             reason.
     """
     try:
-        _check_static(target)
+        _check_static(target, params)
         with jax.default_matmul_precision("highest"):
             caller = Caller(target, params, vocab_size, atol)
             _check_caches(target)
@@ -82,9 +82,14 @@ def assert_valid_target(
         raise AssertionError(str(error)) from error
 
 
-def _check_static(target: Target) -> None:
-    """Checks that equal targets share their compilations."""
-    Decoder(target=target)
+def _check_static(target: Target, params: Any) -> None:
+    """Checks shapes and types, and that equal targets share their compilations."""
+    decoder, weights = Decoder(target=target), Params(target=params)
+    requests = make_requests([[0]] * ROWS, max_new_tokens=1)
+    # With two numbers of rows, no other axis is as long by chance.
+    for rows in (slice(None), slice(1)):
+        some = jax.tree.map(lambda leaf, rows=rows: leaf[rows], requests)
+        check_protocols(decoder, weights, some, num_slots=LONGEST)
     twin = copy.copy(target)
     check(
         twin == target and hash(twin) == hash(target),
@@ -96,31 +101,25 @@ def _check_static(target: Target) -> None:
 def _check_caches(target: Target) -> None:
     """Checks the leaves of caches of several sizes."""
     name = type(target).__name__
-    # With two numbers of rows, no other axis is as long by chance.
-    for batch in (ROWS, ROWS + 1):
-        sizes = (0, LONGEST, 2 * LONGEST)
-        shapes = [
-            jax.eval_shape(functools.partial(checked.init_cache, target, batch, size))
-            for size in sizes
-        ]
-        for smaller, larger in itertools.pairwise(shapes):
+    init = functools.partial(target.init_cache, ROWS)
+    sizes = (0, LONGEST, 2 * LONGEST)
+    shapes = [jax.eval_shape(functools.partial(init, size)) for size in sizes]
+    for smaller, larger in itertools.pairwise(shapes):
+        check(
+            jax.tree.structure(smaller) == jax.tree.structure(larger),
+            f"{name}.init_cache returns another pytree for another capacity: "
+            f"{jax.tree.structure(smaller)} and {jax.tree.structure(larger)}",
+        )
+        old = jax.tree_util.tree_leaves_with_path(smaller)
+        for (path, leaf), more in zip(old, jax.tree.leaves(larger), strict=True):
             check(
-                jax.tree.structure(smaller) == jax.tree.structure(larger),
-                f"{name}.init_cache returns another pytree for another capacity: "
-                f"{jax.tree.structure(smaller)} and {jax.tree.structure(larger)}",
+                leaf.dtype == more.dtype
+                and len(leaf.shape) == len(more.shape)
+                and all(x <= y for x, y in zip(leaf.shape, more.shape, strict=True)),
+                f"{name}.init_cache: {jax.tree_util.keystr(path)} has shape "
+                f"{leaf.shape} {leaf.dtype}, which does not fit into the "
+                f"{more.shape} {more.dtype} of a larger capacity",
             )
-            old = jax.tree_util.tree_leaves_with_path(smaller)
-            for (path, leaf), more in zip(old, jax.tree.leaves(larger), strict=True):
-                check(
-                    leaf.dtype == more.dtype
-                    and len(leaf.shape) == len(more.shape)
-                    and all(
-                        x <= y for x, y in zip(leaf.shape, more.shape, strict=True)
-                    ),
-                    f"{name}.init_cache: {jax.tree_util.keystr(path)} has shape "
-                    f"{leaf.shape} {leaf.dtype}, which does not fit into the "
-                    f"{more.shape} {more.dtype} of a larger capacity",
-                )
 
 
 def _check_reading(caller: Caller) -> None:

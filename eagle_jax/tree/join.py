@@ -29,7 +29,8 @@ def join(
 
     Returns:
         The tree, in level order with its padding at the end; all its nodes have the
-        value 1. And `[M, D]` int32, the node of each token, void where there is none.
+        value 1. And `[M, D]` int32, the node of each token; undefined where there is
+        none.
     """
     num_paths, depth = paths.shape
     same = (paths[:, None] == paths[None, :]) & exists[:, None] & exists[None, :]

@@ -240,10 +240,10 @@ def reject_drawn_siblings(
     if tree.draft_logits is None:
         raise ValueError("this tree's children were chosen: use reject_siblings")
 
-    def goes_on(siblings: _Siblings) -> jax.Array:
+    def cond(siblings: _Siblings) -> jax.Array:
         return siblings.untried.any() & ~siblings.is_accepted
 
-    def try_next(siblings: _Siblings) -> _Siblings:
+    def body(siblings: _Siblings) -> _Siblings:
         child = jnp.argmax(siblings.untried).astype(jnp.int32)
         chance, rest, draft_logits = reject_drawn(
             siblings.probs, siblings.draft_logits, tree.tokens[child]
@@ -263,7 +263,7 @@ def reject_drawn_siblings(
         is_accepted=jnp.array(False),
         child=jnp.zeros((), jnp.int32),
     )
-    end = jax.lax.while_loop(goes_on, try_next, start)
+    end = jax.lax.while_loop(cond, body, start)
     drawn = jnp.argmax(jnp.log(end.probs) + noise).astype(jnp.int32)
     return Step(
         is_accepted=end.is_accepted,

@@ -253,9 +253,6 @@ def test_a_prefix_of_another_size_is_refused() -> None:
     asked = make_requests([[1, 2]], max_new_tokens=1)
     prefix, _ = slots.prefill(TOYS["plain"], PARAMS, asked, num_slots=128)
     state = slots.init_decode_state(TOYS["plain"], PARAMS, batch=2, num_slots=64)
-    with pytest.raises(InputError, match=r"\.tokens of the prefix is int32 \[1, 128\]"):
-        slots.insert(prefix, state, 0)
-    state = slots.init_decode_state(TOYS["drafted"], PARAMS, batch=2, num_slots=128)
     with pytest.raises(InputError, match="make both with the same decoder"):
         slots.insert(prefix, state, 0)
 
