@@ -81,12 +81,7 @@ def decoded_rounds(
         [prompt], max_new_tokens=max_new_tokens, stop_tokens=[2], prompt_bucket=64
     )
     decoder = Decoder(target=target, drafter=drafter, acceptance="greedy")
-    state = speculative.prefill(
-        decoder,
-        params,
-        requests,
-        num_slots=256,
-    )
+    state = speculative.prefill(decoder, params, requests, num_slots=256)
     trees: list[DraftTree] = []
     accepted: list[int] = []
     while bool(state.is_running.any()):

@@ -22,9 +22,9 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.testing import ToyTarget, assert_same_tokens, assert_valid_tree
+from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import DraftTree, chain, from_paths
-from tests.drafting.toy_model import BlindToyModel, NarrowToyModel, ToyModel
+from tests.drafting.toy_model import BlindToyModel, NarrowToyModel
 from tests.helpers import make_draws, texts
 from tests.joint_distribution import (
     DRAWN_TARGET,

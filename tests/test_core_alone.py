@@ -29,13 +29,12 @@ for part in {core}:
         importlib.import_module(found.name)
 
 import jax.numpy as jnp
-from eagle_jax.testing import ToyDrafter, ToyTarget
+from eagle_jax.testing import ToyModel, ToyTarget
 
 target = ToyTarget(vocab_size=8)
 tree = eagle_jax.TreeConfig(num_nodes=4, depth=2, width=2)
-decoder = eagle_jax.Decoder(
-    target=target, drafter=ToyDrafter(target=target, tree=tree), acceptance="greedy"
-)
+drafter = eagle_jax.TreeDrafter(model=ToyModel(vocab_size=8), tree=tree)
+decoder = eagle_jax.Decoder(target=target, drafter=drafter, acceptance="greedy")
 params = eagle_jax.Params(target=(), drafter=jnp.float32(1))
 requests = eagle_jax.make_requests([[1, 2]], max_new_tokens=5)
 state = eagle_jax.generate(decoder, params, requests)

@@ -21,8 +21,8 @@ from eagle_jax.drafting import (
 from eagle_jax.drafting.calibration import UNCALIBRATED
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.methods import METHODS, Context, find_method
+from eagle_jax.testing import ToyModel
 from eagle_jax.tree import EAGLE1_TREE, RECYCLING_TREE, Topology
-from tests.drafting.toy_model import ToyModel
 from tests.helpers import refused
 
 MODEL = ToyModel(vocab_size=24, sharpness=1.0, seed=0)

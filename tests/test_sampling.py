@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from eagle_jax import sampling as sampling_module
 from eagle_jax.sampling import (
     SamplingParams,
-    choose_tokens,
     distribution,
     drafting_keys,
     draw_tokens,
@@ -186,11 +185,6 @@ def test_a_draw_is_the_largest_sum_of_what_the_filters_keep(shape: float) -> Non
     np.testing.assert_array_equal(found, expected)
 
 
-def test_min_p_of_1_keeps_the_ties_of_the_most_likely_token() -> None:
-    logits = np.array([[1.0, 3.0, 3.0, 2.9999, 3.0, -1.0]], np.float32)
-    assert kept(logits, min_p=1.0).tolist() == [[False, True, True, False, True, False]]
-
-
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "top_k": 5, "min_p": 0.1}])
 def test_next_to_temperature_0_the_most_likely_token_is_certain(
     filters: dict[str, Any],
@@ -206,14 +200,6 @@ def test_next_to_temperature_0_the_most_likely_token_is_certain(
     expected = jax.nn.one_hot(logits.argmax(axis=-1), VOCABULARY)
     found = rows(logits, sampling, sampling.any_filter)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_without_filters_logits_are_divided_and_no_more() -> None:
-    logits = random_logits(2)
-    sampling = make_draws(2, temperature=[0.5, 2.0]).sampling
-    assert not sampling.any_filter
-    expected = logits / np.array([[0.5], [2.0]], np.float32)
-    np.testing.assert_array_equal(process_logits(jnp.array(logits), sampling), expected)
 
 
 @pytest.mark.parametrize("name, value", [("top_p", 0.5), ("top_k", 1), ("min_p", 0.01)])
@@ -296,25 +282,6 @@ def test_purposes_never_share_noise() -> None:
         rows += [last]
         rows += [jax.random.gumbel(key, (VOCABULARY,)) for key in (drafting, drawn)]
     assert len({np.asarray(row).tobytes() for row in rows}) == len(rows)
-
-
-def test_the_drawn_token_has_the_largest_noisy_logit_of_those_left() -> None:
-    logits = jnp.array(random_logits(3, seed=2))
-    noise = position_noise(KEYS, POSITIONS[:, :1], MIXED, VOCABULARY)[:, 0]
-    found = draw_tokens(logits, noise, MIXED)
-    assert found.dtype == jnp.int32 and found[0] == jnp.argmax(logits[0])
-    for row in (1, 2):
-        settings: dict[str, Any] = {
-            name: getattr(MIXED, name)[row].item()
-            for name in ("temperature", "top_p", "top_k", "min_p")
-        }
-        left = judge(np.asarray(logits[row]), **settings)
-        noisy = logits[row] / MIXED.temperature[row] + noise[row]
-        assert found[row] == np.where(left, noisy, -np.inf).argmax()
-    plain = choose_tokens(MIXED, KEYS, logits, POSITIONS[:, 0], greedy=False)
-    np.testing.assert_array_equal(plain, found)
-    greedy = choose_tokens(MIXED, KEYS, logits, POSITIONS[:, 0], greedy=True)
-    np.testing.assert_array_equal(greedy, jnp.argmax(logits, axis=-1))
 
 
 def test_draws_have_the_stated_distribution() -> None:

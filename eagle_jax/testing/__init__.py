@@ -7,10 +7,10 @@ from eagle_jax.testing.asserts import (
 )
 from eagle_jax.testing.drafter_contract import assert_valid_drafter
 from eagle_jax.testing.target_contract import assert_valid_target
-from eagle_jax.testing.toys import ToyDrafter, ToyTarget, path_code, path_logits
+from eagle_jax.testing.toys import ToyModel, ToyTarget, path_code, path_logits
 
 __all__ = [
-    "ToyDrafter",
+    "ToyModel",
     "ToyTarget",
     "assert_batch_first",
     "assert_same_tokens",

@@ -1,4 +1,4 @@
-"""A target and a drafter without weights, whose logits are a function of the path.
+"""A target and a draft model without weights, whose logits are a function of the path.
 
 Whole decoding loops run with them in milliseconds, and since every path has logits
 of its own, a stale cache slot or a mask that shows a sibling changes the text.
@@ -12,10 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax import tree as trees
-from eagle_jax.config import TreeConfig
-from eagle_jax.interface import Draws, PromptChunk, TargetOutput, Verified
-from eagle_jax.sampling import SamplingParams, process_logits
+from eagle_jax.interface import PromptChunk, TargetOutput
 
 
 def path_code(tokens: jax.Array, positions: jax.Array) -> jax.Array:
@@ -141,126 +138,102 @@ class ToyTarget:
 
 
 @struct.dataclass(kw_only=True)
-class ToyDraftState:
-    """The confirmed text as one number.
+class ToyModelState:
+    """The confirmed text, its root excluded, as one number.
 
     Attributes:
-        state: `[B]` uint32, the sum of the confirmed tokens' codes.
+        total: `[B]` uint32, the sum of the confirmed tokens' codes.
         length: `[B]` int32, the number of confirmed tokens.
     """
 
-    state: jax.Array
+    total: jax.Array
     length: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ToyDrafter:
-    """A `Drafter` that knows the target's logits up to noise.
+class ToyModel:
+    """A `DraftModel` without weights; with a `ToyTarget`'s settings it is that target.
 
-    Its parameters are one number, the agreement, `[]` float32: 1 drafts with the
-    target's own logits, 0 with unrelated ones, -1 with their opposite.
+    Its parameters are `()`, or one number, the agreement, `[]` float32: 1 drafts with
+    its own logits, 0 with unrelated ones, -1 with their opposite.
 
     Attributes:
-        target: The target whose logits it imitates.
-        tree: The shape of the tree.
+        vocab_size: The number of tokens, `V`.
+        sharpness: The standard deviation of the logits.
+        seed: The model's seed: another seed is another model.
     """
 
-    target: ToyTarget
-    tree: TreeConfig
+    vocab_size: int = 8
+    sharpness: float = 2.0
+    seed: int = 0
 
-    @property
-    def depth(self) -> int:
-        """The depth of the deepest node that may be proposed, see `Drafter.depth`."""
-        return self.tree.levels
-
-    def init_state(self, batch: int, capacity: int) -> ToyDraftState:
-        """Returns the state of an empty text, see `Drafter.init_state`."""
-        del capacity
-        return ToyDraftState(
-            state=jnp.zeros(batch, jnp.uint32), length=jnp.zeros(batch, jnp.int32)
+    def init_state(self, batch: int, capacity: int, depth: int) -> ToyModelState:
+        """Returns the state of an empty text, see `DraftModel.init_state`."""
+        del capacity, depth
+        return ToyModelState(
+            total=jnp.zeros(batch, jnp.uint32), length=jnp.zeros(batch, jnp.int32)
         )
 
     def prefill_chunk(
-        self, params: Any, state: ToyDraftState, chunk: PromptChunk
-    ) -> ToyDraftState:
-        """Reads a chunk of the prompts, see `Drafter.prefill_chunk`."""
+        self, params: Any, state: ToyModelState, chunk: PromptChunk
+    ) -> ToyModelState:
+        """Reads a chunk of the prompts, see `DraftModel.prefill_chunk`."""
         del params
-        return _confirm(state, chunk.tokens, chunk.count)
-
-    def propose(
-        self, params: Any, state: ToyDraftState, root: jax.Array, draws: Draws
-    ) -> tuple[trees.DraftTree, ToyDraftState]:
-        """Returns the drafted trees and the state, see `Drafter.propose`."""
-        propose = functools.partial(
-            self._propose_row, params, draws.sampling.any_filter
-        )
-        rows = (root, state.state, state.length, draws.sampling, draws.noise)
-        return jax.vmap(propose)(*rows), state
+        return self.advance(state, chunk.tokens, chunk.features, chunk.count)
 
     def advance(
-        self, params: Any, state: ToyDraftState, verified: Verified
-    ) -> ToyDraftState:
-        """Adds the accepted tokens to the text, see `Drafter.advance`."""
-        del params
-        return _confirm(state, verified.path_tokens, verified.count)
-
-    def _propose_row(
         self,
-        agreement: jax.Array,
-        any_filter: jax.Array,
-        root: jax.Array,
-        confirmed: jax.Array,
-        length: jax.Array,
-        sampling: SamplingParams,
-        noise: jax.Array | None,
-    ) -> trees.DraftTree:
-        config = self.tree
-        if self.depth == 0:
-            return trees.root_only(root, config.num_nodes)
+        state: ToyModelState,
+        tokens: jax.Array,
+        features: jax.Array,
+        count: jax.Array,
+    ) -> ToyModelState:
+        """Adds the first `count` of some tokens to the text."""
+        del features
+        steps = jnp.arange(tokens.shape[1])
+        codes = path_code(tokens, state.length[:, None] + steps)
+        codes = jnp.where(steps < count[:, None], codes, jnp.uint32(0))
+        total = state.total + codes.sum(axis=1, dtype=jnp.uint32)
+        return ToyModelState(total=total, length=state.length + count)
 
-        def children_of(states: jax.Array, level: int) -> tuple[jax.Array, jax.Array]:
-            scores = self._logits(agreement, states)
-            if noise is not None:
-                scores = process_logits(scores, sampling, any_filter) + noise[level - 1]
-            return trees.top_children(scores, config.width)
+    def read(
+        self, params: Any, state: ToyModelState, root: jax.Array
+    ) -> tuple[jax.Array, ToyModelState]:
+        """Returns the state of the path to the root, and of the text before it."""
+        del params
+        return (state.total + path_code(root, state.length))[:, None], state
 
-        states = confirmed + path_code(root, length)
-        children = children_of(states, 1)
-        candidates, frontier = trees.first_level(*children, depth=self.depth)
-        states = states[None]
-        for level in range(2, self.depth + 1):
-            codes = path_code(frontier.tokens, length + level - 1)
-            states = states[frontier.parents] + codes
-            children = children_of(states, level)
-            candidates, frontier = trees.expand(
-                candidates, frontier, *children, level=level, rank_by=config.rank_by
-            )
-        return trees.rerank(
-            candidates,
-            root,
-            num_nodes=config.num_nodes,
-            rank_by=config.rank_by,
-            use_rerank=config.rerank,
-        )
+    def step(
+        self,
+        params: Any,
+        state: ToyModelState,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        """Returns the states of the paths to some nodes, see `DraftModel.step`."""
+        del params, visible, earlier
+        positions = state.length[:, None] + jnp.full_like(tokens, level)
+        return above + path_code(tokens, positions)[..., None], ()
 
-    def _logits(self, agreement: jax.Array, states: jax.Array) -> jax.Array:
-        target = self.target
+    def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
+        """Returns the logits after paths, see `DraftModel.logits`."""
+        del level
         logits = functools.partial(
             path_logits,
-            states,
-            vocab_size=target.vocab_size,
-            sharpness=target.sharpness,
+            outputs[..., 0],
+            vocab_size=self.vocab_size,
+            sharpness=self.sharpness,
         )
-        noise = (1 - jnp.abs(agreement)) * logits(seed=target.seed + 1)
-        return agreement * logits(seed=target.seed) + noise
+        own = logits(seed=self.seed)
+        if isinstance(params, tuple):
+            return own
+        return params * own + (1 - jnp.abs(params)) * logits(seed=self.seed + 1)
 
-
-def _confirm(
-    state: ToyDraftState, tokens: jax.Array, count: jax.Array
-) -> ToyDraftState:
-    """Adds the first `count` (`[B]`) of the tokens (`[B, W]` int32) to the text."""
-    offsets = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-    codes = path_code(tokens, state.length[:, None] + offsets)
-    is_new = offsets < count[:, None]
-    total = jnp.where(is_new, codes, jnp.uint32(0)).sum(axis=1, dtype=jnp.uint32)
-    return ToyDraftState(state=state.state + total, length=state.length + count)
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        """Returns the choices: the model knows every token."""
+        del params
+        return choices

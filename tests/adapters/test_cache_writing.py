@@ -15,12 +15,12 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, growth, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.sampling import choose_tokens
 from eagle_jax.testing import (
-    ToyDrafter,
-    ToyTarget,
+    ToyModel,
     assert_batch_first,
     assert_same_tokens,
     path_code,
@@ -69,8 +69,8 @@ def project(params: Any, hidden: jax.Array) -> jax.Array:
 
 TARGET = CacheWritingTarget(apply=apply, project=project, empty=empty, tail=10)
 WEIGHTS = {"sharpness": jnp.float32(2.0)}
-DRAFTER = ToyDrafter(
-    target=ToyTarget(vocab_size=VOCABULARY),
+DRAFTER = TreeDrafter(
+    model=ToyModel(vocab_size=VOCABULARY),
     tree=TreeConfig(num_nodes=10, depth=3, width=3),
 )
 PARAMS = Params(target=WEIGHTS, drafter=jnp.float32(0.7))

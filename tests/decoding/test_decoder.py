@@ -3,6 +3,7 @@
 """What a decoder refuses before anything is compiled."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,14 +15,15 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.interface import Params, TargetOutput
-from eagle_jax.testing import ToyDrafter, ToyTarget
-from eagle_jax.testing.toys import ToyCache
-from eagle_jax.tree import DraftTree
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.interface import Params
+from eagle_jax.testing import ToyModel, ToyTarget
 from tests.helpers import refused
 
 TARGET = ToyTarget(vocab_size=8)
-DRAFTER = ToyDrafter(target=TARGET, tree=TreeConfig(num_nodes=4, depth=2, width=2))
+DRAFTER = TreeDrafter(
+    model=ToyModel(vocab_size=8), tree=TreeConfig(num_nodes=4, depth=2, width=2)
+)
 PARAMS = Params(target=(), drafter=jnp.float32(1))
 
 
@@ -30,12 +32,6 @@ def test_equal_decoders_are_one_static_argument() -> None:
     assert first == Decoder(target=ToyTarget(vocab_size=8), drafter=DRAFTER)
     assert hash(first) == hash(Decoder(target=TARGET, drafter=DRAFTER))
     assert first != Decoder(target=TARGET, drafter=DRAFTER, acceptance="greedy")
-
-
-def test_a_class_in_the_place_of_an_instance_is_refused() -> None:
-    wrong: Any = ToyDrafter
-    message = refused(lambda: Decoder(target=TARGET, drafter=wrong))
-    assert message == "drafter is the class ToyDrafter; give an instance of it"
 
 
 @dataclasses.dataclass
@@ -48,55 +44,39 @@ class Weighted(ToyTarget):
     weights: Any = None
 
 
+def make(**parts: Any) -> Decoder:
+    return Decoder(**{"target": TARGET, **parts})
+
+
+ONE = make_requests([[1]], max_new_tokens=1)
+HOT = make_requests([[1], [2]], max_new_tokens=1, temperature=[0.0, 0.5])
+
+
 @pytest.mark.parametrize(
-    ("target", "named"),
+    ("act", "named"),
     [
         (
-            Mutable(),
-            "target is a Mutable that has no hash (unhashable type: 'Mutable')",
+            lambda: make(drafter=TreeDrafter),
+            "drafter is the class TreeDrafter; give an",
+        ),
+        (lambda: make(target=Mutable()), "a Mutable that has no hash (unhashable type"),
+        (lambda: make(target=Weighted(weights=[1])), "(unhashable type: 'list'); make"),
+        (
+            lambda: make(acceptance="couple"),
+            "'couple' is no acceptance rule; there are",
         ),
         (
-            Weighted(weights=[1]),
-            "a Weighted that has no hash (unhashable type: 'list')",
+            lambda: speculative.generate(make(), {"weights": 1}, ONE),
+            "params is a dict; give Params(target=..., drafter=...)",
+        ),
+        (
+            lambda: autoregressive.generate(make(acceptance="greedy"), PARAMS, HOT),
+            "acceptance = 'greedy' takes the argmax, but temperature = 0.5",
         ),
     ],
 )
-def test_a_target_without_a_hash_is_refused(target: Any, named: str) -> None:
-    refused(
-        lambda: Decoder(target=target),
-        *(named, "frozen=True", "arrays belong into Params"),
-    )
-
-
-def test_a_misspelt_rule_is_refused_with_those_that_there_are() -> None:
-    wrong: Any = "couple"
-    refused(
-        lambda: Decoder(target=TARGET, acceptance=wrong),
-        *("'couple'", "'greedy'", "'coupled'", "'rejection'"),
-    )
-
-
-@pytest.mark.parametrize("library", [speculative, autoregressive])
-def test_parameters_of_one_model_alone_are_refused(library) -> None:
-    requests = make_requests([[1]], max_new_tokens=1)
-    decoder = Decoder(target=TARGET, drafter=DRAFTER)
-    refused(
-        lambda: library.generate(decoder, {"weights": 1}, requests),
-        "params is a dict",
-        "Params(target=..., drafter=...)",
-    )
-
-
-@pytest.mark.parametrize("library", [speculative, autoregressive])
-def test_greedy_acceptance_of_sampled_rows_is_refused(library) -> None:
-    requests = make_requests([[1], [2]], max_new_tokens=1, temperature=[0.0, 0.5])
-    decoder = Decoder(target=TARGET, drafter=DRAFTER, acceptance="greedy")
-    refused(
-        lambda: library.generate(decoder, PARAMS, requests),
-        "acceptance = 'greedy'",
-        "temperature = 0.5",
-        "'coupled'",
-    )
+def test_what_would_fail_later_is_refused(act: Callable[[], Any], named: str) -> None:
+    refused(act, named)
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection", "typical"])
@@ -112,127 +92,73 @@ def test_rounds_without_a_drafter_are_steps_of_plain_decoding(rule: Any) -> None
     np.testing.assert_array_equal(found.num_rounds, expected.num_rounds)
 
 
-class OneFeature(ToyTarget):
-    def forward(self, *arguments: Any, **named: Any) -> TargetOutput:
-        output = super().forward(*arguments, **named)
-        return dataclasses.replace(output, features=output.features[:, 0])
-
-
-class OneHidden(ToyTarget):
-    def forward(self, *arguments: Any, **named: Any) -> TargetOutput:
-        output = super().forward(*arguments, **named)
-        return dataclasses.replace(output, hidden=output.hidden[:, :1])
-
-
-class NoVocabulary(ToyTarget):
-    def unembed(self, *arguments: Any, **named: Any) -> jax.Array:
-        return super().unembed(*arguments, **named).max(axis=-1)
-
-
-class HalfLogits(ToyTarget):
-    def unembed(self, *arguments: Any, **named: Any) -> jax.Array:
-        return super().unembed(*arguments, **named).astype(jnp.bfloat16)
-
-
-class ShrinkingCache(ToyTarget):
-    def commit(self, *arguments: Any, **named: Any) -> ToyCache:
-        cache = super().commit(*arguments, **named)
-        return dataclasses.replace(cache, codes=cache.codes[:, 1:])
-
-
-class AnotherCache(ToyTarget):
-    def commit(self, *arguments: Any, **named: Any) -> Any:
-        return {"cache": super().commit(*arguments, **named)}
-
-
-class Pairs(ToyTarget):
-    def forward(self, *arguments: Any, **named: Any) -> Any:
-        output = super().forward(*arguments, **named)
-        return output.hidden, output.entries
-
-
-class SlotsFirst(ToyTarget):
-    def init_cache(self, batch: int, capacity: int) -> ToyCache:
-        cache = super().init_cache(batch, capacity)
-        return dataclasses.replace(cache, codes=cache.codes.T)
-
-
-@pytest.mark.parametrize("library", [speculative, autoregressive])
-@pytest.mark.parametrize(
-    ("target", "named"),
-    [
-        (
-            OneFeature(),
-            ("OneFeature.forward", "features of shape [1, 1]", ", any]"),
-        ),
-        (OneHidden(), ("OneHidden.forward", "hidden of shape [1, 1, 1]")),
-        (NoVocabulary(), ("NoVocabulary.unembed", "logits of shape [1]", "[1, any]")),
-        (HalfLogits(), ("HalfLogits.unembed", "[1, 8] bfloat16", "float32")),
-        (
-            ShrinkingCache(),
-            ("ShrinkingCache.commit returns .codes", "it changes no shape"),
-        ),
-        (AnotherCache(), ("AnotherCache.commit returns the pytree", "ToyCache")),
-        (Pairs(), ("Pairs.forward returns a tuple", "TargetOutput(hidden=")),
-        (
-            SlotsFirst(),
-            ("SlotsFirst.init_cache returns .codes of shape [", "the batch of 1"),
-        ),
-    ],
-)
-def test_a_target_that_breaks_the_protocol_is_named(library, target, named) -> None:
-    requests = make_requests([[1, 2]], max_new_tokens=1)
-    decoder = Decoder(target=target, drafter=DRAFTER)
-    refused(lambda: library.generate(decoder, PARAMS, requests), *named)
-
-
-class LongValues(ToyDrafter):
-    def propose(self, *arguments: Any, **named: Any) -> tuple[DraftTree, Any]:
-        tree, state = super().propose(*arguments, **named)
-        longer = jnp.pad(tree.log_values, ((0, 0), (0, 1)))
-        return dataclasses.replace(tree, log_values=longer), state
-
-
-class FewerAfterPrefill(ToyDrafter):
-    def prefill_chunk(self, *arguments: Any, **named: Any) -> Any:
-        return super().prefill_chunk(*arguments, **named).length
-
-
-class LongerAfterRound(ToyDrafter):
-    def advance(self, *arguments: Any, **named: Any) -> Any:
-        state = super().advance(*arguments, **named)
-        return dataclasses.replace(state, length=state.length[:, None])
-
-
-class OneForAll(ToyDrafter):
-    def init_state(self, batch: int, capacity: int) -> Any:
-        state = super().init_state(batch, capacity)
-        return dataclasses.replace(state, length=state.length[0])
+def replaced(**changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that changes fields of what it is given."""
+    return lambda x: dataclasses.replace(
+        x, **{name: change(getattr(x, name)) for name, change in changes.items()}
+    )
 
 
 @pytest.mark.parametrize(
-    ("drafter", "named"),
+    ("method", "change", "named"),
     [
-        (FewerAfterPrefill, ("FewerAfterPrefill.prefill_chunk returns the pytree",)),
-        (
-            LongerAfterRound,
-            ("LongerAfterRound.advance returns .length of shape [1, 1]", "given [1]"),
-        ),
-        (OneForAll, ("OneForAll.init_state returns .length of shape []", "batch of 1")),
+        ("init_cache", replaced(codes=jnp.transpose), ".codes of shape [64, 1] uint32"),
+        ("init_cache", replaced(codes=jnp.transpose), "must return [1, 1] uint32"),
+        ("forward", replaced(features=lambda x: x[:, 0]), "features of shape [1, 1]"),
+        ("forward", replaced(hidden=lambda x: x[:, :1]), "hidden of shape [1, 1, 1]"),
+        ("forward", replaced(hidden=lambda x: x[:, :1]), "[1, 16, any] uint32"),
+        ("forward", lambda output: (output.hidden, 0), "a tuple, but must return"),
+        ("unembed", lambda logits: logits.max(axis=-1), "logits of shape [1] float32"),
+        ("unembed", lambda x: x.astype(jnp.bfloat16), "[1, 8] bfloat16, but must"),
+        ("commit", replaced(codes=lambda x: x[:, 1:]), "must return [1, 64] uint32"),
+        ("commit", lambda cache: {"cache": cache}, "the pytree PyTreeDef({'cache'"),
     ],
 )
-def test_a_drafter_whose_state_does_not_fit_is_named(drafter: Any, named: Any) -> None:
-    requests = make_requests([[1, 2]], max_new_tokens=2)
-    decoder = Decoder(target=TARGET, drafter=drafter(target=TARGET, tree=DRAFTER.tree))
-    refused(lambda: speculative.generate(decoder, PARAMS, requests), *named)
+def test_a_target_that_breaks_the_protocol_is_named(
+    method: str, change: Callable[[Any], Any], named: str
+) -> None:
+    refused_broken(TARGET, method, change, named)
 
 
-def test_a_drafter_whose_tree_does_not_fit_together_is_named() -> None:
+@pytest.mark.parametrize(
+    ("method", "change", "named"),
+    [
+        ("init_state", replaced(length=lambda x: x[0]), ".length of shape [] int32"),
+        ("prefill_chunk", lambda state: state.length, "returns the pytree"),
+        ("advance", replaced(length=lambda x: x[:, None]), "must return [1] int32"),
+        (
+            "propose",
+            lambda both: (replaced(log_values=lambda x: x[:, 1:])(both[0]), both[1]),
+            "log_values of shape [1, 3] float32, but must return [1, 4] float32",
+        ),
+    ],
+)
+def test_a_drafter_that_breaks_the_protocol_is_named(
+    method: str, change: Callable[[Any], Any], named: str
+) -> None:
+    refused_broken(DRAFTER, method, change, named)
+
+
+def refused_broken(
+    model: Any, method: str, change: Callable[[Any], Any], named: str
+) -> None:
+    """Refuses a model whose method returns something changed, and names it."""
+
+    def changed(self: Any, *arguments: Any) -> Any:
+        return change(getattr(type(model), method)(self, *arguments))
+
+    fields = {
+        field.name: getattr(model, field.name) for field in dataclasses.fields(model)
+    }
+    broken = type("Broken", (type(model),), {method: changed})(**fields)
+    is_target = model is TARGET
+    decoder = Decoder(
+        target=broken if is_target else TARGET,
+        drafter=DRAFTER if is_target else broken,
+    )
     requests = make_requests([[1, 2]], max_new_tokens=2)
-    drafter = LongValues(target=TARGET, tree=DRAFTER.tree)
     refused(
-        lambda: speculative.generate(
-            Decoder(target=TARGET, drafter=drafter), PARAMS, requests
-        ),
-        *("LongValues.propose", "log_values of shape [1, 5]", "[1, 4]"),
+        lambda: speculative.generate(decoder, PARAMS, requests),
+        f"Broken.{method}",
+        named,
     )

@@ -1,8 +1,6 @@
 """Caches that grow, and prompts read in chunks, change no token."""
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,7 +30,6 @@ from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.tree import chain, from_paths
 from tests import tiny
-from tests.conftest import Main
 from tests.helpers import texts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -166,23 +163,6 @@ def test_plain_decoding_grows_its_cache_only_when_it_must(
     assert early.tokens.shape[1] == 64
     length = int(early.lengths[0])
     assert early.tokens[0, :length].tolist() == plain.tokens[0, :length].tolist()
-
-
-def test_the_command_lets_caches_grow(
-    monkeypatch: pytest.MonkeyPatch, main: Main, tiny_pair: Path, tmp_path: Path
-) -> None:
-    folders = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
-    tree = ["--num-nodes", "3", "--depth", "1", "--width", "2"]
-    common = [*folders, *tree, "--max-new-tokens", "100", "--ignore-eos"]
-
-    def decoded(*flags: str) -> object:
-        file = tmp_path / "run.json"
-        assert main([*common, *flags, "--json", str(file)]) == 0
-        return json.loads(file.read_text())["runs"]
-
-    fixed = decoded()
-    monkeypatch.setattr(growth, "FIRST_LENGTH", 16)
-    assert decoded("--mesh", "data=1") == fixed
 
 
 @pytest.mark.parametrize(

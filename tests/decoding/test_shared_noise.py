@@ -20,14 +20,14 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import Calibration, Confidence, TreeDrafter
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import (
-    ToyDrafter,
+    ToyModel,
     ToyTarget,
     assert_same_tokens,
     assert_valid_tree,
 )
 from eagle_jax.testing.toys import path_code
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
-from tests.drafting.toy_model import NarrowToyModel, ToyModel
+from tests.drafting.toy_model import NarrowToyModel
 from tests.helpers import make_draws, texts
 from tests.joint_distribution import DRAWN_TARGET, check_drawn_texts
 
@@ -56,9 +56,8 @@ DRAFTERS: dict[str, Drafter] = {
     "fewer tokens": TreeDrafter(model=NARROW, tree=DYNAMIC),
     "calibrated": TreeDrafter(model=NEAR, tree=DYNAMIC, calibration=CALIBRATED),
     "noise not shared": TreeDrafter(model=NEAR, tree=DYNAMIC, shares_noise=False),
-    "toy": ToyDrafter(target=TARGET, tree=DYNAMIC),
 }
-PARAMS = Params(target=(), drafter=jnp.float32(0.7))  # Read by the toy alone.
+PARAMS = Params(target=())
 
 FILTERS: list[dict[str, Any]] = [
     {},
@@ -196,7 +195,7 @@ def test_the_targets_own_model_is_accepted_to_the_full_depth(batch: int) -> None
         assert (state.accept_lengths[:, :5] == 4).all()
 
 
-@pytest.mark.parametrize("name", ["calibrated", "static", "toy"])
+@pytest.mark.parametrize("name", ["calibrated", "static", "dynamic"])
 def test_rows_of_temperature_0_draft_as_a_greedy_batch_does(name: str) -> None:
     """Beside rows of other temperatures, too."""
     drafter, rows = DRAFTERS[name], BATCHES[0]
@@ -225,12 +224,7 @@ def drafted(
 ) -> Iterator[DraftTree]:
     """The trees of three rounds."""
     decoder = Decoder(target=TARGET, drafter=drafter, acceptance=rule)
-    state = speculative.prefill(
-        decoder,
-        PARAMS,
-        requests,
-        num_slots=64,
-    )
+    state = speculative.prefill(decoder, PARAMS, requests, num_slots=64)
     for _ in range(3):
         state, done = speculative.decode_round(decoder, PARAMS, state)
         yield jax.device_get(done.tree)

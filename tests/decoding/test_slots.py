@@ -1,6 +1,7 @@
 """Texts that enter and leave a running batch are those that they are alone."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,10 +18,9 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.slots import Result
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import LookupDrafter, SmallModel, SwitchDrafter, TreeDrafter
-from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import (
-    ToyDrafter,
+    ToyModel,
     ToyTarget,
     assert_batch_first,
     assert_same_tokens,
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 TOY = ToyTarget()
 TREE = TreeConfig(num_nodes=8, depth=2, width=3)
 TOYS = {
-    "drafted": Decoder(target=TOY, drafter=ToyDrafter(target=TOY, tree=TREE)),
+    "drafted": Decoder(target=TOY, drafter=TreeDrafter(model=ToyModel(), tree=TREE)),
     "plain": Decoder(target=TOY),
 }
 PARAMS = Params(target=(), drafter=jnp.float32(0.7))
@@ -135,17 +135,6 @@ def test_a_call_ends_with_the_first_text_that_does() -> None:
     assert int(state.stop_reason[1]) == StopReason.FREE
 
 
-def test_a_result_is_small_and_states_keep_the_batch_first() -> None:
-    decoder = TOYS["drafted"]
-    state = slots.init_decode_state(decoder, PARAMS, batch=3, num_slots=64)
-    assert_batch_first(state, 3)
-    shapes = jax.eval_shape(
-        lambda state: slots.generate(decoder, PARAMS, state, rounds=5)[1], state
-    )
-    assert shapes.tokens.shape == (3, 5 * 3)
-    assert shapes.accept_lengths.shape == (3, 5)
-
-
 def test_nothing_stands_after_a_count_in_a_full_row_either() -> None:
     state = slots.init_decode_state(TOYS["plain"], PARAMS, batch=1, num_slots=64)
     full = dataclasses.replace(
@@ -240,83 +229,63 @@ def assert_same_state(one: DecodeState, other: DecodeState) -> None:
     jax.tree_util.tree_map_with_path(compare, one, other)
 
 
-def test_prompts_of_no_whole_chunks_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
-    asked = make_requests([[1, 2]], max_new_tokens=1, prompt_bucket=12)
-    with pytest.raises(InputError, match="padded to 12 tokens are no whole chunks"):
-        slots.start_prefill(TOYS["plain"], PARAMS, asked, num_slots=64)
+PLAIN = TOYS["plain"]
 
 
-def test_a_prefix_of_another_size_is_refused() -> None:
-    asked = make_requests([[1, 2]], max_new_tokens=1)
-    prefix, _ = slots.prefill(TOYS["plain"], PARAMS, asked, num_slots=128)
-    state = slots.init_decode_state(TOYS["plain"], PARAMS, batch=2, num_slots=64)
-    with pytest.raises(InputError, match="make both with the same decoder"):
-        slots.insert(prefix, state, 0)
+def begun(length: int = 2, num_slots: int = 64) -> DecodeState:
+    asked = make_requests([[1] * length], max_new_tokens=9)
+    return slots.prefill(PLAIN, PARAMS, asked, num_slots=num_slots)[0]
 
 
-@pytest.mark.parametrize("begin", [slots.prefill, slots.start_prefill])
-def test_a_prompt_that_no_row_can_hold_is_refused(begin: Any) -> None:
-    asked = make_requests([[1] * 65], max_new_tokens=1)
-    with pytest.raises(InputError, match="128 tokens do not fit into num_slots = 64"):
-        begin(TOYS["plain"], PARAMS, asked, num_slots=64)
+def free_rows() -> DecodeState:
+    return slots.init_decode_state(PLAIN, PARAMS, batch=2, num_slots=64)
 
 
-def test_a_greedy_decoder_refuses_a_temperature() -> None:
-    asked = make_requests([[1, 2]], max_new_tokens=1, temperature=1.0)
-    greedy = Decoder(target=TOY, acceptance="greedy")
-    for begin in (slots.prefill, slots.start_prefill):
-        refused(
-            lambda begin=begin: begin(greedy, PARAMS, asked, num_slots=64),
-            "acceptance = 'greedy' takes the argmax, but temperature = 1",
-        )
+def start(length: int = 2, rule: Any = "coupled", **settings: Any) -> Any:
+    decoder = Decoder(target=TOY, acceptance=rule)
+    asked = make_requests([[1] * length], max_new_tokens=1, **settings)
+    return slots.start_prefill(decoder, PARAMS, asked, num_slots=64)
 
 
-def test_a_row_that_a_state_does_not_have_is_refused() -> None:
-    asked = make_requests([[1, 2]], max_new_tokens=9)
-    prefix, _ = slots.prefill(TOYS["plain"], PARAMS, asked, num_slots=64)
-    state = slots.init_decode_state(TOYS["plain"], PARAMS, batch=2, num_slots=64)
-    for slot in (-1, 2, jnp.int32(7)):
-        named = f"slot = {slot} is no row; the state has rows 0 to 1"
-        refused(lambda slot=slot: slots.insert(prefix, state, slot), named)
-        refused(lambda slot=slot: slots.free(state, slot), named)
-    refused(lambda: slots.insert(prefix, state, 0, 1), "row = 1 is no row", "0 to 0")
-    slots.insert(prefix, state, jnp.int32(1))
-
-
-def test_a_row_without_room_for_a_round_is_refused() -> None:
-    """Though a state may grow until then."""
-    decoder = TOYS["drafted"]
-    asked = make_requests([[1] * 63], max_new_tokens=9)
-    prefix, _ = slots.prefill(decoder, PARAMS, asked, num_slots=64)
-    refused(
-        lambda: slots.generate(decoder, PARAMS, prefix),
-        "no room for a round in its 64 slots",
-        "`growth.grow`",
-    )
-    state = grow(decoder, prefix, num_slots=128)
-    refused(
-        lambda: slots.generate(decoder, PARAMS, state, rounds=0),
-        "rounds = 0 must be at least 1",
-    )
-    _, result = slots.generate(decoder, PARAMS, state, rounds=9)
-    assert result.is_finished.tolist() == [True]
-
-
-@pytest.mark.parametrize("num_chunks", [1, 3])
-def test_a_prompt_that_is_not_read_to_its_end_is_refused(
-    monkeypatch: pytest.MonkeyPatch, num_chunks: int
-) -> None:
-    monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
-    decoder = Decoder(target=ToyTarget(), acceptance="rejection")
-    asked = make_requests([[1] * 9], max_new_tokens=1)
-    prefix = slots.start_prefill(decoder, PARAMS, asked, num_slots=64)
+def finish_after(num_chunks: int) -> None:
+    # A rule that no other test has: programs are kept by decoder.
+    decoder, prefix = Decoder(target=TOY, acceptance="rejection"), start(9, "rejection")
     for _ in range(num_chunks):
         prefix = slots.prefill_chunk(decoder, PARAMS, prefix)
-    refused(
-        lambda: slots.finish_prefill(decoder, PARAMS, prefix, num_slots=64),
-        f"{8 * num_chunks} tokens were read of a prompt of 9",
-        "`num_chunks`",
-    )
+    slots.finish_prefill(decoder, PARAMS, prefix, num_slots=64)
+
+
+@pytest.mark.parametrize(
+    ("act", "named"),
+    [
+        (lambda: start(65), "padded to 128 tokens do not fit into num_slots = 64"),
+        (lambda: start(prompt_bucket=12), "padded to 12 tokens are no whole chunks"),
+        (lambda: start(rule="greedy", temperature=1.0), "argmax, but temperature = 1"),
+        (lambda: finish_after(1), "8 tokens were read of a prompt of 9; call `prefill"),
+        (lambda: finish_after(3), "24 tokens were read of a prompt of 9; call `prefi"),
+        (
+            lambda: slots.insert(begun(num_slots=128), free_rows(), 0),
+            "the prefix does not fit into the state; make both with the same decoder",
+        ),
+        (
+            lambda: slots.insert(begun(), free_rows(), -1),
+            "slot = -1 is no row; the state has rows 0 to 1",
+        ),
+        (lambda: slots.insert(begun(), free_rows(), 0, 1), "row = 1 is no row; the st"),
+        (lambda: slots.free(free_rows(), jnp.int32(7)), "slot = 7 is no row; the sta"),
+        (
+            lambda: slots.generate(PLAIN, PARAMS, begun(), rounds=0),
+            "rounds = 0 must be at least 1",
+        ),
+        (
+            lambda: slots.generate(TOYS["drafted"], PARAMS, begun(63)),
+            "no room for a round in its 64 slots; give the state more with `grow",
+        ),
+    ],
+)
+def test_what_would_go_wrong_silently_is_refused(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], named: str
+) -> None:
+    if "chunk" in named or "were read" in named:
+        monkeypatch.setattr(reading, "PREFILL_CHUNK", 8)
+    refused(act, named)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
+from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.models.rope import RopeConfig
@@ -58,19 +58,6 @@ def test_a_rows_text_depends_on_the_row_alone() -> None:
         [in_batch[1], beside_finished[1], reordered[2], more_padding[0]], [alone] * 4
     )
     assert len(set(alone)) > 5  # A text that varies, so that equality says something.
-
-
-def test_one_node_needs_no_head() -> None:
-    target, drafter, params = make_pair(num_nodes=1)
-    requests = make_requests([[1, 2], [3]], max_new_tokens=12)
-    headless = dataclasses.replace(params, drafter=())
-    state = speculative.generate(
-        Decoder(target=target, drafter=drafter, acceptance="greedy"), headless, requests
-    )
-    plain = autoregressive.generate(
-        Decoder(target=target, acceptance="greedy"), params, requests
-    )
-    assert_same_tokens(texts(requests, state), texts(requests, plain))
 
 
 @pytest.mark.parametrize(

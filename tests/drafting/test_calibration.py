@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
+from eagle_jax.drafting.calibration import Confidence
 from tests.helpers import refused
 
 LOGS = jnp.array([[-0.1, -1.0, -jnp.inf], [0.0, -3.0, -4.0]])
@@ -22,26 +21,6 @@ def test_deeper_levels_and_higher_ranks_take_the_last_entry(
 ) -> None:
     confidence = Confidence(exponents=((0.5,), (2.0, 3.0)))
     np.testing.assert_allclose(confidence.factors(3, level=level), factors)
-
-
-def test_a_calibration_is_a_static_setting() -> None:
-    @jax.jit
-    def apply(logs: jax.Array) -> jax.Array:
-        return logs * calibration.greedy.factors(3, level=1)
-
-    calibration = Calibration(greedy=Confidence(exponents=((2.0,),)))
-    np.testing.assert_allclose(apply(LOGS), LOGS * 2)
-    same = Calibration(greedy=Confidence(exponents=((2.0,),)))
-    assert hash(calibration) == hash(same)
-    assert calibration == same != UNCALIBRATED
-
-
-def test_without_a_calibration_confidences_are_as_they_are() -> None:
-    for confidence in (UNCALIBRATED.greedy, UNCALIBRATED.sampled):
-        assert confidence.is_plain
-        np.testing.assert_array_equal(confidence.factors(3, level=2), 1.0)
-    assert UNCALIBRATED.greedy.kappa == 1
-    assert not Confidence(exponents=((1.0,), (1.0, 2.0))).is_plain
 
 
 @pytest.mark.parametrize(

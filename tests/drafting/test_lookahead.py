@@ -15,7 +15,7 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import LookaheadDrafter, LookaheadState
 from eagle_jax.interface import Params
 from eagle_jax.testing import ToyTarget, assert_valid_tree
-from tests.helpers import make_draws, refused, whole_prompts
+from tests.helpers import refused, whole_prompts
 from tests.stories import Stories
 
 Rows = list[list[int]]
@@ -234,23 +234,6 @@ def test_the_first_row_is_the_prompts_alone() -> None:
     together = first_rows([0, 1, 2], [3, 5, 1])
     assert together == [*first_rows([0], [3]), *first_rows([1], [5]), [6] * 13]
     assert set(together[0]) == {7, 8, 9} and set(together[1]) == {1, 2, 3, 4, 5}
-
-
-def test_equal_beginnings_of_window_and_ngrams_are_one_node() -> None:
-    drafter = LookaheadDrafter(vocab_size=9, level=3, window=2, guesses=2)
-    empty = drafter.init_state(1, 64)
-    state = LookaheadState(
-        window=jnp.array([[[0, 4, 0], [4, 5, 0]]]),
-        filled=jnp.array([2]),
-        newest=empty.newest,
-        pool=empty.pool.at[0, 1].set(jnp.array([4, 6, 4, 5])),
-    )
-    tree, state = drafter.propose((), state, jnp.array([1]), make_draws(1))
-    one = jax.tree.map(lambda x: x[0], tree)
-    assert_valid_tree(one)
-    assert one.tokens.tolist() == [1, 4, 5, 6, 0, 0, 0, 0]
-    assert one.parents.tolist() == [-1, 0, 1, 1, -1, -1, -1, -1]
-    assert state.newest[0, :2].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from eagle_jax.testing import ToyTarget, assert_valid_tree
 from eagle_jax.tree import RECYCLING_TREE, DraftTree, Topology, chain, from_paths
 from tests import tiny
 from tests.helpers import refused
-from tests.stories import Stories
 
 Matrix = dict[int, list[int]]
 
@@ -117,19 +116,6 @@ def test_matrices_are_the_judges_after_a_hundred_rounds(
     )
     rounds = 100 if vocab_size > 1 else 50  # One token is always accepted.
     follow(Decoder(target=target, drafter=drafter), Params(target=()), requests, rounds)
-
-
-def test_a_story_fills_the_matrix_as_the_judge_does(stories: Stories) -> None:
-    vocab_size = stories.target.config.vocab_size
-    requests = make_requests(
-        stories.openings[:2],
-        max_new_tokens=[400, 30],
-        temperature=[0.0, 1.0],
-        seeds=[0, 1],
-    )
-    drafter = RecyclingDrafter(vocab_size=vocab_size)
-    decoder = Decoder(target=stories.target, drafter=drafter)
-    follow(decoder, Params(target=stories.target_params), requests, 100)
 
 
 def test_of_nodes_with_one_token_the_last_real_one_teaches() -> None:

@@ -14,9 +14,9 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.interface import Params
-from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from eagle_jax.testing import ToyModel, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, Topology, chain, from_paths
-from tests.drafting.toy_model import BlindToyModel, NarrowToyModel, ToyModel
+from tests.drafting.toy_model import BlindToyModel, NarrowToyModel
 from tests.helpers import make_draws, refused, texts
 from tests.joint_distribution import DRAWN_TARGET as TARGET
 from tests.joint_distribution import check_drawn_texts
@@ -106,32 +106,6 @@ def test_a_cold_row_beside_sampled_ones_takes_the_most_likely_tokens() -> None:
     assert found[1] != expected[1]
 
 
-@pytest.mark.parametrize("tree", [BUSH, chain(3)])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("batch", [1, 4])
-def test_coupled_text_is_plain_decodings_whatever_is_drawn(
-    tree: Topology, temperature: float, batch: int
-) -> None:
-    requests = make_requests(
-        [[1, 2], [3], [0, 0, 1], [2]][:batch],
-        max_new_tokens=[30, 1, 17, 29][:batch],
-        temperature=temperature,
-        seeds=range(batch),
-    )
-    rule = "coupled" if temperature else "greedy"
-    state = speculative.generate(
-        Decoder(target=TARGET, drafter=sampled(OTHER, tree), acceptance=rule),
-        PARAMS,
-        requests,
-    )
-    plain = autoregressive.generate(
-        Decoder(target=TARGET, acceptance="greedy" if not temperature else "coupled"),
-        Params(target=()),
-        requests,
-    )
-    assert_same_tokens(texts(requests, state), texts(requests, plain))
-
-
 def proposed(
     tree: Topology, rows: int, model: ToyModel = OTHER, **sampling: Any
 ) -> Any:
@@ -186,21 +160,6 @@ def test_nodes_of_one_output_have_children_of_one_distribution(sampled: bool) ->
     assert found.tokens[:, 3:5].tolist() == found.tokens[:, 5:7].tolist()
     steps = np.diff(found.log_values[0, jnp.array([[1, 3], [2, 5]])], axis=1)
     np.testing.assert_allclose(steps[0], steps[1], rtol=1e-5)
-
-
-def test_a_dynamic_tree_grows_from_one_output_per_level() -> None:
-    drafter = TreeDrafter(model=BLIND, tree=TreeConfig(num_nodes=9, depth=3, width=3))
-    state, root = drafter.init_state(1, 64), jnp.zeros(1, jnp.int32)
-    found, _ = drafter.propose((), state, root, make_draws(1, temperature=0.0))
-    tree = jax.tree.map(lambda x: x[0], found)
-    assert_valid_tree(tree)
-    by_depth: dict[int, set[int]] = collections.defaultdict(set)
-    depth = [0] * 9
-    for node in range(1, 9):
-        depth[node] = depth[int(tree.parents[node])] + 1
-        by_depth[depth[node]].add(int(tree.tokens[node]))
-    # Every node of a level has the same three children.
-    assert all(len(tokens) <= 3 for tokens in by_depth.values())
 
 
 @pytest.mark.parametrize("tree", [BUSH, chain(3)])

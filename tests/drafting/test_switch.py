@@ -17,10 +17,9 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import EagleHead, LookupDrafter, SwitchDrafter, TreeDrafter
 from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.testing import ToyTarget, assert_same_tokens
+from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens
 from eagle_jax.tree import EAGLE1_TREE, DraftTree
 from tests import tiny
-from tests.drafting.toy_model import ToyModel
 from tests.helpers import make_draws, refused, whole_prompts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -12,7 +12,7 @@ from eagle_jax.drafting import (
 from eagle_jax.evaluation.plan import make_runs, parse_method, run_settings
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.interface import Drafter
-from tests.drafting.toy_model import ToyModel
+from eagle_jax.testing import ToyModel
 from tests.helpers import refused
 
 CONFIG = GenerateConfig()

@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +18,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 SIZES = [(1, 1), (1, 3), (2, 3), (4, 1), (4, 3)]
 
 
-@pytest.fixture(params=["jit", "eager"])
-def grown_by(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    if request.param == "jit":
-        return first_level, expand
-    return trees.first_level, trees.expand
-
-
 def as_row(log_probs: list[float], width: int) -> tuple[list[int], list[float]]:
     """What a drafter hands over: impossible children follow the possible ones."""
     tokens = reference.top_children(log_probs, width)
@@ -36,15 +28,14 @@ def as_row(log_probs: list[float], width: int) -> tuple[list[int], list[float]]:
     )
 
 
-def grow(draft, *, depth, width, rank_by="value", by=(first_level, expand)):
+def grow(draft, *, depth, width, rank_by="value"):
     """Expands with a draft that is asked path by path.
 
     Returns the candidates and, level by level, each frontier with its paths; the
     path of a row that stands for no node is None.
     """
-    open_level, add_level = by
     tokens, log_probs = as_row(draft(()), width)
-    candidates, frontier = open_level(
+    candidates, frontier = first_level(
         jnp.array(tokens, jnp.int32), jnp.array(log_probs, jnp.float32), depth=depth
     )
     levels = [(frontier, paths_of(frontier, [()] * width))]
@@ -56,7 +47,7 @@ def grow(draft, *, depth, width, rank_by="value", by=(first_level, expand)):
             else as_row(draft(path), width)
             for path in levels[-1][1]
         ]
-        candidates, frontier = add_level(
+        candidates, frontier = expand(
             candidates,
             frontier,
             jnp.array([row[0] for row in rows], jnp.int32),
@@ -101,23 +92,6 @@ def test_candidates_are_those_of_the_judge(depth, width, rank_by, seed, vocab_si
     assert as_judged(candidates) == expected
 
 
-@given(seed=SEEDS)
-@settings(max_examples=15, deadline=None, derandomize=True)
-def test_each_level_fills_its_own_slots(seed):
-    depth, width = 4, 3
-    candidates, levels = grow(reference.tied_draft(seed, 5), depth=depth, width=width)
-    assert candidates.tokens.shape == (width + (depth - 1) * width**2,)
-    parents = np.asarray(candidates.parents)
-    np.testing.assert_array_equal(parents[:width], trees.NO_PARENT)
-    for level in range(2, depth + 1):
-        start = width + (level - 2) * width**2
-        frontier, _ = levels[level - 2]
-        np.testing.assert_array_equal(
-            parents[start : start + width**2],
-            np.repeat(np.asarray(frontier.candidates), width),
-        )
-
-
 @pytest.mark.parametrize("rank_by", ["value", "confidence"])
 @given(seed=SEEDS, vocab_size=st.sampled_from([2, 5]))
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -153,22 +127,6 @@ def test_frontier_sees_its_ancestors_among_the_expanded(seed, vocab_size):
                 assert row.sum() == len(path)
 
 
-def test_jit_and_eager_draft_the_same(grown_by):
-    draft = reference.tied_draft(3, 5)
-    candidates, _ = grow(draft, depth=2, width=3, by=grown_by)
-    assert as_judged(candidates) == reference.expand(draft, depth=2, width=3)
-
-
-def test_only_the_newest_level_is_expanded():
-    def draft(path):
-        # The second child of the root beats everything below the first.
-        return [-1.0, -1.5, -math.inf] if not path else [-4.0, -5.0, -6.0]
-
-    candidates, levels = grow(draft, depth=3, width=1)
-    assert [paths for _, paths in levels] == [[(0,)], [(0, 0)], [(0, 0, 0)]]
-    np.testing.assert_array_equal(candidates.log_values, [-1.0, -5.0, -9.0])
-
-
 def test_values_rank_paths_and_confidences_rank_steps():
     def draft(path):
         return {(): [-0.25, -2.0], (0,): [-0.5, -1.0]}.get(path, [0.0, -0.25])
@@ -194,13 +152,12 @@ def test_children_of_missing_nodes_do_not_exist():
     assert np.asarray(candidates.is_expanded).sum() == 3
 
 
-def test_a_signed_zero_ranks_like_zero(grown_by):
-    open_level, add_level = grown_by
+def test_a_signed_zero_ranks_like_zero():
     minus = jnp.array([-0.0, -0.0], jnp.float32)
     mixed = jnp.array([[-0.0, -0.0], [0.0, -1.0]], jnp.float32)
     tokens = jnp.array([0, 1], jnp.int32)
-    candidates, frontier = open_level(tokens, minus, depth=2)
-    candidates, frontier = add_level(
+    candidates, frontier = first_level(tokens, minus, depth=2)
+    candidates, frontier = expand(
         candidates,
         frontier,
         jnp.tile(tokens, (2, 1)),
@@ -246,18 +203,6 @@ def test_top_children_rank_each_row_alone(seed, rows, vocab_size):
         expected = [*wanted, *(-math.inf for _ in missing)]
         # float32 against float64: a few units in the last place of small numbers.
         np.testing.assert_allclose(log_probs[row], expected, atol=2e-6)
-
-
-def test_top_children_pad_a_small_vocabulary():
-    tokens, log_probs = top_children(jnp.array([1.0, 1.0]), width=3)
-    np.testing.assert_array_equal(tokens, [0, 1, 0])
-    np.testing.assert_allclose(log_probs, [-math.log(2)] * 2 + [-math.inf])
-
-
-def test_equal_logits_prefer_the_lower_token():
-    logits = jnp.array([[0.0, 2.0, 2.0, 1.0, 2.0]])
-    tokens, _ = top_children(logits, width=4)
-    np.testing.assert_array_equal(tokens, [[1, 2, 4, 3]])
 
 
 def test_top_children_of_a_certain_token_have_log_probability_zero():

@@ -41,12 +41,6 @@ def test_padding_stands_at_the_root_and_sees_only_itself():
     assert not flat.mask[:3, 3:].any()
 
 
-def test_positions_count_depth_and_not_index():
-    paths: list[reference.Path] = [(), (1,), (2,), (3,), (1, 1), (2, 1), (1, 1, 1)]
-    flat = flatten(as_tree(paths, 7), jnp.array(100, jnp.int32))
-    np.testing.assert_array_equal(flat.positions, [100, 101, 101, 101, 102, 102, 103])
-
-
 @pytest.mark.parametrize("num_nodes", [1, 4])
 def test_a_root_alone_is_plain_decoding(num_nodes):
     tree = trees.root_only(jnp.array(7, jnp.int32), num_nodes)
@@ -54,14 +48,3 @@ def test_a_root_alone_is_plain_decoding(num_nodes):
     assert flat.tokens[0] == 7
     assert flat.positions[0] == 0
     np.testing.assert_array_equal(flat.mask, np.eye(num_nodes, dtype=bool))
-
-
-@pytest.mark.parametrize("variant", ["jit", "eager"])
-def test_jit_and_eager_flatten_the_same(variant):
-    run = flatten if variant == "jit" else trees.flatten
-    paths: list[reference.Path] = [(), (1,), (2,), (1, 1)]
-    flat = run(as_tree(paths, 4), jnp.array(3, jnp.int32))
-    assert flat.tokens.dtype == flat.positions.dtype == jnp.int32
-    np.testing.assert_array_equal(flat.tokens, [9, 1, 2, 1])
-    np.testing.assert_array_equal(flat.positions, reference.positions(paths, 3))
-    np.testing.assert_array_equal(flat.mask, reference.visible(paths))

@@ -122,40 +122,6 @@ def test_tree_is_that_of_the_judge(depth, width, num_nodes, how, seed, vocab_siz
     )
 
 
-@given(seed=SEEDS, num_nodes=st.sampled_from([2, 8, 31]))
-@settings(max_examples=20, deadline=None, derandomize=True)
-def test_selection_by_value_is_closed_under_parents(seed, num_nodes):
-    judged = reference.expand(reference.tied_draft(seed, 5), depth=4, width=3)
-    tree = rerank(
-        pool(judged, depth=4, width=3),
-        jnp.array(ROOT_TOKEN, jnp.int32),
-        num_nodes=num_nodes,
-    )
-    # An orphan would have been dropped and its place left empty.
-    assert np.asarray(tree.is_node).sum() == min(num_nodes, len(judged) + 1)
-
-
-@given(seed=SEEDS)
-@settings(max_examples=20, deadline=None, derandomize=True)
-def test_drafts_with_rounded_values_give_the_tree_of_the_judge(seed):
-    judged = reference.expand(reference.smooth_draft(seed, 5), depth=4, width=3)
-    tree = rerank(
-        pool(judged, depth=4, width=3), jnp.array(ROOT_TOKEN, jnp.int32), num_nodes=8
-    )
-    assert_valid_tree(tree)
-    assert paths_of(tree) == reference.rerank(judged, num_nodes=8)
-
-
-@pytest.mark.parametrize("variant", ["jit", "eager"])
-def test_jit_and_eager_keep_the_same(variant):
-    judged = reference.expand(reference.tied_draft(5, 5), depth=2, width=3)
-    run = rerank if variant == "jit" else trees.rerank
-    tree = run(
-        pool(judged, depth=2, width=3), jnp.array(ROOT_TOKEN, jnp.int32), num_nodes=8
-    )
-    assert paths_of(tree) == reference.rerank(judged, num_nodes=8)
-
-
 def test_a_certain_child_does_not_displace_its_parent():
     chain = [
         reference.Candidate((0,), 0.0, 0.0, True),

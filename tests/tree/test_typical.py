@@ -83,12 +83,6 @@ def test_the_path_is_that_of_the_judge(seed, sharpness, vocab_size):
     assert accepted(paths, next_probs) == judge(paths, next_probs)
 
 
-@pytest.mark.parametrize("num_nodes", [1, 4])
-def test_a_root_alone_gives_the_most_likely_token(num_nodes):
-    outcome = accepted([()], lambda path: [0.2, 0.8], num_nodes=num_nodes, depth=0)
-    assert outcome == ((), 1)
-
-
 @pytest.mark.parametrize("depth", [1, 4])
 def test_the_full_depth_is_accepted_with_every_slot_in_use(depth):
     paths = [tuple(range(level)) for level in range(depth + 1)]
@@ -136,10 +130,3 @@ def test_a_longer_path_wins_over_a_more_probable_one():
     table: Table = {(): [0.85, 0.15], (0,): [0.05, 0.95], (1,): [0.4, 0.6]}
     path, token = accepted(PAIRS, lambda path: table.get(path, [0.2, 0.8]))
     assert (path, token) == ((1, 1), 1)
-
-
-def test_nothing_below_a_refused_draft_is_accepted():
-    table: Table = {(): [1.0, 0.0]}
-    paths: list[reference.Path] = [(), (1,), (1, 1)]
-    outcome = accepted(paths, lambda path: table.get(path, [0.0, 1.0]))
-    assert outcome == ((), 0)

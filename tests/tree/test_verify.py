@@ -93,11 +93,6 @@ def test_greedy_path_is_that_of_the_judge(seed, vocab_size):
     assert greedy(paths, next_token, num_nodes=12, depth=4) == expected
 
 
-def test_nothing_is_accepted_where_no_child_matches():
-    paths: list[reference.Path] = [(), (1,), (2,), (1, 3)]
-    assert greedy(paths, lambda path: 3, num_nodes=4, depth=2) == ((), 3)
-
-
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_the_full_depth_is_accepted_with_every_slot_in_use(depth):
     paths = [tuple(range(level)) for level in range(depth + 1)]
@@ -105,45 +100,10 @@ def test_the_full_depth_is_accepted_with_every_slot_in_use(depth):
     assert full == (paths[-1], depth)
 
 
-def test_the_last_node_can_be_accepted():
-    paths: list[reference.Path] = [(), (1,), (2,), (1, 3), (2, 3)]
-    tree = as_tree(paths, 5)
-    choice = jnp.array([2, 0, 3, 0, 8], jnp.int32)
-    acceptance = verify_greedy(tree, choice, depth=3)
-    np.testing.assert_array_equal(acceptance.path, [0, 2, 4, 4])
-    assert accepted(tree, acceptance) == ((2, 3), 8)
-
-
-@pytest.mark.parametrize("num_nodes", [1, 4])
-def test_a_root_alone_gives_the_token_of_the_target(num_nodes):
-    outcome = greedy([()], lambda path: 0, num_nodes=num_nodes, depth=0)
-    assert outcome == ((), 0)
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_token_zero_is_not_accepted_through_padding(depth):
     outcome = greedy([(), (1,)], lambda path: 0, num_nodes=6, depth=depth)
     assert outcome == ((), 0)
-
-
-def test_match_child_looks_at_the_children_alone():
-    paths: list[reference.Path] = [(), (1,), (2,), (1, 3), (2, 3)]
-    tree = as_tree(paths, 7)
-
-    def matches(node: int, token: int) -> tuple[bool, int]:
-        step = match_child(
-            tree, jnp.array(node, jnp.int32), jnp.array(token, jnp.int32)
-        )
-        assert step.token == token
-        return bool(step.is_accepted), int(step.child)
-
-    assert matches(0, 1) == (True, 1)
-    assert matches(0, 2) == (True, 2)
-    assert matches(2, 3) == (True, 4)
-    assert not matches(0, 3)[0]
-    assert not matches(0, 9)[0]
-    assert not matches(0, 0)[0]
-    assert not matches(4, 3)[0]
 
 
 def test_match_child_ignores_what_is_not_a_node():
@@ -304,25 +264,3 @@ def test_rejection_has_the_joint_distribution_of_the_judge(seed):
     # Twice the mean distance of that many draws from their own distribution.
     spread = sum(math.sqrt(prob * (1 - prob)) for prob in expected.values())
     assert distance < spread * math.sqrt(2 / (math.pi * draws))
-
-
-@pytest.mark.parametrize("variant", ["jit", "eager"])
-def test_jit_and_eager_accept_the_same(variant):
-    is_jit = variant == "jit"
-    paths: list[reference.Path] = [(), (1,), (2,), (1, 3)]
-    tree = as_tree(paths, 5)
-    choice = jnp.array([1, 3, 0, 2, 0], jnp.int32)
-    by_choice = verify_greedy if is_jit else follow
-    assert accepted(tree, by_choice(tree, choice, depth=2)) == ((1, 3), 2)
-
-    probs = jax.nn.one_hot(choice, 4) * 0.5 + 0.125
-    coins = jnp.array([REFUSE, 0.75, 0.5, 0.625, 0.0])
-    noise = jnp.array([0.0, 0.0, 9.0, 0.0])
-    by_coins = verify_rejection if is_jit else reject
-    # 0.75 refuses token 1 of probability 5/8; 0.5 refuses token 2, by then 1/3.
-    rejected = by_coins(tree, probs, coins, noise, depth=2)
-    assert accepted(tree, rejected) == ((), 0)
-    # Token 1 is accepted; 0.5 accepts token 3 of 5/8, and the noise draws token 2.
-    coins = jnp.array([REFUSE, 0.5, 0.5, 0.5, 0.0])
-    followed = by_coins(tree, probs, coins, noise, depth=2)
-    assert accepted(tree, followed) == ((1, 3), 2)
