@@ -55,10 +55,6 @@ def parse_mesh(text: str) -> MeshShape:
 
     Args:
         text: The axes' sizes, as `data=2,tensor=4`; an axis left out has size 1.
-
-    Raises:
-        InputError: If an axis is unknown or named twice, or a size is no positive
-            number.
     """
     known = [field.name for field in dataclasses.fields(MeshShape)]
     sizes: dict[str, int] = {}
@@ -83,10 +79,7 @@ def check_mesh(
         shape: The mesh's shape.
         target: The target's sizes.
         batch_size: The number of rows of a batch, `B`.
-        num_devices: The number of devices at hand.
-
-    Raises:
-        InputError: If a size does not divide, or there are not as many devices.
+        num_devices: The number of devices that there are.
     """
     if shape.num_devices != num_devices:
         raise InputError(

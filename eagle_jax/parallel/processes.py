@@ -18,9 +18,6 @@ def join_processes(coordinator: str, num_processes: int, process_id: int) -> Non
         coordinator: The `HOST:PORT` of process 0; the port is free on that machine.
         num_processes: The number of processes.
         process_id: This one's number, 0 .. `num_processes` - 1.
-
-    Raises:
-        InputError: If the numbers make no sense, or JAX cannot begin to wait.
     """
     match = re.fullmatch(r"(.+):(\d{1,5})", coordinator)
     if match is None or not 0 < int(match[2]) < 2**16:
@@ -49,17 +46,13 @@ def detect_processes() -> None:
 
     JAX knows those of Cloud TPU, SLURM, Open MPI and others. Call this before anything
     else of JAX. Afterwards `jax.devices()` are those of all processes.
-
-    Raises:
-        InputError: If JAX finds no such cluster, or the processes do not meet.
     """
     try:
         jax.distributed.initialize()
     except ValueError as error:
         raise InputError(
-            "no cluster was found that tells of its processes, as Cloud TPU, SLURM and "
-            "Open MPI do; start a process on each machine with `coordinator`, "
-            "`num_processes` and `process_id`"
+            "no cluster was found, such as Cloud TPU or SLURM; start a process on each "
+            "machine with `coordinator`, `num_processes` and `process_id`"
         ) from error
     except (RuntimeError, OSError) as error:
         raise InputError(f"the cluster's processes did not meet: {error}") from error

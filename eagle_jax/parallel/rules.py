@@ -74,15 +74,6 @@ WHOLE: Rules = {"batch": (DATA,)}
 """The rules by which every device has all weights, and its own rows of the batch."""
 
 
-def is_whole(name: str) -> bool:
-    """Returns whether a weight is whole on every device where all others are split.
-
-    Args:
-        name: The name of its field, of `PARAM_AXES`.
-    """
-    return {"kv_heads", *_SPLIT}.isdisjoint(PARAM_AXES[name])
-
-
 def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
     """Returns the rules of a model whose every matrix is split.
 
@@ -110,17 +101,17 @@ def draft_rules(mesh: AnyMesh, layer: LayerConfig | None, params: Any) -> Rules:
         layer: The sizes of the draft model's layers; `None` if it has none.
         params: The draft model's weights, or their shapes.
     """
-    rules = _SPLIT if layer is None else split_rules(mesh, layer)
     num_parts = math.prod(mesh.shape[axis] for axis in TENSOR)
-    shardings = jax.tree.leaves(param_shardings(mesh, rules, params))
-    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
-    num_heads = 0 if layer is None else layer.num_heads
-    can_split = num_heads % num_parts == 0 and all(
-        size % num_parts == 0
-        for sharding, shape in zip(shardings, shapes, strict=True)
-        for size, axes in zip(shape, sharding.spec, strict=True)
-        if axes == TENSOR
-    )
+    if layer is not None and layer.num_heads % num_parts:
+        return WHOLE
+    rules = _SPLIT if layer is None else split_rules(mesh, layer)
+
+    def divides(leaf: Any, sharding: NamedSharding) -> bool:
+        sizes = zip(leaf.shape, sharding.spec, strict=True)
+        return all(size % num_parts == 0 for size, axes in sizes if axes == TENSOR)
+
+    shardings = param_shardings(mesh, rules, params)
+    can_split = jax.tree.all(jax.tree.map(divides, params, shardings))
     return rules if can_split else WHOLE
 
 

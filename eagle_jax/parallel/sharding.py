@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from eagle_jax.models.layers import LayerConfig
@@ -72,13 +70,17 @@ class PairSharding:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def put_rows(self, rows: Any) -> Any:
-        """Returns requests on the mesh, each device's rows on that device."""
-        return _put(rows, self.row_shardings(rows))
+        """Returns requests on the mesh, each device's rows on that device.
+
+        Args:
+            rows: The requests, which every process has whole.
+        """
+        return _move(rows, self.row_shardings(rows))
 
     def fetch(self, arrays: Any) -> Any:
         """Returns arrays on the host, whole in every process."""
         if jax.process_count() > 1:
-            arrays = jax.jit(_as_they_are, out_shardings=self.everywhere)(arrays)
+            arrays = _move(arrays, self.everywhere)
         return jax.device_get(arrays)
 
     def shard(
@@ -115,24 +117,11 @@ class PairSharding:
         return jax.jit(run, donate_argnums=(1,) if donates_state else ())
 
 
-def _as_they_are(arrays: Any) -> Any:
-    return arrays
-
-
-def _put(arrays: Any, shardings: Any) -> Any:
-    """Returns arrays, which every process has whole, sharded as given."""
+def _move(arrays: Any, shardings: Any) -> Any:
+    """Returns arrays sharded as given."""
     if jax.process_count() == 1:
         return jax.device_put(arrays, shardings)
-    return jax.tree.map(_put_part, arrays, shardings)
-
-
-def _put_part(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Returns an array, which every process has whole, on the devices of all."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        words = _put_part(jax.random.key_data(array), sharding)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
-    host = np.asarray(array)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+    return jax.jit(lambda arrays: arrays, out_shardings=shardings)(arrays)
 
 
 def shard_pair(
@@ -148,7 +137,7 @@ def shard_pair(
         shape: The mesh's shape.
         target: The target's sizes.
         batch_size: The number of rows of a batch, `B`.
-        devices: The devices of a machine that is not at hand; `None` for all that are.
+        devices: The devices, of any machine; `None` for all of this one.
 
     Raises:
         InputError: If the mesh cannot split the target, as `check_mesh` says.
