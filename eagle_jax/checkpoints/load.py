@@ -18,14 +18,7 @@ from eagle_jax.checkpoints.names import (
     is_transposed,
     tensor_names,
 )
-from eagle_jax.checkpoints.tensors import (
-    Part,
-    blocks,
-    copy_common,
-    empty,
-    local_parts,
-    put,
-)
+from eagle_jax.checkpoints.tensors import Part, read_blocks
 from eagle_jax.checkpoints.weights import Weights, is_finite, open_weights
 from eagle_jax.errors import InputError
 from eagle_jax.models import transformer
@@ -292,24 +285,32 @@ def _load(
     """Loads one tensor."""
     stored_shape, read = files.parts(name)
     _check_shape(files, name, stored_shape, shape)
-    parts = {
-        ends: empty([stop - start for start, stop in ends], dtype)
-        for ends in local_parts(sharding, shape)
-    }
-    in_file = parts
-    if is_transposed(name):
-        in_file = {ends[::-1]: part.T for ends, part in parts.items()}
 
-    def fill(block: Part) -> None:
+    def read_converted(block: Part) -> np.ndarray:
         tensor = read(block)
-        if tensor.dtype != dtype:
-            tensor = convert(tensor, dtype, f"{files.folder}: tensor {name}")
-        for ends, part in in_file.items():
-            copy_common(part, ends, tensor, block)
+        if tensor.dtype == dtype:
+            return tensor
+        return convert(tensor, dtype, f"{files.folder}: tensor {name}")
 
-    for _ in readers.map(fill, blocks(in_file, dtype.itemsize)):
-        pass  # Raises what a reader raised.
-    return put(parts, shape, sharding)
+    parts: dict[Part, np.ndarray] = {}  # Several devices may hold the same one.
+
+    def read_part(index: tuple[slice, ...]) -> np.ndarray:
+        sizes = zip(index, shape, strict=True)
+        part = tuple(one.indices(size)[:2] for one, size in sizes)
+        if part not in parts:
+            parts[part] = read_blocks(
+                read_converted,
+                part,
+                dtype,
+                readers,
+                is_transposed=is_transposed(name),
+            )
+        return parts[part]
+
+    if sharding is not None:
+        return jax.make_array_from_callback(shape, sharding, read_part)
+    # Uncommitted: it follows what it is used with.
+    return jax.device_put(read_part((slice(None),) * len(shape)))
 
 
 def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:

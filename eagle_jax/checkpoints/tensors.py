@@ -8,14 +8,13 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from jax.sharding import Sharding
 
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import parse_json
@@ -234,109 +233,52 @@ def saving(path: Path) -> Iterator[None]:
         ) from error
 
 
-def part_of(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Part:
-    """Returns the part of a tensor that an index selects.
+def read_blocks(
+    read: Callable[[Part], np.ndarray],
+    part: Part,
+    dtype: jnp.dtype,
+    readers: Executor,
+    *,
+    is_transposed: bool,
+) -> np.ndarray:
+    """Reads a part of a tensor in blocks of rows, several at the same time.
 
     Args:
-        index: A slice for every axis, whose ends may be missing; `None` for the whole
-            tensor.
-        shape: The shape of the tensor.
+        read: A function that returns a part of the tensor as it is stored, in `dtype`.
+        part: The part to read, of the tensor as it is returned.
+        dtype: The dtype of the result.
+        readers: What runs the function.
+        is_transposed: Whether a matrix is returned as the transpose of what is stored.
+
+    Returns:
+        The part, in memory that a CPU device takes over without a copy.
     """
-    slices = index or (slice(None),) * len(shape)
-    return tuple(one.indices(size)[:2] for one, size in zip(slices, shape, strict=True))
-
-
-def local_parts(sharding: Sharding | None, shape: tuple[int, ...]) -> list[Part]:
-    """Returns the parts that this process's devices hold, each once.
-
-    Args:
-        sharding: The tensor's sharding; `None` for one device that holds it whole.
-        shape: The shape of the tensor.
-    """
-    if sharding is None:
-        return [part_of(None, shape)]
-    indices = sharding.addressable_devices_indices_map(shape).values()
-    return list(dict.fromkeys(part_of(index, shape) for index in indices))
-
-
-def blocks(parts: Iterable[Part], itemsize: int) -> Iterator[Part]:
-    """Yields blocks of rows that cover all parts, to be read one after the other.
-
-    Parts with the same rows are read together: side by side in a file, they would
-    otherwise take as many reads as there are devices.
-
-    Args:
-        parts: The parts to read, of the tensor as it is stored.
-        itemsize: The bytes of one value.
-    """
-    by_rows: dict[Part, list[Part]] = {}
-    for part in parts:
-        by_rows.setdefault(part[:1], []).append(part)
-    for rows, same in by_rows.items():
-        others = tuple(
-            (min(start for start, _ in axis), max(stop for _, stop in axis))
-            for axis in zip(*(part[1:] for part in same), strict=True)
-        )
-        ((start, stop),) = rows
-        row_bytes = math.prod(b - a for a, b in others) * itemsize
-        step = max(_BLOCK_BYTES // max(row_bytes, 1), 1)
-        for first in range(start, stop, step):
-            yield ((first, min(first + step, stop)), *others)
-
-
-def copy_common(into: np.ndarray, at: Part, block: np.ndarray, block_at: Part) -> None:
-    """Copies what two parts of a tensor have in common from one to the other.
-
-    Args:
-        into: The values of the part to fill.
-        at: Which part of the tensor `into` is.
-        block: The values of the part to take from, of the same dtype.
-        block_at: Which part of the tensor `block` is.
-    """
-    common = [
-        (max(a, c), min(b, d)) for (a, b), (c, d) in zip(at, block_at, strict=True)
-    ]
-    if any(start >= stop for start, stop in common):
-        return
+    found = _empty([stop - start for start, stop in part], dtype)
+    if is_transposed:
+        part = part[::-1]
+    into = found.T if is_transposed else found
+    (first, last), *others = part
+    row_bytes = math.prod(stop - start for start, stop in others) * dtype.itemsize
+    step = max(_BLOCK_BYTES // max(row_bytes, 1), 1)
     # They are copied as bits: NumPy copies its own types faster than bfloat16.
-    bits = np.dtype(f"u{into.itemsize}")
-    into = into[_relative(common, at)].view(bits)
-    block = block[_relative(common, block_at)].view(bits)
-    is_turned = into.ndim > 1 and into.strides[0] == into.itemsize
-    tile = _TILE if is_turned else max(len(block), 1)
-    for row in range(0, len(block), tile):
-        into[row : row + tile] = block[row : row + tile]
+    bits = np.dtype(f"u{dtype.itemsize}")
+
+    def fill(start: int) -> None:
+        rows = into[start - first : start - first + step].view(bits)
+        block = read(((start, min(start + step, last)), *others)).view(bits)
+        tile = _TILE if is_transposed else max(len(rows), 1)
+        for row in range(0, len(rows), tile):
+            rows[row : row + tile] = block[row : row + tile]
+
+    for _ in readers.map(fill, range(first, last, step)):
+        pass  # Raises what a reader raised.
+    return found
 
 
-def _relative(ends: Iterable[tuple[int, int]], at: Part) -> tuple[slice, ...]:
-    return tuple(
-        slice(start - first, stop - first)
-        for (start, stop), (first, _) in zip(ends, at, strict=True)
-    )
-
-
-def empty(shape: Iterable[int], dtype: Any) -> np.ndarray:
+def _empty(shape: Iterable[int], dtype: jnp.dtype) -> np.ndarray:
     """Returns memory for an array that a CPU device takes over without a copy."""
-    shape, kind = tuple(shape), np.dtype(dtype)
-    size = math.prod(shape) * kind.itemsize
+    shape = tuple(shape)
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(kind).reshape(shape)
-
-
-def put(
-    parts: dict[Part, np.ndarray], shape: tuple[int, ...], sharding: Sharding | None
-) -> jax.Array:
-    """Returns the tensor of which this process has the parts of its devices.
-
-    Args:
-        parts: The values of each of the `local_parts`, never to be written again.
-        shape: The shape of the tensor.
-        sharding: The tensor's sharding; `None` for one device that holds it whole.
-    """
-    if sharding is None:
-        (whole,) = parts.values()
-        return jax.device_put(whole)  # Uncommitted: it follows what it is used with.
-    return jax.make_array_from_callback(
-        shape, sharding, lambda index: parts[part_of(index, shape)]
-    )
+    return memory[start : start + size].view(dtype).reshape(shape)

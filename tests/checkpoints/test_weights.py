@@ -109,15 +109,6 @@ def test_parts_are_filled_from_all_blocks(
     np.testing.assert_array_equal(mlp.up, load_file(target / SINGLE)[_UP].T)
 
 
-def test_parts_with_the_same_rows_are_read_together() -> None:
-    halves = [((0, 8), (0, 3)), ((0, 8), (3, 6))]
-    assert list(tensors.blocks(halves, 4)) == [((0, 8), (0, 6))]
-    apart = [((0, 4), (0, 6)), ((8, 12), (0, 6))]
-    assert list(tensors.blocks(apart, 4)) == apart
-    pieces = list(tensors.blocks([((0, 1000), (0, 2**20))], 2))
-    assert pieces[0] == ((0, 2), (0, 2**20)) and len(pieces) == 500
-
-
 def test_each_part_is_checked_and_nothing_else_is_read(target: Path) -> None:
     whole = load_file(target / SINGLE)[_UP]
     whole[30, 3] = np.nan
