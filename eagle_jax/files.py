@@ -1,23 +1,19 @@
-"""Writing safely: whole files, whole folders, and lines that a later run goes on with.
+"""Writing safely: whole files and whole folders, by one process at a time.
 
-A whole file or folder has a hidden name until it is on the disk. An output has one
-writer at a time: its lock is advisory and the operating system's, which drops it with
-the process that holds it, however that ends. The next writer removes leftovers of it.
+A whole file or folder has a hidden name until it is on the disk: a process that is
+killed at any moment leaves the old one or the new one. An output has one writer at a
+time: the operating system locks it, and drops the lock with the process.
 """
 
 import contextlib
-import glob
-import hashlib
 import json
-import mmap
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any
 
-from eagle_jax.errors import InputError, first_line
+from eagle_jax.errors import InputError
 from eagle_jax.parsing import resolved
 
 try:
@@ -25,20 +21,13 @@ try:
 except ImportError:  # Not on Windows; there nothing keeps two processes apart.
     fcntl = None
 
-_HEX = "[0-9a-f]" * 8
-
 
 def write_whole(path: Path, content: str | Callable[[Path], object]) -> None:
     """Writes a file whole or not at all; a pipe or a device is written to as it is.
 
     Args:
-        path: The file, in a folder that exists. A link stays a link, a mode a mode.
+        path: The file. A link stays a link, permissions stay as they are.
         content: The text, or a function that fills the file that it is given.
-
-    Raises:
-        InputError: If the disk is full, the folder cannot be written to, or another
-            process writes the file.
-        OSError: If a pipe or a device does not take it.
     """
 
     def fill(place: Path) -> None:
@@ -64,153 +53,44 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, text + "\n")
 
 
-def append(path: Path, text: str) -> None:
-    """Appends text to a file; the text is on the disk when this returns.
-
-    Raises:
-        OSError: If the disk is full.
-    """
-    with path.open("ab", buffering=0) as file:
-        _append(file, text)
-
-
-class JsonLines:
-    """A file of JSON lines that one process at a time appends to.
-
-    Whenever that process is killed, the next one goes on after the last whole line.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Opens a file, new or old, in a folder that exists, and leaves it as it is.
-
-        Raises:
-            InputError: If it cannot be written, or another process writes it.
-        """
-        if path.exists() and not path.is_file():
-            raise InputError(f"cannot write {path}: it is no file; give a file name")
-        self.path = path
-        with writing(path, goes_on=True), contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(resolved(path).open("a+b", buffering=0))
-            _lock(self._file.fileno(), path)
-            stack.pop_all()
-
-    def read(self) -> bytes:
-        """Returns all that the file holds."""
-        self._file.seek(0)
-        return self._file.read()
-
-    def clear(self) -> None:
-        """Begins the file again."""
-        self._file.truncate(0)
-
-    def go_on(self) -> bytes | None:
-        """Cuts off what follows the last whole line, and returns that line.
-
-        The file may be large: no other line is read. `None` where there is none.
-        """
-        if os.fstat(self._file.fileno()).st_size == 0:
-            return None
-        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            end = content.rfind(b"\n")
-            start = content.rfind(b"\n", 0, max(end, 0)) + 1
-            last = content[start:end] if end >= 0 else None
-        self._file.truncate(end + 1)
-        return last
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Writes a line; the line is on the disk when this returns.
-
-        Raises:
-            InputError: If the disk is full.
-        """
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False)
-        with writing(self.path, goes_on=True):
-            _append(self._file, line + "\n")
-
-    def close(self) -> None:
-        """Closes the file, so that another process may write it."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Closes the file."""
-        self.close()
-
-
 @contextlib.contextmanager
 def new_folder(
     path: Path, *, overwrite: bool = False, is_ours: Callable[[Path], bool]
 ) -> Iterator[Path]:
-    """Yields an empty folder that takes its name only when everything is in it.
-
-    The folder yielded is a hidden sibling of `path`. It is renamed when the block
-    ends, and removed if the block raises. What `path` held before is moved aside first
-    and deleted last.
+    """Yields an empty folder that takes its name when the block has ended.
 
     Args:
-        path: The folder to make.
+        path: The folder to make; what it held before is deleted last.
         overwrite: Whether to replace a folder that is there.
         is_ours: A function that returns whether a folder holds only what this program
             wrote; no other folder is replaced, unless it is empty.
-
-    Yields:
-        The folder to write to.
-
-    Raises:
-        InputError: If `path` may not be replaced or cannot be written, or another
-            process writes it.
     """
     check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
     path = resolved(path)  # A link stays a link.
-    try:
-        with unfinished(path) as new:
-            new.mkdir()
-            # One that was moved aside may be back.
-            check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
-            yield new
-            _settle(new, new.stat().st_mode & 0o666)
-            # Somebody may have put files there meanwhile.
-            check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
-            _replace(path, new)
-    except OSError as error:
-        reason, named = error.strerror or first_line(error), str(error.filename or "")
-        if named and f"/.{path.name}." not in named:  # Hidden names say nothing.
-            reason = f"{reason} ({named})"
-        raise InputError(
-            f"cannot write {path}: {reason}; nothing was written"
-        ) from error
-
-
-def is_left_behind(name: str, outputs: Iterable[str]) -> bool:
-    """Returns whether a killed writer may have left a file of this name by outputs."""
-    return name.startswith(tuple(f".{one}." for one in outputs))
+    with writing(path), unfinished(path) as new:
+        new.mkdir()
+        yield new
+        _settle(new, new.stat().st_mode & 0o666)
+        # Somebody may have put files there meanwhile.
+        check_new_folder(path, overwrite=overwrite, is_ours=is_ours)
+        if path.exists():
+            path.rename(_hidden(path, "replaced"))
+        new.rename(path)
 
 
 def check_new_folder(
     path: Path, *, overwrite: bool, is_ours: Callable[[Path], bool]
 ) -> None:
-    """Refuses before any long work starts what `new_folder` would refuse.
-
-    Raises:
-        InputError: If `path` is a file, a folder that may not be replaced, or in a
-            folder that does not exist or cannot be written to.
-    """
+    """Refuses before any long work starts what `new_folder` would refuse."""
     parent = resolved(path).parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(
-            f"cannot write {path}: {parent} is no folder that can be written to"
-        )
+        raise InputError(f"cannot write {path}: {parent} is no folder to write to")
     if not path.exists():
         return
     if not path.is_dir():
         raise InputError(f"cannot write {path}: it is no folder; give another name")
     if not overwrite:
-        raise InputError(
-            f"{path} exists already; give another name, or `overwrite` to replace it"
-        )
+        raise InputError(f"{path} exists already; give another name, or `overwrite`")
     if any(path.iterdir()) and not is_ours(path):
         raise InputError(
             f"{path} is not replaced: it holds something else than what this command "
@@ -219,134 +99,89 @@ def check_new_folder(
 
 
 def check_apart(output: Path, *sources: Path) -> None:
-    """Refuses to replace a folder that is read from.
-
-    Raises:
-        InputError: If `output` is or holds one of `sources`.
-    """
+    """Refuses an output that is, or holds, one of the files that are read."""
     for source in sources:
         if resolved(source).is_relative_to(resolved(output)):
-            raise InputError(
-                f"{output} is not replaced: {source} is read from it; give another name"
-            )
+            raise InputError(f"{output} is not replaced: {source} is read from it")
 
 
-def fingerprint_file(path: Path) -> str:
-    """Returns 32 hexadecimal digits for a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+def is_left_behind(name: str, outputs: Iterable[str]) -> bool:
+    """Returns whether a killed writer may have left a file of this name by outputs."""
+    return name.startswith(tuple(f".{one}." for one in outputs))
+
+
+def is_special(path: Path) -> bool:
+    """Returns whether a path is a pipe or a device, which no file may replace."""
+    return path.exists() and not path.is_file()
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, goes_on: bool = False) -> Iterator[None]:
-    """Turns an error that occurs while a file is written into one clear line.
-
-    Raises:
-        InputError: If the block fails; names `path` and whether the command `goes_on`.
-    """
+def writing(path: Path) -> Iterator[None]:
+    """Turns an error that occurs while an output is written into one clear line."""
     try:
         yield
     except OSError as error:
+        reason = error.strerror or f"{error}"
+        if error.filename and path.name not in f"{error.filename}":
+            reason += f" ({error.filename})"
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}; free some space or give "
-            "another place, then run the same command again"
-            + ": it goes on from there"
-            * goes_on
+            f"cannot write {path}: {reason}; free some space or give another place"
         ) from error
 
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Yields a hidden name beside `path` for an output that is not to be seen yet.
-
-    A file that still has the name when the block ends is removed. Before the block,
-    the files of processes that died in such a block are removed; an output that one of
-    them had moved aside comes back.
-
-    Raises:
-        InputError: If another process writes the output.
-        OSError: If its folder cannot be written to.
-    """
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.unfinished")
-    with only_writer(path, path.with_name(f".{path.name}.lock")) as is_alone:
-        if is_alone:
-            _remove_dead(path)
+    """Yields a hidden name beside an output, for what is not to be seen yet."""
+    with only_writer(path):
+        _tidy(path)
         try:
-            yield part
+            yield _hidden(path, "unfinished")
         finally:
-            _remove(part)
+            _tidy(path)
 
 
 @contextlib.contextmanager
-def only_writer(output: Path, place: Path) -> Iterator[bool]:
-    """Keeps other processes from writing an output while the block runs.
-
-    Args:
-        output: The output, which a refusal names.
-        place: A file to lock, the same for all who write this output. It is there
-            while the block runs; one that a dead process left hinders nobody.
-
-    Yields:
-        Whether the file is locked: not every file system can lock one.
-
-    Raises:
-        InputError: If another process writes the output.
-        OSError: If `place` cannot be made.
-    """
-    if fcntl is None:
-        yield False
-        return
-    handle, is_locked = _take(output, place)
-    try:
-        yield is_locked
-    finally:
-        place.unlink(missing_ok=True)
-        os.close(handle)
-
-
-def _take(output: Path, place: Path) -> tuple[int, bool]:
-    """Returns the descriptor of the opened `place`, and whether it is locked."""
-    while True:
-        handle = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            is_locked = _lock(handle, output)
+def only_writer(path: Path) -> Iterator[None]:
+    """Refuses an output that another process writes, and keeps others out of it."""
+    place = _hidden(path, "lock")
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(place.open("ab"))
+            lock(file, path)
             # Who held it before has removed it: another process may lock a new one.
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), place.stat()):
-                    return handle, is_locked
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
+                if os.path.samestat(os.fstat(file.fileno()), place.stat()):
+                    break
+        stack.callback(place.unlink, missing_ok=True)
+        yield
 
 
-def _lock(handle: int, output: Path) -> bool:
-    """Locks an open file until it is closed; returns whether the file system can.
-
-    Raises:
-        InputError: If another process has locked it, and so writes `output`.
-    """
-    if fcntl is None:
-        return False
+def lock(file: IO[bytes], path: Path) -> None:
+    """Locks the open file of an output until it is closed, where that can be done."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise InputError(
-            f"{output} is being written by another process; wait for it, or give "
-            "another output"
-        ) from error
+        why = "is being written by another process; wait for it, or give another output"
+        raise InputError(f"{path} {why}") from error
     except OSError:
-        return False
-    return True
+        return
 
 
-def _append(file: Any, text: str) -> None:
-    """Appends text to a file that is open without a buffer."""
-    # A tokenizer may split a character: half of one is no Unicode text.
-    left = text.encode(errors="replace")
-    while left:
-        left = left[file.write(left) :]
-    os.fsync(file.fileno())
+def _hidden(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}")
+
+
+def _tidy(path: Path) -> None:
+    """Removes what a writer left; an output that it had moved aside comes back."""
+    part, old = _hidden(path, "unfinished"), _hidden(path, "replaced")
+    if old.exists() and not path.exists():
+        old.rename(path)
+    for place in (part, old):
+        if place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            place.unlink(missing_ok=True)
 
 
 def _settle(path: Path, mode: int) -> None:
@@ -359,42 +194,3 @@ def _settle(path: Path, mode: int) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _replace(path: Path, new: Path) -> None:
-    """Gives a folder the name `path`; the one that had it is deleted afterwards."""
-    if not path.exists():
-        new.rename(path)
-        return
-    old = new.with_suffix(".replaced")
-    path.rename(old)
-    try:
-        new.rename(path)
-    except BaseException:
-        old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_dead(path: Path) -> None:
-    """Removes what dead processes left of an output that this process has locked."""
-    prefix = f".{glob.escape(path.name)}.{_HEX}"
-    for old in path.parent.glob(f"{prefix}.replaced"):
-        if path.exists():
-            _remove(old)
-        else:  # Killed between two names.
-            old.rename(path)
-    for part in path.parent.glob(f"{prefix}.unfinished"):
-        _remove(part)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def is_special(path: Path) -> bool:
-    """Returns whether a path is a pipe or a device, which no file may replace."""
-    return path.exists() and not path.is_file()

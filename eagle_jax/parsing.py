@@ -60,6 +60,27 @@ def value_at(record: Any, *names: str) -> Any:
     return record
 
 
+def check_same(before: Any, now: Any, what: str) -> None:
+    """Refuses to go on with a result that was made with other settings.
+
+    Args:
+        before: The JSON value of the settings that made it.
+        now: The settings as they are now, likewise.
+        what: The result's name, or a setting's after it.
+
+    Raises:
+        InputError: If they differ; names the first setting that does.
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in [*now, *(name for name in before if name not in now)]:
+            check_same(before.get(name), now.get(name), f"{what}: {name}")
+    elif before != now:
+        raise InputError(
+            f"{what} was {before!r} and is {now!r} now; use the same settings to go on "
+            "with it, or give another output"
+        )
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a file of settings.
 

@@ -14,6 +14,7 @@ ALLOWED = {
     "ordering": set(),
     "progress": set(),
     "files": {"errors", "parsing"},
+    "logs": {"errors", "files", "parsing"},
     "config": {"errors", "parsing"},
     "mesh_axes": set(),
     "sampling": {"mesh_axes"},
@@ -54,8 +55,8 @@ ALLOWED = {
     "training": {
         "methods",
         *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
-        *("generation", "interface", "models", "parallel", "parsing", "progress"),
-        "tree",
+        *("generation", "interface", "logs", "models", "parallel", "parsing"),
+        *("progress", "tree"),
     },
     "benchmarks": {
         "methods",
@@ -65,8 +66,8 @@ ALLOWED = {
     "evaluation": {
         "methods",
         *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
-        *("files", "generation", "interface", "markdown", "models", "parsing"),
-        *("progress", "training", "tree"),
+        *("files", "generation", "interface", "logs", "markdown", "models"),
+        *("parsing", "progress", "training", "tree"),
     },
     "tuning": {
         "methods",

@@ -10,6 +10,7 @@ sooner. The same command, run again, goes on where it was stopped.
 """
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from eagle_jax.cli.command import Parser, run_command, say
@@ -17,7 +18,7 @@ from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.training.config import RegenerateConfig
-from eagle_jax.training.regenerate import TextSource, regenerate_file
+from eagle_jax.training.regenerate import RegenerateJob, regenerate_file
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,18 +60,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
     output = arguments.output
     check_writable(output)
-    source = TextSource(
-        data=arguments.data, limit=arguments.limit, samples=arguments.samples
-    )
-    counts = regenerate_file(
-        arguments.target,
-        source,
-        output,
-        config,
-        draft=arguments.draft,
-        overwrite=arguments.overwrite,
-        report=say,
-        progress=progress,
-    )
+    names = (field.name for field in dataclasses.fields(RegenerateJob))
+    job = RegenerateJob(**{name: getattr(arguments, name) for name in names})
+    counts = regenerate_file(job, config, report=say, progress=progress)
     print(f"{output} | {'complete' if counts is None else counts}")
     return 0

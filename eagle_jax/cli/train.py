@@ -12,6 +12,7 @@ stopped, bit for bit.
 
 import argparse
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.evaluation.calibrate import calibrate_head
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.config import TrainConfig
-from eagle_jax.training.trainer import train_head
+from eagle_jax.training.trainer import TrainJob, train_head
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,18 +88,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     is_first = jax.process_index() == 0
     shown: dict[str, Any] = {"report": say, "progress": progress} if is_first else {}
-    trained = train_head(
-        arguments.target,
-        arguments.data,
-        arguments.output,
-        config,
-        held_out_data=arguments.held_out_data,
-        begin_with=arguments.begin_with,
-        mesh=mesh_shape(arguments),
-        resume=arguments.resume,
-        overwrite=arguments.overwrite,
-        **shown,
-    )
+    arguments.mesh = mesh_shape(arguments)
+    names = (field.name for field in dataclasses.fields(TrainJob))
+    job = TrainJob(**{name: getattr(arguments, name) for name in names})
+    trained = train_head(job, config, **shown)
     # Static trees, which other heads draft, rank nothing by confidence.
     if config.run.calibrate and config.head.kind in ("eagle2", "eagle3"):
         if (trained.head / CALIBRATION_FILE).is_file():

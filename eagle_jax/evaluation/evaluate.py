@@ -20,13 +20,14 @@ from eagle_jax.evaluation.plan import (
     run_settings,
 )
 from eagle_jax.evaluation.questions import Question
-from eagle_jax.evaluation.record_files import RecordFile, check_records
+from eagle_jax.evaluation.record_files import read_records
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import Run
 from eagle_jax.evaluation.templates import Template, check_template
 from eagle_jax.generation.pairs import PairSource, open_pair, with_features
 from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Params
+from eagle_jax.logs import JsonLines
 from eagle_jax.methods import METHODS, PLAIN, Weights
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 
@@ -130,7 +131,7 @@ def evaluate(
 
     Raises:
         InputError: If models or settings are missing or do not fit, a file of records
-            is refused (see `RecordFile`), or a batch is (see `Answerer.answer`).
+            is refused (see `read_records`), or a batch is (see `Answerer.answer`).
         KeyboardInterrupt: After Ctrl-C; the records so far stay.
     """
     check_weights(evaluation, runs)
@@ -197,7 +198,7 @@ def _open(
         for run, own in zip(runs, sources, strict=True)
     ]
     for run, wanted in zip(runs, settings, strict=True):
-        check_records(evaluation.path(run), wanted, questions)
+        read_records(evaluation.path(run), wanted, questions)  # Refuses others.
     evaluation.output.mkdir(parents=True, exist_ok=True)
     report(f"loading {evaluation.target}")
     pair = source.load()
@@ -255,8 +256,9 @@ def _answer(
     progress: Progress,
 ) -> Run:
     """Answers questions not on record yet, and returns the run with all records."""
-    with RecordFile(path, answerer.settings, questions) as file:
-        known = {record.question_id for record in file.records}
+    with JsonLines(path, answerer.settings) as file:
+        records = read_records(path, answerer.settings, questions)
+        known = {record.question_id for record in records}
         missing = [q for q in questions if q.question_id not in known]
         total, done = len(questions), len(questions) - len(missing)
         name = answerer.plan.model_id
@@ -265,12 +267,13 @@ def _answer(
         if missing:
             with progress(name, total, done) as update:
                 for record in answerer.answer(missing):
-                    file.add(record)
+                    file.append(record.to_json())
+                    records.append(record)
                     done += 1
                     update(done)
-        for warning in _warnings(answerer, file.records):
+        for warning in _warnings(answerer, records):
             report(f"warning: {path.name}: {warning}")
-        answers = {record.key: record for record in file.records}
+        answers = {record.key: record for record in records}
         return Run(paths=(path,), settings=answerer.settings, answers=answers)
 
 

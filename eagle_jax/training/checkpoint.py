@@ -1,10 +1,9 @@
 """The folder of a run, and its checkpoints: whole, the newest and the best kept."""
 
 import contextlib
-import dataclasses
 import math
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,55 +12,41 @@ from orbax.checkpoint import checkpoint_managers
 
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import is_left_behind, only_writer, writing
-from eagle_jax.parsing import resolved, value_at
+from eagle_jax.parsing import resolved
+from eagle_jax.training.log import LOG
 
-LOCK = ".lock"
-"""The file that marks a run's folder as being written."""
-
-_OURS = {"run.json", "log.csv", "curve.png", "checkpoints", "features", "head"}
+_OURS = {LOG, "curve.png", "checkpoints", "features", "head"}
 
 
 @contextlib.contextmanager
 def writing_run(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a run's folder, which is made if it is missing.
+    """Keeps other processes out of a run's folder, which need not exist yet.
 
-    Folders that were made for the run and are empty when the block ends are removed.
-
-    Args:
-        folder: The run's folder.
-
-    Raises:
-        InputError: If another process writes the run, or the folder cannot be made.
+    A folder that was made for it and is empty when the block ends is removed.
     """
     if resolved(folder).exists() and not folder.is_dir():
         raise InputError(f"`output` {folder} is no folder; give another name")
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    is_new = not folder.exists()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     try:
-        with contextlib.ExitStack() as stack:
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(only_writer(folder, folder / LOCK))
+        with only_writer(folder / LOG):
             yield
     finally:
         with contextlib.suppress(OSError):
-            for place in made:
-                place.rmdir()
+            if is_new:
+                folder.rmdir()
 
 
 def check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
-    """Refuses an output folder before any long work starts.
-
-    Raises:
-        InputError: If it holds something else than a run, or a run while neither
-            `resume` nor `overwrite` is given, or no run to resume.
-    """
+    """Refuses an output folder before any long work starts."""
     if resume and overwrite:
         raise InputError("`resume` and `overwrite` exclude each other")
     names = {path.name for path in output.iterdir()} if output.is_dir() else set()
     # What a kill left half-written has a hidden name.
-    names = {name for name in names - {LOCK} if not is_left_behind(name, _OURS)}
+    names = {name for name in names if not is_left_behind(name, _OURS)}
     if resume:
-        if "run.json" not in names:
+        if LOG not in names:
             raise InputError(f"`resume`: {output} holds no run; leave out `resume`")
         return
     if names and not overwrite:
@@ -69,50 +54,18 @@ def check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
             f"{output} is not empty; give `resume` to go on with its run, `overwrite` "
             "to replace it, or another name"
         )
-    if names and ("run.json" not in names or names - _OURS):
+    if names and (LOG not in names or names - _OURS):
         raise InputError(
             f"{output} is not replaced: it holds something else than a run "
-            f"({', '.join(sorted(names - _OURS)[:3]) or 'no run.json'})"
+            f"({', '.join(sorted(names - _OURS)[:3]) or f'no {LOG}'})"
         )
 
 
-def check_settings(
-    output: Path,
-    before: object,
-    settings: Any,
-    may_change: Collection[str] = (),
-) -> None:
-    """Refuses to go on with a run under other settings.
-
-    A setting that was not recorded did not exist yet: it had its default.
-
-    Args:
-        output: The run's folder.
-        before: The settings as they were recorded, by table.
-        settings: The settings as they are now, a dataclass of one dataclass per table.
-        may_change: The names of settings that may differ.
-
-    Raises:
-        InputError: If a setting differs; names the first that does.
-    """
-    usual = dataclasses.asdict(type(settings)())
-    for table, values in dataclasses.asdict(settings).items():
-        recorded = value_at(before, table)
-        for name, value in values.items():
-            is_known = isinstance(recorded, dict) and name in recorded
-            earlier = recorded[name] if is_known else usual[table][name]
-            if earlier != value and name not in may_change:
-                raise InputError(
-                    f"{output} holds a run with {name} = {earlier}, not {value}; a "
-                    "resumed run keeps its settings"
-                )
-
-
 def remove_run(output: Path) -> None:
-    """Removes a run, `run.json` last: a killed removal leaves a run to overwrite."""
+    """Removes a run, its log last: a killed removal leaves a run to overwrite."""
     if not output.is_dir():
         return
-    for path in sorted(output.iterdir(), key=lambda path: path.name == "run.json"):
+    for path in sorted(output.iterdir(), key=lambda path: path.name == LOG):
         if path.name not in _OURS and not is_left_behind(path.name, _OURS):
             continue
         if path.is_dir():

@@ -13,6 +13,7 @@ them; a record is one of
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,14 @@ def read_examples(
     return found
 
 
+def fingerprint(path: Path) -> str:
+    """Returns 32 hexadecimal digits for a data file's bytes."""
+    if not path.is_file():
+        raise InputError(f"cannot read the data {path}: it is no file")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
 def check_ids(where: str, ids: np.ndarray | None, vocab_size: int | None) -> None:
     """Refuses an example with exact ids of another target.
 
@@ -215,7 +224,8 @@ def _json_records(path: Path, data: bytes) -> Iterator[_Record]:
             yield f"record {number}", lambda record=record: record
         return
     for number, line in enumerate(data.split(b"\n"), 1):
-        if line.strip():
+        # The first line of what `eagle-jax regenerate` wrote holds its settings.
+        if line.strip() and not (number == 1 and line.startswith(b'{"run": {')):
             yield f"line {number}", lambda line=line: _parse(line)
 
 

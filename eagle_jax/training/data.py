@@ -3,11 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.generation.pairs import PairSource
 from eagle_jax.progress import Progress, Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
@@ -44,11 +43,9 @@ class TrainingData:
 def read_data(
     paths: Sequence[Path],
     held_out_paths: Sequence[Path],
-    tokenizer: Any,
-    target: TransformerConfig,
+    source: PairSource,
     config: TrainConfig,
     *,
-    stop_tokens: tuple[int, ...],
     report: Report,
     progress: Progress,
 ) -> TrainingData:
@@ -58,10 +55,8 @@ def read_data(
         paths: The files to train on, see `read_examples`.
         held_out_paths: The files to evaluate on; without any a share of the data is
             held out.
-        tokenizer: The target's tokenizer.
-        target: The target's sizes.
+        source: The target.
         config: The run's settings.
-        stop_tokens: The ids that end a text.
         report: Called with lines for a log: what was read, left out and cut.
         progress: Called to show how far work is.
 
@@ -79,10 +74,10 @@ def read_data(
         with progress(f"encoding {name} texts", len(part)) as update:
             encoded = encode_examples(
                 part,
-                tokenizer,
+                source.tokenizer,
                 max_length=config.data.row_length,
                 too_long=config.data.too_long,
-                vocab_size=target.vocab_size,
+                vocab_size=source.config.vocab_size,
                 progress=update,
             )
         samples.append(encoded.samples)
@@ -101,10 +96,10 @@ def read_data(
             [samples[1][number] for number in order],
             count=run.eval_prompts,
             plain_tokens=run.eval_prompt_tokens,
-            max_tokens=target.max_positions - 1,
+            max_tokens=source.config.max_positions - 1,
         ),
-        stop_tokens=stop_tokens,
-        max_length=target.max_positions,
+        stop_tokens=source.stop_tokens,
+        max_length=source.config.max_positions,
     )
 
 

@@ -1,14 +1,13 @@
 """The target's features of all training rows, computed once and kept on disk.
 
-A folder holds `settings.json`, which says what they are of, and for every batch of rows
-a file, `features-00000.safetensors` and so on, with one tensor `features` `[B, T, F]`.
-Files are written whole, so a run that was stopped goes on with the first one that is
-missing.
+For every batch of rows a folder holds a file, `features-00000.safetensors` and so on,
+with one tensor `features` `[B, T, F]`, and in its log, `features.jsonl`, a line. So a
+run that was stopped goes on with the first batch that is missing.
 """
 
+import contextlib
 import dataclasses
 import functools
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,9 +18,9 @@ import numpy as np
 
 from eagle_jax.checkpoints.tensors import saving
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.files import write_json, write_whole, writing
+from eagle_jax.files import write_whole, writing
+from eagle_jax.logs import JsonLines, check_log, read_log
 from eagle_jax.parallel import wait_for_all
-from eagle_jax.parsing import read_json_if_any
 from eagle_jax.training.packing import PackedRows
 
 
@@ -64,8 +63,8 @@ class FeatureStore:
                 return file.get_slice("features")[place : place + 1]
         except (OSError, SafetensorError) as error:
             raise InputError(
-                f"cannot read features from {path} ({first_line(error)}); remove it "
-                "and go on with the run, which computes them again"
+                f"cannot read features from {path} ({first_line(error)}); remove its "
+                "folder and go on with the run, which computes them again"
             ) from error
 
 
@@ -76,7 +75,7 @@ def write_features(
     *,
     settings: Mapping[str, Any],
     batch_size: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None],
 ) -> FeatureStore:
     """Computes what a folder still lacks of the rows' features, and opens it.
 
@@ -99,48 +98,30 @@ def write_features(
         InputError: If the folder holds features of other settings, the disk is too
             small, or features are not finite.
     """
-    store, is_first = FeatureStore(folder, batch_size), jax.process_index() == 0
+    store, log = FeatureStore(folder, batch_size), folder / "features.jsonl"
+    settings = {**settings, "rows": rows.tokens.shape, "batch_size": batch_size}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    settings = {**settings, "rows": rows.tokens.shape, "batch_size": batch_size}
-    settings = json.loads(json.dumps(settings))  # Tuples become lists.
-    _check_settings(folder, settings)
-    missing = [
-        range(start, min(start + batch_size, len(rows)))
-        for start in range(0, len(rows), batch_size)
-        if not store.path_of(start).is_file()
-    ]
+    check_log(log, settings)
+    whole = list(read_log(log)) if log.exists() else []
+    first = max(0, len(whole) - 1) * batch_size
     wait_for_all("all have seen which features are missing")
-    if is_first:
-        write_json(folder / "settings.json", settings)
-    done = len(rows) - sum(map(len, missing))
-    report = progress or (lambda done: None)
-    report(done)
-    for numbers in missing:
-        features = _compute(rows, numbers, compute, batch_size)
-        if numbers == missing[0]:
-            _check_space(folder, features.nbytes * len(missing))
-        if is_first:
-            save = functools.partial(_save, features)
-            write_whole(store.path_of(numbers.start), save)
-        done += len(numbers)
-        report(done)
+    progress(min(first, len(rows)))
+    is_first = jax.process_index() == 0
+    with JsonLines(log, settings) if is_first else contextlib.nullcontext() as lines:
+        for start in range(first, len(rows), batch_size):
+            numbers = range(start, min(start + batch_size, len(rows)))
+            features = _compute(rows, numbers, compute, batch_size)
+            if start == first:
+                missing = -(-(len(rows) - first) // batch_size)
+                _check_space(folder, features.nbytes * missing)
+            if lines is not None:
+                path = store.path_of(start)
+                write_whole(path, functools.partial(_save, features))
+                lines.append({"file": path.name})
+            progress(numbers.stop)
     wait_for_all("all features are written")
     return store
-
-
-def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses a folder of features that were made with other settings."""
-    if next(folder.glob("*.safetensors"), None) is None:
-        return
-    recorded = read_json_if_any(folder / "settings.json") or {}
-    for name, value in settings.items():
-        if recorded.get(name) != value:
-            raise InputError(
-                f"{folder} holds features of other settings ({name} = "
-                f"{recorded.get(name)!r} instead of {value!r}); remove it, or give "
-                "another folder"
-            )
 
 
 def _compute(

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ import jax
 import numpy as np
 
 from eagle_jax.errors import InputError
+from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.logs import JsonLines
 from eagle_jax.parallel import PairSharding
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.heads import count_vocabulary
-from eagle_jax.training.log import CsvLog
+from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.loss import Metrics
-from eagle_jax.training.packing import PackedRows, rows_at
+from eagle_jax.training.packing import rows_at
 from eagle_jax.training.sharding import first_state, state_shapes, state_shardings
 from eagle_jax.training.step import StepConfig, TrainState, train_step
 
@@ -43,7 +45,7 @@ class LogRow:
     evaluation: Evaluation | None = None
 
     def columns(self) -> dict[str, Any]:
-        """Returns the row as columns of the log."""
+        """Returns the row as a log has it, without what is not known."""
         columns = {"step": self.step, "tokens": self.tokens} | self.metrics
         columns["tokens_per_second"] = self.tokens_per_second
         if self.evaluation is not None:
@@ -52,7 +54,34 @@ class LogRow:
             columns["held_out_loss"] = result.loss
             columns["held_out_agreement"] = result.agreement
             columns["tokens_per_round"] = result.tokens_per_round
-        return columns
+        return {name: x for name, x in columns.items() if math.isfinite(x)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A run, which is finished when `train_head` returns it.
+
+    Attributes:
+        target: The target's folder.
+        head: The folder of the best head, in the official format.
+        config: All settings of the run.
+        identity: Whatever determines its weights, as JSON can hold it.
+        step_config: The static settings of a step.
+        pair: The target as it was loaded.
+        data: The data that was read.
+        summary: The last evaluation in one line, or why there is none.
+        first: The weights that the run began with, float32; `None` for new ones.
+    """
+
+    target: Path
+    head: Path
+    config: TrainConfig
+    identity: Mapping[str, Any]
+    step_config: StepConfig
+    pair: LoadedPair
+    data: TrainingData
+    summary: str
+    first: Any = None
 
 
 class DivergedError(InputError):
@@ -62,39 +91,23 @@ class DivergedError(InputError):
 class Run:
     """One run: its state, its folder and its compiled step."""
 
-    def __init__(
-        self,
-        *,
-        config: TrainConfig,
-        step_config: StepConfig,
-        target_params: Any,
-        sharding: PairSharding,
-        data: TrainingData,
-        folder: Path,
-        first: Any = None,
-    ) -> None:
+    def __init__(self, trained: Trained, sharding: PairSharding) -> None:
         """Starts a run, or resumes one at its newest checkpoint.
 
         Args:
-            config: All settings of the run.
-            step_config: The static settings of a step.
-            target_params: The target's frozen parameters, sharded as `sharding` says.
+            trained: The run. Its folder, that of `head`, gets `checkpoints/`, and its
+                log is written by the first process.
             sharding: The shardings of target and head.
-            data: The data of the run.
-            folder: The run's folder, which gets `log.csv`, written by the first
-                process, and `checkpoints/`.
-            first: The head's weights to begin with, float32; `None` for new ones.
 
         Raises:
-            InputError: If there are fewer rows than a batch takes, or the checkpoint
-                cannot be read.
+            InputError: If the checkpoint cannot be read.
         """
-        check_rows(data.rows, config.run.batch_size)
-        self._config, self._step_config, self._data = config, step_config, data
-        self._folder = folder
-        self._sharding, self._target_params = sharding, target_params
+        config, step_config = trained.config, trained.step_config
+        self._config, self._step_config, self._data = config, step_config, trained.data
+        self._folder, self._sharding = trained.head.parent, sharding
+        self._target_params = trained.pair.params.target
         self._checkpoints = Checkpoints(
-            folder / "checkpoints", keep=config.run.keep, best="chain_length"
+            self._folder / "checkpoints", keep=config.run.keep, best="chain_length"
         )
         shardings = state_shardings(step_config, sharding)
         self._shapes = state_shapes(step_config, shardings)
@@ -104,16 +117,15 @@ class Run:
                 step_config,
                 shardings,
                 config.run.seed,
-                target_params,
-                vocabulary=count_vocabulary(data.rows, step_config.head),
-                params=first,
+                self._target_params,
+                vocabulary=count_vocabulary(trained.data.rows, step_config.head),
+                params=trained.first,
             )
             if latest is None
             else self._restore(latest)
         )
         self.first_step = latest or 0
-        is_first = jax.process_index() == 0
-        self._log = CsvLog(folder / "log.csv", after=self.first_step, writes=is_first)
+        self._open_log(trained.identity)
         self._step = jax.jit(
             train_step,
             static_argnames=("config",),
@@ -121,13 +133,22 @@ class Run:
             out_shardings=(shardings, sharding.everywhere),
         )
         self._evaluate = make_evaluation(
-            data, config=config, step_config=step_config, sharding=sharding
+            self._data, config=config, step_config=step_config, sharding=sharding
         )
+
+    def _open_log(self, identity: Mapping[str, Any]) -> None:
+        """Drops what this run will write again, and recalls the losses before it."""
+        path = self._folder / LOG
+        rows = [row for row in read_rows(path) if row["step"] <= self.first_step]
+        self._log = JsonLines(path, identity) if jax.process_index() == 0 else None
+        if self._log is not None:
+            self._log.keep(len(rows))
         self._usual_loss: float | None = None
-        for loss in self._log.losses:
-            self._remember(loss)
+        for row in rows:
+            self._remember(row["loss"])
         # An overfitted head has not diverged: these are compared with one another.
-        self._held_out_loss = next(reversed(self._log.held_out_losses), None)
+        held_out = [row["held_out_loss"] for row in rows if "held_out_loss" in row]
+        self._held_out_loss: float | None = held_out[-1] if held_out else None
 
     def train(self, observe: Callable[[LogRow], None]) -> Any:
         """Trains to the last step; returns the best head, float32.
@@ -168,7 +189,8 @@ class Run:
                 tokens_per_second=(tokens - logged_tokens) / seconds,
                 evaluation=evaluation,
             )
-            self._log.write(row.columns())
+            if self._log is not None:
+                self._log.append(row.columns())
             if evaluation is not None:
                 measured = {"chain_length": evaluation.chain_length}
                 self._checkpoints.save(done, self._state, measured)
@@ -188,8 +210,10 @@ class Run:
         return self._checkpoints.restore(step, self._shapes)
 
     def close(self) -> None:
-        """Closes the checkpoints when the last one is written."""
+        """Closes the log, and the checkpoints when the last one is written."""
         self._checkpoints.close()
+        if self._log is not None:
+            self._log.close()
 
     def _one_step(self, step: int) -> tuple[TrainState, Metrics, int]:
         run, data = self._config.run, self._data
@@ -255,12 +279,3 @@ class Run:
             f"the loss of step {step} is {loss:.4g}{usual}: training has diverged; "
             f"{kept}; try a lower learning_rate or more warmup_steps"
         )
-
-
-def check_rows(rows: PackedRows, batch_size: int) -> None:
-    """Refuses a batch that cannot be made, before any long work starts.
-
-    Raises:
-        InputError: If there are fewer rows than a batch takes.
-    """
-    rows_at(len(rows), 0, batch_size, seed=0)

@@ -8,11 +8,12 @@ A text depends on the run's seed and on its own number alone, never on the texts
 beside it, nor on the drafter.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,37 +21,20 @@ import numpy as np
 from eagle_jax.checkpoints import check_max_length, resolve
 from eagle_jax.config import DecodingConfig
 from eagle_jax.decoding.requests import bucket_rows
-from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
-from eagle_jax.files import check_apart, fingerprint_file
-from eagle_jax.generation import text
+from eagle_jax.files import check_apart
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.pairs import PairSource, open_pair
+from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.scheduler import Scheduler
+from eagle_jax.logs import JsonLines, read_log
+from eagle_jax.parsing import check_type, parse_json, value_at
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.config import RegenerateConfig
-from eagle_jax.training.conversations import check_ids, read_examples
+from eagle_jax.training.conversations import check_ids, fingerprint, read_examples
 from eagle_jax.training.encode import check_template
-from eagle_jax.training.resumable import ResumableLines
-from eagle_jax.training.tasks import Answer, Task, example_tasks, sample_tasks
-
-
-class Answerer(Protocol):
-    """Whatever answers prompts, several at once, in any order."""
-
-    @property
-    def num_waiting(self) -> int:
-        """The prompts that are not begun."""
-        ...
-
-    def add(self, key: int, prompt_ids: list[int], seed: int) -> None:
-        """Takes a prompt, the number of its text and the seed of its draws."""
-        ...
-
-    def step(self) -> Iterable[tuple[int, Answer]]:
-        """Goes on, and returns the answers that are complete, with their numbers."""
-        ...
+from eagle_jax.training.tasks import Task, example_tasks, sample_tasks
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -70,14 +54,6 @@ class Counts:
     left_out: int = 0
     refused: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, record: dict[str, Any] | None) -> None:
-        """Counts a text's record; `None` stands for a text that was left out."""
-        if record is None:
-            self.left_out += 1
-            return
-        self.texts += 1
-        self.tokens += sum(record["loss_mask"])
-
     def __str__(self) -> str:
         """Returns the line that a run ends with."""
         parts = [f"{self.texts} texts", f"{self.tokens} tokens to learn from"]
@@ -94,26 +70,29 @@ class Counts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextSource:
-    """The beginnings of texts: a file of records, or the start token alone.
+class RegenerateJob:
+    """What a run reads and writes: texts after a file's records, or a start token.
 
     Attributes:
+        target: A Hugging Face folder or hub name.
+        output: A file of JSON lines, see `JsonLines`, which a later run goes on with.
         data: The file of conversations or texts, see `read_examples`.
         limit: The number of its records to take; `None` for all.
         samples: The number of texts to write from the start token, instead of `data`.
+        draft: An EAGLE head, which makes the run quicker and changes no text.
+        overwrite: Whether to start the output again.
     """
 
+    target: str
+    output: Path
     data: Path | None = None
     limit: int | None = None
     samples: int | None = None
+    draft: str | None = None
+    overwrite: bool = False
 
     def check(self, config: RegenerateConfig) -> None:
-        """Refuses a source that gives no texts to learn from.
-
-        Raises:
-            InputError: If not exactly one of `data` and `samples` is given, a count
-                is below 1, or the settings do not go with them.
-        """
+        """Refuses a job that gives no texts to learn from."""
         if (self.data is None) == (self.samples is None):
             raise InputError("give either `data` FILE or `samples` N")
         for name in ("samples", "limit"):
@@ -130,28 +109,22 @@ class TextSource:
                 "`samples` at temperature 0 would write one text many times; give "
                 "temperature 1"
             )
+        if self.data is not None:
+            check_apart(self.output, self.data)
 
 
 def regenerate_file(
-    target: str,
-    source: TextSource,
-    output: Path,
+    job: RegenerateJob,
     config: RegenerateConfig,
     *,
-    draft: str | None = None,
-    overwrite: bool = False,
     report: Report = say_nothing,
     progress: Progress = show_nothing,
 ) -> Counts | None:
     """Lets a target write a file of texts, going on where an earlier call stopped.
 
     Args:
-        target: A Hugging Face folder or hub name.
-        source: The beginnings of the texts.
-        output: A file of JSON lines, see `ResumableLines`.
+        job: What is read and written.
         config: All settings of the run.
-        draft: An EAGLE head, which makes the run quicker and changes no text.
-        overwrite: Whether to start the output again.
         report: Called with lines for a log.
         progress: Called to show how far the run is.
 
@@ -162,34 +135,40 @@ def regenerate_file(
         InputError: If files, settings and models do not fit together, or no text had
             room for an answer.
     """
-    source.check(config)
-    if source.data is not None:
-        check_apart(output, source.data)
-    pair = open_pair(
-        target,
-        draft,
-        GenerateConfig(
-            tree=config.tree, decoding=DecodingConfig(dtype=config.regeneration.dtype)
-        ),
+    job.check(config)
+    limits, output = config.regeneration, job.output
+    decoding = DecodingConfig(dtype=limits.dtype, max_new_tokens=limits.max_new_tokens)
+    decode = GenerateConfig(
+        tree=config.tree, sampling=config.sampling, decoding=decoding
     )
-    max_length = config.regeneration.max_length or pair.config.max_positions
+    pair = open_pair(job.target, job.draft, decode)
+    max_length = limits.max_length or pair.config.max_positions
     check_max_length(pair.config, max_length)
-    new_tokens = config.regeneration.max_new_tokens
-    pair.check_memory(batch_size=1, max_length=min(max_length, 1 + new_tokens))
+    least = min(max_length, 1 + limits.max_new_tokens)
+    pair.check_memory(batch_size=1, max_length=least)
     counts = Counts()
-    tasks, total = _tasks(source, config, pair, counts.refused, report)
-    settings = _settings(target, source, config, max_length)
-    with ResumableLines(output, settings, overwrite=overwrite) as lines:
-        first = lines.next_index
+    tasks, total = _tasks(job, config, pair, counts.refused, report)
+    settings = _settings(job, config, max_length)
+    with JsonLines(output, settings, overwrite=job.overwrite) as lines:
+        first = next_index(output)
         if first:
             report(f"{output}: going on after the first {first} of {total}")
         if first >= total:
             return None
-        batch_size = min(config.regeneration.batch_size, bucket_rows(total - first))
-        report(f"loading {target}")
+        batch_size = min(limits.batch_size, bucket_rows(total - first))
+        report(f"loading {job.target}")
+        loaded = pair.load()
+        runner = Runner(
+            pair=loaded,
+            drafter=loaded.drafter,
+            config=decode,
+            max_length=max_length,
+            prompt_bucket=0,
+            batch_size=batch_size,
+        )
         written = regenerate(
             tasks,
-            _queue(pair.load(), config, max_length, batch_size),
+            Scheduler(runner),
             ahead=batch_size,
             max_length=max_length,
             seed=config.sampling.seed,
@@ -197,9 +176,12 @@ def regenerate_file(
         )
         with progress("regenerating", total, first) as update:
             for index, record in written:
-                if record is not None:
+                if record is None:
+                    counts.left_out += 1
+                else:
                     lines.append({"index": index} | record)
-                counts.add(record)
+                    counts.texts += 1
+                    counts.tokens += sum(record["loss_mask"])
                 update(index + 1)
     if not counts.texts and not first:
         raise InputError(
@@ -212,7 +194,7 @@ def regenerate_file(
 
 def regenerate(
     tasks: Iterable[Task],
-    answerer: Answerer,
+    scheduler: Scheduler,
     *,
     ahead: int,
     max_length: int,
@@ -223,8 +205,8 @@ def regenerate(
 
     Args:
         tasks: The texts; those before `first` are skipped.
-        answerer: What answers prompts.
-        ahead: The prompts that wait, so that no row of the answerer is without work;
+        scheduler: What answers prompts.
+        ahead: The prompts that wait, so that no row of the scheduler is without work;
             it changes no text.
         max_length: The largest number of tokens of prompt and output; a prompt that
             leaves no room ends its text.
@@ -236,28 +218,30 @@ def regenerate(
     """
     waiting = itertools.islice(enumerate(tasks), first, None)
     asked: dict[int, tuple[Task, int]] = {}
-    done: dict[int, Task] = {}
+    done: dict[int, dict[str, Any] | None] = {}
 
-    def ask(index: int, task: Task, turn: int) -> None:
-        prompt = task.prompt()
-        if prompt is None or len(prompt) >= max_length:
-            done[index] = task
+    def ask(index: int, task: Task, turn: int, row: Row | None = None) -> None:
+        try:
+            prompt = task.send(row)
+            if len(prompt) >= max_length:
+                task.send(None)  # It has no room, and ends.
+        except StopIteration as end:
+            done[index] = end.value
             return
         asked[index] = task, turn
-        answerer.add(index, prompt, seed_of(seed, index, turn))
+        scheduler.add(index, prompt, seed_of(seed, index, turn))
 
     while True:
-        while answerer.num_waiting < ahead and (begun := next(waiting, None)):
+        while scheduler.num_waiting < ahead and (begun := next(waiting, None)):
             ask(*begun, turn=0)
         while first in done:
-            yield first, done.pop(first).record()
+            yield first, done.pop(first)
             first += 1
         if not asked:
             return
-        for index, answer in answerer.step():
-            task, turn = asked.pop(index)
-            task.add(answer)
-            ask(index, task, turn + 1)
+        for answer in scheduler.step():
+            task, turn = asked.pop(answer.key)
+            ask(answer.key, task, turn + 1, answer.row)
 
 
 def seed_of(seed: int, index: int, turn: int) -> int:
@@ -275,7 +259,7 @@ def seed_of(seed: int, index: int, turn: int) -> int:
 
 
 def _tasks(
-    source: TextSource,
+    job: RegenerateJob,
     config: RegenerateConfig,
     pair: PairSource,
     refused: list[str],
@@ -283,14 +267,14 @@ def _tasks(
 ) -> tuple[Iterable[Task], int]:
     """Returns the texts to write, and their number."""
     settings, tokenizer = config.regeneration, pair.tokenizer
-    if source.samples is not None:
-        return sample_tasks(tokenizer, source.samples), source.samples
-    assert source.data is not None
+    if job.samples is not None:
+        return sample_tasks(tokenizer, job.samples), job.samples
+    assert job.data is not None
     found = read_examples(
-        source.data, max_malformed=settings.max_malformed, need_answers=False
+        job.data, max_malformed=settings.max_malformed, need_answers=False
     )
-    report(f"{source.data}: {found.summary()}")
-    examples = found.examples[: source.limit]
+    report(f"{job.data}: {found.summary()}")
+    examples = found.examples[: job.limit]
     if any(example.messages for example in examples):
         check_template(tokenizer)
     for example in examples:
@@ -301,19 +285,14 @@ def _tasks(
 
 
 def _settings(
-    target: str,
-    source: TextSource,
-    config: RegenerateConfig,
-    max_length: int,
+    job: RegenerateJob, config: RegenerateConfig, max_length: int
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
-    data, dtype = source.data, config.regeneration.dtype
-    settings = {
-        "target": str(resolve(target).resolve()),
-        "data": "samples" if data is None else fingerprint_file(data),
-    }
-    settings |= dataclasses.asdict(config.sampling)
+    dtype = config.regeneration.dtype
+    settings = dataclasses.asdict(config.sampling)
     settings |= dataclasses.asdict(config.regeneration) | {
+        "target": str(resolve(job.target).resolve()),
+        "data": "samples" if job.data is None else fingerprint(job.data),
         "max_length": max_length,
         "dtype": f"auto on {jax.default_backend()}" if dtype == "auto" else dtype,
     }
@@ -321,46 +300,10 @@ def _settings(
     return settings
 
 
-class _Queue:
-    """A pair's scheduler as an `Answerer`."""
-
-    def __init__(self, pair: LoadedPair, scheduler: Scheduler) -> None:
-        self._tokenizer = pair.tokenizer
-        self._scheduler = scheduler
-
-    @property
-    def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
-
-    def add(self, key: int, prompt_ids: list[int], seed: int) -> None:
-        self._scheduler.add(key, prompt_ids, seed)
-
-    def step(self) -> Iterator[tuple[int, Answer]]:
-        for served in self._scheduler.step():
-            row = served.row
-            added = text.continuation(
-                self._tokenizer, row.prompt_ids, row.generated_ids
-            )
-            is_complete = row.stop_reason == StopReason.STOP_TOKEN
-            answer = Answer(ids=row.generated_ids, text=added, is_complete=is_complete)
-            yield served.key, answer
-
-
-def _queue(
-    pair: LoadedPair, config: RegenerateConfig, max_length: int, batch_size: int
-) -> _Queue:
-    """Returns what lets a pair answer prompts."""
-    new_tokens = config.regeneration.max_new_tokens
-    runner = Runner(
-        pair=pair,
-        drafter=pair.drafter,
-        config=GenerateConfig(
-            tree=config.tree,
-            sampling=config.sampling,
-            decoding=DecodingConfig(max_new_tokens=new_tokens),
-        ),
-        max_length=max_length,
-        prompt_bucket=0,
-        batch_size=batch_size,
-    )
-    return _Queue(pair, Scheduler(runner))
+def next_index(output: Path) -> int:
+    """Returns the number of the first text that a file lacks."""
+    where, line = collections.deque(read_log(output), maxlen=1)[0]
+    record = parse_json(line, where)
+    if value_at(record, "run") is not None:
+        return 0
+    return check_type(int, value_at(record, "index"), f"{where}: index") + 1

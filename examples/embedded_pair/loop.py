@@ -1,5 +1,6 @@
 """The loop of a run: steps, a log, held-out figures, checkpoints."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -14,8 +15,9 @@ from eagle_jax.cli.command import say
 from eagle_jax.cli.progress import progress
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind
-from eagle_jax.parsing import read_json_if_any
-from eagle_jax.training.checkpoint import LOCK, Checkpoints
+from eagle_jax.logs import JsonLines
+from eagle_jax.training.checkpoint import Checkpoints
+from eagle_jax.training.log import LOG
 from examples.embedded_pair.corpus import TokenStream
 from examples.embedded_pair.training import PretrainRunConfig
 
@@ -92,15 +94,23 @@ def take_steps(
 
 def check_output(output: Path, *, resume: bool) -> None:
     """Refuses a folder that holds something else, before any long work starts."""
-    if resume and read_json_if_any(output / "run.json") is None:
+    if resume and not (output / LOG).is_file():
         raise InputError(f"--resume: {output} holds no run; leave out --resume")
-    names = {path.name for path in output.iterdir()} - {LOCK}
-    is_taken = not all(is_left_behind(name, ["run.json"]) for name in names)
+    names = {path.name for path in output.iterdir()}
+    is_taken = not all(is_left_behind(name, [LOG]) for name in names)
     if is_taken and not resume:
         raise InputError(
             f"{output} is not empty; give --resume to go on with its run, or another "
             "folder"
         )
+
+
+def begin_log(output: Path, config: Any, facts: Mapping[str, Any]) -> None:
+    """Records what makes a run, and refuses to go on with another; steps may grow."""
+    settings = dataclasses.asdict(config) | facts
+    for name in MAY_CHANGE:
+        del settings["run"][name]
+    JsonLines(output / LOG, settings).close()
 
 
 def check_sizes(streams: dict[str, TokenStream], config: PretrainRunConfig) -> None:

@@ -11,7 +11,7 @@ export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.mallo
 GLIBC_TUNABLES+=:glibc.malloc.trim_threshold=20000000000
 
 # Goes on with a run that has begun.
-resume() { if [ -f "$1/run.json" ]; then echo --resume; fi; }
+resume() { if [ -f "$1/log.jsonl" ]; then echo --resume; fi; }
 
 # Runs a module of this folder with two cores as two devices.
 on_both() {

@@ -9,7 +9,6 @@ The same command with `--resume` goes on where it was stopped.
 """
 
 import argparse
-import dataclasses
 import functools
 import json
 import sys
@@ -25,11 +24,10 @@ from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole
 from eagle_jax.generation.memory import check_training
-from eagle_jax.parsing import read_json_if_any
-from eagle_jax.training.checkpoint import check_settings, writing_run
+from eagle_jax.training.checkpoint import writing_run
 from examples.embedded_pair import corpus
 from examples.embedded_pair.loop import (
-    MAY_CHANGE,
+    begin_log,
     check_output,
     check_sizes,
     take_steps,
@@ -96,7 +94,8 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     tokenizer = _tokenizer(arguments.tokenizer, texts["train"], config, output)
     streams = {name: corpus.token_stream(tokenizer, x) for name, x in texts.items()}
     check_sizes(streams, config.run)
-    _check_same_run(output, config, streams, resume=arguments.resume)
+    tokens = {name: stream.fingerprint() for name, stream in streams.items()}
+    begin_log(output, config, {"tokens": tokens})
     write_whole(output / "tokenizer.json", lambda part: tokenizer.save(str(part)))
     for name, part in texts.items():
         pieces = [p for text in part for p in corpus.pieces(text, _PIECE_LENGTH)]
@@ -127,25 +126,6 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     )
     print(f"{model_folder} | held-out perplexity {perplexity:.2f} per token")
     return 0
-
-
-def _check_same_run(
-    output: Path,
-    config: PretrainConfig,
-    streams: dict[str, corpus.TokenStream],
-    *,
-    resume: bool,
-) -> None:
-    """Records what makes a run, and refuses to go on with another; steps may grow."""
-    tokens = {name: stream.fingerprint() for name, stream in streams.items()}
-    before = read_json_if_any(output / "run.json") if resume else None
-    if before is not None:
-        check_settings(output, before, config, MAY_CHANGE)
-        if before.get("tokens") != tokens:
-            raise InputError(
-                f"{output} holds a run on other texts; take the Python that began it"
-            )
-    write_json(output / "run.json", dataclasses.asdict(config) | {"tokens": tokens})
 
 
 def _tokenizer(

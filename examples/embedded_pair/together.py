@@ -26,17 +26,15 @@ from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
-from eagle_jax.files import write_json
 from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.tokenizer import load_tokenizer
-from eagle_jax.parsing import read_json_if_any
-from eagle_jax.training.checkpoint import check_settings, writing_run
+from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
 from eagle_jax.training.packing import PackedRows, pack, rows_at
 from examples.embedded_pair import corpus
 from examples.embedded_pair.loop import (
-    MAY_CHANGE,
+    begin_log,
     check_output,
     check_sizes,
     take_steps,
@@ -119,7 +117,7 @@ def _train(arguments: argparse.Namespace, config: TogetherConfig) -> int:
         "head": str(arguments.head.resolve()),
         "num_layers": target.num_layers,
     }
-    _check_same_run(output, config, facts, resume=arguments.resume)
+    begin_log(output, config, facts)
     sizes = {"target": target, "head": head}
     step = functools.partial(pair_step, config=config, **sizes)
     state, found = take_steps(
@@ -165,21 +163,6 @@ def _own_texts(
     rows = pack(encoded.samples, row_length)
     say(f"texts of the target: {encoded.summary()} | {len(rows)} rows")
     return rows
-
-
-def _check_same_run(
-    output: Path, config: TogetherConfig, facts: dict[str, Any], *, resume: bool
-) -> None:
-    """Records what makes a run, and refuses to go on with another; steps may grow."""
-    before = read_json_if_any(output / "run.json") if resume else None
-    if before is not None:
-        check_settings(output, before, config, MAY_CHANGE)
-        for name, fact in facts.items():
-            if before.get(name) != fact:
-                raise InputError(
-                    f"{output} holds a run with other {name}; give what began it"
-                )
-    write_json(output / "run.json", dataclasses.asdict(config) | facts)
 
 
 def _batches(

@@ -83,7 +83,7 @@ def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
             ),
             f"cannot write {path}: ",
             named,
-            "nothing was written",
+            "free some space",
         )
     assert file_bytes(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
@@ -132,7 +132,7 @@ def test_a_calibration_that_a_kill_left_half_written_hinders_nobody(
 ) -> None:
     folder = tmp_path / "head"
     export_head(folder, HEAD, random_head())
-    (folder / ".calibration.json.0123abcd.unfinished").write_text("{")
+    (folder / ".calibration.json.unfinished").write_text("{")
     (folder / ".calibration.json.lock").touch()
     export_head(folder, HEAD, random_head(), overwrite=True)
     assert not list(folder.glob(".*"))

@@ -180,6 +180,6 @@ def test_an_output_in_a_locked_folder_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_of_an_output_is_removed(tmp_path: Path) -> None:
     path = _file(tmp_path, "out.json", "old")
-    (tmp_path / ".out.json.0123abcd.unfinished").write_text("half")
+    (tmp_path / ".out.json.unfinished").write_text("half")
     check_writable(path)
     assert list(tmp_path.iterdir()) == [path]

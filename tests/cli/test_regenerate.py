@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.logs import JsonLines
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
-from eagle_jax.training.tasks import TextTask
 from tests.chats import BOS, CHATS
 from tests.conftest import Main, load_main
 
@@ -45,7 +45,9 @@ def _data(folder: Path) -> Path:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    head, *lines = path.read_text().splitlines()
+    assert "run" in json.loads(head)
+    return [json.loads(line) for line in lines]
 
 
 def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
@@ -67,7 +69,7 @@ def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
     stopped = tmp_path / "stopped.jsonl"
     assert run(_command(chat_pair, stopped, "--samples", 2)) == 0
     with stopped.open("ab") as file:
-        file.write(whole.read_bytes().splitlines()[2][:20])
+        file.write(whole.read_bytes().splitlines()[3][:20])
     assert run(_command(chat_pair, stopped, "--samples", 5, "--batch-size", 3)) == 0
     assert "going on after the first 2 of 5" in capsys.readouterr().err
     assert stopped.read_bytes() == whole.read_bytes()
@@ -94,7 +96,7 @@ def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
     limited = tmp_path / "limited.jsonl"
     more = ["--data", _data(tmp_path), "--limit", 2, "--batch-size", 1]
     assert run(_command(chat_pair, limited, *more)) == 0
-    assert limited.read_bytes() == b"".join(output.read_bytes().splitlines(True)[:2])
+    assert limited.read_bytes() == b"".join(output.read_bytes().splitlines(True)[:3])
 
 
 def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
@@ -105,15 +107,15 @@ def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
     assert run(command) == 0
     before = output.read_bytes()
     for more, named in (
-        (["--temperature", "0.5"], "temperature = 1.0, but now it is 0.5"),
-        (["--seed", "1"], "seed = 0"),
-        (["--max-new-tokens", "7"], "max_new_tokens = 6"),
-        (["--max-length", "50"], "max_length = 256"),
+        (["--temperature", "0.5"], "temperature was 1.0 and is 0.5 now"),
+        (["--seed", "1"], "seed was 0"),
+        (["--max-new-tokens", "7"], "max_new_tokens was 6"),
+        (["--max-length", "50"], "max_length was 256"),
     ):
         assert run([*command, *more]) == 2
         assert named in capsys.readouterr().err
     data = _command(chat_pair, output, "--data", _data(tmp_path))
-    assert run(data) == 2 and "data = 'samples'" in capsys.readouterr().err
+    assert run(data) == 2 and "data was 'samples'" in capsys.readouterr().err
     own = _command(chat_pair, output, "--data", output, "--overwrite")
     assert run(own) == 2 and "is read from it" in capsys.readouterr().err
     assert output.read_bytes() == before
@@ -162,15 +164,15 @@ def test_ctrl_c_keeps_what_was_written(
     run: Main, chat_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    real, calls = TextTask.record, []
+    real, calls = JsonLines.append, []
 
-    def record(self: TextTask) -> Any:
+    def append(self: JsonLines, result: Any) -> None:
         calls.append(self)
-        if len(calls) == 3:
+        if len(calls) == 4:
             raise KeyboardInterrupt
-        return real(self)
+        real(self, result)
 
-    monkeypatch.setattr(TextTask, "record", record)
+    monkeypatch.setattr(JsonLines, "append", append)
     output = tmp_path / "out.jsonl"
     assert run(_command(chat_pair, output, "--samples", 4)) == 130
     assert "the same command goes on from here" in capsys.readouterr().err

@@ -167,7 +167,7 @@ def test_a_target_can_be_made_deeper_first(
     difference = jnp.mean(jnp.abs(found.embedding - before))
     assert float(difference) < 0.1 * float(jnp.mean(jnp.abs(before)))
     assert together([*begun, "--output", f"{tmp_path}/pair", "--resume"]) == 2
-    assert "holds a run with other num_layers" in capsys.readouterr().err
+    assert "log.jsonl: num_layers was" in capsys.readouterr().err
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
@@ -195,7 +195,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
     others = tmp_path / "others.jsonl"
     others.write_text(json.dumps({"text": "other texts, " * 200}))
     assert together([*resumed, "--texts", str(others)]) == 2
-    assert "holds a run with other texts" in capsys.readouterr().err
+    assert "log.jsonl: texts was" in capsys.readouterr().err
     assert together(resumed) == 0
     for name in ("model", "head"):
         one, other = (

@@ -16,16 +16,17 @@ from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.questions import read_questions
-from eagle_jax.evaluation.record_files import RecordFile, read_runs
+from eagle_jax.evaluation.record_files import read_records, read_runs
 from eagle_jax.evaluation.runs import groups, in_order
 from eagle_jax.generation import text
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
+from eagle_jax.logs import JsonLines
 from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.features import FeatureStore
-from eagle_jax.training.log import CsvLog
-from eagle_jax.training.resumable import ResumableLines
+from eagle_jax.training.log import LOG, read_rows
+from eagle_jax.training.regenerate import next_index
 from examples.embedded_pair.training import PretrainConfig
 from tests.checkpoints.folders import save_bin, write_shards
 from tests.evaluation import synthetic
@@ -71,7 +72,7 @@ def read_settings(folder: Path) -> None:
         load_config(folder / f"{name}.toml", kind)
 
 
-def read_records(folder: Path) -> None:
+def read_report(folder: Path) -> None:
     """Makes the tables of a report, goes on with a file of records."""
     runs = in_order(read_runs([folder]))
     tables.shared_settings(runs)
@@ -84,8 +85,8 @@ def read_records(folder: Path) -> None:
 
 def read_record_file(folder: Path) -> None:
     """Goes on with a file of records."""
-    with RecordFile(folder / "run.jsonl", synthetic.RUN, []):
-        pass
+    JsonLines(folder / "run.jsonl", synthetic.RUN).close()
+    read_records(folder / "run.jsonl", synthetic.RUN, [])
 
 
 def read_data(folder: Path) -> None:
@@ -95,8 +96,8 @@ def read_data(folder: Path) -> None:
         lambda: read_prompts(folder / "prompts.json"),
         lambda: read_examples(folder / "chats.json"),
         lambda: read_examples(folder / "chats.jsonl"),
-        lambda: CsvLog(folder / "log.csv", after=2),
-        lambda: ResumableLines(folder / "answers.jsonl", {"seed": 0}).close(),
+        lambda: read_rows(folder / LOG),
+        lambda: next_index(folder / "answers.jsonl"),
         lambda: FeatureStore(folder, batch_size=2).read(np.array([0])),
         lambda: load_calibration(
             folder / "calibration.json", vocab_size=300, depth=2, kind="sampled"
@@ -157,7 +158,7 @@ def make_subjects(
         "settings": Subject(source=tables_folder, files=["*.toml"], read=read_settings),
         "run": Subject(
             source=run,
-            files=["run.json", "log.csv", "checkpoints/*/*/*", "checkpoints/**/*"],
+            files=[LOG, "checkpoints/*/*/*", "checkpoints/**/*"],
             read=resume,
         ),
         **_records(home),
@@ -186,7 +187,7 @@ def _records(home: Path) -> dict[str, Subject]:
     lines = [synthetic.record(number) for number in range(3)]
     synthetic.write(home / "file" / "run.jsonl", lines)
     return {
-        "records": Subject(source=everything, files=["*"], read=read_records),
+        "records": Subject(source=everything, files=["*"], read=read_report),
         "file": Subject(source=home / "file", files=["*"], read=read_record_file),
     }
 
@@ -204,12 +205,13 @@ def _data(folder: Path) -> Path:
     _write(folder / "prompts.json", ["a", "b"])
     calibration = {"kappa": 1.5, "sharpness": 1.0, "exponents": [[1, 1], [1, 1]]}
     _write(folder / "calibration.json", {"vocab_size": 300, "sampled": calibration})
-    with ResumableLines(folder / "answers.jsonl", {"seed": 0}) as answers:
+    with (
+        JsonLines(folder / "answers.jsonl", {"seed": 0}) as answers,
+        JsonLines(folder / LOG, {"seed": 0}) as log,
+    ):
         for number in range(3):
             answers.append({"index": number, "text": "a"})
-    log = CsvLog(folder / "log.csv", after=0)
-    for step in range(3):
-        log.write({"step": step, "loss": 1.0})
+            log.append({"step": number, "loss": 1.0})
     features = {"features": np.zeros((2, 3, 4), np.float32)}
     safetensors.numpy.save_file(features, folder / "features-00000.safetensors")
     return folder

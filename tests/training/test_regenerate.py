@@ -1,4 +1,3 @@
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -6,13 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_jax.errors import InputError
+from eagle_jax.decoding.state import StopReason
+from eagle_jax.generation.queue import Served
+from eagle_jax.generation.rows import Row
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.logs import JsonLines
 from eagle_jax.training.config import RegenerationConfig
 from eagle_jax.training.conversations import Example
-from eagle_jax.training.regenerate import regenerate, seed_of
-from eagle_jax.training.resumable import ResumableLines
-from eagle_jax.training.tasks import Answer, Task, example_tasks, sample_tasks
+from eagle_jax.training.regenerate import next_index, regenerate, seed_of
+from eagle_jax.training.tasks import Task, example_tasks, sample_tasks
 from tests.chats import BOS, CHATS, EOS
 from tests.helpers import refused
 
@@ -33,13 +34,12 @@ def _chats() -> list[Example]:
 
 
 class Parrot:
-    """Answers with its seed's last digits; keeps what it was asked."""
+    """Answers with a token of its seed; keeps what it was asked."""
 
-    def __init__(self, *, cut: str | None = None, rows: int = 2) -> None:
+    def __init__(self, *, stop: StopReason = StopReason.STOP_TOKEN, rows: int = 2):
         self.asked: list[tuple[tuple[int, ...], int]] = []
-        self._waiting: list[tuple[int, int]] = []
-        self._rows = rows
-        self._cut = cut
+        self._waiting: list[tuple[int, list[int], int]] = []
+        self._rows, self._stop = rows, stop
 
     @property
     def num_waiting(self) -> int:
@@ -47,21 +47,24 @@ class Parrot:
 
     def add(self, key: int, prompt_ids: list[int], seed: int) -> None:
         self.asked.append((tuple(prompt_ids), seed))
-        self._waiting.append((key, seed))
+        self._waiting.append((key, prompt_ids, seed))
 
-    def step(self) -> Iterator[tuple[int, Answer]]:
+    def step(self) -> Iterator[Served]:
         """Answers as many as it has rows, the newest first."""
         taken = self._waiting[: self._rows]
         self._waiting = self._waiting[self._rows :]
-        for key, seed in reversed(taken):
-            yield (
-                key,
-                Answer(
-                    ids=[65 + seed % 7, EOS],
-                    text=f" {seed % 7} ",
-                    is_complete=self._cut is None,
-                ),
+        for key, prompt, seed in reversed(taken):
+            row = Row(
+                prompt_ids=prompt,
+                generated_ids=[token_of(seed), EOS],
+                stop_reason=self._stop,
+                accept_lengths=[],
             )
+            yield Served(key=key, row=row, prefill_seconds=0, decode_seconds=0)
+
+
+def token_of(seed: int) -> int:
+    return 65 + seed % 7
 
 
 def _all(tasks: list[Task], answer: Any, **settings: Any) -> list[Any]:
@@ -70,7 +73,14 @@ def _all(tasks: list[Task], answer: Any, **settings: Any) -> list[Any]:
 
 
 def _chat_tasks(tokenizer: Any, refused: list[str] | None = None) -> list[Task]:
-    return list(example_tasks(tokenizer, _chats(), RegenerationConfig(), 3, refused))
+    told = [] if refused is None else refused
+    return list(example_tasks(tokenizer, _chats(), RegenerationConfig(), 3, told))
+
+
+def _records(examples: list[Example], tokenizer: Any, seed: int = 3) -> list[Any]:
+    settings = RegenerationConfig(min_prefix=3, max_prefix=6)
+    tasks = list(example_tasks(tokenizer, examples, settings, seed, []))
+    return [record for _, record in _all(tasks, Parrot())]
 
 
 def test_a_conversation_is_answered_turn_by_turn(tokenizer: Any) -> None:
@@ -86,8 +96,8 @@ def test_a_conversation_is_answered_turn_by_turn(tokenizer: Any) -> None:
     assert [[r for r, _ in t if r != "system"] for t in turns] == [
         ["user", "assistant"] * count for count in (2, 1, 3)
     ]
-    digits = [str(seed_of(3, index, turn) % 7) for index, turn in ((2, 0), (2, 2))]
-    assert [turns[2][1][1], turns[2][5][1]] == digits
+    answers = [tokenizer.decode([token_of(seed_of(3, 2, turn))]) for turn in (0, 2)]
+    assert [turns[2][1][1], turns[2][5][1]] == [answer.strip() for answer in answers]
     first = "<s>[system]Be[user]Hi[assistant]"
     assert tokenizer.decode(list(parrot.asked[0][0])) == first
 
@@ -96,7 +106,7 @@ def test_the_ids_are_those_that_were_read_and_written(tokenizer: Any) -> None:
     parrot = Parrot()
     records = [record for _, record in _all(_chat_tasks(tokenizer), parrot)]
     last = {seed: prompt for prompt, seed in parrot.asked}[seed_of(3, 2, 2)]
-    assert records[2]["ids"] == [*last, 65 + seed_of(3, 2, 2) % 7, EOS]
+    assert records[2]["ids"] == [*last, token_of(seed_of(3, 2, 2)), EOS]
     for record in records:
         ids, mask = np.array(record["ids"]), np.array(record["loss_mask"])
         ends = np.flatnonzero(np.diff(mask, prepend=0, append=0)).reshape(-1, 2)
@@ -124,7 +134,7 @@ def test_seeds_share_nothing_between_texts_turns_and_runs() -> None:
 
 
 def test_a_conversation_ends_with_an_answer_that_was_cut_off(tokenizer: Any) -> None:
-    records = _all(_chat_tasks(tokenizer), Parrot(cut="off"))
+    records = _all(_chat_tasks(tokenizer), Parrot(stop=StopReason.MAX_TOKENS))
     assert [len(record["messages"]) for _, record in records] == [3, 2, 2]
 
 
@@ -175,13 +185,7 @@ def test_a_conversation_ends_before_a_turn_that_the_template_cannot_mark(
 def test_a_document_is_gone_on_with_after_a_random_prefix(tokenizer: Any) -> None:
     text = "there is another one that he likes"
     examples = [Example(where="", text=text)] * 60
-    settings = RegenerationConfig(min_prefix=3, max_prefix=6)
-    records = [
-        record
-        for _, record in _all(
-            list(example_tasks(tokenizer, examples, settings, 3)), Parrot()
-        )
-    ]
+    records = _records(examples, tokenizer)
     ids = tokenizer(text).input_ids
     sizes = [record["loss_mask"].count(0) - 1 for record in records]
     assert set(sizes) == {3, 4, 5, 6}  # The start token is not counted.
@@ -189,28 +193,17 @@ def test_a_document_is_gone_on_with_after_a_random_prefix(tokenizer: Any) -> Non
         assert record["ids"][: size + 1] == ids[: size + 1]
         assert record["loss_mask"] == [0] * (size + 1) + [1, 1]
         kept = tokenizer.decode(ids[1 : size + 1])
-        assert record["text"].startswith(kept + " ") and text.startswith(kept)
-    again = [
-        r
-        for _, r in _all(
-            list(example_tasks(tokenizer, examples, settings, 3)), Parrot()
-        )
-    ]
-    other = [
-        r
-        for _, r in _all(
-            list(example_tasks(tokenizer, examples, settings, 4)), Parrot()
-        )
-    ]
-    assert again == records and other != records
+        assert record["text"].startswith(kept) and text.startswith(kept)
+    assert _records(examples, tokenizer) == records
+    assert _records(examples, tokenizer, seed=4) != records
 
 
 def test_short_documents_keep_what_they_have(tokenizer: Any) -> None:
     ids = np.array([BOS, 5], np.int32)
     examples = [Example(where="", text="he"), Example(where="", ids=ids)]
     settings = RegenerationConfig(min_prefix=40, max_prefix=50)
-    tasks = example_tasks(tokenizer, examples, settings, 0)
-    assert [task.prompt() for task in tasks] == [tokenizer("he").input_ids, [BOS, 5]]
+    tasks = example_tasks(tokenizer, examples, settings, 0, [])
+    assert [next(task) for task in tasks] == [tokenizer("he").input_ids, [BOS, 5]]
 
 
 def test_samples_begin_with_the_start_token(tokenizer: Any) -> None:
@@ -238,88 +231,12 @@ def test_impossible_settings_are_refused(values: dict[str, Any], named: str) -> 
     refused(lambda: RegenerationConfig(**values), named)
 
 
-# The file that is gone on with.
-
-
-def test_lines_are_gone_on_with_after_the_last_whole_one(tmp_path: Path) -> None:
+def test_a_file_is_gone_on_with_after_its_last_text(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with ResumableLines(path, {"a": (1, 2)}) as lines:
-        lines.append({"index": 0, "text": "Zoë\u2028\ud83d"})
-        lines.append({"index": 4})
-        assert lines.next_index == 5
-        with pytest.raises(AssertionError):
-            lines.append({"index": 4})
-    whole = path.read_bytes()
-    assert json.loads(whole.split(b"\n")[0])["text"] == "Zoë\u2028?"
-    path.write_bytes(whole + b'{"index": 5, "te')
-    with ResumableLines(path, {"a": [1, 2]}) as lines:
-        assert lines.next_index == 5
-        assert path.read_bytes() == whole
-    path.write_bytes(whole[:9])
-    with ResumableLines(path, {"a": [1, 2]}) as lines:
-        assert lines.next_index == 0
-    assert path.read_bytes() == b""
-
-
-def test_a_long_last_line_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with ResumableLines(path, {}) as lines:
-        lines.append({"index": 7, "text": "a" * 3_000_000})
-    with ResumableLines(path, {}) as lines:
-        assert lines.next_index == 8
-
-
-def test_lines_of_other_settings_or_makers_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with ResumableLines(path, {"seed": 1}) as lines:
-        lines.append({"index": 0})
-    before = path.read_bytes()
-    for settings in ({"seed": 2}, {}, {"seed": 1, "new": 0}):
-        refused(lambda given=settings: ResumableLines(path, given), "was made with")
-    (tmp_path / "out.jsonl.settings.json").unlink()
-    refused(
-        lambda: ResumableLines(path, {"seed": 1}),
-        "made by something else;",
-        "`overwrite`",
-    )
-    assert path.read_bytes() == before
-    with ResumableLines(path, {"seed": 2}, overwrite=True) as lines:
-        assert lines.next_index == 0
-    path.write_text("no record\n")
-    refused(lambda: ResumableLines(path, {"seed": 2}), "no record of this command")
-    refused(lambda: ResumableLines(tmp_path, {}), "it is no file")
-    refused(
-        lambda: ResumableLines(tmp_path / "nowhere" / "out.jsonl", {}),
-        "cannot write",
-        "No such file",
-    )
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_second_writer_is_refused(tmp_path: Path, overwrite: bool) -> None:
-    path = tmp_path / "out.jsonl"
-    with ResumableLines(path, {}) as lines:
-        lines.append({"index": 0})
-        refused(
-            lambda: ResumableLines(path, {}, overwrite=overwrite),
-            "is being written by another process",
-        )
-        lines.append({"index": 1})
-    with ResumableLines(path, {}) as lines:
-        assert lines.next_index == 2
-
-
-def test_a_full_disk_ends_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Full:
-        def write(self, data: bytes) -> None:
-            raise OSError(28, "No space left on device")
-
-        def close(self) -> None: ...
-
-    lines = ResumableLines(tmp_path / "out.jsonl", {})
-    lines.close()
-    monkeypatch.setattr(lines, "_file", Full())
-    with pytest.raises(InputError, match=r"No space left .* free some space"), lines:
-        lines.append({"index": 0})
+    with JsonLines(path, {"index": 3}) as lines:
+        assert next_index(path) == 0
+        for index in (0, 4):
+            lines.append({"index": index, "text": "a" * 3_000_000})
+            assert next_index(path) == index + 1
+        lines.append({"text": "mine"})
+    refused(lambda: next_index(path), f"{path}:4: index = None must be int")

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import safetensors.numpy
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.drafting.heads import init_heads
-from eagle_jax.files import fingerprint_file
 from eagle_jax.generation.pair import load_pair
+from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.parallel import MeshShape
-from eagle_jax.progress import show_nothing
 from eagle_jax.training.config import (
     DataConfig,
     HeadConfig,
@@ -30,14 +28,23 @@ from eagle_jax.training.config import (
     RunConfig,
     TrainConfig,
 )
+from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.heads import count_vocabulary, new_eagle_head
-from eagle_jax.training.trainer import Trained, train_head
+from eagle_jax.training.log import LOG
+from eagle_jax.training.trainer import Trained, TrainJob, train_head
 from tests import tiny
 from tests.helpers import file_bytes, refused
 
 TREE = TreeConfig(num_nodes=5, depth=2, width=2)
-Train = Callable[..., Trained]
 CONFIG = TrainConfig(data=DataConfig(row_length=32), run=RunConfig(batch_size=1))
+# One step that changes no weight.
+STILL: dict[str, Any] = {
+    "steps": 1,
+    "learning_rate": 1e-30,
+    "eval_prompts": 1,
+    "eval_new_tokens": 4,
+}
+STILL |= {"tree": TREE}
 
 
 @pytest.fixture(scope="module")
@@ -58,29 +65,33 @@ def config(**changes: Any) -> TrainConfig:
     return dataclasses.replace(CONFIG, **tables)
 
 
+def train(pair: Path, texts: Path, output: Path, **given: Any) -> Trained:
+    """Trains on one device, with fields of a job and of the settings' tables."""
+    names = {field.name for field in dataclasses.fields(TrainJob)} & given.keys()
+    fields = {"data": [texts], "mesh": MeshShape(data=1)}
+    fields |= {name: given.pop(name) for name in names}
+    tables = {name: given.pop(name) for name in ("head", "loss", "tree") & given.keys()}
+    job = TrainJob(target=str(pair / "target"), output=output, **fields)
+    wanted = dataclasses.replace(config(**given), **tables)
+    return train_head(job, wanted)
+
+
 @pytest.mark.parametrize(
-    ("changes", "given", "named"),
+    ("given", "named"),
     [
-        ({}, {"data": [Path("missing.jsonl")]}, "missing.jsonl: it is no file"),
-        ({"row_length": 4096}, {}, "row_length = 4096 is more than the target's 256"),
-        ({"batch_size": 4000}, {}, "batch_size = 4000"),
-        ({}, {"mesh": MeshShape(data=64, tensor=4)}, "for 256 devices, but there are"),
-        ({}, {"resume": True}, "holds no run"),
-        ({}, {"resume": True, "overwrite": True}, "exclude each other"),
+        ({"data": [Path("missing.jsonl")]}, "missing.jsonl: it is no file"),
+        ({"row_length": 4096}, "row_length = 4096 is more than the target's 256"),
+        ({"batch_size": 4000}, "batch_size = 4000"),
+        ({"mesh": MeshShape(data=64, tensor=4)}, "for 256 devices, but there are"),
+        ({"resume": True}, "holds no run"),
+        ({"resume": True, "overwrite": True}, "exclude each other"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_and_leaves_nothing(
-    tiny_pair: Path, data: Path, tmp_path: Path, changes: Any, given: Any, named: str
+    tiny_pair: Path, data: Path, tmp_path: Path, given: Any, named: str
 ) -> None:
-    output = tmp_path / "run"
-    given = {"data": [data]} | given
-    refused(
-        lambda: train_head(
-            str(tiny_pair / "target"), output=output, config=config(**changes), **given
-        ),
-        named,
-    )
-    assert not output.exists()
+    refused(lambda: train(tiny_pair, data, tmp_path / "run", **given), named)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
@@ -88,64 +99,48 @@ def begun(tiny_pair: Path, data: Path, tmp_path: Path) -> Path:
     """The mark of a run that has begun."""
     identity = {
         "target": str((tiny_pair / "target").resolve()),
-        "data": [fingerprint_file(data)],
-        "mesh": "data=1,tensor=1",
-        "settings": dataclasses.asdict(CONFIG),
+        "begin_with": None,
+        "data": [fingerprint(data)],
+        "held_out_data": [],
+        "settings": dataclasses.asdict(config(dtype="float32")),
     }
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text(json.dumps(identity))
+    JsonLines(tmp_path / "run" / LOG, identity).close()
     return tmp_path / "run"
 
 
 def test_a_resumed_run_keeps_its_settings_data_and_target(
     tiny_pair: Path, data: Path, tmp_path: Path, begun: Path
 ) -> None:
-    def resume(
-        target: Path = tiny_pair / "target",
-        data: Path = data,
-        held_out_data: Sequence[Path] = (),
-        **changes: Any,
-    ) -> None:
-        train_head(
-            *(str(target), [data], begun, config(**changes)),
-            held_out_data=held_out_data,
-            resume=True,
-        )
-
-    refused(lambda: resume(seed=1), "seed = 0, not 1")
-    refused(lambda: resume(learning_rate=0.5), "learning_rate = 3e-05, not 0.5")
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"text": "hats " * 9}) + "\n")
-    refused(lambda: resume(data=other), "other `data`")
-    refused(lambda: resume(held_out_data=[data]), "other `held_out_data`")
-    target = Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
-    path = target / "config.json"
-    settings = json.loads(path.read_text()) | {"rms_norm_eps": 1e-6}
-    path.write_text(json.dumps(settings))
-    refused(lambda: resume(target=target), "of another target")
-    path = begun / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": ""}))
-    refused(resume, "run.json: dtype = '' must be one of 'float32', 'bfloat16'")
-    assert [path.name for path in begun.iterdir()] == ["run.json"]
+    pair = Path(shutil.copytree(tiny_pair, tmp_path / "pair"))
+    table: list[tuple[dict[str, Any], str]] = [
+        ({"seed": 1}, "settings: run: seed was 0 and is 1 now"),
+        ({"learning_rate": 0.5}, "optimizer: learning_rate was 3e-05 and is 0.5"),
+        ({"data": [other]}, "data was"),
+        ({"held_out_data": [data]}, "held_out_data was"),
+        ({"begin_with": str(tiny_pair / "head")}, "begin_with was None"),
+        ({"pair": pair}, "target was"),
+    ]
+    for given, named in table:
+        of = given.pop("pair", tiny_pair)
+        run = functools.partial(train, of, data, begun, resume=True, **given)
+        refused(run, f"{begun}/log.jsonl: ", named)
+    assert [path.name for path in begun.iterdir()] == [LOG]
 
 
 def test_an_output_with_a_run_is_kept_unless_told_otherwise(
     tiny_pair: Path, data: Path, begun: Path
 ) -> None:
-    (begun / "log.csv").write_text("step\n")
-
-    def train(**given: Any) -> None:
-        wanted = config(**given.pop("changes", {}))
-        train_head(str(tiny_pair / "target"), [data], begun, wanted, **given)
-
-    refused(train, str(begun), "`resume`", "`overwrite`")
+    (begun / "curve.png").touch()
+    run = functools.partial(train, tiny_pair, data, begun)
+    refused(run, str(begun), "`resume`", "`overwrite`")
     # Nothing is removed before all else is known to be right.
-    too_large = {"changes": {"batch_size": 4000}, "overwrite": True}
-    refused(lambda: train(**too_large), "batch_size = 4000")
+    refused(lambda: run(batch_size=4000, overwrite=True), "batch_size = 4000")
     (begun / "thesis.tex").write_text("years of work")
-    refused(lambda: train(overwrite=True), "thesis.tex")
-    names = {path.name for path in begun.iterdir()}
-    assert names == {"run.json", "log.csv", "thesis.tex"}
+    refused(lambda: run(overwrite=True), "thesis.tex")
+    assert {path.name for path in begun.iterdir()} == {LOG, "curve.png", "thesis.tex"}
 
 
 def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
@@ -176,13 +171,10 @@ def test_a_head_has_the_sizes_that_are_set() -> None:
 def test_heads_of_every_kind_are_exported_and_drafted_with(
     tiny_pair: Path, data: Path, tmp_path: Path, kind: Any
 ) -> None:
-    settings = config(steps=2, batch_size=2, eval_prompts=1, eval_new_tokens=4)
     head = HeadConfig(kind=kind, draft_heads=2, head_layers=1)
-    settings = dataclasses.replace(settings, head=head)
+    settings = {"steps": 2, "batch_size": 2, "eval_prompts": 1, "eval_new_tokens": 4}
     target = str(tiny_pair / "target")
-    trained = train_head(
-        target, [data], tmp_path / "run", settings, mesh=MeshShape(data=1)
-    )
+    trained = train(tiny_pair, data, tmp_path / "run", head=head, **settings)
     choices = tmp_path / "choices.json"
     choices.write_text("[[0], [1], [0, 0], [1, 0]]")
     tree = StaticConfig(choices=str(choices))
@@ -195,83 +187,37 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
     assert drafted[0].accept_lengths
 
 
-@pytest.fixture
-def train_eagle3(eagle3_pair: Path, data: Path, tmp_path: Path) -> Train:
-    def train(
-        name: str, changes: dict[str, Any], layers: str | None = None, **given: Any
-    ) -> Trained:
-        usual = {"steps": 4, "batch_size": 2, "eval_every": 2, "learning_rate": 0.01}
-        limits = {"warmup_steps": 1, "eval_prompts": 1, "eval_new_tokens": 4}
-        return train_head(
-            str(eagle3_pair / "target"),
-            [data],
-            tmp_path / name,
-            dataclasses.replace(
-                config(**(usual | limits | changes)),
-                head=HeadConfig(
-                    kind="eagle3", draft_vocab_size=40, feature_layers=layers
-                ),
-                loss=LossConfig(alignment=2),
-                tree=TREE,
-            ),
-            mesh=MeshShape(data=1),
-            **given,
-        )
-
-    return train
-
-
 def tensors_of(head: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(head / "model.safetensors")
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_an_eagle3_head_is_trained_resumed_and_drafted_with(
-    train_eagle3: Train, eagle3_pair: Path, tmp_path: Path
+def test_an_eagle3_head_is_trained_and_drafted_with(
+    eagle3_pair: Path, data: Path, tmp_path: Path
 ) -> None:
-    whole = train_eagle3("whole", {})
-
-    def stop(line: str) -> None:
-        if "step 2" in line:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_eagle3("stopped", {}, report=stop)
-    assert not (whole.head.parent.parent / "stopped" / "head").exists()
-    resumed = train_eagle3("stopped", {}, resume=True)
-    assert file_bytes(resumed.head) == file_bytes(whole.head)
+    trained = train(
+        eagle3_pair,
+        data,
+        tmp_path / "run",
+        **STILL | {"steps": 2, "learning_rate": 0.01, "cache_features": True},
+        head=HeadConfig(kind="eagle3", draft_vocab_size=40),
+        loss=LossConfig(alignment=2),
+    )
     # It knows the tokens that its texts have most often, and gradients let them be.
-    offsets = tensors_of(whole.head)["d2t"]
-    known = count_vocabulary(whole.data.rows, whole.step_config.head)
+    offsets = tensors_of(trained.head)["d2t"]
+    known = count_vocabulary(trained.data.rows, trained.step_config.head)
     assert offsets.dtype == np.int64
     np.testing.assert_array_equal(offsets + np.arange(40), known)
+    assert trained.data.features is not None
+    features = trained.data.features.read(np.array([0]))
+    assert features.shape[-1] == 4 * tiny.LAYER.hidden_size
     target = str(eagle3_pair / "target")
     plain = load_pair(target, method="autoregressive")
-    pair = load_pair(target, str(whole.head), tree=TREE)
+    pair = load_pair(target, str(trained.head), tree=TREE)
     plain, drafted = (
         loaded.generate("ten hats", max_new_tokens=12) for loaded in (plain, pair)
     )
     assert drafted[0].token_ids == plain[0].token_ids
-    still = {"steps": 1, "learning_rate": 1e-30, "cache_features": True}
-    further = train_eagle3("further", still, begin_with=str(whole.head))
-    kept = further.head.parent / "features"
-    (features,) = safetensors.numpy.load_file(next(kept.glob("*.safetensors"))).values()
-    assert features.shape[-1] == 4 * tiny.LAYER.hidden_size
-    refused(
-        lambda: train_eagle3("further", still, resume=True), "the same `begin_with`"
-    )
-    # Features of the layers that this head reads are none for another's.
-    other = functools.partial(train_eagle3, "other", still, "1 2 4")
-
-    def interrupt(label: str, *_: object) -> Any:
-        if label == "computing features":
-            raise KeyboardInterrupt
-        return show_nothing()
-
-    with pytest.raises(KeyboardInterrupt):
-        other(progress=interrupt)
-    shutil.copytree(kept, tmp_path / "other" / "features")
-    refused(lambda: other(resume=True), "features of other settings (feature_layers")
 
 
 @pytest.mark.usefixtures("quick_compilation")
@@ -294,16 +240,9 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
         head = dataclasses.replace(usual, layer=layer, has_feature_norms=True)
         weights = init_heads(jax.random.key(0), head)
         checkpoints.export_eagle3(begun, head, weights, dtype="float32")
-    still = config(steps=1, learning_rate=1e-30, eval_prompts=1, eval_new_tokens=4)
     sizes = HeadConfig(kind=kind, include_embedding=False)
-    further = train_head(
-        str(eagle3_pair / "target"),
-        [data],
-        tmp_path / "further",
-        dataclasses.replace(still, head=sizes, tree=TREE),
-        begin_with=str(begun),
-        mesh=MeshShape(data=1),
-    )
+    given = {"head": sizes, "begin_with": str(begun)}
+    further = train(eagle3_pair, data, tmp_path / "further", **STILL, **given)
     read = checkpoints.head_config if kind == "eagle2" else checkpoints.eagle3_config
     assert read(further.head) == head
     kept, given = tensors_of(further.head), tensors_of(begun)
@@ -315,18 +254,10 @@ def test_a_table_is_the_targets_if_it_is_in_the_type_of_the_run(
     tiny_pair: Path, data: Path, tmp_path: Path
 ) -> None:
     """A run in bfloat16 exports the table rounded, and goes on with what it exports."""
-    target = tiny_pair / "target"
-    quick = {"steps": 1, "dtype": "bfloat16", "eval_prompts": 1, "eval_new_tokens": 4}
-    further = tiny_pair / "head"
+    target, further = tiny_pair / "target", tiny_pair / "head"
     for name in ("first", "second"):
-        further = train_head(
-            str(target),
-            [data],
-            tmp_path / name,
-            dataclasses.replace(config(**quick), tree=TREE),
-            begin_with=str(further),
-            mesh=MeshShape(data=1),
-        ).head
+        given = {"dtype": "bfloat16", "begin_with": str(further)}
+        further = train(tiny_pair, data, tmp_path / name, **STILL | given).head
     table = tensors_of(further)["embed_tokens.weight"]
     exact = np.asarray(checkpoints.read_embedding(target, "float32"))
     assert (table != exact).any()
@@ -343,10 +274,9 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     safetensors.numpy.save_file(tensors, own / "model.safetensors")
 
     def begin(folder: Path, *named: str, kind: Any = "eagle2", **sizes: Any) -> None:
-        settings = dataclasses.replace(CONFIG, head=HeadConfig(kind=kind, **sizes))
-        target, output = str(eagle3_pair / "target"), tmp_path / "run"
-        run = functools.partial(train_head, target, [data], output, settings)
-        refused(lambda: run(begin_with=str(folder), mesh=MeshShape(data=1)), *named)
+        output, head = tmp_path / "run", HeadConfig(kind=kind, **sizes)
+        given = {"head": head, "begin_with": str(folder)}
+        refused(lambda: train(eagle3_pair, data, output, **given), *named)
         assert not output.exists()
 
     begin(eagle2, "holds an EAGLE-1/2 head", "kind eagle3", kind="eagle3")
@@ -363,77 +293,24 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     begin(own, "has no head_dim")
 
 
-def test_a_head_to_begin_with_may_be_a_published_one(
-    tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head, resolve = tiny_pair / "head", checkpoints.resolve
-
-    def at_hand(name: str) -> Path:
-        return head if name == "somebody/head" else resolve(name)
-
-    monkeypatch.setattr(checkpoints, "resolve", at_hand)
-    target, settings = str(tiny_pair / "target"), HeadConfig(kind="eagle3")
-    refused(
-        lambda: train_head(
-            *(target, [data], tmp_path / "run"),
-            dataclasses.replace(CONFIG, head=settings),
-            begin_with="somebody/head",
-        ),
-        f"{head} holds an EAGLE-1/2 head",
-    )
-
-
 def test_a_run_does_not_replace_what_it_reads(
     tiny_pair: Path, data: Path, begun: Path
 ) -> None:
     head = Path(shutil.copytree(tiny_pair / "head", begun / "head"))
     before = file_bytes(head)
-
-    given = (str(tiny_pair / "target"), [data], begun, CONFIG)
-    refused(
-        lambda: train_head(*given, begin_with=str(head), overwrite=True),
-        f"{head} is read from it",
-    )
+    given = {"begin_with": str(head), "overwrite": True}
+    refused(lambda: train(tiny_pair, data, begun, **given), f"{head} is read from it")
     assert file_bytes(head) == before
 
 
-@pytest.fixture
-def train_briefly(tiny_pair: Path, data: Path, tmp_path: Path) -> Train:
-    """Trains for a few steps, each of which is evaluated, in the same folder."""
-
-    def train(steps: int, **given: Any) -> Trained:
-        brief = config(steps=steps, eval_every=1, eval_prompts=1, eval_new_tokens=4)
-        return train_head(
-            str(tiny_pair / "target"),
-            [data],
-            tmp_path / "run",
-            dataclasses.replace(brief, tree=TREE),
-            mesh=MeshShape(data=1),
-            **given,
-        )
-
-    return train
-
-
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_finished_run_keeps_what_was_added_to_its_head(train_briefly: Train) -> None:
-    head = train_briefly(1).head
+def test_a_finished_run_keeps_what_was_added_to_its_head(
+    tiny_pair: Path, data: Path, tmp_path: Path
+) -> None:
+    run = functools.partial(train, tiny_pair, data, tmp_path / "run", **STILL)
+    head = run().head
     for name in ("calibration.json", "draft_vocabulary.json"):
         (head / name).write_text("{}")
     before = file_bytes(head)
-    assert train_briefly(1, resume=True).summary == "finished before"
+    assert run(resume=True).summary == "finished before"
     assert file_bytes(head) == before
-
-
-@pytest.mark.usefixtures("quick_compilation")
-def test_a_resumed_run_computes_in_the_type_that_it_began_with(
-    train_briefly: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(line: str) -> None:
-        if "step 1" in line:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_briefly(2, report=stop)
-    monkeypatch.setattr("eagle_jax.training.trainer.on_cpu", lambda: False)
-    assert train_briefly(2, resume=True).step_config.dtype == "float32"
