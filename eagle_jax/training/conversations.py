@@ -14,6 +14,7 @@ them; a record is one of
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from eagle_jax.parsing import parse_json
 Message = dict[str, str]
 """`role` ("system", "user" or "assistant") and `content`, as chat templates want it."""
 
+_KEYS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 _ROLES = {
     "system": "system",
     "human": "user",
@@ -34,7 +36,7 @@ _ROLES = {
     "chatgpt": "assistant",
     "assistant": "assistant",
 }
-_SEPARATOR = "<|endoftext|>"
+_SEPARATOR = re.compile(r"^[^\S\n]*<\|endoftext\|>[^\S\n]*$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,10 +79,8 @@ class DataFile:
     def summary(self) -> str:
         """Returns the counts in one line for a log."""
         parts = [f"{len(self.examples)} examples"]
-        for label, lines in (
-            ("malformed", self.malformed),
-            ("unusable", self.unusable),
-        ):
+        lists = {"malformed": self.malformed, "unusable": self.unusable}
+        for label, lines in lists.items():
             if lines:
                 parts.append(f"{len(lines)} {label} left out (the first: {lines[0]})")
         return " | ".join(parts)
@@ -115,8 +115,6 @@ def read_examples(
         InputError: If the file cannot be read, too much of it is malformed, or
             nothing in it is usable.
     """
-    if not 0 <= max_malformed <= 1:
-        raise InputError(f"max_malformed = {max_malformed} must be 0 to 1")
     if path.suffix not in (".json", ".jsonl", ".txt"):
         raise InputError(f"{path} must end in .json, .jsonl or .txt")
     try:
@@ -124,20 +122,28 @@ def read_examples(
     except OSError as error:
         raise InputError(f"cannot read the data {path}: {error.strerror}") from error
     found = DataFile(examples=[], malformed=[], unusable=[])
-    if path.suffix == ".txt":
-        records = _documents(path, data)
-    else:
-        records = _json_records(path, data)
-    count = 0
-    for where, parse in records:
-        count += 1
+    records = _documents if path.suffix == ".txt" else _json_records
+    for where, parse in records(path, data):
         try:
             found.examples.append(_example(where, parse(), need_answers))
         except _MalformedError as error:
             found.malformed.append(f"{where}: {error}")
         except _UnusableError as error:
             found.unusable.append(f"{where}: {error}")
-    _check(path, found, count, max_malformed)
+    others = found.malformed + found.unusable
+    count = len(found.examples) + len(others)
+    if len(found.malformed) > max_malformed * count:
+        raise InputError(
+            f"{path}: {len(found.malformed)} of {count} records are malformed, more "
+            f"than max_malformed = {max_malformed} allows; mend or remove them, first "
+            f"of all {found.malformed[0]}"
+        )
+    if not found.examples:
+        because = f"; {others[0]}" if others else ""
+        raise InputError(
+            f"{path} holds no usable conversation or text among {count} "
+            f"records{because}; give a file with conversations, messages or text"
+        )
     return found
 
 
@@ -150,16 +156,12 @@ def fingerprint(path: Path) -> str:
 
 
 def check_ids(where: str, ids: np.ndarray | None, vocab_size: int | None) -> None:
-    """Refuses an example with exact ids of another target.
+    """Refuses an example, `where` of a file, with exact ids of another target.
 
     Args:
         where: The example's position in the file.
         ids: `[n]` int32, its ids; `None` where they are not known.
-        vocab_size: The number of tokens the target knows, `V`; `None` where it is not
-            known.
-
-    Raises:
-        InputError: If an id is not below `vocab_size`.
+        vocab_size: The number of tokens the target knows, `V`; `None` if not known.
     """
     if ids is None or vocab_size is None:
         return
@@ -170,23 +172,6 @@ def check_ids(where: str, ids: np.ndarray | None, vocab_size: int | None) -> Non
         )
 
 
-def _check(path: Path, found: DataFile, count: int, max_malformed: float) -> None:
-    """Refuses a file of which too much is malformed, or nothing usable."""
-    if len(found.malformed) > max_malformed * count:
-        raise InputError(
-            f"{path}: {len(found.malformed)} of {count} records are malformed, more "
-            f"than max_malformed = {max_malformed} allows; mend or remove them, first "
-            f"of all {found.malformed[0]}"
-        )
-    if not found.examples:
-        reasons = found.unusable + found.malformed
-        because = f"; {reasons[0]}" if reasons else ""
-        raise InputError(
-            f"{path} holds no usable conversation or text among {count} "
-            f"records{because}; give a file with conversations, messages or text"
-        )
-
-
 _Record = tuple[str, Callable[[], Any]]
 """A record's position, and a function that parses it or raises `_MalformedError`."""
 
@@ -194,25 +179,12 @@ _Record = tuple[str, Callable[[], Any]]
 def _documents(path: Path, data: bytes) -> Iterator[_Record]:
     """Yields the texts of a `.txt` file."""
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InputError(f"cannot read the data {path}: {error}") from error
-    start = 1
-    lines: list[str] = []
-
-    def document() -> _Record:
-        record = {"text": "\n".join(lines).strip()}
-        return f"the document at line {start}", lambda: record
-
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        if line.strip() != _SEPARATOR:
-            lines.append(line)
-            continue
-        if any(map(str.strip, lines)):
-            yield document()
-        start, lines = number + 1, []
-    if any(map(str.strip, lines)):
-        yield document()
+    for number, part in enumerate(_SEPARATOR.split(text), 1):
+        if part.strip():
+            yield f"document {number}", lambda part=part: {"text": part.strip()}
 
 
 def _json_records(path: Path, data: bytes) -> Iterator[_Record]:
@@ -260,21 +232,15 @@ def _example(where: str, record: Any, need_answers: bool) -> Example:
 
 
 def _ids(record: dict[str, Any]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns a record's ids and loss mask, `None` for either that it lacks.
-
-    Raises:
-        _MalformedError: If they are malformed or do not fit together.
-        _UnusableError: If no token is to be predicted.
-    """
-    ids = record.get("ids")
-    if ids is None:
+    """Returns a record's ids and loss mask, `None` for either that it lacks."""
+    if record.get("ids") is None:
         return None, None
-    tokens = _whole_numbers(ids, "ids", 2**31 - 1)
+    tokens = _integers(record["ids"], "ids", 2**31 - 1)
     if len(tokens) < 2:
         raise _UnusableError("it has less than two ids, of which none is predicted")
     if record.get("loss_mask") is None:
         return tokens.astype(np.int32), None
-    mask = _whole_numbers(record["loss_mask"], "loss_mask", 1)
+    mask = _integers(record["loss_mask"], "loss_mask", 1)
     if len(mask) != len(tokens):
         raise _MalformedError(
             f"its loss_mask has {len(mask)} entries for {len(tokens)} ids"
@@ -284,37 +250,26 @@ def _ids(record: dict[str, Any]) -> tuple[np.ndarray | None, np.ndarray | None]:
     return tokens.astype(np.int32), mask.astype(np.bool_)
 
 
-def _whole_numbers(values: Any, name: str, highest: int) -> np.ndarray:
-    """Returns a list of whole numbers or booleans as an array."""
+def _integers(values: Any, name: str, highest: int) -> np.ndarray:
+    """Returns a list of integers or booleans as an array."""
     if isinstance(values, list) and values:
-        try:
-            array = np.array(values)
-        except (ValueError, OverflowError):  # Lists of lists, not of one length.
-            array = np.array([])
-        is_whole = array.ndim == 1 and array.dtype.kind in "biu"
-        if is_whole and array.min() >= 0 and array.max() <= highest:
-            return array
+        is_integer = all(type(value) in (int, bool) for value in values)
+        if is_integer and min(values) >= 0 and max(values) <= highest:
+            return np.array(values)
     raise _MalformedError(
-        f"its {name} must be a list of whole numbers of 0 to {highest}, not "
-        f"{_short(values)}"
+        f"its {name} must be a list of integers of 0 to {highest}, not {_short(values)}"
     )
 
 
 def _turns(record: dict[str, Any]) -> list[Message] | None:
     """Returns a record's turns with the usual role names, `None` if it has none."""
-    for key, role_key, content_key in (
-        ("conversations", "from", "value"),
-        ("messages", "role", "content"),
-    ):
+    for key, names in _KEYS.items():
         turns = record.get(key)
         if turns is None:
             continue
         if not isinstance(turns, list):
             raise _MalformedError(f"its {key} is no list but {_short(turns)}")
-        return [
-            _message(number, turn, role_key, content_key)
-            for number, turn in enumerate(turns, 1)
-        ]
+        return [_message(number, turn, *names) for number, turn in enumerate(turns, 1)]
     return None
 
 
@@ -326,9 +281,9 @@ def _message(number: int, turn: Any, role_key: str, content_key: str) -> Message
         )
     role, content = turn[role_key], turn[content_key]
     if not isinstance(role, str) or role not in _ROLES:
-        known = ", ".join(_ROLES)
         raise _MalformedError(
-            f"turn {number} has the unknown role {_short(role)}; known are {known}"
+            f"turn {number} has the unknown role {_short(role)}; known are "
+            + ", ".join(_ROLES)
         )
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else 0 for part in content]

@@ -23,7 +23,6 @@ since what follows would lack it. `drop` leaves the sample out. `refuse` raises.
 """
 
 _PROBE = "cobalt violin"
-_MIN_TOKENS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +39,7 @@ class EncodedExample:
     loss_mask: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Encoded:
     """Encoded examples, and the counts of those that did not fit.
 
@@ -55,11 +54,11 @@ class Encoded:
             not show what the assistant says.
     """
 
-    samples: list[EncodedExample]
-    num_cut: int
-    num_dropped: int
-    num_empty: int
-    refused: list[str]
+    samples: list[EncodedExample] = dataclasses.field(default_factory=list)
+    num_cut: int = 0
+    num_dropped: int = 0
+    num_empty: int = 0
+    refused: list[str] = dataclasses.field(default_factory=list)
 
     def summary(self) -> str:
         """Returns the counts in one line for a log."""
@@ -69,13 +68,12 @@ class Encoded:
             f"{len(self.samples)} samples",
             f"{tokens} tokens, {predicted} of them predicted",
         ]
-        for count, label in (
-            (self.num_cut, "too long and cut"),
-            (self.num_dropped, "too long and left out"),
-            (self.num_empty, "left out, with nothing to predict"),
-        ):
-            if count:
-                parts.append(f"{count} {label}")
+        labels = {
+            "too long and cut": self.num_cut,
+            "too long and left out": self.num_dropped,
+            "left out, with nothing to predict": self.num_empty,
+        }
+        parts += [f"{count} {label}" for label, count in labels.items() if count]
         if self.refused:
             parts.append(f"{len(self.refused)} left out ({self.refused[0]})")
         return " | ".join(parts)
@@ -102,28 +100,21 @@ def encode_examples(
             below it. `None` for the tokenizer's.
         progress: Called with the number of examples done, after each.
 
-    Returns:
-        The encoded examples, at least one sample.
-
     Raises:
         InputError: If the tokenizer or its template cannot encode such examples, ids
             are not the target's, a sample is too long and that is refused, or nothing
             is left to train on.
     """
-    if max_length < _MIN_TOKENS:
-        raise InputError(f"max_length = {max_length} must be at least {_MIN_TOKENS}")
     if any(example.messages and example.ids is None for example in examples):
         check_template(tokenizer)
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
-    samples: list[EncodedExample] = []
-    refused: list[str] = []
-    num_cut = num_dropped = num_empty = 0
+    found = Encoded()
     for number, example in enumerate(examples, 1):
         try:
             whole = _encode(example, tokenizer)
         except RefusedError as error:
-            refused.append(str(error))
+            found.refused.append(str(error))
         else:
             check_ids(example.where, whole.tokens, vocab_size)
             length = len(whole.tokens)
@@ -133,47 +124,34 @@ def encode_examples(
                     f"(row_length) is {max_length}; raise it, or choose to cut or drop "
                     "such samples (too_long)"
                 )
-            num_cut += length > max_length and too_long == "cut"
-            num_dropped += length > max_length and too_long == "drop"
+            found.num_cut += length > max_length and too_long == "cut"
+            found.num_dropped += length > max_length and too_long == "drop"
             pieces = _pieces(example, whole, max_length, too_long)
             learnable = [piece for piece in pieces if piece.loss_mask.any()]
-            num_empty += bool(pieces) and not learnable
-            samples += learnable
+            found.num_empty += bool(pieces) and not learnable
+            found.samples += learnable
         if progress is not None:
             progress(number)
-    encoded = Encoded(
-        samples=samples,
-        num_cut=num_cut,
-        num_dropped=num_dropped,
-        num_empty=num_empty,
-        refused=refused,
-    )
-    if not samples:
-        reason = refused[0] if refused else encoded.summary()
+    if not found.samples:
+        reason = found.refused[0] if found.refused else found.summary()
         raise InputError(
             f"nothing is left to train on: {reason}; raise the limit "
             f"(row_length) of {max_length}, or give other data or another tokenizer"
         )
-    return encoded
+    return found
 
 
 def check_template(tokenizer: Any) -> None:
-    """Refuses tokenizers with which no conversation can be encoded.
-
-    Raises:
-        InputError: If there is no chat template, it leaves out what the assistant
-            says, or the tokenizer does not give the offsets of its tokens in a text.
-    """
+    """Refuses tokenizers with which no conversation can be encoded."""
     if tokenizer is None or not tokenizer.chat_template:
         raise InputError(
             "conversations need a chat template, but the tokenizer has none; add a "
-            "chat_template.jinja to the target's folder or give plain text, which "
-            "needs none"
+            "chat_template.jinja to the target's folder or give plain text"
         )
     if not tokenizer.is_fast:
         raise InputError(
-            "conversations need a tokenizer that tells where its tokens lie, but this "
-            "one is of the slow kind; add a tokenizer.json to the target's folder"
+            "conversations need a tokenizer of the fast kind; add a tokenizer.json to "
+            "the target's folder"
         )
     turns = [
         {"role": "user", "content": "Which one?"},
@@ -182,15 +160,11 @@ def check_template(tokenizer: Any) -> None:
     try:
         text, _ = _render(tokenizer, turns)
     except RefusedError as error:
-        raise InputError(
-            f"{error}; mend the template so that it takes a question with its answer, "
-            "or give plain text"
-        ) from error
+        raise InputError(f"{error}; mend the template, or give plain text") from error
     if _PROBE not in text:
         raise InputError(
-            "the chat template leaves out what the assistant says, so it shows no head "
-            "what to predict; give a template that renders the assistant's turns, or "
-            "plain text"
+            "the chat template leaves out what the assistant says; give a template "
+            "that renders the assistant's turns, or plain text"
         )
 
 
@@ -221,8 +195,6 @@ def _encode(example: Example, tokenizer: Any) -> EncodedExample:
         return _sample(example.ids, example.loss_mask)
     if example.messages:
         return _encode_chat(tokenizer, example.messages, example.where)
-    if tokenizer is None:
-        raise InputError(f"{example.where} is text, but there is no tokenizer")
     ids = list(tokenizer(example.text or "", verbose=False).input_ids)
     end = tokenizer.eos_token_id
     if end is not None and ids[-1:] != [end]:
@@ -278,10 +250,7 @@ def _assistant_spans(
     """Returns where in the text the assistant's turns begin and end.
 
     A turn is what the template adds to the prompt that asks for it. Templates that
-    leave out what was thought in earlier turns do not simply add.
-
-    Raises:
-        RefusedError: If a turn cannot be found so.
+    leave out what was thought in earlier turns do not simply add, and are refused.
     """
     spans: list[tuple[int, int]] = []
     for number, message in enumerate(messages):
@@ -318,9 +287,6 @@ def _settle_ends(
         tokens: `[n]` int32, the ids.
         offsets: The beginning and the end of each token in the text.
         mask: `[n]` bool, the tokens to be predicted, as the template has them.
-
-    Returns:
-        `[n]` bool, the mask with the ends corrected.
     """
     added = tokenizer.added_tokens_decoder.items()
     special = {token for token, added_token in added if added_token.special}
