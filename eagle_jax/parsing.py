@@ -30,12 +30,7 @@ hints_of = functools.cache(typing.get_type_hints)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file that holds a JSON object.
-
-    Raises:
-        InputError: If the path is missing, no file, too large, or holds something
-            else; see `parse_json`.
-    """
+    """Reads a file that holds a JSON object, see `parse_json`."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no JSON object")
@@ -51,10 +46,7 @@ def read_json_if_any(path: Path) -> dict[str, Any] | None:
 
 
 def value_at(record: Any, *names: str) -> Any:
-    """Returns the value under these names, each a key of the object before.
-
-    It is `None` where there is none, or where a value on the way is no object.
-    """
+    """Returns the value under names, one in the other; `None` if there is none."""
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
     return record
@@ -82,11 +74,7 @@ def check_same(before: Any, now: Any, what: str) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Reads a file of settings.
-
-    Raises:
-        InputError: If the file is missing, no file, too large, or no TOML.
-    """
+    """Reads a file of settings."""
 
     def parse(text: str) -> dict[str, Any]:
         return tomllib.loads(text, parse_float=_finite)
@@ -114,34 +102,23 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Reads a file of settings whole.
-
-    Raises:
-        InputError: If there is no such file, it is a folder, a pipe or a device, or it
-            has more than `MAX_BYTES`.
-    """
+    """Reads a file of settings whole; no pipe, no device, and no large file."""
     try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"cannot read {path}: it is no file; give a file")
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise InputError(
-                f"cannot read {path}: it has {size:,} bytes, and at most "
-                f"{MAX_BYTES:,} are read; give a file of settings"
-            )
-        return path.read_bytes()
+        if path.is_file() and size <= MAX_BYTES:
+            return path.read_bytes()
     except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"cannot read {path}: {error}") from error
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: it is no file; give a file")
+    raise InputError(
+        f"cannot read {path}: it has {size:,} bytes, and at most {MAX_BYTES:,} are "
+        "read; give a file of settings"
+    )
 
 
 def resolved(path: Path) -> Path:
-    """Returns a path without links; what it leads to need not exist.
-
-    Raises:
-        InputError: If its links lead in a circle.
-    """
+    """Returns a path without links; what it leads to need not exist."""
     try:
         path.stat()  # `resolve` refuses them too, or not, as the Python is.
     except OSError as error:
@@ -159,9 +136,6 @@ def check_types(settings: object) -> None:
 
     Args:
         settings: A frozen dataclass, in its `__post_init__`.
-
-    Raises:
-        InputError: If a value has the wrong type.
     """
     for name, hint in hints_of(type(settings)).items():
         value = getattr(settings, name)

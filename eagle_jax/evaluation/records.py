@@ -76,15 +76,7 @@ class Record:
 
     @classmethod
     def from_json(cls, record: Any) -> "Record":
-        """Returns the record that a line of a file holds.
-
-        Args:
-            record: The parsed line.
-
-        Raises:
-            InputError: If a field is missing or holds something else; fields of others
-                are left alone.
-        """
+        """Returns the record that a parsed line holds; fields of others are left."""
         category, nodes = get(record, "category", str), record.get("nodes")
         return cls(
             question_id=get(record, "question_id", int | str),
@@ -183,11 +175,7 @@ def versions() -> dict[str, str]:
 
 
 def _read_turns(choices: list[Any]) -> tuple[Turn, ...]:
-    """Returns the turns of a record's only choice.
-
-    Raises:
-        InputError: If a list is missing, or the lists do not fit each other.
-    """
+    """Returns the turns of a record's only choice."""
     choice = choices[0] if len(choices) == 1 else None
     lengths = numbers(choice, "accept_lengths", int, least=1, most=MOST_LEVELS)
     steps = numbers(choice, "decoding_steps", int)

@@ -49,10 +49,6 @@ def open_beginning(folder: Path, source: PairSource, config: TrainConfig) -> Beg
             in this run its embedding table and the head's must be equal: a head may
             have been exported so.
         config: All settings of the run; sizes that `head` does not set are the head's.
-
-    Raises:
-        InputError: If the head is of another kind, of other sizes than are set, does
-            not fit the target, or has an embedding table that is not the target's.
     """
     kind, target = config.head.kind, source.config
     assert source.folder is not None, "targets are trained for from their files"

@@ -63,11 +63,8 @@ def check_output(output: Path, *, resume: bool, overwrite: bool) -> None:
 
 def remove_run(output: Path) -> None:
     """Removes a run, its log last: a killed removal leaves a run to overwrite."""
-    if not output.is_dir():
-        return
-    for path in sorted(output.iterdir(), key=lambda path: path.name == LOG):
-        if path.name not in _OURS and not is_left_behind(path.name, _OURS):
-            continue
+    ours = [path for path in output.glob("*") if path.name in _OURS]
+    for path in sorted(ours, key=lambda path: path.name == LOG):
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -88,9 +85,6 @@ class Checkpoints:
             folder: The folder of the checkpoints alone.
             keep: The number of newest checkpoints to keep.
             best: The metric by whose highest value one more is kept; `None` for none.
-
-        Raises:
-            InputError: If a checkpoint that is there is broken.
         """
 
         def measured(metrics: dict[str, Any]) -> float:
@@ -130,9 +124,6 @@ class Checkpoints:
             step: The number of steps done.
             state: The state, a pytree of arrays.
             metrics: The metrics by which the best checkpoint is chosen.
-
-        Raises:
-            InputError: If the disk does not take it.
         """
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics)
@@ -144,15 +135,7 @@ class Checkpoints:
             ) from error
 
     def restore(self, step: int, like: Any) -> Any:
-        """Reads a checkpoint.
-
-        Args:
-            step: The step of a checkpoint that was kept.
-            like: A pytree of arrays or shapes with the wanted shardings.
-
-        Raises:
-            InputError: If it cannot be read or is of other shapes.
-        """
+        """Reads a checkpoint that was kept, with the shapes and shardings of `like`."""
         try:
             return self._manager.restore(step, args=ocp.args.StandardRestore(like))
         except Exception as error:  # Orbax and tensorstore have many kinds.

@@ -59,9 +59,6 @@ def read_data(
         config: The run's settings.
         report: Called with lines for a log: what was read, left out and cut.
         progress: Called to show how far work is.
-
-    Raises:
-        InputError: If a file holds nothing usable or too much that is malformed.
     """
     run = config.run
     train = _read(paths, config, report)

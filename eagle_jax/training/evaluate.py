@@ -61,9 +61,6 @@ class Evaluation:
         )
 
 
-_Decoded = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Each row's accepted drafts by round, `[B, S]`, its rounds and new tokens, `[B]`."""
-
 Evaluate = Callable[[Any, Any], Evaluation]
 """A function of a head's float32 parameters and the target's: the head's figures."""
 
@@ -111,9 +108,12 @@ def make_evaluation(
                 for batch in _batches(data.held_out, run.batch_size)
             ]
         )
-        both = _cast(params, target_params, step_config)
-        chain, _ = _by_row(decode_chain(both), len(prompts))
-        accepted, new_tokens = _by_row(decode_tree(both), len(prompts))
+        cast = as_type(tie_blocks(params, step_config.head), step_config.dtype)
+        head = head_model(step_config.head, step_config.dtype)
+        joined = head.join(cast, step_config.tables(target_params))
+        both = Params(target=target_params, drafter=joined)
+        chain, _ = decode_chain(both, len(prompts))
+        accepted, new_tokens = decode_tree(both, len(prompts))
         tau = tokens_per_round(new_tokens, len(accepted))
         return Evaluation(
             loss=float(metrics.loss),
@@ -148,16 +148,6 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
     return jax.tree.map(lambda *xs: np.sum(weights * np.array(xs)), *fetched)
 
 
-def _cast(params: Any, target_params: Any, config: StepConfig) -> Params:
-    """Returns the parameters to decode with: the head in the type of the arithmetic."""
-    tied = tie_blocks(params, config.head)
-    cast = as_type(tied, config.dtype)
-    head = head_model(config.head, config.dtype)
-    return Params(
-        target=target_params, drafter=head.join(cast, config.tables(target_params))
-    )
-
-
 def _shapes(
     config: StepConfig, tree: TreeConfig
 ) -> tuple[Topology, TreeConfig | Topology]:
@@ -176,8 +166,12 @@ def _decoder(
     sharding: PairSharding,
     requests: Requests,
     shape: TreeConfig | Topology,
-) -> Callable[[Params], _Decoded]:
-    """Returns a function that decodes the requests greedily."""
+) -> Callable[[Params, int], tuple[np.ndarray, list[int]]]:
+    """Returns a function that decodes the requests greedily.
+
+    Of parameters and a number of rows it returns the accepted drafts of all rounds of
+    the first rows, `[S]`, and the rows' numbers of new tokens.
+    """
     head = head_model(config.head, config.dtype)
     drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
@@ -189,17 +183,12 @@ def _decoder(
         functools.partial(speculative.decode, decoder), donates_state=True
     )
 
-    def decode(params: Params) -> _Decoded:
+    def decode(params: Params, num_rows: int) -> tuple[np.ndarray, list[int]]:
         state = rounds(params, prefill(params, sharding.put_rows(requests)))
         found = (state.accept_lengths, state.num_rounds, state.lengths)
         accepted, num_rounds, lengths = sharding.fetch(found)
-        return accepted, num_rounds, lengths - np.asarray(requests.prompt_lengths)
+        new_tokens = lengths - np.asarray(requests.prompt_lengths)
+        by_row = [accepted[row, : num_rounds[row]] for row in range(num_rows)]
+        return np.concatenate(by_row), new_tokens[:num_rows].tolist()
 
     return decode
-
-
-def _by_row(decoded: _Decoded, num_rows: int) -> tuple[np.ndarray, list[int]]:
-    """Returns the accepted drafts of all rounds of the first rows, and their tokens."""
-    found = list(zip(*decoded, strict=True))[:num_rows]
-    accepted = np.concatenate([lengths[:rounds] for lengths, rounds, _ in found])
-    return accepted, [int(tokens) for _, _, tokens in found]

@@ -41,16 +41,10 @@ class FeatureStore:
         return self.folder / f"features-{row // self.batch_size:05}.safetensors"
 
     def read(self, row_indices: np.ndarray) -> np.ndarray:
-        """Reads some rows.
+        """Returns the features of rows, `[N, T, F]` in the stored type, 0 in padding.
 
         Args:
             row_indices: `[N]` int, the rows' indices.
-
-        Returns:
-            The features, `[N, T, F]` in the stored type; 0 in padding.
-
-        Raises:
-            InputError: If a file is missing or broken.
         """
         return np.concatenate([self._read_row(row) for row in row_indices.tolist()])
 
@@ -90,9 +84,6 @@ def write_features(
         batch_size: The number of rows of a call of `compute`, and of a file, `B`.
         progress: Called with the number of rows done, at the start and after each
             batch.
-
-    Returns:
-        The store.
 
     Raises:
         InputError: If the folder holds features of other settings, the disk is too

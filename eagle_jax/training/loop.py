@@ -98,9 +98,6 @@ class Run:
             trained: The run. Its folder, that of `head`, gets `checkpoints/`, and its
                 log is written by the first process.
             sharding: The shardings of target and head.
-
-        Raises:
-            InputError: If the checkpoint cannot be read.
         """
         config, step_config = trained.config, trained.step_config
         self._config, self._step_config, self._data = config, step_config, trained.data
@@ -177,11 +174,8 @@ class Run:
             evaluation = None
             if evaluates:
                 evaluation = self._evaluate(self._state.params, self._target_params)
-            if evaluation is not None:
-                loss, before = evaluation.loss, self._held_out_loss
-                if self._is_wrong(loss, before):
-                    raise DivergedError(self._went_wrong(done, loss, before))
-                self._held_out_loss = loss
+                self._check(done, evaluation.loss, self._held_out_loss)
+                self._held_out_loss = evaluation.loss
             row = LogRow(
                 step=done,
                 tokens=tokens,
@@ -238,20 +232,13 @@ class Run:
         return sum(int(per_row[batch].sum()) for batch in batches)
 
     def _checked_means(self, pending: list[Metrics], done: int) -> dict[str, float]:
-        """Returns the means of metrics, and stops a run that has diverged.
-
-        Raises:
-            DivergedError: If it has; names the step and the last good checkpoint.
-        """
+        """Returns the means of metrics, and stops a run that has diverged."""
         fetched = jax.device_get(pending)
         losses = [float(metrics.loss) for metrics in fetched]
         # A window that diverges is no yardstick: the first is judged by its first loss.
-        before = self._usual_loss
-        self._usual_loss = losses[0] if before is None else before
+        usual = losses[0] if self._usual_loss is None else self._usual_loss
         for number, loss in enumerate(losses, done - len(losses) + 1):
-            if self._is_wrong(loss, self._usual_loss):
-                raise DivergedError(self._went_wrong(number, loss, self._usual_loss))
-        self._usual_loss = before
+            self._check(number, loss, usual)
         self._remember(float(np.mean(losses)))
         names = ("loss", "feature_loss", "token_loss", "agreement")
         return {
@@ -263,11 +250,11 @@ class Run:
         usual = self._usual_loss
         self._usual_loss = loss if usual is None else 0.9 * usual + 0.1 * loss
 
-    def _is_wrong(self, loss: float, usual: float | None) -> bool:
-        limit = self._config.run.explode * (usual or math.inf)
-        return not math.isfinite(loss) or loss > limit
-
-    def _went_wrong(self, step: int, loss: float, before: float | None) -> str:
+    def _check(self, step: int, loss: float, before: float | None) -> None:
+        """Stops a run whose loss is not finite, or far above what it was before."""
+        limit = self._config.run.explode * (before or math.inf)
+        if math.isfinite(loss) and loss <= limit:
+            return
         latest = self._checkpoints.latest()
         kept = (
             "no checkpoint was written before"
@@ -275,7 +262,7 @@ class Run:
             else f"the last good checkpoint is {self._folder}/checkpoints/{latest}"
         )
         usual = "" if before is None else f" (before: {before:.4g})"
-        return (
+        raise DivergedError(
             f"the loss of step {step} is {loss:.4g}{usual}: training has diverged; "
             f"{kept}; try a lower learning_rate or more warmup_steps"
         )

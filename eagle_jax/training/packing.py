@@ -59,15 +59,8 @@ def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
         samples: The samples, at least one, none longer than `length`.
         length: The number of tokens per row, `T`.
 
-    Returns:
-        The rows, which hold every sample once.
-
-    Raises:
-        InputError: If there is no sample, or one is empty or too long.
     """
     lengths = np.array([len(sample.tokens) for sample in samples], np.int64)
-    if not len(samples):
-        raise InputError("there is no sample to pack; give data that holds some")
     if lengths.max() > length or lengths.min() < 1:
         wrong = int(np.argmax((lengths > length) | (lengths < 1)))
         raise InputError(
@@ -138,8 +131,6 @@ def rows_at(num_rows: int, step: int, batch_size: int, seed: int) -> np.ndarray:
     Returns:
         The rows' indices, `[B]` int64, all different.
 
-    Raises:
-        InputError: If there are fewer rows than a batch takes.
     """
     if not 1 <= batch_size <= num_rows:
         raise InputError(
@@ -173,12 +164,7 @@ def hold_out(
 
     Returns:
         The items to train on and those held out, each in the given order.
-
-    Raises:
-        InputError: If the split would leave one side empty.
     """
-    if not 0 < share < 1:
-        raise InputError(f"the held-out share {share} must be between 0 and 1")
     count = max(1, round(share * len(items)))
     if count >= len(items):
         raise InputError(

@@ -12,14 +12,11 @@ from eagle_jax.training.step import StepConfig, TrainState, init_state, make_opt
 
 
 def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
-    """Returns the sharding of each array of a run's state.
+    """Returns a `TrainState` of the shardings of a run's state.
 
     Args:
         config: The static settings of a step.
         sharding: The shardings of target and head.
-
-    Returns:
-        A `TrainState` of shardings.
     """
     shapes = jax.eval_shape(lambda: init_state(config, 0))
     head = sharding.drafter_shardings(shapes.params)
@@ -56,12 +53,7 @@ def first_state(
 
 
 def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:
-    """Returns a `TrainState` of shapes with shardings.
-
-    Args:
-        config: The static settings of a step.
-        shardings: The shardings that `state_shardings` returned.
-    """
+    """Returns a `TrainState` of shapes with the shardings of `state_shardings`."""
     return jax.tree.map(
         lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there),
         jax.eval_shape(lambda: init_state(config, 0)),
