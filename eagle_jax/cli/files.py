@@ -22,9 +22,6 @@ def read_prompts(path: Path) -> list[str]:
 
     Returns:
         The prompts, at least one.
-
-    Raises:
-        InputError: If the file cannot be read or holds something else.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -57,11 +54,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def expand_home(path: Path) -> Path:
-    """Returns a path with the home folder for `~`.
-
-    Raises:
-        InputError: If there is no such home.
-    """
+    """Returns a path with the home folder for `~`."""
     try:
         return path.expanduser()
     except RuntimeError as error:
@@ -69,12 +62,7 @@ def expand_home(path: Path) -> Path:
 
 
 def check_writable(path: Path) -> None:
-    """Refuses an output path before any long work starts; nothing is left there.
-
-    Raises:
-        InputError: If no file can be made there, nothing can be written to it, or
-            another process writes it.
-    """
+    """Refuses an output path before any long work starts; nothing is left there."""
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; give a file name")
     if path.is_fifo() or path.is_socket():
@@ -94,11 +82,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuses an output folder before any long work starts; it need not exist.
-
-    Raises:
-        InputError: If the path is no folder, cannot be made or cannot be written to.
-    """
+    """Refuses an output folder before any long work starts; it need not exist."""
     existing = resolved(path)
     try:
         while not existing.exists():

@@ -32,11 +32,7 @@ def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def mesh_shape(arguments: argparse.Namespace) -> MeshShape | None:
-    """Returns the mesh of the flags, `None` without one.
-
-    Raises:
-        InputError: If it is no mesh, or several processes are to run without one.
-    """
+    """Returns the mesh of the flags, `None` without one."""
     if arguments.mesh is not None:
         return parse_mesh(arguments.mesh)
     if has_processes(arguments):
@@ -45,11 +41,7 @@ def mesh_shape(arguments: argparse.Namespace) -> MeshShape | None:
 
 
 def has_processes(arguments: argparse.Namespace) -> bool:
-    """Returns whether the flags ask for several processes.
-
-    Raises:
-        InputError: If the flags do not go together.
-    """
+    """Returns whether the flags ask for several processes."""
     given = [value is not None for value in _address(arguments)]
     if any(given) and arguments.distributed:
         raise InputError(
@@ -65,11 +57,7 @@ def has_processes(arguments: argparse.Namespace) -> bool:
 
 
 def join(arguments: argparse.Namespace) -> None:
-    """Joins the processes that the flags ask for, if any; call it before JAX is used.
-
-    Raises:
-        InputError: If flags do not go together, or the processes do not meet.
-    """
+    """Joins the processes that the flags ask for, if any; call it before JAX is used."""
     mesh_shape(arguments)
     if not has_processes(arguments):
         return
