@@ -57,7 +57,7 @@ def has_processes(arguments: argparse.Namespace) -> bool:
 
 
 def join(arguments: argparse.Namespace) -> None:
-    """Joins the processes that the flags ask for, if any; call it before JAX is used."""
+    """Joins the processes that the flags ask for; call it before JAX is used."""
     mesh_shape(arguments)
     if not has_processes(arguments):
         return

@@ -75,7 +75,7 @@ class TrainState:
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Returns clipped AdamW under a linear warm-up and a linear decay over all steps."""
+    """Returns clipped AdamW under a linear warm-up and a linear decay."""
     warmup = min(config.warmup_steps, steps - 1)
     rate = config.learning_rate
     schedule = optax.join_schedules(
