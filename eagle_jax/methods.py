@@ -74,12 +74,14 @@ class Context:
 
     Attributes:
         vocab_size: The number of tokens the target knows, `V`.
+        encode: The function from a text to its token ids, without special tokens.
         rule: The acceptance rule (`decoding.AcceptanceRule`).
         model: The draft model; `None` for a method without weights.
         folder: The draft model's folder, which may hold a calibration; `None` for none.
     """
 
     vocab_size: int
+    encode: Callable[[str], list[int]]
     rule: str = "greedy"
     model: DraftModel | None = None
     folder: Path | None = None

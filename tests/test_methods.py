@@ -51,7 +51,9 @@ def other(tmp_path: Path) -> Path:
 
 
 def made(method: str, settings: Any, **given: Any) -> Any:
-    context = Context(vocab_size=24, model=MODEL, **given)
+    context = Context(
+        vocab_size=24, encode=lambda text: [*map(ord, text)], model=MODEL, **given
+    )
     return METHODS[method].drafter(settings, context)
 
 

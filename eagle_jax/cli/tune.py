@@ -36,7 +36,6 @@ from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, write_whole
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.drafts import make_drafter
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
@@ -182,14 +181,14 @@ def _settings(arguments: argparse.Namespace, config: GenerateConfig) -> list[Any
 
 def _drafters(source: PairSource, config: GenerateConfig) -> Callable[[Tree], Drafter]:
     """Returns the function from a tree to the pair's drafter that grows it."""
-    size, rule = source.config.vocab_size, config.sampling.rule
+    rule = config.sampling.rule
 
     def drafter_of(tree: Tree) -> Drafter:
         if isinstance(tree, Topology):
             drafter = source.drafter
             assert isinstance(drafter, TreeDrafter | RecyclingDrafter), "it is static"
             return dataclasses.replace(drafter, tree=tree)
-        made = make_drafter(source.method, source.draft, tree, rule, vocab_size=size)
+        made = source.make_drafter(tree, rule)
         assert made is not None, "plain decoding is not tuned"
         return made
 

@@ -245,10 +245,8 @@ def open_run(plan: RunPlan, models: Models, target: PairSource) -> PairSource:
         stop_tokens=target.stop_tokens,
         read_tokenizer=target.read_tokenizer,
     )
-    drafter = drafts.make_drafter(
-        method, draft, config.tree, plan.acceptance, vocab_size=vocab_size
-    )
-    return dataclasses.replace(target, method=method, draft=draft, drafter=drafter)
+    own = dataclasses.replace(target, method=method, draft=draft)
+    return own.with_settings(config.tree, plan.acceptance)
 
 
 def _read_value(text: str) -> Any:

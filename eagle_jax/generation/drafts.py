@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax import checkpoints
-from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import DraftModel, SmallModel
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.heads import check_kind, open_heads
 from eagle_jax.generation.shardings import draft_shardings
 from eagle_jax.generation.vocabulary import read_vocabulary
-from eagle_jax.interface import Drafter
-from eagle_jax.methods import SMALL_MODEL, Context, Method, Weights
+from eagle_jax.methods import SMALL_MODEL, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
@@ -57,35 +55,6 @@ class DraftSource:
 def ready_to_run(params: Any, sharding: PairSharding | None) -> Any:
     """Returns weights that were just read, their products joined on a single device."""
     return join_products(params, donate=True) if sharding is None else params
-
-
-def make_drafter(
-    method: Method,
-    draft: DraftSource | None,
-    settings: Any,
-    rule: AcceptanceRule,
-    *,
-    vocab_size: int,
-) -> Drafter | None:
-    """Returns the drafter of a method, `None` for plain decoding.
-
-    Args:
-        method: The method that drafts.
-        draft: The model that it drafts with, `None` if there is none.
-        settings: The method's own settings.
-        rule: The acceptance rule.
-        vocab_size: The number of tokens the target knows, `V`.
-
-    Raises:
-        InputError: If the settings name a calibration or choices that cannot be used.
-    """
-    context = Context(
-        vocab_size=vocab_size,
-        rule=rule,
-        model=draft and draft.model,
-        folder=draft and draft.folder,
-    )
-    return method.drafter(settings, context)
 
 
 def open_draft_model(

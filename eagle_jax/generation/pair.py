@@ -265,7 +265,7 @@ class Pair:
         )
         return Runner(
             pair=with_automaton(self.loaded, tables),
-            drafter=self.loaded.drafter_of(config.tree, config.sampling.rule),
+            drafter=source.make_drafter(config.tree, config.sampling.rule),
             config=config,
             max_length=max_length,
             prompt_bucket=bucket_length(max(map(len, encoded))),

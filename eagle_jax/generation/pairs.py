@@ -11,11 +11,11 @@ from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import Eagle3Head, find_tree_drafter
+from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.drafts import (
     DraftSource,
-    make_drafter,
     open_draft_model,
     ready_to_run,
     with_vocabulary,
@@ -28,16 +28,13 @@ from eagle_jax.generation.shardings import (
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import narrow
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.methods import Method
+from eagle_jax.methods import Context, Method
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
     TransformerParams,
 )
 from eagle_jax.parallel import PairSharding
-
-DrafterOf = Callable[[Any, AcceptanceRule], Drafter | None]
-"""Makes the drafter of a method's settings and an acceptance rule, if there is one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +47,6 @@ class LoadedPair:
         params: The weights of both.
         tokenizer: The `transformers` tokenizer, `None` where only ids are needed.
         stop_tokens: The token ids that end a text.
-        drafter_of: The function from the method's settings and an acceptance rule to
-            another drafter of the same draft model.
         sharding: The sharding of the pair's arrays; `None` for the default device.
         first_rounds: What the first rounds accepted, see `warn_if_never_accepted`;
             `None` for random weights and none.
@@ -61,7 +56,6 @@ class LoadedPair:
     target: Transformer
     drafter: Drafter | None
     params: Params
-    drafter_of: DrafterOf
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     sharding: PairSharding | None = None
@@ -81,7 +75,6 @@ class PairSource:
         dtype: The type of weights and caches, never "auto".
         method: The method that drafts.
         draft: The model that it drafts with, `None` if there is none.
-        drafter: The drafter; `None` for plain decoding. Static.
         read_target: The function that reads or makes the target's weights, with the
             shardings that it is given or, given `None`, on the default device.
         read_tokenizer: The function that reads the tokenizer, once.
@@ -89,18 +82,19 @@ class PairSource:
         bits: The bits of the matrices of the target's layers, 8 or 4; `None` if they
             are not quantized.
         folder: The folder of the target's files, `None` if it has none.
+        drafter: The drafter; `None` for plain decoding. Static.
     """
 
     config: TransformerConfig
     dtype: str
     method: Method
     draft: DraftSource | None
-    drafter: Drafter | None
     read_target: Callable[[Any], TransformerParams]
     read_tokenizer: Callable[[], Any]
     stop_tokens: tuple[int, ...]
     bits: int | None = None
     folder: Path | None = None
+    drafter: Drafter | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -112,6 +106,35 @@ class PairSource:
             InputError: If the folder holds no usable one.
         """
         return self.read_tokenizer()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of a text, as it would go on after others."""
+        if self.tokenizer is None:
+            raise InputError("a pair without a tokenizer reads no text")
+        return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+
+    def make_drafter(self, settings: Any, rule: AcceptanceRule) -> Drafter | None:
+        """Returns the drafter of the method, `None` for plain decoding.
+
+        Args:
+            settings: The method's own settings.
+            rule: The acceptance rule.
+
+        Raises:
+            InputError: If the settings name files that cannot be used.
+        """
+        context = Context(
+            vocab_size=self.config.vocab_size,
+            encode=self.encode,
+            rule=rule,
+            model=self.draft and self.draft.model,
+            folder=self.draft and self.draft.folder,
+        )
+        return self.method.drafter(settings, context)
+
+    def with_settings(self, settings: Any, rule: AcceptanceRule) -> "PairSource":
+        """Returns the pair with the drafter of `make_drafter`."""
+        return dataclasses.replace(self, drafter=self.make_drafter(settings, rule))
 
     def check_memory(
         self, *, batch_size: int, max_length: int, grows: bool = True
@@ -159,12 +182,6 @@ class PairSource:
             target=with_features(target, self.drafter),
             drafter=self.drafter,
             params=Params(target=target_params, drafter=drafter_params),
-            drafter_of=functools.partial(
-                make_drafter,
-                self.method,
-                self.draft,
-                vocab_size=self.config.vocab_size,
-            ),
             tokenizer=self.tokenizer,
             stop_tokens=self.stop_tokens,
             sharding=with_drafter(sharding, self.drafter, drafter_params),
@@ -210,26 +227,23 @@ def open_pair(
         stop_tokens=stops,
         read_tokenizer=read_tokenizer,
     )
-    drafter = make_drafter(
-        method, draft, settings.tree, settings.sampling.rule, vocab_size=vocab_size
-    )
     check_product(bits, dtype)
 
     def read_target(shardings: Any) -> TransformerParams:
         return checkpoints.load_target(folder, dtype, shardings, bits)[1]
 
-    return PairSource(
+    source = PairSource(
         config=config,
         dtype=dtype,
         method=method,
         draft=draft,
-        drafter=drafter,
         read_target=read_target,
         read_tokenizer=read_tokenizer,
         stop_tokens=stops,
         bits=bits,
         folder=folder,
     )
+    return source.with_settings(settings.tree, settings.sampling.rule)
 
 
 def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:

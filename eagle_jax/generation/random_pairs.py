@@ -11,7 +11,7 @@ from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import check_product, on_cpu
-from eagle_jax.generation.drafts import DraftSource, make_drafter, with_vocabulary
+from eagle_jax.generation.drafts import DraftSource, with_vocabulary
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.shardings import draft_shardings
@@ -95,23 +95,17 @@ def open_random(
     def read_tokenizer() -> Any:
         return _byte_tokenizer() if with_tokenizer else None
 
-    return PairSource(
+    source = PairSource(
         config=config,
         dtype=dtype,
         method=method,
         draft=draft,
-        drafter=make_drafter(
-            method,
-            draft,
-            settings.tree,
-            settings.sampling.rule,
-            vocab_size=config.vocab_size,
-        ),
         read_target=make_target,
         read_tokenizer=read_tokenizer,
         stop_tokens=stop_tokens,
         bits=bits,
     )
+    return source.with_settings(settings.tree, settings.sampling.rule)
 
 
 def _random_draft(

@@ -266,7 +266,7 @@ def test_a_tree_is_cut_to_the_heads_unless_it_was_chosen(
     assert drafter.tree == from_paths(known)
     model, told = drafter.model, f"tree = 4 must be at most {heads}, one level per head"
     chosen = StaticConfig(choices="mc_sim_7b_63")
-    context = Context(vocab_size=model.vocab_size, model=model)
+    context = Context(vocab_size=model.vocab_size, encode=lambda _: [], model=model)
     refused(lambda: METHODS["medusa"].drafter(chosen, context), told)
     dynamic = TreeConfig(num_nodes=9, depth=4)
     refused(lambda: TreeDrafter(model=model, tree=dynamic), told)

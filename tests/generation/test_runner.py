@@ -38,7 +38,6 @@ def pair() -> LoadedPair:
         params=PARAMS,
         tokenizer=None,
         stop_tokens=(),
-        drafter_of=lambda *_: DRAFTER,
     )
 
 

@@ -33,7 +33,6 @@ PAIR = LoadedPair(
     params=PARAMS,
     tokenizer=None,
     stop_tokens=(7, 9),
-    drafter_of=lambda *_: DRAFTER,
 )
 CHUNK = 16
 
