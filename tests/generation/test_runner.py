@@ -72,6 +72,7 @@ def test_warming_up_makes_the_first_cache_alone(
     drafter: Any,
     by_round: bool,
 ) -> None:
+    jax.clear_caches()  # What was traced before is not traced again.
     made: set[int] = set()
     init_cache = Transformer.init_cache
 
