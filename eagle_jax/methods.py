@@ -239,10 +239,10 @@ def _switch(settings: SwitchConfig, context: Context) -> SwitchDrafter:
 
 def _lookup(settings: LookupConfig, context: Context) -> LookupDrafter:
     del context
-    depth = min(settings.depth, settings.num_nodes - 1)
-    matches = min(settings.width, (settings.num_nodes - 1) // max(depth, 1))
     return LookupDrafter(
-        depth=depth, num_matches=max(matches, 1), max_ngram=settings.max_ngram
+        depth=settings.levels,
+        num_matches=settings.num_matches,
+        max_ngram=settings.max_ngram,
     )
 
 

@@ -55,6 +55,16 @@ class LookupConfig:
         require_counts(self, num_nodes=1, depth=0, width=1)
         require(1 <= self.max_ngram <= 64, "max_ngram", self.max_ngram, "1 to 64")
 
+    @property
+    def levels(self) -> int:
+        """The levels worth drafting: of `N` nodes none is deeper than `N - 1`."""
+        return min(self.depth, self.num_nodes - 1)
+
+    @property
+    def num_matches(self) -> int:
+        """The number of matches that are followed, at least 1."""
+        return max(min(self.width, (self.num_nodes - 1) // max(self.levels, 1)), 1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookupDrafter:
