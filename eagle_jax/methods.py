@@ -97,7 +97,8 @@ class Method:
         make: The function from such settings to its drafter; `None` decodes plainly.
         weights: The weights that it drafts with; `None` without any.
         tree: Its published tree, if its trees are static: others are `choices`.
-        trials: The settings that `eagle-jax tune` tries, if its trees are not static.
+        trials: The settings that `eagle-jax tune` tries. Static trees it finds itself;
+            a method that has neither is not tuned.
         has_confidence: Whether all its drafts have probabilities: those of a model, not
             of earlier text.
     """
@@ -114,6 +115,11 @@ class Method:
     def is_plain(self) -> bool:
         """Whether this is plain decoding, one token per pass."""
         return self.make is None
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether `eagle-jax tune` finds its settings."""
+        return bool(self.trials) or self.tree is not None
 
     @property
     def own_settings(self) -> tuple[str, ...]:

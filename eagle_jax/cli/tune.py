@@ -62,7 +62,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--method",
-        choices=[name for name in METHODS if name != PLAIN.name],
+        choices=[name for name, row in METHODS.items() if row.is_tuned],
         default=DecodingConfig.method,
         help="the tree of eagle1, medusa, hydra and recycling is static: its paths go "
         "into a JSON file beside the settings",
