@@ -261,12 +261,17 @@ def _recycling(settings: RecyclingConfig, context: Context) -> RecyclingDrafter:
     return RecyclingDrafter(vocab_size=context.vocab_size, tree=shape)
 
 
-def _sizes(kind: type, sizes: str, **values: tuple[int, ...]) -> tuple[Any, ...]:
-    """Returns settings by `num_nodes/depth/width`, each with each of other values."""
-    names = ("num_nodes", "depth", "width", *values)
+def _sizes(
+    kind: type,
+    sizes: str,
+    names: str = "num_nodes/depth/width",
+    **values: tuple[int, ...],
+) -> tuple[Any, ...]:
+    """Returns settings by sizes such as `8/7/1`, each with each of other values."""
+    keys = (*names.split("/"), *values)
     numbers = [[int(number) for number in part.split("/")] for part in sizes.split()]
     return tuple(
-        kind(**dict(zip(names, (*size, *others), strict=True)))
+        kind(**dict(zip(keys, (*size, *others), strict=True)))
         for size in numbers
         for others in itertools.product(*values.values())
     )
@@ -275,20 +280,6 @@ def _sizes(kind: type, sizes: str, **values: tuple[int, ...]) -> tuple[Any, ...]
 _TREES = (
     "3/2/1 5/4/1 8/7/1 6/3/2 10/5/2 16/7/2 10/4/4 16/5/4 26/6/4 32/6/6 48/7/6 60/6/10"
 )
-# Level, window and guesses; the paper's largest, for an A100, are 5/15/15.
-_LOOKAHEAD = (
-    (2, 2, 2),
-    (3, 2, 2),
-    (3, 3, 3),
-    (4, 3, 3),
-    (5, 3, 3),
-    (4, 5, 5),
-    (5, 5, 5),
-    (5, 7, 7),
-    (5, 10, 10),
-    (5, 15, 15),
-)
-
 EAGLE = Weights(
     kind="eagle",
     description="the EAGLE head of this target",
@@ -333,9 +324,11 @@ _ROWS = (
         name="lookahead",
         settings=LookaheadConfig,
         make=_lookahead,
-        trials=tuple(
-            LookaheadConfig(level=level, window=window, guesses=guesses)
-            for level, window, guesses in _LOOKAHEAD
+        # The paper's largest, for an A100, are 5/15/15.
+        trials=_sizes(
+            LookaheadConfig,
+            "2/2/2 3/2/2 3/3/3 4/3/3 5/3/3 4/5/5 5/5/5 5/7/7 5/10/10 5/15/15",
+            "level/window/guesses",
         ),
         has_confidence=False,
     ),
@@ -351,7 +344,7 @@ _ROWS = (
         settings=ChainConfig,
         make=_chain,
         weights=EAGLE,
-        trials=tuple(ChainConfig(depth=depth) for depth in (1, 2, 3, 4, 5, 6, 8, 10)),
+        trials=_sizes(ChainConfig, "1 2 3 4 5 6 8 10", "depth"),
     ),
     Method(
         name="eagle1",
