@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from eagle_jax.automaton import TokenAutomaton
-from eagle_jax.config import SamplingConfig, TreeConfig
+from eagle_jax.config import ChainConfig, SamplingConfig, StaticConfig, TreeConfig
 from eagle_jax.constraints import Constraint
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
@@ -26,10 +26,14 @@ from eagle_jax.drafting import (
     DraftModel,
     Eagle3Head,
     EagleHead,
+    LookaheadConfig,
     LookaheadDrafter,
+    LookupConfig,
     LookupDrafter,
+    RecyclingConfig,
     RecyclingDrafter,
     SmallModel,
+    SwitchConfig,
     SwitchDrafter,
     TreeDrafter,
 )
@@ -51,6 +55,7 @@ from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape
 
 if TYPE_CHECKING:
+    from eagle_jax.generation.config import GenerateConfig
     from eagle_jax.generation.pair import (
         Generation,
         Pair,
@@ -62,6 +67,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AcceptanceRule",
+    "ChainConfig",
     "Constraint",
     "DecodeState",
     "Decoder",
@@ -72,20 +78,26 @@ __all__ = [
     "Eagle3HeadConfig",
     "EagleHead",
     "EagleHeadConfig",
+    "GenerateConfig",
     "Generation",
     "InputError",
     "LayerConfig",
+    "LookaheadConfig",
     "LookaheadDrafter",
+    "LookupConfig",
     "LookupDrafter",
     "MeshShape",
     "Pair",
     "Params",
+    "RecyclingConfig",
     "RecyclingDrafter",
     "Requests",
     "RopeConfig",
     "SamplingConfig",
     "SmallModel",
+    "StaticConfig",
     "StopReason",
+    "SwitchConfig",
     "SwitchDrafter",
     "Target",
     "TargetOutput",
@@ -109,6 +121,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports what reads checkpoints when it is first asked for: it takes a while."""
+    if name == "GenerateConfig":
+        return importlib.import_module("eagle_jax.generation.config").GenerateConfig
     if name in ("Generation", "Pair", "load_embedded_pair", "load_pair"):
         return getattr(importlib.import_module("eagle_jax.generation.pair"), name)
     raise AttributeError(f"module 'eagle_jax' has no attribute {name!r}")
