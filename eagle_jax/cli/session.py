@@ -13,9 +13,9 @@ from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation import text
+from eagle_jax.generation.batches import decode_all, is_queue
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Observer, Runner, Snapshot
-from eagle_jax.generation.scheduler import decode_all, is_queue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,11 @@ from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record, Turn
 from eagle_jax.evaluation.templates import Template, encode
 from eagle_jax.generation import text
+from eagle_jax.generation.batches import decode_all
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner, Snapshot
-from eagle_jax.generation.scheduler import Scheduler, Served, decode_all
+from eagle_jax.generation.scheduler import Scheduler, Served
 
 _TURN_SEEDS = 1 << 24
 """The distance between the seeds of two turns: more than any file has questions."""

@@ -22,13 +22,13 @@ from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
+from eagle_jax.generation.batches import decode_all
 from eagle_jax.generation.config import GenerateConfig, of_call, with_settings
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import decode_all
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 

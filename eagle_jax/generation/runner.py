@@ -122,7 +122,7 @@ class Runner:
         Returns:
             The texts, in order, and the seconds that they took.
         """
-        requests = jax.block_until_ready(self._filled(prompts, seeds))
+        requests = jax.block_until_ready(self.filled(prompts, seeds))
         compiled_before, started = self.programs.compile_seconds, self.clock()
         state = jax.block_until_ready(self._prefill(requests))
         prefill_seconds = self.clock() - started
@@ -153,7 +153,7 @@ class Runner:
             The batch after the prefill, then after every round, with the rows that were
             made up to fill it.
         """
-        yield from self._snapshots(self._prefill(self._filled(prompts, seeds)))
+        yield from self._snapshots(self._prefill(self.filled(prompts, seeds)))
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -169,14 +169,25 @@ class Runner:
         """Returns seconds of a clock that stands still while something is compiled."""
         return time.perf_counter() - self.programs.compile_seconds
 
-    def _filled(self, prompts: list[list[int]], seeds: list[int]) -> Requests:
-        """Returns requests for a whole batch: the missing ones are made up."""
-        missing = self.batch_size - len(prompts)
+    def filled(
+        self,
+        prompts: list[list[int]],
+        seeds: list[int],
+        *,
+        rows: int | None = None,
+        prompt_bucket: int | None = None,
+    ) -> Requests:
+        """Returns requests for a whole batch, or `rows`: the missing ones are made up.
+
+        The other arguments are those of `requests`.
+        """
+        missing = (rows or self.batch_size) - len(prompts)
         new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
         return self.requests(
             prompts + [[0]] * missing,
             new_tokens + [1] * missing,
             seeds=seeds + [0] * missing,
+            prompt_bucket=prompt_bucket,
         )
 
     def requests(

@@ -1,5 +1,6 @@
 """A queue of prompts through the rows of one running batch."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -11,11 +12,10 @@ import jax
 from eagle_jax.config import require
 from eagle_jax.decoding import slots
 from eagle_jax.decoding.growth import bucket_sizes
-from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.slots import Result
+from eagle_jax.decoding.requests import Requests, bucket_length, check_request
+from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.errors import InputError
-from eagle_jax.generation.queue import Queue, Reading, Served, Text
 from eagle_jax.generation.rows import Row, read_rows
 from eagle_jax.generation.runner import Runner
 from eagle_jax.prefill import PREFILL_CHUNK
@@ -23,22 +23,75 @@ from eagle_jax.prefill import PREFILL_CHUNK
 ROUNDS = 16
 """The most rounds between two looks at the queue, while no row is free."""
 
-_MOST_PADDING = 1 << 14
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Served:
+    """A text that has ended.
+
+    Attributes:
+        key: What `Scheduler.add` was given to know it by.
+        row: The text.
+        prefill_seconds: The seconds of reading its prompt.
+        decode_seconds: Its share of the seconds of rounds that it had with others.
+    """
+
+    key: Any
+    row: Row
+    prefill_seconds: float
+    decode_seconds: float
 
 
-class Scheduler(Queue):
+@dataclasses.dataclass(kw_only=True, eq=False)
+class _Text:
+    """A text that waits or is being written.
+
+    Its tokens are the state's: to look at them again changes nothing.
+
+    Attributes:
+        key: See `Served`, as for the seconds.
+        prompt_ids: The token ids of its prompt.
+        seed: The seed of its draws.
+        length: The tokens of prompt and output, when it was last looked at.
+    """
+
+    key: Any
+    prompt_ids: list[int]
+    seed: int
+    length: int
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LongPrompt:
+    """A long prompt that is being read.
+
+    Attributes:
+        text: The prompt's text.
+        prefix: What is read of it.
+        num_slots: The number of its cache slots.
+        slot: The row that is kept for it.
+        num_left: The chunks that are left.
+    """
+
+    text: _Text
+    prefix: PrefillState
+    num_slots: int
+    slot: int
+    num_left: int
+
+
+class Scheduler:
     """Texts that enter a row as soon as one is free; none depends on the others.
 
     Prompts of up to `PREFILL_CHUNK` tokens are read as a whole. A longer one is read
     chunk by chunk; after each, the running rows go on, and short prompts may enter.
 
     An exception or Ctrl-C in a step loses no text. The next step goes on where it was,
-    unless a program may have been given the rows' arrays and returned nothing: then
-    `is_broken` is true, and `reset` returns what is to be added again.
+    unless a program may have been given the rows' arrays and returned nothing.
 
     Attributes:
-        row_rounds: The rounds of all rows so far, while prompts were waiting.
-        busy_row_rounds: Those of them in which the row wrote a text.
+        is_broken: Whether that has happened: then nothing but `reset` helps.
     """
 
     def __init__(self, runner: Runner, *, rounds: int = ROUNDS) -> None:
@@ -48,17 +101,75 @@ class Scheduler(Queue):
             runner: The pair with its settings: `batch_size` is the number of rows, and
                 `max_length` bounds every text. Its `prompt_bucket` is not read.
             rounds: The most rounds between two looks at the queue.
-
-        Raises:
-            InputError: If there are no rounds.
         """
         require(rounds >= 1, "rounds", rounds, "at least 1")
-        super().__init__(runner)
-        self.row_rounds = self.busy_row_rounds = 0
+        self.is_broken = False
+        self._runner = runner
         self._rounds = rounds
+        depth = runner.decoder.depth
+        self._sizes = bucket_sizes(runner.max_length, prompt=0, depth=depth)
+        sharding = runner.pair.sharding
+        # One prompt for each part of the mesh's data axis.
+        self._num_together = 1 if sharding is None else sharding.mesh.shape["data"]
+        self._waiting: list[_Text] = []
+        self._reading: _LongPrompt | None = None
+        self._rows: list[_Text | None] = [None] * runner.batch_size
+        self._done: list[tuple[_Text, Row]] = []
+        self._state: DecodeState | None = None
         self._is_turn_of_short = False
-        longest, depth = _whole_chunks(runner.max_length), runner.decoder.depth
-        self._sizes = bucket_sizes(longest, prompt=0, depth=depth)
+
+    def add(self, key: Any, prompt_ids: Sequence[int], seed: int) -> None:
+        """Puts a prompt at the queue's end.
+
+        Args:
+            key: What the text is known by when it has ended.
+            prompt_ids: The prompt's token ids, fewer than `max_length`.
+            seed: The seed of its draws.
+
+        Raises:
+            InputError: If the prompt is empty, too long or holds what is no id, if the
+                seed is no uint32, or `is_broken`.
+        """
+        self._check_whole()
+        check_request(
+            f"prompt {key}" if isinstance(key, int) else "the prompt",
+            prompt_ids,
+            seed,
+            max_length=self._runner.max_length,
+            vocab_size=self._runner.pair.target.config.vocab_size,
+        )
+        prompt = list(prompt_ids)
+        text = _Text(key=key, prompt_ids=prompt, seed=seed, length=len(prompt) + 1)
+        self._waiting.append(text)
+
+    def reset(self) -> list[tuple[Any, list[int], int]]:
+        """Empties the queue and the rows; what was compiled is kept.
+
+        Returns:
+            The key, the prompt and the seed of every text that had not ended, for
+            `add`: it begins anew. The next step returns those that had ended.
+        """
+        read = [] if self._reading is None else [self._reading.text]
+        # An interrupt may have met one on its way, in two places at once.
+        left = dict.fromkeys([*self._running.values(), *read, *self._waiting])
+        ended = {text for text, _ in self._done}
+        left = [text for text in left if text not in ended]
+        given = [(text.key, text.prompt_ids, text.seed) for text in left]
+        # Nothing can come between these.
+        self._waiting, self._rows, self._reading = [], [None] * len(self._rows), None
+        self._state, self.is_broken = None, False
+        return given
+
+    @property
+    def num_waiting(self) -> int:
+        """The prompts in the queue."""
+        return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every text that was added has ended and been returned."""
+        is_empty = not self._waiting and not any(self._rows)
+        return is_empty and self._reading is None and not self._done
 
     def step(self) -> list[Served]:
         """Reads prompts for the free rows, runs some rounds, returns what has ended.
@@ -82,47 +193,32 @@ class Scheduler(Queue):
         self._done = []  # The last thing: nothing can come between it and the return.
         return served
 
-    def run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        seeds: Sequence[int],
-        *,
-        longest_first: bool = False,
-    ) -> Iterator[Served]:
-        """Decodes prompts, all of which are checked first.
-
-        Args:
-            prompts: The prompts' token ids.
-            seeds: The seeds, one per prompt.
-            longest_first: Whether long prompts enter before short ones.
-
-        Returns:
-            The texts, each as it ends, whose `key` is the prompt's number.
-
-        Raises:
-            InputError: If `add` would refuse a prompt, the seeds are not as many, or
-                texts of an earlier call are left.
-        """
-        self._check_whole()
-        wanted = f"{len(prompts)}, one per prompt"
-        require(len(seeds) == len(prompts), "number of seeds", len(seeds), wanted)
-        if not self.is_idle:
+    def _check_whole(self) -> None:
+        if self.is_broken:
             raise InputError(
-                "the scheduler still has texts of an earlier call; take them with "
-                "`step`, or drop them with `reset()`"
+                "the scheduler was interrupted inside a program; call `reset()`, and "
+                "`add` again what it returns"
             )
-        texts = [
-            self._text(f"prompt {number}", number, *given)
-            for number, given in enumerate(zip(prompts, seeds, strict=True))
-        ]
-        if longest_first:
-            texts.sort(key=lambda text: -text.length)
-        self._waiting.extend(texts)
-        return self._steps()
 
-    def _steps(self) -> Iterator[Served]:
-        while not self.is_idle:
-            yield from self.step()
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Marks all as broken until what is within has come about.
+
+        A text goes to its new place there before it leaves the old one.
+        """
+        self.is_broken = True
+        yield
+        self.is_broken = False
+
+    @property
+    def _free(self) -> list[int]:
+        kept = None if self._reading is None else self._reading.slot
+        return [row for row, text in enumerate(self._rows) if not text and row != kept]
+
+    @property
+    def _running(self) -> dict[int, _Text]:
+        """The texts that are being written, by row."""
+        return {row: text for row, text in enumerate(self._rows) if text is not None}
 
     def _wait_for(self, arrays: Any) -> None:
         """Waits for a program; one that fails has spent what it was given."""
@@ -143,22 +239,14 @@ class Scheduler(Queue):
             self._read_chunk(self._reading)
             left -= PREFILL_CHUNK
         while left > 0 and (texts := self._next_texts()):
-            longest = max(len(text.prompt_ids) for text in texts)
-            if longest > PREFILL_CHUNK:
+            if _is_long(texts[0]):
                 self._begin_long(texts[0])
                 left -= PREFILL_CHUNK
             else:
-                bucket = min(_short_bucket(longest), self._sizes[-1])
-                self._read_short(texts, bucket)
-                left -= bucket * len(texts)
+                self._read_short(texts)
+                left -= sum(num_read(len(text.prompt_ids)) for text in texts)
 
-    @property
-    def _num_read_together(self) -> int:
-        """The prompts of one prefill: one for each part of the mesh's data axis."""
-        sharding = self._runner.pair.sharding
-        return 1 if sharding is None else sharding.mesh.shape["data"]
-
-    def _next_texts(self) -> list[Text]:
+    def _next_texts(self) -> list[_Text]:
         """Returns what enters next: a long prompt, or short ones that are read at once.
 
         While a long one is being read, short ones pass by the long ones that wait.
@@ -166,19 +254,20 @@ class Scheduler(Queue):
         if self._reading is None and self._waiting and _is_long(self._waiting[0]):
             return [self._waiting[0]] if self._free else []
         short = (text for text in self._waiting if not _is_long(text))
-        most = min(len(self._free), self._num_read_together)
+        most = min(len(self._free), self._num_together)
         return list(itertools.islice(short, most))
 
-    def _requests(self, texts: list[Text], bucket: int) -> Requests:
-        """Returns requests of a whole prefill: the missing ones are made up."""
-        missing = self._num_read_together - len(texts)
-        new_tokens = [self._runner.config.decoding.max_new_tokens] * len(texts)
-        return self._runner.requests(
-            [text.prompt_ids for text in texts] + [[0]] * missing,
-            new_tokens + [1] * missing,
-            seeds=[text.seed for text in texts] + [0] * missing,
+    def _requests(self, texts: list[_Text]) -> tuple[Requests, int]:
+        """Returns the requests of one prefill, and the slots that they will enter."""
+        prompts = [text.prompt_ids for text in texts]
+        bucket = bucket_length(max(map(len, prompts)))
+        requests = self._runner.filled(
+            prompts,
+            [text.seed for text in texts],
+            rows=self._num_together,
             prompt_bucket=bucket,
         )
+        return requests, self._room_for(bucket)
 
     def _room_for(self, num_tokens: int) -> int:
         """Gives the state at least so many slots; returns how many it has."""
@@ -200,34 +289,31 @@ class Scheduler(Queue):
         self._state = runner.put(empty)
         return size
 
-    def _read_short(self, texts: list[Text], bucket: int) -> None:
-        runner, requests = self._runner, self._requests(texts, bucket)
-        num_slots = self._room_for(bucket)
+    def _read_short(self, texts: list[_Text]) -> None:
+        runner, (requests, num_slots) = self._runner, self._requests(texts)
         self._is_turn_of_short = False
         started = runner.clock()
-        prefix, first = runner.call(slots.prefill, requests, num_slots=num_slots)
-        first = runner.fetch(first)
+        begun, _ = runner.call(slots.prefill, requests, num_slots=num_slots)
+        jax.block_until_ready(begun)
         for text in texts:
             text.prefill_seconds += (runner.clock() - started) / len(texts)
-        self._enter(texts, self._free, prefix, first)
+        self._enter(texts, self._free, begun)
 
-    def _begin_long(self, text: Text) -> None:
-        num_tokens = _whole_chunks(len(text.prompt_ids))
-        bucket = min(_long_bucket(num_tokens), _whole_chunks(self._runner.max_length))
-        requests, num_slots = self._requests([text], bucket), self._room_for(bucket)
+    def _begin_long(self, text: _Text) -> None:
+        requests, num_slots = self._requests([text])
         prefix = self._runner.call(slots.start_prefill, requests, num_slots=num_slots)
         with self._changing():
-            self._reading = Reading(
+            self._reading = _LongPrompt(
                 text=text,
                 prefix=prefix,
                 num_slots=num_slots,
                 slot=self._free[0],
-                num_left=num_tokens // PREFILL_CHUNK,
+                num_left=-(-len(text.prompt_ids) // PREFILL_CHUNK),
             )
             self._waiting.remove(text)
         self._read_chunk(self._reading)
 
-    def _read_chunk(self, reading: Reading) -> None:
+    def _read_chunk(self, reading: _LongPrompt) -> None:
         """Reads the next chunk of the long prompt; after the last, its text begins."""
         runner, text = self._runner, reading.text
         self._is_turn_of_short = True
@@ -244,30 +330,22 @@ class Scheduler(Queue):
         if reading.num_left:
             return
         prefix, num_slots = reading.prefix, reading.num_slots
-        begun, first = runner.call(slots.finish_prefill, prefix, num_slots=num_slots)
+        begun, _ = runner.call(slots.finish_prefill, prefix, num_slots=num_slots)
         # The running rows may have outgrown the size that it began with.
         if num_slots < (now := self._room_for(0)):
             begun = runner.grow(begun, now)
-        self._enter([text], [reading.slot], begun, runner.fetch(first))
+        self._enter([text], [reading.slot], begun)
 
-    def _enter(
-        self, texts: list[Text], rows: list[int], prefix: DecodeState, first: Result
-    ) -> None:
+    def _enter(self, texts: list[_Text], free: list[int], begun: DecodeState) -> None:
         """Puts texts that were read into rows, unless their first token ended them."""
+        rows = read_rows(begun, self._runner.fetch)
         with self._changing():
-            for place, (text, slot) in enumerate(zip(texts, rows, strict=False)):
-                if first.is_finished[place]:
-                    count = first.counts[place]  # None at a constraint's dead end.
-                    row = Row(
-                        prompt_ids=text.prompt_ids,
-                        generated_ids=first.tokens[place, :count].tolist(),
-                        stop_reason=StopReason(int(first.stop_reason[place])),
-                        accept_lengths=[],
-                    )
-                    self._done.append((text, row))
+            for place, (text, slot) in enumerate(zip(texts, free, strict=False)):
+                if rows[place].stop_reason != StopReason.RUNNING:
+                    self._done.append((text, rows[place]))
                 else:
                     assert self._state is not None
-                    state = self._runner.insert(prefix, self._state, slot, place)
+                    state = self._runner.insert(begun, self._state, slot, place)
                     self._state, self._rows[slot] = state, text
                 if self._reading is not None and self._reading.text is text:
                     self._reading = None
@@ -292,23 +370,15 @@ class Scheduler(Queue):
         for text in running.values():
             text.decode_seconds += share
 
-    def _look(self, running: dict[int, Text]) -> None:
+    def _look(self, running: dict[int, _Text]) -> None:
         """Finds the texts that have ended; the state stays as it is."""
         runner, state = self._runner, self._state
         assert state is not None
-        reasons, lengths, num_rounds = runner.fetch(
-            (state.stop_reason, state.lengths, state.num_rounds)
-        )
+        reasons, lengths = runner.fetch((state.stop_reason, state.lengths))
         ended = [row for row in running if reasons[row] != StopReason.RUNNING]
         rows = read_rows(state, runner.fetch) if ended else []
-        added = [
-            int(num_rounds[row]) - text.num_rounds for row, text in running.items()
-        ]
-        if self._waiting:
-            self.row_rounds += max(added) * len(self._rows)
-            self.busy_row_rounds += sum(added)
         for row, text in running.items():
-            text.length, text.num_rounds = int(lengths[row]), int(num_rounds[row])
+            text.length = int(lengths[row])
         with self._changing():
             for row in ended:
                 self._done.append((running[row], rows[row]))
@@ -317,76 +387,10 @@ class Scheduler(Queue):
             runner.judge_fit([rows[row].accept_lengths])
 
 
-def is_queue(runner: Runner, prompts: Sequence[list[int]]) -> bool:
-    """Returns whether prompts enter the rows of a running batch one by one.
-
-    They do if there are more than rows, or if one batch would read far more padding
-    than prompts. With a single row nothing would be gained.
-    """
-    rows = runner.batch_size
-    if rows == 1 or len(prompts) > rows:
-        return rows > 1
-    needed = [_num_read(len(prompt)) for prompt in prompts]
-    # A queue compiles more programs, which must pay.
-    return rows * max(needed) > max(4 * sum(needed), sum(needed) + _MOST_PADDING)
-
-
-def decode_all(
-    runner: Runner, prompts: Sequence[list[int]], seeds: Sequence[int]
-) -> Iterator[Served]:
-    """Decodes prompts, and yields the texts in the prompts' order.
-
-    They are decoded batch by batch, each as one program, unless `is_queue`.
-
-    Args:
-        runner: The pair with its settings and the shape of its batches.
-        prompts: The prompts' token ids.
-        seeds: The seeds, one per prompt.
-    """
-    if is_queue(runner, prompts):
-        done: dict[int, Served] = {}
-        shown = 0
-        for served in Scheduler(runner).run(prompts, seeds):
-            done[served.key] = served
-            while shown in done:
-                yield done.pop(shown)
-                shown += 1
-        return
-    size = runner.batch_size
-    for start in range(0, len(prompts), size):
-        batch = prompts[start : start + size]
-        result = runner.run(list(batch), list(seeds[start : start + size]))
-        for number, row in enumerate(result.rows):
-            yield Served(
-                key=start + number,
-                row=row,
-                prefill_seconds=result.prefill_seconds / len(batch),
-                decode_seconds=result.decode_seconds / len(batch),
-            )
-
-
-def _is_long(text: Text) -> bool:
-    return len(text.prompt_ids) > PREFILL_CHUNK
-
-
-def _short_bucket(length: int) -> int:
-    """Returns 64, 256 or `PREFILL_CHUNK`: few lengths, as each one is compiled."""
-    return next(size for size in (64, 256, PREFILL_CHUNK) if size >= length)
-
-
-def _long_bucket(length: int) -> int:
-    """Returns 2, 8, 32, ... chunks, for the same reason."""
-    sizes = (2 * 4**power * PREFILL_CHUNK for power in range(16))
-    return next(size for size in sizes if size >= length)
-
-
-def _num_read(length: int) -> int:
+def num_read(length: int) -> int:
     """Returns the tokens that reading a prompt takes, with its padding."""
-    return _whole_chunks(length) if length > PREFILL_CHUNK else _short_bucket(length)
+    return min(bucket_length(length), -(-length // PREFILL_CHUNK) * PREFILL_CHUNK)
 
 
-def _whole_chunks(length: int) -> int:
-    """Returns the tokens of whole chunks, where a text takes more than one."""
-    if length <= PREFILL_CHUNK:
-        return length
-    return -(-length // PREFILL_CHUNK) * PREFILL_CHUNK
+def _is_long(text: _Text) -> bool:
+    return len(text.prompt_ids) > PREFILL_CHUNK

@@ -13,11 +13,12 @@ from eagle_jax import prefill
 from eagle_jax.config import DecodingConfig, SamplingConfig, TreeConfig
 from eagle_jax.decoding import growth, slots
 from eagle_jax.generation import scheduler
+from eagle_jax.generation.batches import decode_all, is_queue
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler, decode_all, is_queue
+from eagle_jax.generation.scheduler import Scheduler, Served
 from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
 from tests import tiny
@@ -70,6 +71,17 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 PROMPTS = prompts_of(1, 16, 17, 100, 3, 40, 2, 5, 64, 1, 9, 33)
 
 
+def serve(runner: Runner, prompts: list[list[int]], **settings: Any) -> list[Served]:
+    """The texts in the order in which they end."""
+    queue = Scheduler(runner, **settings)
+    for number, prompt in enumerate(prompts):
+        queue.add(number, prompt, number)
+    found: list[Served] = []
+    while not queue.is_idle:
+        found += queue.step()
+    return found
+
+
 def alone(runner: Runner, prompts: list[list[int]]) -> list[list[int]]:
     """Each text as the only one of its batch, with a cache of one size."""
     one = dataclasses.replace(runner, batch_size=1, prompt_bucket=112)
@@ -120,8 +132,7 @@ def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
         return call(runner, function, *arguments, **static)
 
     monkeypatch.setattr(Runner, "call", noted)
-    served = list(Scheduler(runner).run(prompts_of(2, 100), [0, 1]))
-    assert len(served) == 2
+    assert len(serve(runner, prompts_of(2, 100))) == 2
     first = called.index(("prefill_chunk", None))
     chunks = -(-100 // CHUNK)
     # The last chunk's row runs with the others: nothing is left to be read.
@@ -175,21 +186,6 @@ def test_caches_may_grow_while_a_long_prompt_is_read(make_runner: MakeRunner) ->
     assert_same_tokens([found[0], found[1]], alone(runner, prompts))
 
 
-def test_rows_have_work_while_prompts_wait(make_runner: MakeRunner) -> None:
-    queue = Scheduler(make_runner())
-    prompts = prompts_of(*[3] * 20)
-    assert len(list(queue.run(prompts, range(20)))) == 20
-    assert queue.row_rounds > 50
-    assert queue.busy_row_rounds >= 0.95 * queue.row_rounds
-    assert queue.is_idle
-
-
-def test_long_prompts_may_come_first(make_runner: MakeRunner) -> None:
-    queue = Scheduler(make_runner(new_tokens=1, batch_size=2))
-    order = [s.key for s in queue.run(prompts_of(2, 9, 5), [0] * 3, longest_first=True)]
-    assert order == [1, 2, 0]
-
-
 @pytest.mark.parametrize(
     ("prompt", "seed", "named"),
     [
@@ -203,33 +199,18 @@ def test_long_prompts_may_come_first(make_runner: MakeRunner) -> None:
 def test_what_cannot_be_decoded_is_refused_before_anything_is(
     make_runner: MakeRunner, prompt: list[int], seed: int, named: list[str]
 ) -> None:
-    queue = Scheduler(make_runner())
-    refused(lambda: queue.add("key", prompt, seed), *named)
-    refused(lambda: queue.run([[5], prompt], [0, seed]), *named)
-    refused(lambda: queue.run([[5]], []), "number of seeds = 0", "must be 1")
-    assert queue.is_idle
-
-
-def test_a_run_does_not_begin_among_the_texts_of_another(
-    make_runner: MakeRunner,
-) -> None:
-    queue = Scheduler(make_runner(new_tokens=9))
-    next(queue.run(prompts_of(2, 3, 4, 5), range(4)))
-    refused(lambda: queue.run([[5]], [0]), "texts of an earlier call", "`reset()`")
-    queue.reset()
-    assert [served.key for served in queue.run([[5]], [0])] == [0]
-
-
-def test_a_step_without_rounds_is_refused(make_runner: MakeRunner) -> None:
     runner = make_runner()
-    refused(lambda: Scheduler(runner, rounds=0), "rounds = 0 must be at least 1")
+    queue = Scheduler(runner)
+    refused(lambda: queue.add("key", prompt, seed), *named)
+    assert queue.is_idle
+    many = [[5]] * 9
+    refused(lambda: list(decode_all(runner, [*many, prompt], [0] * 9 + [seed])), *named)
 
 
 def test_stop_tokens_may_be_many_and_ignored(make_runner: MakeRunner) -> None:
     runner = make_runner(new_tokens=9, ignore_eos=True)
     pair = dataclasses.replace(runner.pair, stop_tokens=tuple(range(20, 29)))
-    queue = Scheduler(dataclasses.replace(runner, pair=pair))
-    (served,) = queue.run([[5]], [0])
+    (served,) = serve(dataclasses.replace(runner, pair=pair), [[5]])
     assert len(served.row.generated_ids) == 9
 
 
