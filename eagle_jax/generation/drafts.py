@@ -9,7 +9,7 @@ from eagle_jax import checkpoints
 from eagle_jax.drafting import DraftModel, SmallModel
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.heads import check_kind, open_heads
-from eagle_jax.generation.shardings import draft_shardings
+from eagle_jax.generation.placement import draft_shardings
 from eagle_jax.generation.vocabulary import read_vocabulary
 from eagle_jax.methods import SMALL_MODEL, Weights
 from eagle_jax.models import transformer

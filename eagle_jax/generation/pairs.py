@@ -21,7 +21,7 @@ from eagle_jax.generation.drafts import (
     with_vocabulary,
 )
 from eagle_jax.generation.memory import check_memory
-from eagle_jax.generation.shardings import (
+from eagle_jax.generation.placement import (
     target_shardings,
     with_drafter,
 )

@@ -14,7 +14,7 @@ from eagle_jax.generation.devices import check_product, on_cpu
 from eagle_jax.generation.drafts import DraftSource, with_vocabulary
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.pairs import PairSource
-from eagle_jax.generation.shardings import draft_shardings
+from eagle_jax.generation.placement import draft_shardings
 from eagle_jax.methods import HYDRA, MEDUSA, SMALL_MODEL, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.eagle_head import EagleHeadConfig

@@ -10,8 +10,6 @@ draft model:
 The ids stand in the order of their worth: special tokens, then the most frequent.
 """
 
-import math
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,11 @@ from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.config import require
 from eagle_jax.drafting import DraftModel, EagleHead, SmallModel
 from eagle_jax.errors import InputError
-from eagle_jax.generation.shardings import model_sharding
+from eagle_jax.generation.placement import model_sharding
 from eagle_jax.parallel import PairSharding
-from eagle_jax.parallel.mesh import TENSOR
 from eagle_jax.parsing import read_bytes, read_json
 
-_COUNT = "count the tokens of a text with `draft_vocabulary` N@FILE"
+_HINT = "count the tokens of a text with `draft_vocabulary` N@FILE"
 
 
 def read_vocabulary(
@@ -54,89 +51,55 @@ def read_vocabulary(
 
     Returns:
         The tokens in ascending order, `None` for all.
-
-    Raises:
-        InputError: If there is no such file, its tokens cannot be used, are fewer than
-            were asked for or lack a stop token, or if the draft model has an output
-            head of its own.
     """
     own = None if folder is None else folder / VOCABULARY_FILE
-    has_own = own is not None and own.is_file()
-    if given == "none" or (given is None and not has_own):
+    path = own if own is not None and own.is_file() else None
+    can_narrow = isinstance(model, EagleHead | SmallModel)
+    if given == "none" or (given is None and not (path and can_narrow)):
         return None
-    count, source = (None, None) if given is None else _parse(given)
-    if not isinstance(model, EagleHead | SmallModel):
-        if given is None:
-            return None
+    if not can_narrow:
         raise InputError(
             f"`draft_vocabulary` {given}: these heads have output heads of their own; "
             "only EAGLE-1/2 heads and small models take a draft vocabulary"
         )
-    if source is None and not has_own:
-        place = "the draft has no folder" if own is None else f"there is no {own}"
-        raise InputError(
-            f"`draft_vocabulary` {count} takes the first tokens of a file, but "
-            f"{place}; {_COUNT}"
-        )
-    path = source or own
-    assert path is not None
-    if source is not None and count is not None:
+    number, is_counted, file = str(given or "").partition("@")
+    count = int(number) if number.isascii() and number.isdigit() else None
+    if is_counted and count is not None:
         if read_tokenizer is None:
             raise InputError(
                 f"`draft_vocabulary` {given}: there is no tokenizer to count the "
                 "tokens of a text with; give a file of ids"
             )
-        tokenizer = read_tokenizer()
-        ids = most_frequent(source, count, tokenizer, vocab_size, stop_tokens)
+        path, tokenizer = Path(file), read_tokenizer()
+        ids = _count(path, count, tokenizer, vocab_size, stop_tokens)
     else:
+        path = path if given is None or count is not None else Path(str(given))
+        if path is None:
+            raise InputError(
+                f"`draft_vocabulary` {given} takes the first tokens of a file, but "
+                f"there is no {own or VOCABULARY_FILE}; {_HINT}"
+            )
         ids = _read_ids(path, vocab_size)
         wanted = f"1 to {len(ids)}, the tokens of {path}"
-        count = len(ids) if count is None else count
-        require(1 <= count <= len(ids), "`draft_vocabulary`", count, wanted)
+        require(
+            count is None or 1 <= count <= len(ids), "`draft_vocabulary`", given, wanted
+        )
         ids = ids[:count]
-    missing = sorted(set(stop_tokens) - set(ids))
-    if missing:
+    if missing := sorted(set(stop_tokens) - set(ids)):
         raise InputError(
             f"the {len(ids)} tokens of {path} lack stop token {missing[0]}, so that no "
-            f"end of a text would be drafted; give more, or {_COUNT}"
+            f"end of a text would be drafted; give more, or {_HINT}"
         )
     return None if len(ids) == vocab_size else tuple(sorted(ids))
 
 
-def _parse(given: str | int) -> tuple[int | None, Path | None]:
-    """Returns how many tokens a setting asks for, and of which file, each if any."""
-    number, _, text = str(given).partition("@")
-    try:
-        count, file = int(number), text
-    except ValueError:
-        count, file = None, str(given)
-    wanted = "a whole number from 1, alone or as N@FILE, a file of ids, or none"
-    holds = given != "" and (count is None or count >= 1)
-    require(holds, "`draft_vocabulary`", given if given != "" else "''", wanted)
-    return count, Path(file) if file else None
-
-
-def most_frequent(
-    path: Path,
-    size: int,
-    tokenizer: Any,
-    vocab_size: int,
-    stop_tokens: Sequence[int],
+def _count(
+    path: Path, size: int, tokenizer: Any, vocab_size: int, stop_tokens: Sequence[int]
 ) -> list[int]:
-    """Counts the tokens of a text, and returns some in the order of their worth.
+    """Returns `size` tokens: special ones, then those that a text has most often.
 
-    Args:
-        path: The file of the text.
-        size: The number of tokens, `W`.
-        tokenizer: The target's `transformers` tokenizer.
-        vocab_size: The number of tokens the target knows, `V`.
-        stop_tokens: The tokens that end the target's texts, which come first with the
-            tokenizer's special ones. Of those counted alike the lower come first: in
-            most tokenizers these are the more frequent.
-
-    Raises:
-        InputError: If the text cannot be read, or there is no room for the first
-            tokens.
+    Of those counted alike the lower come first: in most tokenizers these are the more
+    frequent.
     """
     text = read_bytes(path).decode("utf-8", "replace")
     ids = np.array(tokenizer(text, verbose=False).input_ids, int)
@@ -155,29 +118,20 @@ def _read_ids(path: Path, vocab_size: int) -> list[int]:
     """Returns the ids of a file, in its order."""
     content = read_json(path)
     ids, found = content.get("ids"), content.get("vocab_size")
-    are_ids = isinstance(ids, list) and all(type(one) is int for one in ids)
-    if not are_ids or type(found) is not int:
+    is_list = isinstance(ids, list) and all(type(one) is int for one in ids)
+    if found != vocab_size or not is_list or not ids:
         raise InputError(
-            f'{path} must hold "vocab_size" and "ids", a list of token ids; {_COUNT}'
+            f'{path} must hold "vocab_size": {vocab_size}, which is the target\'s, and '
+            f'"ids", a list of token ids, but has {found!r}; {_HINT}'
         )
-    assert isinstance(ids, list)
-    if found != vocab_size:
-        raise InputError(
-            f"{path} was counted in a vocabulary of {found} tokens, and the target has "
-            f"{vocab_size}; {_COUNT}"
-        )
-    if not ids:
-        raise InputError(f"{path} names no token at all; {_COUNT}")
-    strange = next((one for one in ids if not 0 <= one < vocab_size), None)
-    if strange is not None:
-        raise InputError(
-            f"{path} names token {strange}, but the target's are 0 to "
-            f"{vocab_size - 1}; {_COUNT}"
-        )
-    if len(set(ids)) < len(ids):
-        seen = set[int]()
-        again = next(one for one in ids if one in seen or seen.add(one))
-        raise InputError(f"{path} names token {again} twice; {_COUNT}")
+    seen = set[int]()
+    for one in ids:
+        if not 0 <= one < vocab_size or one in seen:
+            raise InputError(
+                f"{path} names token {one}, but must name different ones of 0 to "
+                f"{vocab_size - 1}; {_HINT}"
+            )
+        seen.add(one)
     return ids
 
 
@@ -189,11 +143,11 @@ def narrow(
 ) -> Any:
     """Returns a draft model's weights with the columns of some tokens alone.
 
-    A warning says if the devices cannot share them as they share the whole model.
+    Devices that cannot share as many columns hold the whole draft model each.
 
     Args:
         model: The draft model, for which `read_vocabulary` found the tokens.
-        params: Its weights; what stays the same is not copied.
+        params: Its weights.
         tokens: The tokens; `None` for all.
         sharding: The target's sharding; `None` for the default device.
     """
@@ -203,19 +157,5 @@ def narrow(
     narrowed = model.narrow(params, jnp.asarray(tokens, jnp.int32))
     if sharding is None:
         return narrowed
-    spread = model_sharding(sharding, model, narrowed)
-    if spread.drafter != model_sharding(sharding, model, params).drafter:
-        parts = math.prod(sharding.mesh.shape[axis] for axis in TENSOR)
-        warnings.warn(
-            f"a draft vocabulary of {len(tokens)} tokens cannot be split over "
-            f"tensor = {parts} devices, so each holds the whole draft model; take a "
-            f"multiple of {parts}",
-            stacklevel=2,
-        )
-    places = spread.drafter_shardings(narrowed)
-    kept = {id(leaf) for leaf in jax.tree.leaves(params)}
-    return jax.tree.map(
-        lambda leaf, place: leaf if id(leaf) in kept else jax.device_put(leaf, place),
-        narrowed,
-        places,
-    )
+    places = model_sharding(sharding, model, narrowed).drafter_shardings(narrowed)
+    return jax.device_put(narrowed, places)

@@ -12,7 +12,7 @@ from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.heads import open_heads
 from eagle_jax.generation.pairs import PairSource
-from eagle_jax.generation.shardings import draft_shardings
+from eagle_jax.generation.placement import draft_shardings
 from eagle_jax.methods import EAGLE
 from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.eagle_head import EagleHeadConfig

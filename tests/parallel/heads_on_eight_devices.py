@@ -5,7 +5,6 @@ python -m tests.parallel.heads_on_eight_devices TINY_PAIR OUTPUT_FOLDER
 
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +72,7 @@ def check_narrowed(method: str, pair: Path, home: Path, size: int) -> None:
     tree = TreeConfig(num_nodes=5, depth=2, width=2)
     settings = settings_of(tree, method=method, draft_vocabulary=str(file))
     source = open_pair(*names, settings)
-    with warnings.catch_warnings(record=True, action="always") as warned:
-        params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
-    said = any("take a multiple of 4" in str(each.message) for each in warned)
-    assert said == (size % 4 > 0)
+    params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
     head = getattr(params, "model", params).output_head
     assert held(head) == (target.layer.hidden_size, size if size % 4 else size // 4)
     flags = ["--target", names[0], "--draft", names[1], "--method", method]

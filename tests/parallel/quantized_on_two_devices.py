@@ -14,7 +14,7 @@ from eagle_jax.checkpoints import convert_pair, load_target
 from eagle_jax.decoding import autoregressive
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.generation.shardings import target_shardings
+from eagle_jax.generation.placement import target_shardings
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear
 from eagle_jax.models.transformer import Transformer

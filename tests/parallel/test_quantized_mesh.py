@@ -4,7 +4,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from eagle_jax.checkpoints.load import target_shapes
-from eagle_jax.generation.shardings import target_shardings
+from eagle_jax.generation.placement import target_shardings
 from eagle_jax.parallel import PairSharding, split_rules
 from tests.helpers import refused
 from tests.tiny import target_config
@@ -39,6 +39,6 @@ def test_groups_that_the_mesh_does_not_divide_are_refused() -> None:
     refused(
         lambda: target_shardings(_sharding(4), _CONFIG, 4),
         "int4 weights",
-        "2 groups",
+        "groups of",
         "tensor axis",
     )

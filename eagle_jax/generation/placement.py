@@ -1,4 +1,4 @@
-"""The shardings of the weights of a pair that is to be loaded."""
+"""Which device holds which part of a pair's weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,18 +6,11 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints.load import shapes_of, target_shapes
-from eagle_jax.drafting import (
-    DraftModel,
-    HydraHeads,
-    MedusaHeads,
-    SmallModel,
-    find_tree_drafter,
-)
-from eagle_jax.drafting.eagle import FeatureHead
+from eagle_jax.drafting import DraftModel, SmallModel, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.quantized import GROUP_SIZE
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import PairSharding
 
 
@@ -39,18 +32,14 @@ def target_shardings(
         return None
     shapes = target_shapes(config, bits)
     shardings = sharding.target_shardings(shapes)
-
-    def check(shape: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> None:
-        try:
-            sharding.shard_shape(shape.shape)
-        except ValueError as error:
-            raise InputError(
-                f"int{bits} weights: {shape.shape[0]} groups of {GROUP_SIZE} inputs "
-                "cannot be split over the tensor axis of the mesh; give it fewer "
-                "devices, or `quantization` int8"
-            ) from error
-
-    jax.tree.map(check, shapes, shardings)
+    try:
+        jax.tree.map(lambda x, split: split.shard_shape(x.shape), shapes, shardings)
+    except ValueError as error:
+        raise InputError(
+            f"int{bits} weights: the groups of {GROUP_SIZE} inputs cannot be split "
+            "over the tensor axis of the mesh; give it fewer devices, or "
+            "`quantization` int8"
+        ) from error
     return shardings
 
 
@@ -68,7 +57,8 @@ def draft_shardings(
     if sharding is None:
         return None
     shapes = shapes_of(init_params, config)
-    return _with_drafter(sharding, config, shapes).drafter_shardings(shapes)
+    layer = getattr(config, "layer", None)
+    return sharding.with_drafter(layer, shapes).drafter_shardings(shapes)
 
 
 def with_drafter(
@@ -90,19 +80,6 @@ def with_drafter(
 def model_sharding(
     sharding: PairSharding, model: DraftModel, params: Any
 ) -> PairSharding:
-    """Returns the sharding of a target with a draft model.
-
-    Args:
-        sharding: The target's sharding.
-        model: The draft model.
-        params: The draft model's weights.
-    """
-    if isinstance(model, SmallModel):
-        assert isinstance(model.target, Transformer)
-        return _with_drafter(sharding, model.target.config, params)
-    assert isinstance(model, FeatureHead | MedusaHeads | HydraHeads)
-    return _with_drafter(sharding, model.config, params)
-
-
-def _with_drafter(sharding: PairSharding, config: Any, params: Any) -> PairSharding:
-    return sharding.with_drafter(getattr(config, "layer", None), params)
+    """Returns the sharding of a target with a draft model, whose weights are given."""
+    decoder: Any = model.target if isinstance(model, SmallModel) else model
+    return sharding.with_drafter(getattr(decoder.config, "layer", None), params)
