@@ -5,6 +5,7 @@ what its bytes do one after the other, so a token is a function from states to s
 Few functions differ: they are composed once each, not once per token.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -50,26 +51,25 @@ try:
     from outlines_core import Index, Vocabulary
     from outlines_core.json_schema import build_regex_from_schema
 except ImportError as error:
-    sys.exit(print(json.dumps({"missing": str(error)})))
+    sys.exit(f"{error}; pip install 'eagle-jax[grammar]'")
 regex, schema = json.load(sys.stdin)
 try:
     if regex is None:
-        regex = build_regex_from_schema(schema)
+        is_text = isinstance(schema, str)
+        regex = build_regex_from_schema(schema if is_text else json.dumps(schema))
     vocabulary = Vocabulary(256, {bytes([b]): [b] for b in range(256)})
     try:  # On its own, after what nothing matches: "a)|(b" would split the group.
-        Index("[^\\\\s\\\\S]" + regex, vocabulary)
+        Index("[^\\s\\S]" + regex, vocabulary)
     except Exception as error:
         if "incompatible" not in str(error):
             raise
-    index = Index("(?:" + regex + ")\\\\x00", vocabulary)
-    found = [index.get_initial_state(), list(index.get_final_states())]
+    index = Index("(?:" + regex + ")\\x00", vocabulary)
     moves = index.get_transitions()
-    found.append([[a, b, c] for a, by in moves.items() for b, c in by.items()])
+    moves = [[a, b, c] for a, by in moves.items() for b, c in by.items()]
+    found = [index.get_initial_state(), list(index.get_final_states()), moves]
     print(json.dumps(found))
-except MemoryError:
-    raise
 except Exception as error:
-    print(json.dumps(str(error)))
+    sys.exit(str(error) or repr(error))
 """
 
 
@@ -98,8 +98,8 @@ def compile_grammar(
         The tables, `None` if neither is given.
 
     Raises:
-        InputError: If both are given, one is refused by the library, its automaton is
-            too large, the tokenizer cannot write it, or the library is not installed.
+        InputError: If both are given, the library refuses one or is not installed, the
+            automaton is too large, or the tokenizer cannot write its texts.
     """
     if regex is None and json_schema is None:
         return None
@@ -107,35 +107,25 @@ def compile_grammar(
         raise InputError(
             "`regex` and `json_schema` are both given; a text has one of them"
         )
-    stops = [token for token in stop_tokens if token < vocab_size]
+    stops = tuple(token for token in stop_tokens if token < vocab_size)
     if not stops:
         raise InputError(
             "a text with `regex` or `json_schema` ends with a stop token, but this "
             f"target has none below its vocabulary's size, {vocab_size}; correct "
             "eos_token_id in its config.json"
         )
-    if not isinstance(json_schema, str | None):
-        try:
-            json_schema = json.dumps(json_schema, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"`json_schema` {json_schema!r} is no JSON: {error}; give a JSON "
-                "schema as text, or as what `json.loads` returns"
-            ) from error
-    if not isinstance(regex, str | None):
-        raise InputError(f"`regex` {regex!r} is no text; give an expression")
-    return _compile(tokenizer, tuple(stops), vocab_size, regex, json_schema)
+    try:
+        given = json.dumps([regex, json_schema], allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"`regex` or `json_schema` is no JSON: {error}") from error
+    return _compile(tokenizer, stops, vocab_size, given)
 
 
 @functools.lru_cache(maxsize=8)
 def _compile(
-    tokenizer: Any,
-    stops: tuple[int, ...],
-    vocab_size: int,
-    regex: str | None,
-    schema: str | None,
+    tokenizer: Any, stops: tuple[int, ...], vocab_size: int, given: str
 ) -> AutomatonParams:
-    table, is_final = _byte_automaton(regex, schema)
+    table, is_final = _byte_automaton(given)
     written = token_bytes(tokenizer, vocab_size)
     for token in stops:
         written[token] = None
@@ -167,14 +157,10 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
             spaces written as U+2581 (sentencepiece).
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = None if backend is None else json.loads(backend.to_str())["decoder"]
-    parts = (decoder or {}).get("decoders", [decoder or {}])
-    kinds = {part.get("type") for part in parts}
-    if "ByteLevel" in kinds:
-        alphabet = _byte_alphabet()
-    elif kinds & {"ByteFallback", "Metaspace"}:
-        alphabet = None
-    else:
+    decoder = (json.loads(backend.to_str())["decoder"] if backend else None) or {}
+    kinds = {part.get("type") for part in decoder.get("decoders", [decoder])}
+    alphabet = _byte_alphabet() if "ByteLevel" in kinds else None
+    if alphabet is None and not kinds & {"ByteFallback", "Metaspace"}:
         raise InputError(
             "`regex` and `json_schema` need the bytes of every token, but this "
             "tokenizer is neither byte-level nor of sentencepiece's kind; leave them "
@@ -183,8 +169,8 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
 
     def read(token: str) -> bytes | None:
         if alphabet is not None:
-            is_written = all(character in alphabet for character in token)
-            return bytes(alphabet[one] for one in token) if is_written else None
+            known = [alphabet[one] for one in token if one in alphabet]
+            return bytes(known) if len(known) == len(token) else None
         if (found := _BYTE_TOKEN.fullmatch(token)) and "ByteFallback" in kinds:
             return bytes([int(found[1], 16)])
         return token.replace("\u2581", " ").encode()
@@ -209,46 +195,9 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet | {chr(256 + place): byte for place, byte in enumerate(hidden)}
 
 
-def _byte_automaton(
-    regex: str | None, schema: str | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _byte_automaton(given: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns `[states, 256]` int32, the next states, and `[states]` bool, the ends."""
-    name, given = ("regex", regex) if schema is None else ("json_schema", schema)
-    limits = f"SECONDS, MEMORY = {math.ceil(_MAX_SECONDS)}, {_MAX_MEMORY}"
-    too_large = f"`{name}` {given!r} has too large an automaton: outlines-core"
-    try:
-        done = subprocess.run(
-            # Nothing of the current folder is imported: not by its name, and not by an
-            # empty entry of PYTHONPATH, which then names a folder without modules.
-            [sys.executable, "-P", "-c", limits + _COMPILE],
-            cwd=os.sep,
-            input=json.dumps([regex, schema]),
-            capture_output=True,
-            text=True,
-            timeout=_MAX_SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            f"{too_large} has not built it after {_MAX_SECONDS} s; allow fewer "
-            "repetitions"
-        ) from error
-    if "memory allocation" in done.stderr or "MemoryError" in done.stderr:
-        raise InputError(
-            f"{too_large} needs more than {_MAX_MEMORY / 2**30:g} GiB to build it; "
-            "allow fewer repetitions"
-        )
-    found = json.loads(done.stdout) if done.returncode == 0 else done.stderr
-    if isinstance(found, dict):
-        raise InputError(
-            "the package outlines-core, which `regex` and `json_schema` need, cannot "
-            f"be imported ({found['missing']}); pip install 'eagle-jax[grammar]'"
-        )
-    if isinstance(found, str):
-        reason = " ".join(found.split()) or f"it ended with {done.returncode}"
-        raise InputError(
-            f"`{name}` {given!r} is refused by outlines-core: {reason[:200]}"
-        )
-    start, finals, moves = found
+    start, finals, moves = _ask_library(given)
     states = [start, *sorted({move[0] for move in moves} - {start})]
     place = {state: START + number for number, state in enumerate(states)}
     table = np.full((START + len(states), _BYTE), DEAD, np.int32)
@@ -258,6 +207,33 @@ def _byte_automaton(
     is_final = np.isin(table[:, 0], [place[state] for state in finals])
     table[:, 0] = DEAD
     return table, is_final
+
+
+def _ask_library(given: str) -> Any:
+    """Returns the start, the ends and the moves of what outlines-core builds."""
+    reason = "it takes too long"
+    limits = f"SECONDS, MEMORY = {math.ceil(_MAX_SECONDS)}, {_MAX_MEMORY}"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            # Nothing of the current folder is imported: not by its name, and not by an
+            # empty entry of PYTHONPATH, which then names a folder without modules.
+            [sys.executable, "-P", "-c", limits + _COMPILE],
+            cwd=os.sep,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=_MAX_SECONDS,
+        )
+        if done.returncode == 0:
+            return json.loads(done.stdout)
+        said = done.stderr.strip() or f"it ended with {done.returncode}"
+        reason = said.splitlines()[-1][:200]
+    regex, schema = json.loads(given)
+    shown = f"`regex` {regex!r}" if schema is None else f"`json_schema` {schema!r}"
+    raise InputError(
+        f"{shown} cannot be compiled by outlines-core: {reason}; {_MAX_SECONDS} s and "
+        f"{_MAX_MEMORY / 2**30:g} GiB are allowed"
+    )
 
 
 def _over_tokens(
@@ -293,7 +269,12 @@ def _over_tokens(
             after.append(number_of.setdefault(column.tobytes(), len(columns)))
             if after[-1] == len(columns):
                 columns.append(column)
-                _check_size(num_states, len(columns))
+                if (size := 4 * num_states * len(columns)) > MAX_BYTES:
+                    raise InputError(
+                        f"the automaton is too large: {num_states} states and "
+                        f"{len(columns)} classes of tokens or more take over "
+                        f"{size / 2**20:.0f} MiB; allow fewer repetitions"
+                    )
         class_of[active] = np.array(after, int)[which]
 
     used, class_of = np.unique(class_of, return_inverse=True)
@@ -309,15 +290,6 @@ def _over_tokens(
             "`json_schema`; check it with an example"
         )
     return np.where(goes_on[next_state], next_state, DEAD), class_of
-
-
-def _check_size(num_states: int, num_classes: int) -> None:
-    if (size := 4 * num_states * num_classes) > MAX_BYTES:
-        raise InputError(
-            f"the automaton is too large: {num_states} states x {num_classes} classes "
-            f"of tokens or more are {size / 2**20:.0f} MiB, at most "
-            f"{MAX_BYTES / 2**20:.0f} are allowed; allow fewer repetitions"
-        )
 
 
 def _reaches(next_state: np.ndarray, end: int) -> np.ndarray:

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,6 @@ from eagle_jax.parsing import read_json
 
 # Importing transformers advises to install torch, which tokenizers do not need.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-_VOCABULARIES = (
-    "tokenizer.*",
-    "*vocab*",
-    "*.model",
-    "*.tiktoken",
-    "*.spm",
-    "*.bpe",
-    "tekken.json",
-    "merges.txt",
-    "*bpe.codes",
-)
-"""The names of vocabulary files, of all tokenizers that transformers knows."""
 
 _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MAX_SECONDS = 10
@@ -43,11 +29,7 @@ _RENDERER_LOCK = threading.Lock()
 # this process alone, by a signal, and memory, which counts from what imports took.
 _RENDER = """
 import contextlib, json, os, sys
-try:
-    from transformers.utils.chat_template_utils import render_jinja_template
-except ImportError as error:
-    problem = str(error)
-    def render_jinja_template(**_): raise ImportError(problem)
+from transformers.utils.chat_template_utils import render_jinja_template
 with contextlib.suppress(ImportError, OSError, ValueError):  # Not on every system.
     import resource
     with open("/proc/self/statm") as file:
@@ -66,8 +48,8 @@ for line in sys.stdin:
         os._exit(1)
     except Exception as error:
         kinds = {kind.__name__ for kind in type(error).__mro__}
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         is_broken = bool(kinds & {"TemplateSyntaxError", "RecursionError"})
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         answer = {"text": "", "error": reason[:1000], "is_broken": is_broken}
     if len(answer["text"]) > TEXT:
         os._exit(1)
@@ -79,8 +61,8 @@ for line in sys.stdin:
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     """Loads a tokenizer; code that a checkpoint brings along is never run.
 
-    A warning names tokens that were added to it without a row of the embedding, as
-    some do for padding: prompts that hold one are refused.
+    Tokens that were added to it may lie beyond the embedding, as some do for padding:
+    prompts that hold one are refused.
 
     Args:
         folder: The folder that `checkpoints.resolve` returned.
@@ -93,21 +75,13 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         InputError: If there is no usable one, or its own ids, those that were not
             added, go beyond the target's.
     """
-    # To find out by itself takes transformers seconds and, if it is there, PyTorch.
-    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
-        raise _without_vocabulary(folder)
     try:
-        kind = _tokenizer_class(folder)
         # Left unset, transformers asks on a terminal whether to run such code.
-        tokenizer = kind.from_pretrained(
+        tokenizer = _tokenizer_class(folder).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        beyond = [
-            (number, token)
-            for token, number in tokenizer.get_vocab().items()
-            if number >= vocab_size
-        ]
         added = tokenizer.get_added_vocab()
+        own = {n for token, n in tokenizer.get_vocab().items() if token not in added}
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -115,26 +89,25 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         # code ends in is no `Exception`.
         reason = first_line(error).replace(str(folder), folder.name)
         raise InputError(f"{folder} holds no usable tokenizer: {reason}") from error
-    # Without its files, transformers makes up a tokenizer of special tokens.
-    if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise _without_vocabulary(folder)
-    if any(token not in added for _, token in beyond):
+    if not own:  # Without its files, transformers makes up one of special tokens.
         raise InputError(
-            f"{folder}: the tokenizer knows ids up to {max(beyond)[0]}, but the "
-            f"target's embedding has {vocab_size} rows; they do not belong together"
+            f"{folder} holds no usable tokenizer: there is no vocabulary, such as "
+            "tokenizer.json or tokenizer.model; copy the tokenizer's files there"
         )
-    if beyond:
-        warnings.warn(
-            f"{folder}: the tokenizer adds ids up to {max(beyond)[0]} "
-            f"({max(beyond)[1]!r}), but the target's embedding has {vocab_size} rows; "
-            "prompts with ids beyond it are refused",
-            stacklevel=2,
+    if max(own) >= vocab_size:
+        raise InputError(
+            f"{folder}: the tokenizer knows ids up to {max(own)}, but the target's "
+            f"embedding has {vocab_size} rows; they do not belong together"
         )
     return tokenizer
 
 
 class RefusedError(InputError):
     """A chat template refused one conversation; it may take others."""
+
+    def __init__(self, reason: str) -> None:
+        """Takes the template's reason."""
+        super().__init__(f"the chat template refuses the conversation: {reason}")
 
 
 def apply_chat_template(
@@ -161,34 +134,28 @@ def apply_chat_template(
         RefusedError: If the template raises an error for these messages.
         InputError: If the template is not valid, or takes too long or too much memory.
     """
+    if not messages:
+        raise RefusedError("it has no message")
     try:
-        if not messages:
-            raise ValueError("it has no message")
         template = tokenizer.get_chat_template()
         has_blocks = _GENERATION_BLOCK.search(template) is not None
         given = [{k: v for k, v in m.items() if v is not None} for m in messages]
-        request = json.dumps(
-            tokenizer.special_tokens_map
-            | {
-                "conversations": [given],
-                "chat_template": template,
-                "add_generation_prompt": add_generation_prompt,
-                "return_assistant_tokens_mask": has_blocks,
-            }
-        )
+        own = {
+            "conversations": [given],
+            "chat_template": template,
+            "add_generation_prompt": add_generation_prompt,
+            "return_assistant_tokens_mask": has_blocks,
+        }
+        request = json.dumps(tokenizer.special_tokens_map | own)
     except Exception as error:
-        raise _refused(first_line(error)) from error
+        raise RefusedError(first_line(error)) from error
     answer = _ask_renderer(request)
     if answer.get("is_broken"):
         raise InputError(f"the chat template is no valid template: {answer['error']}")
     if "error" in answer:
-        raise _refused(answer["error"])
+        raise RefusedError(answer["error"])
     blocks = [(start, end) for start, end in answer["blocks"]]
     return answer["text"], blocks if has_blocks else None
-
-
-def _refused(reason: str) -> RefusedError:
-    return RefusedError(f"the chat template refuses the conversation: {reason}")
 
 
 def _ask_renderer(request: str) -> dict[str, Any]:
@@ -234,13 +201,6 @@ def _renderer(process: int) -> subprocess.Popen[str]:
 def _end(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(OSError), child:  # It may not have read all its input.
         child.kill()
-
-
-def _without_vocabulary(folder: Path) -> InputError:
-    return InputError(
-        f"{folder} holds no usable tokenizer: there is no vocabulary, such as "
-        "tokenizer.json or tokenizer.model; copy the tokenizer's files there"
-    )
 
 
 def _tokenizer_class(folder: Path) -> Any:
