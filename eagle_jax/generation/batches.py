@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler, Served, num_read
+from eagle_jax.generation.scheduler import Scheduler, Served, prefill_tokens
 
 _MOST_PADDING = 1 << 14
 
@@ -17,7 +17,7 @@ def is_queue(runner: Runner, prompts: Sequence[list[int]]) -> bool:
     rows = runner.batch_size
     if rows == 1 or len(prompts) > rows:
         return rows > 1
-    needed = [num_read(len(prompt)) for prompt in prompts]
+    needed = [prefill_tokens(len(prompt)) for prompt in prompts]
     # A queue compiles more programs, which must pay.
     return rows * max(needed) > max(4 * sum(needed), sum(needed) + _MOST_PADDING)
 

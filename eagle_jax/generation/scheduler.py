@@ -11,9 +11,9 @@ import jax
 
 from eagle_jax.config import require
 from eagle_jax.decoding import slots
+from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import Requests, bucket_length, check_request
-from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.generation.rows import Row, read_rows
@@ -112,7 +112,7 @@ class Scheduler:
         # One prompt for each part of the mesh's data axis.
         self._num_together = 1 if sharding is None else sharding.mesh.shape["data"]
         self._waiting: list[_Text] = []
-        self._reading: _LongPrompt | None = None
+        self._long: _LongPrompt | None = None
         self._rows: list[_Text | None] = [None] * runner.batch_size
         self._done: list[tuple[_Text, Row]] = []
         self._state: DecodeState | None = None
@@ -149,14 +149,14 @@ class Scheduler:
             The key, the prompt and the seed of every text that had not ended, for
             `add`: it begins anew. The next step returns those that had ended.
         """
-        read = [] if self._reading is None else [self._reading.text]
+        read = [] if self._long is None else [self._long.text]
         # An interrupt may have met one on its way, in two places at once.
         left = dict.fromkeys([*self._running.values(), *read, *self._waiting])
         ended = {text for text, _ in self._done}
         left = [text for text in left if text not in ended]
         given = [(text.key, text.prompt_ids, text.seed) for text in left]
         # Nothing can come between these.
-        self._waiting, self._rows, self._reading = [], [None] * len(self._rows), None
+        self._waiting, self._rows, self._long = [], [None] * len(self._rows), None
         self._state, self.is_broken = None, False
         return given
 
@@ -169,7 +169,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether every text that was added has ended and been returned."""
         is_empty = not self._waiting and not any(self._rows)
-        return is_empty and self._reading is None and not self._done
+        return is_empty and self._long is None and not self._done
 
     def step(self) -> list[Served]:
         """Reads prompts for the free rows, runs some rounds, returns what has ended.
@@ -179,7 +179,7 @@ class Scheduler:
         """
         if not self._done:  # What a step that failed had found comes first.
             self._check_whole()
-            self._read()
+            self._prefill()
             self._write()
         served = [
             Served(
@@ -212,7 +212,7 @@ class Scheduler:
 
     @property
     def _free(self) -> list[int]:
-        kept = None if self._reading is None else self._reading.slot
+        kept = None if self._long is None else self._long.slot
         return [row for row, text in enumerate(self._rows) if not text and row != kept]
 
     @property
@@ -228,30 +228,30 @@ class Scheduler:
             self.is_broken = True
             raise
 
-    def _read(self) -> None:
+    def _prefill(self) -> None:
         """Fills free rows; running ones wait for one chunk's tokens at most.
 
         The chunks of a long prompt and the short prompts behind it take turns.
         """
         left = PREFILL_CHUNK if self._running else math.inf
         must_wait = self._running and self._is_turn_of_short and self._next_texts()
-        if self._reading is not None and not must_wait:
-            self._read_chunk(self._reading)
+        if self._long is not None and not must_wait:
+            self._prefill_chunk(self._long)
             left -= PREFILL_CHUNK
         while left > 0 and (texts := self._next_texts()):
             if _is_long(texts[0]):
-                self._begin_long(texts[0])
+                self._start_long(texts[0])
                 left -= PREFILL_CHUNK
             else:
-                self._read_short(texts)
-                left -= sum(num_read(len(text.prompt_ids)) for text in texts)
+                self._prefill_short(texts)
+                left -= sum(prefill_tokens(len(text.prompt_ids)) for text in texts)
 
     def _next_texts(self) -> list[_Text]:
         """Returns what enters next: a long prompt, or short ones that are read at once.
 
         While a long one is being read, short ones pass by the long ones that wait.
         """
-        if self._reading is None and self._waiting and _is_long(self._waiting[0]):
+        if self._long is None and self._waiting and _is_long(self._waiting[0]):
             return [self._waiting[0]] if self._free else []
         short = (text for text in self._waiting if not _is_long(text))
         most = min(len(self._free), self._num_together)
@@ -289,7 +289,7 @@ class Scheduler:
         self._state = runner.put(empty)
         return size
 
-    def _read_short(self, texts: list[_Text]) -> None:
+    def _prefill_short(self, texts: list[_Text]) -> None:
         runner, (requests, num_slots) = self._runner, self._requests(texts)
         self._is_turn_of_short = False
         started = runner.clock()
@@ -299,11 +299,11 @@ class Scheduler:
             text.prefill_seconds += (runner.clock() - started) / len(texts)
         self._enter(texts, self._free, begun)
 
-    def _begin_long(self, text: _Text) -> None:
+    def _start_long(self, text: _Text) -> None:
         requests, num_slots = self._requests([text])
         prefix = self._runner.call(slots.start_prefill, requests, num_slots=num_slots)
         with self._changing():
-            self._reading = _LongPrompt(
+            self._long = _LongPrompt(
                 text=text,
                 prefix=prefix,
                 num_slots=num_slots,
@@ -311,16 +311,16 @@ class Scheduler:
                 num_left=-(-len(text.prompt_ids) // PREFILL_CHUNK),
             )
             self._waiting.remove(text)
-        self._read_chunk(self._reading)
+        self._prefill_chunk(self._long)
 
-    def _read_chunk(self, reading: _LongPrompt) -> None:
+    def _prefill_chunk(self, reading: _LongPrompt) -> None:
         """Reads the next chunk of the long prompt; after the last, its text begins."""
         runner, text = self._runner, reading.text
         self._is_turn_of_short = True
         started = runner.clock()
         if reading.num_left:  # None is, where a step was interrupted after the last.
             with self._changing():
-                reading = self._reading = dataclasses.replace(
+                reading = self._long = dataclasses.replace(
                     reading,
                     prefix=runner.call(slots.prefill_chunk, reading.prefix),
                     num_left=reading.num_left - 1,
@@ -347,8 +347,8 @@ class Scheduler:
                     assert self._state is not None
                     state = self._runner.insert(begun, self._state, slot, place)
                     self._state, self._rows[slot] = state, text
-                if self._reading is not None and self._reading.text is text:
-                    self._reading = None
+                if self._long is not None and self._long.text is text:
+                    self._long = None
                 else:
                     self._waiting.remove(text)
 
@@ -359,7 +359,7 @@ class Scheduler:
         runner = self._runner
         longest = max(text.length for text in running.values())
         self._room_for(longest + runner.decoder.depth + 1)
-        is_filled = self._reading is None and not (self._waiting and self._free)
+        is_filled = self._long is None and not (self._waiting and self._free)
         rounds = self._rounds if is_filled else 1
         started = runner.clock()
         with self._changing():
@@ -387,7 +387,7 @@ class Scheduler:
             runner.judge_fit([rows[row].accept_lengths])
 
 
-def num_read(length: int) -> int:
+def prefill_tokens(length: int) -> int:
     """Returns the tokens that reading a prompt takes, with its padding."""
     return min(bucket_length(length), -(-length // PREFILL_CHUNK) * PREFILL_CHUNK)
 

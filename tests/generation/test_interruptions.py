@@ -94,7 +94,14 @@ def interrupting(is_chosen: Callable[[], bool]) -> Iterator[None]:
         return trace
 
     path = inspect.getfile(scheduler)
-    names = {"step", "_read", "_read_short", "_begin_long", "_read_chunk", "_enter"}
+    names = {
+        "step",
+        "_prefill",
+        "_prefill_short",
+        "_start_long",
+        "_prefill_chunk",
+        "_enter",
+    }
     names |= {"_next_texts", "_requests", "_room_for", "_write", "_look", "_changing"}
     before = sys.gettrace()
     sys.settrace(trace)
