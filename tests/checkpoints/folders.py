@@ -101,15 +101,3 @@ KINDS = (
     "Orbax",
     *(pytest.param(kind, marks=pytest.mark.torch) for kind in _TORCH),
 )
-
-
-def add_padding(folder: Path) -> None:
-    """Adds to a tiny target's tokenizer a token that its embedding has no row for."""
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text())
-    added = {"id": 300, "content": "<pad>", "special": True, "normalized": False}
-    others = {"single_word": False, "lstrip": False, "rstrip": False}
-    content["added_tokens"].append(added | others)
-    path.write_text(json.dumps(content))
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token": "<pad>"}))

@@ -15,12 +15,14 @@ import pytest
 
 from eagle_jax import load_pair
 from eagle_jax.generation import tokenizer as tokenizers
-from eagle_jax.generation.tokenizer import (
-    apply_chat_template,
-    load_tokenizer,
-)
-from tests.checkpoints.folders import add_padding
+from eagle_jax.generation.tokenizer import apply_chat_template, load_tokenizer
 from tests.helpers import refused
+
+
+@pytest.fixture
+def target(tiny_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny target to change at will."""
+    return Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
 
 
 def test_code_of_a_checkpoint_is_not_run_even_after_a_yes(
@@ -57,11 +59,7 @@ def test_a_sentencepiece_file_alone_gives_the_same_ids(
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[]", "{", "{}", '{"model": {"type": "other"}}', "{" * 9999),
-        '{"version": "1.0", "model": 3}',
-    ],
+    "content", ["", "[]", "{", '{"model": {"type": "other"}}', "{" * 9999]
 )
 def test_a_broken_tokenizer_is_refused(target: Path, content: str) -> None:
     (target / "tokenizer.json").write_text(content)
@@ -92,38 +90,26 @@ def test_a_panic_of_the_tokenizers_own_code_is_refused(
     refused(lambda: load_tokenizer(target, 300), "index out of bounds")
 
 
-def test_an_id_beyond_the_embedding_is_refused_however_few_there_are(
+def test_ids_beyond_the_embedding_are_refused_and_added_ones_in_prompts_alone(
     target: Path,
 ) -> None:
+    def generated(prompt: str) -> object:
+        pair = load_pair(str(target), method="lookup")
+        return pair.generate(prompt, max_new_tokens=4)
+
     path = target / "tokenizer.json"
-    content = json.loads(path.read_text())
-    content["model"]["vocab"]["h"] = 100_000
-    path.write_text(json.dumps(content))
-    refused(lambda: load_tokenizer(target, 300), "ids up to 100000", "300 rows")
+    before, plain = path.read_text(), generated("the heart")
+    content = json.loads(before)
     content["model"]["vocab"]["h"] = 300
     path.write_text(json.dumps(content))
     refused(lambda: load_tokenizer(target, 300), "ids up to 300", "300 rows")
-
-
-def test_an_added_token_beyond_the_embedding_is_refused_in_prompts_alone(
-    target: Path,
-) -> None:
-    plain = load_pair(str(target), method="lookup").generate(
-        "the heart", max_new_tokens=4
-    )
-    add_padding(target)
-    with pytest.warns(
-        UserWarning, match=r"ids up to 300 \('<pad>'\).* 300 rows"
-    ) as warned:
-        pair = load_pair(str(target), method="lookup")
-        assert pair.tokenizer.pad_token_id == 300
-    assert len(warned) == 1 and len(str(warned[0].message)) < 300 + len(str(target))
-    assert pair.generate("the heart", max_new_tokens=4) == plain
-    refused(
-        lambda: pair.generate("the <pad>", max_new_tokens=4),
-        "has the id 300",
-        "0 to 299",
-    )
+    content = json.loads(before)
+    added = {"id": 300, "content": "<pad>", "special": True, "normalized": False}
+    others = {"single_word": False, "lstrip": False, "rstrip": False}
+    content["added_tokens"].append(added | others)
+    path.write_text(json.dumps(content))
+    assert generated("the heart") == plain
+    refused(lambda: generated("the <pad>"), "has the id 300", "0 to 299")
 
 
 TURNS = [{"role": "user", "content": "Hi"}]
