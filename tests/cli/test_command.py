@@ -12,10 +12,8 @@ import pytest
 from rich.console import Console
 from rich.tree import Tree
 
-from eagle_jax.checkpoints import target_config
 from eagle_jax.cli.command import Parser, keep_compiled_programs, run_command, say
 from eagle_jax.methods import find_method
-from tests.checkpoints.settings import LLAMA, write
 
 _FOLDER = "jax_compilation_cache_dir"
 
@@ -43,32 +41,22 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def _kept_in() -> str | None:
-    return getattr(jax.config, _FOLDER)
-
-
 @pytest.mark.usefixtures("cache", "homeless")
-def test_who_has_a_cache_folder_needs_no_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [("XDG_CACHE_HOME", "eagle_jax"), ("HOME", ".cache/eagle_jax"), (None, None)],
+)
+def test_compiled_programs_are_kept_where_the_user_has_a_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
+    folder: str | None,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if variable is not None:
+        monkeypatch.setenv(variable, str(tmp_path))
     keep_compiled_programs()
-    assert _kept_in() == str(tmp_path / "eagle_jax")
-
-
-@pytest.mark.usefixtures("cache", "homeless")
-def test_who_has_neither_keeps_no_compiled_programs() -> None:
-    keep_compiled_programs()
-    assert _kept_in() is None
-
-
-@pytest.mark.usefixtures("cache", "homeless")
-def test_compiled_programs_are_kept_at_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    keep_compiled_programs()
-    assert _kept_in() == str(tmp_path / ".cache" / "eagle_jax")
+    kept = getattr(jax.config, _FOLDER)
+    assert kept == (None if folder is None else str(tmp_path / folder))
 
 
 @pytest.mark.parametrize(
@@ -132,19 +120,3 @@ def test_warnings_are_lines_that_name_flags(
         assert run_command(lambda: find_method("lookup").check_draft("a/b") or 0) == 0
     warned = "method lookup drafts without weights: --draft a/b is not read"
     assert capsys.readouterr().err == f"warning: {warned}\n"
-
-
-def test_a_key_that_nobody_knows_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path, LLAMA | {"shiny": 7})
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-
-    def read() -> int:
-        warnings.simplefilter("default")
-        return len({target_config(tmp_path) for _ in range(2)}) - 1
-
-    with warnings.catch_warnings():
-        assert run_command(read) == 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning: {tmp_path}/config.json: unknown and left out")

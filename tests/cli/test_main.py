@@ -55,8 +55,9 @@ def test_what_is_gone_tells_what_to_do_instead(
 
 
 def test_every_script_is_a_command() -> None:
-    scripts = {path.stem for path in (REPOSITORY / "scripts").glob("*.py")}
-    assert {name.replace("-", "_") for name in COMMANDS} == scripts
+    scripts = {path.stem: path.read_text() for path in REPOSITORY.glob("scripts/*.py")}
+    assert {name.replace("-", "_") for name in COMMANDS} == set(scripts)
+    assert all(f'main("{name}")' in text for name, text in scripts.items())
 
 
 def test_a_command_runs_outside_of_the_clone(tmp_path: Path) -> None:
