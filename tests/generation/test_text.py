@@ -1,4 +1,3 @@
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,24 +78,14 @@ def test_encoding_begins_a_text_as_the_tokenizer_does(tokenizer: Any) -> None:
     assert tokenizer.decode(ids[1:]) == "the end"
 
 
-def test_an_empty_prompt_is_what_the_tokenizer_adds(tokenizer: Any) -> None:
+def test_prompts_without_a_token_or_a_template_are_refused(
+    tokenizer: Any, silent_tokenizer: Any
+) -> None:
     assert text.encode(tokenizer, "", chat=False) == [_BOS]
-
-
-def test_a_prompt_without_any_token_is_refused(silent_tokenizer: Any) -> None:
-    assert text.encode(silent_tokenizer, "a", chat=False)
-    refused(
-        lambda: text.encode(silent_tokenizer, "", chat=False),
-        "prompt '' has no token",
-        "give a prompt",
-    )
-
-
-def test_chat_without_a_template_is_refused(tokenizer: Any) -> None:
-    refused(
-        lambda: text.encode(tokenizer, "Hello", chat=True),
-        "`chat` needs a chat template",
-    )
+    named = ("prompt '' has no token", "give a prompt")
+    refused(lambda: text.encode(silent_tokenizer, "", chat=False), *named)
+    named = ("`chat` needs a chat template",)
+    refused(lambda: text.encode(tokenizer, "Hello", chat=True), *named)
 
 
 def test_chat_wraps_the_prompt_and_begins_the_text_once(silent_tokenizer: Any) -> None:
@@ -133,56 +122,6 @@ def test_characters_are_held_back_until_they_are_complete(tokenizer: Any) -> Non
     assert shown == ["a", "", "", "€", "b"]
 
 
-def test_the_end_of_a_text_is_never_held_back(tokenizer: Any) -> None:
-    generated = _bytes(tokenizer, "a€")[:-1]
-    stream = text.TextStream(tokenizer, [_BOS])
-    assert stream.update(generated[:2], is_last=False) == "a"
-    assert stream.update(generated, is_last=True) == "\ufffd"
-
-
-def test_an_update_without_new_tokens_shows_nothing(tokenizer: Any) -> None:
-    stream = text.TextStream(tokenizer, [_BOS])
-    assert stream.update([], is_last=False) == ""
-    assert stream.update(_bytes(tokenizer, "ab"), is_last=False) == "ab"
-    assert stream.update(_bytes(tokenizer, "ab"), is_last=True) == ""
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    generated=st.lists(st.integers(0, _EOS), max_size=12),
-    cuts=st.sets(st.integers(0, 12)),
-)
-def test_updates_add_up_to_the_text_whatever_bytes_come(
-    tokenizer: Any, generated: list[int], cuts: set[int]
-) -> None:
-    prompt = text.encode(tokenizer, "Once", chat=False)
-    stream = text.TextStream(tokenizer, prompt)
-    counts = [*sorted(cut for cut in cuts if cut < len(generated)), len(generated)]
-    shown = [
-        stream.update(generated[:count], is_last=count == len(generated))
-        for count in counts
-    ]
-    assert "".join(shown) == text.continuation(tokenizer, prompt, generated)
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    generated=st.lists(
-        st.integers(259, 263) | st.sampled_from([3 + byte for byte in "😀é".encode()])
-    )
-)
-def test_updates_add_up_where_bytes_are_decoded_in_runs(
-    fallback_tokenizer: Any, generated: list[int]
-) -> None:
-    stream = text.TextStream(fallback_tokenizer, [1])
-    shown = [
-        stream.update(generated[:count], is_last=count == len(generated))
-        for count in range(len(generated) + 1)
-    ]
-    whole = text.continuation(fallback_tokenizer, [1], generated)
-    assert "".join(shown) == whole
-
-
 _DECODERS = {
     "bytes": decoders.ByteLevel(),
     "metaspace": decoders.Metaspace(),
@@ -190,38 +129,27 @@ _DECODERS = {
     "suffixes": decoders.BPEDecoder(suffix="</w>"),
     "strip": decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 2, 0)]),
 }
+_SYMBOLS = ("<s>", "a", "▁", "▁a", "##b", "a</w>", ".", "▁.", "â", "Ĥ", "¬", "ÿ", "Ġ")
 
 
-@pytest.mark.parametrize("kind", _DECODERS)
-@settings(deadline=None, max_examples=200)
-@given(
-    prompt=st.lists(st.integers(0, 12), max_size=3),
-    generated=st.lists(st.integers(0, 12), max_size=12),
-    step=st.integers(1, 3),
-)
-def test_updates_add_up_whatever_a_decoder_does_between_tokens(
-    kind: str, prompt: list[int], generated: list[int], step: int
+@pytest.mark.parametrize("kind", [*_DECODERS, "tokenizer", "fallback_tokenizer"])
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), step=st.integers(1, 3))
+def test_updates_add_up_to_the_text_whatever_a_decoder_does_between_tokens(
+    request: pytest.FixtureRequest, kind: str, data: Any, step: int
 ) -> None:
-    symbols = [
-        "<s>",
-        "a",
-        "▁",
-        "▁a",
-        "##b",
-        "a</w>",
-        ".",
-        "▁.",
-        "â",
-        "Ĥ",
-        "¬",
-        "ÿ",
-        "Ġ",
-    ]
-    vocabulary = {symbol: id_ for id_, symbol in enumerate(symbols)}
-    model = models.WordLevel(vocabulary, unk_token="<s>")
-    backend = Tokenizer(model)
-    backend.decoder = _DECODERS[kind]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    if kind in _DECODERS:
+        vocabulary = {symbol: id_ for id_, symbol in enumerate(_SYMBOLS)}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<s>"))
+        backend.decoder = _DECODERS[kind]
+        tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=backend)
+    else:
+        tokenizer = request.getfixturevalue(kind)
+    ids = st.integers(0, len(tokenizer) - 1)
+    if kind == "fallback_tokenizer":  # Bytes of characters, and what parts them.
+        ids = st.integers(259, 263) | st.sampled_from([3 + x for x in "😀é".encode()])
+    prompt = data.draw(st.lists(ids, max_size=3))
+    generated = data.draw(st.lists(ids, max_size=12))
     stream = text.TextStream(tokenizer, prompt)
     counts = [*range(0, len(generated), step), len(generated)]
     shown = [
@@ -284,17 +212,3 @@ def test_a_run_of_bytes_shows_when_it_is_over(fallback_tokenizer: Any) -> None:
     stream = text.TextStream(fallback_tokenizer, [1])
     shown = [stream.update(generated[:n], is_last=False) for n in range(1, 6)]
     assert shown == ["", "", "", "", "ééa"]
-
-
-@pytest.mark.parametrize("written", ["a€b", "😀 Zoë", "naïve — “so”", "日本語"])
-def test_updates_of_any_rhythm_add_up_to_what_was_written(
-    tokenizer: Any, written: str
-) -> None:
-    generated = _bytes(tokenizer, written)
-    inner = range(1, len(generated))
-    for cuts in itertools.combinations(inner, 2):
-        stream = text.TextStream(tokenizer, [_BOS])
-        shown = [stream.update(generated[:cut], is_last=False) for cut in cuts]
-        assert "\ufffd" not in "".join(shown)
-        shown.append(stream.update(generated, is_last=True))
-        assert "".join(shown) == written
