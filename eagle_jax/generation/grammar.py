@@ -149,12 +149,8 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
     """Returns what each token adds to a text; `None` for those that add no text.
 
     Args:
-        tokenizer: A `transformers` tokenizer.
+        tokenizer: A `transformers` tokenizer, byte-level or of sentencepiece's kind.
         vocab_size: The number of tokens the target knows, `V`.
-
-    Raises:
-        InputError: If the tokenizer is of neither known kind: byte-level, or with
-            spaces written as U+2581 (sentencepiece).
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = (json.loads(backend.to_str())["decoder"] if backend else None) or {}

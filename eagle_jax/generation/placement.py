@@ -23,10 +23,8 @@ def target_shardings(
         sharding: The sharding that `shard_pair` returned; `None` for the default
             device.
         config: The target's sizes.
-        bits: The bits that `checkpoints.target_bits` returned.
-
-    Raises:
-        InputError: If the scales of quantized matrices cannot be split as they are.
+        bits: The bits that `checkpoints.target_bits` returned, whose scales may be of
+            groups that the mesh cannot split.
     """
     if sharding is None:
         return None

@@ -125,10 +125,6 @@ class Scheduler:
             key: What the text is known by when it has ended.
             prompt_ids: The prompt's token ids, fewer than `max_length`.
             seed: The seed of its draws.
-
-        Raises:
-            InputError: If the prompt is empty, too long or holds what is no id, if the
-                seed is no uint32, or `is_broken`.
         """
         self._check_whole()
         check_request(
@@ -172,11 +168,7 @@ class Scheduler:
         return is_empty and self._long is None and not self._done
 
     def step(self) -> list[Served]:
-        """Reads prompts for the free rows, runs some rounds, returns what has ended.
-
-        Raises:
-            InputError: If `is_broken`.
-        """
+        """Reads prompts for the free rows, runs some rounds, returns what has ended."""
         if not self._done:  # What a step that failed had found comes first.
             self._check_whole()
             self._prefill()
