@@ -32,32 +32,32 @@ def left_out(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         names.append(name)
 
     monkeypatch.setattr(backend, "register_backend_factory", note)
-    monkeypatch.setattr(devices, "_TPU_FILES", ("/no/such/*",))
     before = jax.config.values["jax_platforms"]
-    jax.config.update("jax_platforms", None)
     yield names
     jax.config.update("jax_platforms", before)
 
 
-def test_a_tpu_is_left_out_where_there_is_none(left_out: list[str]) -> None:
-    devices.leave_out_tpus()
-    assert left_out == ["tpu"]
-
-
-def test_a_tpu_that_may_be_there_is_not_left_out(
-    left_out: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("files", "platforms", "expected"),
+    [
+        (("/no/such/*",), None, ["tpu"]),
+        (("/no/such/*", "/dev/nul[k-m]"), None, []),
+        # Chosen by the user, or by JAX that has found a TPU.
+        (("/no/such/*",), "tpu,cpu", []),
+        (("/no/such/*",), "cpu", []),
+    ],
+)
+def test_a_tpu_is_left_out_where_there_is_none_and_no_platform_is_chosen(
+    left_out: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    files: tuple[str, ...],
+    platforms: str | None,
+    expected: list[str],
 ) -> None:
-    monkeypatch.setattr(devices, "_TPU_FILES", ("/no/such/*", "/dev/nul[k-m]"))
-    devices.leave_out_tpus()
-    assert left_out == []
-
-
-@pytest.mark.parametrize("platforms", ["tpu,cpu", "cpu"])
-def test_chosen_platforms_stay(left_out: list[str], platforms: str) -> None:
-    """Chosen by the user, or by JAX that has found a TPU."""
+    monkeypatch.setattr(devices, "_TPU_FILES", files)
     jax.config.update("jax_platforms", platforms)
     devices.leave_out_tpus()
-    assert left_out == []
+    assert left_out == expected
 
 
 def test_a_device_without_the_product_is_refused(
