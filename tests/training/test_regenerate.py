@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eagle_jax.generation.queue import Served
 
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.rows import Row
+from eagle_jax.generation.scheduler import Served
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.config import RegenerationConfig
