@@ -129,29 +129,14 @@ def test_a_stream_joins_to_the_text(pair: Pair, temperature: float) -> None:
     assert len(pieces) > 1
 
 
-def test_a_prompt_draws_with_a_seed_of_its_own(pair: Pair) -> None:
-    settings: dict[str, Any] = {"temperature": 1.0} | SETTINGS
-    first, second = pair.generate(["x", "x"], seed=7, **settings)
-    assert first.text != second.text
-    assert pair.generate("x", seed=8, **settings)[0].text == second.text
-
-
 def test_a_random_seed_is_told_and_draws_the_same_text_again(pair: Pair) -> None:
     settings: dict[str, Any] = {"temperature": 1.0} | SETTINGS
     found = pair.generate(["x", "x"], seed=None, **settings)
     other = pair.generate("x", seed=None, **settings)[0]
     assert len({done.seed for done in [*found, other]}) == 3
+    assert found[0].seed + 1 == found[1].seed and found[0].text != found[1].text
     for done in found:
         assert pair.generate("x", seed=done.seed, **settings) == [done]
-
-
-def test_plain_decoding_writes_the_same_text(pair: Pair) -> None:
-    plain = random_pair("autoregressive")
-    for temperature in (0.0, 1.0):
-        settings: dict[str, Any] = {"temperature": temperature} | SETTINGS
-        (expected,) = plain.generate("import ", **settings)
-        assert pair.generate("import ", **settings)[0].text == expected.text
-        assert expected.tokens_per_round == 1
 
 
 @pytest.mark.parametrize(
@@ -203,7 +188,3 @@ def test_weights_that_a_method_does_not_read_are_told() -> None:
         pair = eagle_jax.load_pair(target, "nowhere", method="lookup")
     alone = eagle_jax.load_pair(target, method="lookup")
     assert pair.generate("x", **SETTINGS) == alone.generate("x", **SETTINGS)
-
-
-def test_a_method_without_its_weights_is_refused() -> None:
-    refused(lambda: eagle_jax.load_pair("anywhere"), "needs `draft`")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax import assets, checkpoints
+from eagle_jax import assets
 from eagle_jax.config import TreeConfig
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
@@ -52,16 +52,6 @@ def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
         lambda: open_pair(*names, settings_of(TREE, method=method)).load(),
         *("2 layers", "at least 7"),
     )
-
-
-def test_a_store_without_its_weights_is_refused_when_a_pair_is_opened(
-    tiny_pair: Path, tmp_path: Path
-) -> None:
-    pair = tmp_path / "stored"
-    checkpoints.convert_pair(pair, tiny_pair / "target", tiny_pair / "head")
-    for half in ("head", "target"):
-        (pair / half / "params" / "manifest.ocdbt").unlink()
-        refused(lambda: opened(pair), str(pair / half / "params"))
 
 
 @pytest.mark.parametrize("method", ["eagle2", "eagle2+lookup", "chain", "small-model"])
