@@ -24,40 +24,23 @@ ROUNDS = 16
 """The most rounds between two looks at the queue, while no row is free."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Served:
-    """A text that has ended.
+    """A text: one that waits, is being written or has ended.
 
     Attributes:
         key: What `Scheduler.add` was given to know it by.
-        row: The text.
+        row: The text; until it has ended, its prompt alone.
+        seed: The seed of its draws.
+        length: The tokens of prompt and output, when they were last counted.
         prefill_seconds: The seconds of reading its prompt.
         decode_seconds: Its share of the seconds of rounds that it had with others.
     """
 
     key: Any
     row: Row
-    prefill_seconds: float
-    decode_seconds: float
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class _Text:
-    """A text that waits or is being written.
-
-    Its tokens are the state's: to look at them again changes nothing.
-
-    Attributes:
-        key: See `Served`, as for the seconds.
-        prompt_ids: The token ids of its prompt.
-        seed: The seed of its draws.
-        length: The tokens of prompt and output, when it was last looked at.
-    """
-
-    key: Any
-    prompt_ids: list[int]
-    seed: int
-    length: int
+    seed: int = 0
+    length: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
@@ -74,7 +57,7 @@ class _LongPrompt:
         num_left: The chunks that are left.
     """
 
-    text: _Text
+    text: Served
     prefix: PrefillState
     num_slots: int
     slot: int
@@ -111,10 +94,10 @@ class Scheduler:
         sharding = runner.pair.sharding
         # One prompt for each part of the mesh's data axis.
         self._num_together = 1 if sharding is None else sharding.mesh.shape["data"]
-        self._waiting: list[_Text] = []
+        self._waiting: list[Served] = []
         self._long: _LongPrompt | None = None
-        self._rows: list[_Text | None] = [None] * runner.batch_size
-        self._done: list[tuple[_Text, Row]] = []
+        self._rows: list[Served | None] = [None] * runner.batch_size
+        self._done: list[Served] = []
         self._state: DecodeState | None = None
         self._is_turn_of_short = False
 
@@ -134,9 +117,14 @@ class Scheduler:
             max_length=self._runner.max_length,
             vocab_size=self._runner.pair.target.config.vocab_size,
         )
-        prompt = list(prompt_ids)
-        text = _Text(key=key, prompt_ids=prompt, seed=seed, length=len(prompt) + 1)
-        self._waiting.append(text)
+        row = Row(
+            prompt_ids=list(prompt_ids),
+            generated_ids=[],
+            stop_reason=StopReason.RUNNING,
+            accept_lengths=[],
+        )
+        length = len(prompt_ids) + 1
+        self._waiting.append(Served(key=key, row=row, seed=seed, length=length))
 
     def reset(self) -> list[tuple[Any, list[int], int]]:
         """Empties the queue and the rows; what was compiled is kept.
@@ -148,9 +136,8 @@ class Scheduler:
         read = [] if self._long is None else [self._long.text]
         # An interrupt may have met one on its way, in two places at once.
         left = dict.fromkeys([*self._running.values(), *read, *self._waiting])
-        ended = {text for text, _ in self._done}
-        left = [text for text in left if text not in ended]
-        given = [(text.key, text.prompt_ids, text.seed) for text in left]
+        left = [text for text in left if text not in self._done]
+        given = [(text.key, text.row.prompt_ids, text.seed) for text in left]
         # Nothing can come between these.
         self._waiting, self._rows, self._long = [], [None] * len(self._rows), None
         self._state, self.is_broken = None, False
@@ -173,15 +160,7 @@ class Scheduler:
             self._check_whole()
             self._prefill()
             self._write()
-        served = [
-            Served(
-                key=text.key,
-                row=row,
-                prefill_seconds=text.prefill_seconds,
-                decode_seconds=text.decode_seconds,
-            )
-            for text, row in self._done
-        ]
+        served = self._done
         self._done = []  # The last thing: nothing can come between it and the return.
         return served
 
@@ -208,7 +187,7 @@ class Scheduler:
         return [row for row, text in enumerate(self._rows) if not text and row != kept]
 
     @property
-    def _running(self) -> dict[int, _Text]:
+    def _running(self) -> dict[int, Served]:
         """The texts that are being written, by row."""
         return {row: text for row, text in enumerate(self._rows) if text is not None}
 
@@ -236,9 +215,9 @@ class Scheduler:
                 left -= PREFILL_CHUNK
             else:
                 self._prefill_short(texts)
-                left -= sum(prefill_tokens(len(text.prompt_ids)) for text in texts)
+                left -= sum(prefill_tokens(len(text.row.prompt_ids)) for text in texts)
 
-    def _next_texts(self) -> list[_Text]:
+    def _next_texts(self) -> list[Served]:
         """Returns what enters next: a long prompt, or short ones that are read at once.
 
         While a long one is being read, short ones pass by the long ones that wait.
@@ -249,9 +228,9 @@ class Scheduler:
         most = min(len(self._free), self._num_together)
         return list(itertools.islice(short, most))
 
-    def _requests(self, texts: list[_Text]) -> tuple[Requests, int]:
+    def _requests(self, texts: list[Served]) -> tuple[Requests, int]:
         """Returns the requests of one prefill, and the slots that they will enter."""
-        prompts = [text.prompt_ids for text in texts]
+        prompts = [text.row.prompt_ids for text in texts]
         bucket = bucket_length(max(map(len, prompts)))
         requests = self._runner.filled(
             prompts,
@@ -281,7 +260,7 @@ class Scheduler:
         self._state = runner.put(empty)
         return size
 
-    def _prefill_short(self, texts: list[_Text]) -> None:
+    def _prefill_short(self, texts: list[Served]) -> None:
         runner, (requests, num_slots) = self._runner, self._requests(texts)
         self._is_turn_of_short = False
         started = runner.clock()
@@ -291,7 +270,7 @@ class Scheduler:
             text.prefill_seconds += (runner.clock() - started) / len(texts)
         self._enter(texts, self._free, begun)
 
-    def _start_long(self, text: _Text) -> None:
+    def _start_long(self, text: Served) -> None:
         requests, num_slots = self._requests([text])
         prefix = self._runner.call(slots.start_prefill, requests, num_slots=num_slots)
         with self._changing():
@@ -300,7 +279,7 @@ class Scheduler:
                 prefix=prefix,
                 num_slots=num_slots,
                 slot=self._free[0],
-                num_left=-(-len(text.prompt_ids) // PREFILL_CHUNK),
+                num_left=-(-len(text.row.prompt_ids) // PREFILL_CHUNK),
             )
             self._waiting.remove(text)
         self._prefill_chunk(self._long)
@@ -328,13 +307,14 @@ class Scheduler:
             begun = runner.grow(begun, now)
         self._enter([text], [reading.slot], begun)
 
-    def _enter(self, texts: list[_Text], free: list[int], begun: DecodeState) -> None:
+    def _enter(self, texts: list[Served], free: list[int], begun: DecodeState) -> None:
         """Puts texts that were read into rows, unless their first token ended them."""
         rows = read_rows(begun, self._runner.fetch)
         with self._changing():
             for place, (text, slot) in enumerate(zip(texts, free, strict=False)):
                 if rows[place].stop_reason != StopReason.RUNNING:
-                    self._done.append((text, rows[place]))
+                    text.row = rows[place]
+                    self._done.append(text)
                 else:
                     assert self._state is not None
                     state = self._runner.insert(begun, self._state, slot, place)
@@ -362,7 +342,7 @@ class Scheduler:
         for text in running.values():
             text.decode_seconds += share
 
-    def _look(self, running: dict[int, _Text]) -> None:
+    def _look(self, running: dict[int, Served]) -> None:
         """Finds the texts that have ended; the state stays as it is."""
         runner, state = self._runner, self._state
         assert state is not None
@@ -373,7 +353,8 @@ class Scheduler:
             text.length = int(lengths[row])
         with self._changing():
             for row in ended:
-                self._done.append((running[row], rows[row]))
+                running[row].row = rows[row]
+                self._done.append(running[row])
                 self._rows[row] = None
         for row in ended:
             runner.judge_fit([rows[row].accept_lengths])
@@ -384,5 +365,5 @@ def prefill_tokens(length: int) -> int:
     return min(bucket_length(length), -(-length // PREFILL_CHUNK) * PREFILL_CHUNK)
 
 
-def _is_long(text: _Text) -> bool:
-    return len(text.prompt_ids) > PREFILL_CHUNK
+def _is_long(text: Served) -> bool:
+    return len(text.row.prompt_ids) > PREFILL_CHUNK
