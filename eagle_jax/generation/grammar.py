@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
 import re
 import subprocess
@@ -208,7 +207,7 @@ def _byte_automaton(given: str) -> tuple[np.ndarray, np.ndarray]:
 def _ask_library(given: str) -> Any:
     """Returns the start, the ends and the moves of what outlines-core builds."""
     reason = "it takes too long"
-    limits = f"SECONDS, MEMORY = {math.ceil(_MAX_SECONDS)}, {_MAX_MEMORY}"
+    limits = f"SECONDS, MEMORY = {int(_MAX_SECONDS) + 1}, {_MAX_MEMORY}"
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             # Nothing of the current folder is imported: not by its name, and not by an
@@ -250,30 +249,23 @@ def _over_tokens(
     columns = [np.arange(num_states, dtype=np.int32), np.zeros(num_states, np.int32)]
     same, dead = range(2)
     number_of = {column.tobytes(): number for number, column in enumerate(columns)}
-    lengths = np.array([len(token or b"") for token in written])
-    letters = np.zeros((len(written), lengths.max(initial=1)), np.int64)
-    for token, text in enumerate(written):
-        letters[token, : lengths[token]] = list(text or b"")
-    class_of = np.where(lengths > 0, same, dead)
-    for place in range(letters.shape[1]):
-        (active,) = np.nonzero((lengths > place) & (class_of != dead))
-        keys = class_of[active] * _BYTE + letters[active, place]
-        pairs, which = np.unique(keys, return_inverse=True)
-        after = []
-        for before, byte in zip(*divmod(pairs, _BYTE), strict=True):
-            column = table[:, byte][columns[before]]
-            after.append(number_of.setdefault(column.tobytes(), len(columns)))
-            if after[-1] == len(columns):
-                columns.append(column)
-                if (size := 4 * num_states * len(columns)) > MAX_BYTES:
-                    raise InputError(
-                        f"the automaton is too large: {num_states} states and "
-                        f"{len(columns)} classes of tokens or more take over "
-                        f"{size / 2**20:.0f} MiB; allow fewer repetitions"
-                    )
-        class_of[active] = np.array(after, int)[which]
 
-    used, class_of = np.unique(class_of, return_inverse=True)
+    @functools.cache
+    def then(before: int, byte: int) -> int:
+        column = table[columns[before], byte]
+        number = number_of.setdefault(column.tobytes(), len(columns))
+        if number == len(columns):
+            columns.append(column)
+            if (size := 4 * num_states * len(columns)) > MAX_BYTES:
+                raise InputError(
+                    f"the automaton is too large: {num_states} states and "
+                    f"{len(columns)} classes of tokens or more take over "
+                    f"{size / 2**20:.0f} MiB; allow fewer repetitions"
+                )
+        return number
+
+    functions = [functools.reduce(then, one, same) if one else dead for one in written]
+    used, class_of = np.unique(functions, return_inverse=True)
     class_of[list(stops)] = len(used)
     next_state = np.zeros((num_states + 1, len(used) + 1), np.int32)
     next_state[:-1, :-1] = np.stack([columns[number] for number in used], axis=1)
