@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import eagle_jax
+from eagle_jax.config import ChainConfig
 from eagle_jax.generation.misfit import warn_if_never_accepted
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -39,7 +40,7 @@ def test_a_head_that_knows_nothing_is_said_once_with_figures(tiny_pair: Path) ->
         str(tiny_pair / "target"),
         str(tiny_pair / "head"),
         method="chain",
-        tree=eagle_jax.TreeConfig(num_nodes=4, depth=3, width=1),
+        tree=ChainConfig(depth=3),
     )
     with pytest.warns(UserWarning, match=r"drafts do not fit.* accepted in 4") as said:
         for _ in range(2):
