@@ -10,6 +10,7 @@ draft model:
 The ids stand in the order of their worth: special tokens, then the most frequent.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,18 +63,18 @@ def read_vocabulary(
             f"`draft_vocabulary` {given}: these heads have output heads of their own; "
             "only EAGLE-1/2 heads and small models take a draft vocabulary"
         )
-    number, is_counted, file = str(given or "").partition("@")
-    count = int(number) if number.isascii() and number.isdigit() else None
-    if is_counted and count is not None:
+    asked = re.fullmatch("([0-9]{1,9})(?:@(.+))?", str(given))
+    count = int(asked[1]) if asked else None
+    if asked and count is not None and asked[2]:
         if read_tokenizer is None:
             raise InputError(
                 f"`draft_vocabulary` {given}: there is no tokenizer to count the "
                 "tokens of a text with; give a file of ids"
             )
-        path, tokenizer = Path(file), read_tokenizer()
-        ids = _count(path, count, tokenizer, vocab_size, stop_tokens)
+        path = Path(asked[2])
+        ids = _count(path, count, read_tokenizer(), vocab_size, stop_tokens)
     else:
-        path = path if given is None or count is not None else Path(str(given))
+        path = path if given is None or asked else Path(str(given))
         if path is None:
             raise InputError(
                 f"`draft_vocabulary` {given} takes the first tokens of a file, but "
