@@ -231,14 +231,15 @@ class Scheduler:
     def _requests(self, texts: list[Served]) -> tuple[Requests, int]:
         """Returns the requests of one prefill, and the slots that they will enter."""
         prompts = [text.row.prompt_ids for text in texts]
-        bucket = bucket_length(max(map(len, prompts)))
+        longest = max(map(len, prompts))
         requests = self._runner.filled(
             prompts,
             [text.seed for text in texts],
             rows=self._num_together,
-            prompt_bucket=bucket,
+            prompt_bucket=bucket_length(longest),
         )
-        return requests, self._room_for(bucket)
+        # The first token needs a slot of its own.
+        return requests, self._room_for(max(bucket_length(longest), longest + 1))
 
     def _room_for(self, num_tokens: int) -> int:
         """Gives the state at least so many slots; returns how many it has."""
