@@ -105,10 +105,6 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
 class RefusedError(InputError):
     """A chat template refused one conversation; it may take others."""
 
-    def __init__(self, reason: str) -> None:
-        """Takes the template's reason."""
-        super().__init__(f"the chat template refuses the conversation: {reason}")
-
 
 def apply_chat_template(
     tokenizer: Any,
@@ -134,8 +130,9 @@ def apply_chat_template(
         RefusedError: If the template raises an error for these messages.
         InputError: If the template is not valid, or takes too long or too much memory.
     """
+    refused = "the chat template refuses the conversation"
     if not messages:
-        raise RefusedError("it has no message")
+        raise RefusedError(f"{refused}: it has no message")
     try:
         template = tokenizer.get_chat_template()
         has_blocks = _GENERATION_BLOCK.search(template) is not None
@@ -148,12 +145,12 @@ def apply_chat_template(
         }
         request = json.dumps(tokenizer.special_tokens_map | own)
     except Exception as error:
-        raise RefusedError(first_line(error)) from error
+        raise RefusedError(f"{refused}: {first_line(error)}") from error
     answer = _ask_renderer(request)
     if answer.get("is_broken"):
         raise InputError(f"the chat template is no valid template: {answer['error']}")
     if "error" in answer:
-        raise RefusedError(answer["error"])
+        raise RefusedError(f"{refused}: {answer['error']}")
     blocks = [(start, end) for start, end in answer["blocks"]]
     return answer["text"], blocks if has_blocks else None
 
