@@ -1,5 +1,6 @@
 """Decodes all prompts of a command, and shows their texts as they are decided."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all, is_queue
 from eagle_jax.generation.rows import Row
-from eagle_jax.generation.runner import Observer, Runner, Snapshot
+from eagle_jax.generation.runner import Runner, Snapshot
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,24 +128,32 @@ class Session:
                 return
 
     def _watch_batch(self, numbers: range) -> None:
+        runner, watch = self._runner, _Watch(self._view, self._tokenizer)
         encoded = [self._encoded[number] for number in numbers]
         seeds = [self._seed(number) for number in numbers]
-        trees: list[list[dict[str, Any]]] = [[] for _ in numbers]
-        last: dict[int, Round] = {}
         self._show_head(numbers[0])
-        observer = self._observer(encoded[0], trees, last)
-        result = self._runner.run(encoded, seeds, observer)
-        self.decode_seconds += result.decode_seconds
-        self.compile_seconds += result.compile_seconds
-        self._was_interrupted = result.was_interrupted
+        compiled, rows = runner.programs.compile_seconds, []
+        started = None  # The prefill's time is no part of decoding.
+        try:
+            for snapshot in runner.rounds(encoded, seeds):
+                if started is not None:
+                    self.decode_seconds += runner.clock() - started
+                rows = snapshot.rows
+                watch.look(snapshot)
+                started = runner.clock()
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            self._was_interrupted = True
+        self.compile_seconds += runner.programs.compile_seconds - compiled
         for row, number in enumerate(numbers):
             if row > 0:
                 self._show_head(number)
-            self._keep(number, result.rows[row])
+            self._keep(number, rows[row])
             if self._view.trace:
-                self.runs[-1]["trees"] = trees[row]
-            if self._view.show_tree and row in last:
-                drawn = draw_tree(last[row], row, self._tokenizer)
+                self.runs[-1]["trees"] = watch.trees[row]
+            if self._view.show_tree and row in watch.last:
+                drawn = draw_tree(watch.last[row], row, self._tokenizer)
                 Console(highlight=False).print(drawn)
 
     def _keep(self, number: int, row: Row) -> None:
@@ -162,33 +171,34 @@ class Session:
     def _seed(self, number: int) -> int:
         return self._runner.config.sampling.seed + number
 
-    def _observer(
-        self,
-        first_prompt: list[int],
-        trees: list[list[dict[str, Any]]],
-        last: dict[int, Round],
-    ) -> Observer:
-        """Returns a function that streams and traces rounds, and keeps the last."""
-        stream = text.TextStream(self._tokenizer, first_prompt)
-
-        def observe(snapshot: Snapshot) -> None:
-            if self._view.stream:
-                row = snapshot.rows[0]
-                is_last = row.stop_reason != StopReason.RUNNING
-                new = stream.update(row.generated_ids, is_last=is_last)
-                print(new, end="", flush=True)
-            if snapshot.round is None:
-                return
-            count = jax.device_get(snapshot.round.count)
-            for row in range(len(trees)):
-                if count[row]:
-                    last[row] = snapshot.round
-                    if self._view.trace:
-                        trees[row].append(results.tree_record(snapshot.round, row))
-
-        return observe
-
     def _show_head(self, number: int) -> None:
         """Prints a heading that tells several texts apart."""
         if len(self._prompts) > 1 and not self._view.is_silent:
             print(f"--- {number}: {self._prompts[number]!r}")
+
+
+class _Watch:
+    """Streams and traces the rounds of a batch, and keeps the last of each row."""
+
+    def __init__(self, view: View, tokenizer: Any) -> None:
+        self.trees: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
+        self.last: dict[int, Round] = {}
+        self._view, self._tokenizer = view, tokenizer
+        self._stream: text.TextStream | None = None
+
+    def look(self, snapshot: Snapshot) -> None:
+        """Looks at the batch after its prefill or a round."""
+        if self._view.stream:
+            row = snapshot.rows[0]
+            if self._stream is None:
+                self._stream = text.TextStream(self._tokenizer, row.prompt_ids)
+            is_last = row.stop_reason != StopReason.RUNNING
+            new = self._stream.update(row.generated_ids, is_last=is_last)
+            print(new, end="", flush=True)
+        if snapshot.round is None:
+            return
+        for row, count in enumerate(jax.device_get(snapshot.round.count)):
+            if count:
+                self.last[row] = snapshot.round
+                if self._view.trace:
+                    self.trees[row].append(results.tree_record(snapshot.round, row))

@@ -15,7 +15,7 @@ from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.rows import Row
-from eagle_jax.generation.runner import Runner, Snapshot
+from eagle_jax.generation.runner import Runner
 from eagle_jax.generation.scheduler import Scheduler, Served
 
 _TURN_SEEDS = 1 << 24
@@ -202,19 +202,16 @@ class Answerer:
 
     def _look_at_rounds(self, conversation: _Conversation, timed: Row) -> None:
         """Decodes a turn once more, round by round, and keeps its trees."""
-
-        def observe(snapshot: Snapshot) -> None:
-            if snapshot.round is not None:
-                seen = VerifiedTree.of(snapshot.round)
-                conversation.trees += [seen[0]] if 0 in seen else []
-
         prompt, seed = self._next(conversation)
         bucket = min(self.room, bucket_length(len(prompt)))
         runner = dataclasses.replace(self._new_runner(bucket), batch_size=1)
-        result = runner.run([prompt], [seed], observe)
-        if result.was_interrupted:
-            raise KeyboardInterrupt
-        if result.rows[0].generated_ids != timed.generated_ids:
+        tokens: list[int] = []
+        for snapshot in runner.rounds([prompt], [seed]):
+            tokens = snapshot.rows[0].generated_ids
+            if snapshot.round is not None:
+                seen = VerifiedTree.of(snapshot.round)
+                conversation.trees += [seen[0]] if 0 in seen else []
+        if tokens != timed.generated_ids:
             raise InputError(
                 f"{self.plan.model_id}: decoded round by round, question "
                 f"{conversation.question.question_id!r} has other tokens, so its "

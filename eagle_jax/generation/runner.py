@@ -24,9 +24,6 @@ from eagle_jax.generation.programs import PROGRAMS, Programs
 from eagle_jax.generation.rows import Row, longest_running, read_rows
 from eagle_jax.interface import Drafter
 
-Observer = Callable[["Snapshot"], None]
-"""A function that is called after the prefill and after each round of a batch."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot:
@@ -48,17 +45,15 @@ class BatchResult:
     Attributes:
         rows: The texts, one per request.
         prefill_seconds: The seconds of reading the prompts, the first tokens included.
-        decode_seconds: The seconds of decoding, without the prefill and the observer.
+        decode_seconds: The seconds of decoding, without the prefill.
         compile_seconds: The seconds of compiling what this batch was the first to need,
             as for a larger cache; they are no part of the other two.
-        was_interrupted: Whether Ctrl-C ended the batch.
     """
 
     rows: list[Row]
     decode_seconds: float
-    prefill_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    was_interrupted: bool = False
+    prefill_seconds: float
+    compile_seconds: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,20 +99,13 @@ class Runner:
         jax.block_until_ready(state)
         return time.perf_counter() - started
 
-    def run(
-        self,
-        prompts: list[list[int]],
-        seeds: list[int],
-        observer: Observer | None = None,
-    ) -> BatchResult:
-        """Decodes up to `batch_size` prompts.
+    def run(self, prompts: list[list[int]], seeds: list[int]) -> BatchResult:
+        """Decodes up to `batch_size` prompts, all rounds as one program.
 
         Args:
             prompts: The prompts' token ids; missing prompts are made up, so that all
                 batches share one compilation, and left out of the result.
             seeds: The seeds, one per prompt.
-            observer: Called after the prefill and after each round, which are then
-                driven from Python; `None` to run all rounds as one program.
 
         Returns:
             The texts, in order, and the seconds that they took.
@@ -126,19 +114,15 @@ class Runner:
         compiled_before, started = self.programs.compile_seconds, self.clock()
         state = jax.block_until_ready(self._prefill(requests))
         prefill_seconds = self.clock() - started
-        if observer is not None:
-            result = self._observe(state, observer)
-        else:
-            started = self.clock()
-            state = jax.block_until_ready(self._decode(state))
-            decode_seconds = self.clock() - started
-            rows = read_rows(state, self.fetch)
-            self.judge_fit(row.accept_lengths for row in rows)
-            result = BatchResult(rows=rows, decode_seconds=decode_seconds)
-        return dataclasses.replace(
-            result,
-            rows=result.rows[: len(prompts)],
+        started = self.clock()
+        state = jax.block_until_ready(self._decode(state))
+        decode_seconds = self.clock() - started
+        rows = read_rows(state, self.fetch)
+        self.judge_fit(row.accept_lengths for row in rows)
+        return BatchResult(
+            rows=rows[: len(prompts)],
             prefill_seconds=prefill_seconds,
+            decode_seconds=decode_seconds,
             compile_seconds=self.programs.compile_seconds - compiled_before,
         )
 
@@ -153,7 +137,18 @@ class Runner:
             The batch after the prefill, then after every round, with the rows that were
             made up to fill it.
         """
-        yield from self._snapshots(self._prefill(self.filled(prompts, seeds)))
+        state = self._prefill(self.filled(prompts, seeds))
+        rows = read_rows(state, self.fetch)
+        yield Snapshot(rows=rows, round=None)
+        while longest := longest_running(rows):
+            num_slots = state.tokens.shape[1]
+            if longest + self.decoder.depth + 1 > num_slots:
+                larger = min(size for size in self._cache_sizes if size > num_slots)
+                state = self.grow(state, larger)
+            state, done = self._advance(state)
+            rows = read_rows(state, self.fetch)
+            yield Snapshot(rows=rows, round=done)
+        self.judge_fit(row.accept_lengths for row in rows)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -320,39 +315,6 @@ class Runner:
         """Returns arrays on the host."""
         sharding = self.pair.sharding
         return (jax.device_get if sharding is None else sharding.fetch)(arrays)
-
-    def _observe(self, state: DecodeState, observer: Observer) -> BatchResult:
-        """Decodes round by round; Ctrl-C ends it with the texts so far."""
-        rows: list[Row] = []
-        watched = 0.0
-        was_interrupted = False
-        started = self.clock()
-        try:
-            for snapshot in self._snapshots(state):
-                rows, began = snapshot.rows, time.perf_counter()
-                observer(snapshot)
-                watched += time.perf_counter() - began
-        except KeyboardInterrupt:
-            was_interrupted = True
-        return BatchResult(
-            rows=rows,
-            decode_seconds=self.clock() - started - watched,
-            was_interrupted=was_interrupted,
-        )
-
-    def _snapshots(self, state: DecodeState) -> Iterator[Snapshot]:
-        """Decodes round by round, and yields the batch after the prefill first."""
-        rows = read_rows(state, self.fetch)
-        yield Snapshot(rows=rows, round=None)
-        while longest := longest_running(rows):
-            num_slots = state.tokens.shape[1]
-            if longest + self.decoder.depth + 1 > num_slots:
-                larger = min(size for size in self._cache_sizes if size > num_slots)
-                state = self.grow(state, larger)
-            state, done = self._advance(state)
-            rows = read_rows(state, self.fetch)
-            yield Snapshot(rows=rows, round=done)
-        self.judge_fit(row.accept_lengths for row in rows)
 
     def judge_fit(self, accept_lengths: Iterable[list[int]]) -> None:
         """Warns, once per pair, if a draft model's weights do not fit the target."""

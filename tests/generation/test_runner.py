@@ -1,5 +1,6 @@
 """What is compiled, when, and for how long it is kept."""
 
+import collections
 import dataclasses
 import gc
 import sys
@@ -19,7 +20,7 @@ from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
-from eagle_jax.generation.runner import Runner, Snapshot
+from eagle_jax.generation.runner import Runner
 from eagle_jax.models.transformer import Transformer
 from tests import tiny
 
@@ -84,7 +85,10 @@ def test_warming_up_makes_the_first_cache_alone(
     runner = make_runner(drafter=drafter)
     runner.warm_up(by_round=by_round)
     assert made == {0, 64}  # 0: nothing is cached when a prompt is read.
-    runner.run([[1, 2]], [0], (lambda _: None) if by_round else None)
+    if by_round:
+        collections.deque(runner.rounds([[1, 2]], [0]), maxlen=0)
+    else:
+        runner.run([[1, 2]], [0])
     assert made == {0, 64, 320}
 
 
@@ -132,12 +136,9 @@ def test_rounds_are_compiled_once_for_prompts_of_any_length(
 
 def test_rounds_seen_one_by_one_give_the_same_text(make_runner: MakeRunner) -> None:
     runner = make_runner(batch_size=2)
-    seen: list[Snapshot] = []
     prompts = [[1, 2, 3], [7]]
-    assert (
-        runner.run(prompts, [0, 1], seen.append).rows
-        == runner.run(prompts, [0, 1]).rows
-    )
+    seen = list(runner.rounds(prompts, [0, 1]))
+    assert seen[-1].rows == runner.run(prompts, [0, 1]).rows
     assert len(seen) == max(len(row.accept_lengths) for row in seen[-1].rows) + 1
 
 
