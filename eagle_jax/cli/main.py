@@ -8,8 +8,17 @@ from eagle_jax.cli.command import EXIT_INPUT, keep_compiled_programs, run_script
 from eagle_jax.cli.removed import REMOVED, instead_of
 
 COMMANDS = (
-    *("generate", "evaluate", "report", "calibrate", "tune", "train", "regenerate"),
-    *("convert", "export", "benchmark", "compile-report"),
+    "generate",
+    "evaluate",
+    "report",
+    "calibrate",
+    "tune",
+    "train",
+    "regenerate",
+    "convert",
+    "export",
+    "benchmark",
+    "compile-report",
 )
 
 

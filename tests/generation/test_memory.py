@@ -1,5 +1,6 @@
 """What cannot be in memory is refused before it is made, and nothing else is."""
 
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_tree_that_cannot_be_in_memory_is_refused(
 
 
 @pytest.mark.usefixtures("of_16_gib")
-def test_rows_and_slots_that_cannot_be_in_memory_are_refused() -> None:
+def test_rows_slots_and_batches_that_cannot_be_in_memory_are_refused() -> None:
     source, far = opened(), 10**12
     source.check_memory(batch_size=1, max_length=_HUGE)  # A cache begins small.
     for rows, slots, named in (
@@ -77,6 +78,9 @@ def test_rows_and_slots_that_cannot_be_in_memory_are_refused() -> None:
             ),
             named,
         )
+    train = functools.partial(memory.check_training, source.config, "float32")
+    train(batch_size=8, row_length=2048)
+    refused(lambda: train(batch_size=10**6, row_length=2048), "row_length = 2048")
 
 
 @pytest.mark.usefixtures("of_16_gib")
@@ -99,18 +103,6 @@ def test_weights_that_cannot_be_in_memory_are_refused(
         layers,
         vocabulary,
     )
-
-
-@pytest.mark.usefixtures("of_16_gib")
-def test_training_batches_that_cannot_be_in_memory_are_refused() -> None:
-    target = opened().config
-
-    def act(rows: int, length: int) -> None:
-        memory.check_training(target, "float32", batch_size=rows, row_length=length)
-
-    act(8, 2048)
-    refused(lambda: act(10**6, 2048), "batch_size = 1000000 rows")
-    refused(lambda: act(8, 10**9), "row_length = 1000000000 tokens")
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])

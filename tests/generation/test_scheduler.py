@@ -173,6 +173,14 @@ def test_long_prompts_are_read_however_many_short_ones_come(
     raise AssertionError("the long prompt waits")
 
 
+def test_a_prompt_that_fills_a_cache_has_room_for_its_first_token(
+    make_runner: MakeRunner,
+) -> None:
+    runner, prompts = make_runner(new_tokens=2, drafter=None), prompts_of(64)
+    (served,) = serve(runner, prompts)
+    assert_same_tokens([served.row.generated_ids], alone(runner, prompts))
+
+
 def test_caches_may_grow_while_a_long_prompt_is_read(make_runner: MakeRunner) -> None:
     runner = make_runner(new_tokens=80, drafter=None, ignore_eos=True)
     prompts = prompts_of(16, 20)
