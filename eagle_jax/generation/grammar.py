@@ -271,13 +271,13 @@ def _over_tokens(
     next_state[:-1, :-1] = np.stack([columns[number] for number in used], axis=1)
     # Once a text has ended, only its end may be said again.
     next_state[[*np.flatnonzero(is_final), num_states], -1] = num_states
-    goes_on = _reaches(next_state, num_states)
-    if not goes_on[START]:
+    can_end = _reaches(next_state, num_states)
+    if not can_end[START]:
         raise InputError(
             "no text of this tokenizer's tokens matches the given `regex` or "
             "`json_schema`; check it with an example"
         )
-    return np.where(goes_on[next_state], next_state, DEAD), class_of
+    return np.where(can_end[next_state], next_state, DEAD), class_of
 
 
 def _reaches(next_state: np.ndarray, end: int) -> np.ndarray:

@@ -109,7 +109,7 @@ class Scheduler:
             prompt_ids: The prompt's token ids, fewer than `max_length`.
             seed: The seed of its draws.
         """
-        self._check_whole()
+        self._check_usable()
         check_request(
             f"prompt {key}" if isinstance(key, int) else "the prompt",
             prompt_ids,
@@ -157,14 +157,14 @@ class Scheduler:
     def step(self) -> list[Served]:
         """Reads prompts for the free rows, runs some rounds, returns what has ended."""
         if not self._done:  # What a step that failed had found comes first.
-            self._check_whole()
+            self._check_usable()
             self._prefill()
             self._write()
         served = self._done
         self._done = []  # The last thing: nothing can come between it and the return.
         return served
 
-    def _check_whole(self) -> None:
+    def _check_usable(self) -> None:
         if self.is_broken:
             raise InputError(
                 "the scheduler was interrupted inside a program; call `reset()`, and "
@@ -202,7 +202,7 @@ class Scheduler:
     def _prefill(self) -> None:
         """Fills free rows; running ones wait for one chunk's tokens at most.
 
-        The chunks of a long prompt and the short prompts behind it take turns.
+        The chunks of a long prompt and the short prompts after it take turns.
         """
         left = PREFILL_CHUNK if self._running else math.inf
         must_wait = self._running and self._is_turn_of_short and self._next_texts()
@@ -239,9 +239,9 @@ class Scheduler:
             prompt_bucket=bucket_length(longest),
         )
         # The first token needs a slot of its own.
-        return requests, self._room_for(max(bucket_length(longest), longest + 1))
+        return requests, self._ensure_slots(max(bucket_length(longest), longest + 1))
 
-    def _room_for(self, num_tokens: int) -> int:
+    def _ensure_slots(self, num_tokens: int) -> int:
         """Gives the state at least so many slots; returns how many it has."""
         runner, state = self._runner, self._state
         if state is not None and state.tokens.shape[1] >= num_tokens:
@@ -304,7 +304,7 @@ class Scheduler:
         prefix, num_slots = reading.prefix, reading.num_slots
         begun, _ = runner.call(slots.finish_prefill, prefix, num_slots=num_slots)
         # The running rows may have outgrown the size that it began with.
-        if num_slots < (now := self._room_for(0)):
+        if num_slots < (now := self._ensure_slots(0)):
             begun = runner.grow(begun, now)
         self._enter([text], [reading.slot], begun)
 
@@ -331,7 +331,7 @@ class Scheduler:
             return
         runner = self._runner
         longest = max(text.length for text in running.values())
-        self._room_for(longest + runner.decoder.depth + 1)
+        self._ensure_slots(longest + runner.decoder.depth + 1)
         is_filled = self._long is None and not (self._waiting and self._free)
         rounds = self._rounds if is_filled else 1
         started = runner.clock()

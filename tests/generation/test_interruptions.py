@@ -94,7 +94,7 @@ def interrupting(is_chosen: Callable[[], bool]) -> Iterator[None]:
         return trace
 
     path = inspect.getfile(scheduler)
-    names = {"step", "_prefill", "_next_texts", "_requests", "_room_for", "_enter"}
+    names = {"step", "_prefill", "_next_texts", "_requests", "_ensure_slots", "_enter"}
     names |= {"_prefill_short", "_start_long", "_prefill_chunk", "_write", "_look"}
     names |= {"_changing"}
     before = sys.gettrace()
