@@ -11,7 +11,6 @@ from eagle_jax.config import from_table, shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
-from eagle_jax.generation import drafts
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.drafts import DraftSource, open_draft_model
 from eagle_jax.generation.pairs import PairSource
@@ -237,15 +236,9 @@ def open_run(plan: RunPlan, models: Models, target: PairSource) -> PairSource:
     """
     method, config = plan.method, plan.config
     reads = "draft_vocabulary" in method.reads
-    vocab_size = target.config.vocab_size
-    draft = drafts.with_vocabulary(
-        None if method.weights is None else models[method.weights],
-        config.decoding.draft_vocabulary if reads else None,
-        vocab_size=vocab_size,
-        stop_tokens=target.stop_tokens,
-        read_tokenizer=target.read_tokenizer,
-    )
+    draft = None if method.weights is None else models[method.weights]
     own = dataclasses.replace(target, method=method, draft=draft)
+    own = own.with_vocabulary(config.decoding.draft_vocabulary if reads else None)
     return own.with_settings(config.tree, plan.acceptance)
 
 

@@ -10,7 +10,6 @@ from eagle_jax.drafting import DraftModel, SmallModel
 from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.heads import check_kind, open_heads
 from eagle_jax.generation.placement import draft_shardings
-from eagle_jax.generation.vocabulary import read_vocabulary
 from eagle_jax.methods import SMALL_MODEL, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.joined import join_products
@@ -94,36 +93,3 @@ def open_draft_model(
         return head.join(params, target_params)
 
     return DraftSource(model=head, read=read_head, folder=folder)
-
-
-def with_vocabulary(
-    draft: DraftSource | None,
-    given: str | int | None,
-    *,
-    vocab_size: int,
-    stop_tokens: tuple[int, ...],
-    read_tokenizer: Callable[[], Any] | None = None,
-) -> DraftSource | None:
-    """Returns a draft model that chooses among some tokens alone.
-
-    Args:
-        draft: The draft model, `None` if there is none.
-        given: What `DecodingConfig.draft_vocabulary` says.
-        vocab_size: The number of tokens the target knows, `V`.
-        stop_tokens: The tokens that end the target's texts.
-        read_tokenizer: See `PairSource`; `None` for random weights, which fit any file.
-
-    Raises:
-        InputError: If the tokens cannot be used, see `read_vocabulary`.
-    """
-    if draft is None:
-        return None
-    tokens = read_vocabulary(
-        given,
-        draft.model,
-        draft.folder,
-        vocab_size=vocab_size,
-        stop_tokens=stop_tokens,
-        read_tokenizer=read_tokenizer,
-    )
-    return dataclasses.replace(draft, tokens=tokens)

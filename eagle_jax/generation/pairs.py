@@ -18,7 +18,6 @@ from eagle_jax.generation.drafts import (
     DraftSource,
     open_draft_model,
     ready_to_run,
-    with_vocabulary,
 )
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.placement import (
@@ -26,7 +25,7 @@ from eagle_jax.generation.placement import (
     with_drafter,
 )
 from eagle_jax.generation.tokenizer import load_tokenizer
-from eagle_jax.generation.vocabulary import narrow
+from eagle_jax.generation.vocabulary import narrow, read_vocabulary
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import Context, Method
 from eagle_jax.models.transformer import (
@@ -159,6 +158,25 @@ class PairSource:
             num_slots=slots,
         )
 
+    def with_vocabulary(self, given: str | int | None) -> "PairSource":
+        """Returns the pair whose draft model chooses among some tokens alone.
+
+        Args:
+            given: What `DecodingConfig.draft_vocabulary` says.
+        """
+        if self.draft is None:
+            return self
+        tokens = read_vocabulary(
+            given,
+            self.draft.model,
+            self.draft.folder,
+            vocab_size=self.config.vocab_size,
+            stop_tokens=self.stop_tokens,
+            read_tokenizer=self.read_tokenizer,
+        )
+        draft = dataclasses.replace(self.draft, tokens=tokens)
+        return dataclasses.replace(self, draft=draft)
+
     def load(self, sharding: PairSharding | None = None) -> LoadedPair:
         """Reads or makes the weights and returns the pair, ready to run.
 
@@ -214,19 +232,11 @@ def open_pair(
         draft = open_draft_model(
             draft_name, config, dtype=dtype, weights=method.weights
         )
-    vocab_size, stops = config.vocab_size, checkpoints.stop_tokens(folder)
 
     @functools.cache
     def read_tokenizer() -> Any:
-        return load_tokenizer(folder, vocab_size)
+        return load_tokenizer(folder, config.vocab_size)
 
-    draft = with_vocabulary(
-        draft,
-        decoding.draft_vocabulary,
-        vocab_size=vocab_size,
-        stop_tokens=stops,
-        read_tokenizer=read_tokenizer,
-    )
     check_product(bits, dtype)
 
     def read_target(shardings: Any) -> TransformerParams:
@@ -239,10 +249,10 @@ def open_pair(
         draft=draft,
         read_target=read_target,
         read_tokenizer=read_tokenizer,
-        stop_tokens=stops,
+        stop_tokens=checkpoints.stop_tokens(folder),
         bits=bits,
         folder=folder,
-    )
+    ).with_vocabulary(decoding.draft_vocabulary)
     return source.with_settings(settings.tree, settings.sampling.rule)
 
 

@@ -11,7 +11,7 @@ from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import check_product, on_cpu
-from eagle_jax.generation.drafts import DraftSource, with_vocabulary
+from eagle_jax.generation.drafts import DraftSource
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.placement import draft_shardings
@@ -78,12 +78,6 @@ def open_random(
 
     stop_tokens = (_NUM_BYTES + 1,) if with_tokenizer else ()
     draft = method.weights and _random_draft(config, dtype, method.weights)
-    draft = with_vocabulary(
-        draft,
-        decoding.draft_vocabulary,
-        vocab_size=config.vocab_size,
-        stop_tokens=stop_tokens,
-    )
 
     def make_target(shardings: Any) -> TransformerParams:
         make = jax.jit(
@@ -104,7 +98,7 @@ def open_random(
         read_tokenizer=read_tokenizer,
         stop_tokens=stop_tokens,
         bits=bits,
-    )
+    ).with_vocabulary(decoding.draft_vocabulary)
     return source.with_settings(settings.tree, settings.sampling.rule)
 
 

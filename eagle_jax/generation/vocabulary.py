@@ -37,7 +37,7 @@ def read_vocabulary(
     *,
     vocab_size: int,
     stop_tokens: Sequence[int],
-    read_tokenizer: Callable[[], Any] | None = None,
+    read_tokenizer: Callable[[], Any],
 ) -> tuple[int, ...] | None:
     """Returns the tokens that a draft model is to choose among.
 
@@ -47,8 +47,7 @@ def read_vocabulary(
         folder: The draft model's folder, which may hold a file; `None` for none.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
-        read_tokenizer: See `PairSource`; it is called only to count in a text. `None`
-            for a target without a tokenizer.
+        read_tokenizer: See `PairSource`; it is called only to count in a text.
 
     Returns:
         The tokens in ascending order, `None` for all.
@@ -66,11 +65,6 @@ def read_vocabulary(
     asked = re.fullmatch("([0-9]{1,9})(?:@(.+))?", str(given))
     count = int(asked[1]) if asked else None
     if asked and count is not None and asked[2]:
-        if read_tokenizer is None:
-            raise InputError(
-                f"`draft_vocabulary` {given}: there is no tokenizer to count the "
-                "tokens of a text with; give a file of ids"
-            )
         path = Path(asked[2])
         ids = _count(path, count, read_tokenizer(), vocab_size, stop_tokens)
     else:

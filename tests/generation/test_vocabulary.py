@@ -33,7 +33,6 @@ def read(
     folder: Path | None,
     given: str | int | None = None,
     model: DraftModel = MODEL,
-    tokenizer: Letters | None = None,
     stops: tuple[int, ...] = (2, 7),
 ) -> tuple[int, ...] | None:
     return read_vocabulary(
@@ -42,7 +41,7 @@ def read(
         folder,
         vocab_size=8,
         stop_tokens=stops,
-        read_tokenizer=tokenizer and (lambda: tokenizer),
+        read_tokenizer=Letters,
     )
 
 
@@ -79,7 +78,7 @@ def test_a_draft_takes_the_file_in_its_folder_unless_it_is_told_otherwise(
         ({"ids": {"7": 2}}, None, "token ids"),
         ({}, "nowhere.json", "cannot read nowhere.json"),
         ({}, "-5", "cannot read -5"),
-        ({}, "4@text", "no tokenizer"),
+        ({}, "4@nowhere", "cannot read nowhere"),
     ],
 )
 def test_what_no_draft_can_choose_among_is_refused(
@@ -128,11 +127,10 @@ def test_of_a_text_special_tokens_come_first_then_those_that_it_has_most(
     path.write_text("ddbddebebddbed")
     for size, expected in ((2, (0, 6)), (5, (0, 1, 3, 4, 6)), (8, None)):
         given = f"{size}@{path}"
-        assert read(None, given, tokenizer=Letters(), stops=(6,)) == expected
+        assert read(None, given, stops=(6,)) == expected
     for size in (0, 1, 9):
         refused(
-            lambda s=size: read(None, f"{s}@{path}", tokenizer=Letters(), stops=(6,)),
+            lambda s=size: read(None, f"{s}@{path}", stops=(6,)),
             f"`draft_vocabulary` = {size}",
             "2 (special and stop tokens) to 8 (all tokens)",
         )
-    refused(lambda: read(None, "4@nowhere", tokenizer=Letters()), "cannot read nowhere")
