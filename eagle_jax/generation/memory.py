@@ -45,10 +45,10 @@ def check_memory(
         batch_size: The number of rows, `B`; 0 for the target's weights alone.
         num_slots: The number of cache slots per row, `S`.
     """
-    what, row = _name(target, dtype), 0
+    what, row = "", 0
     if batch_size:
         num_nodes = getattr(drafter, "num_nodes", 1)
-        what += f", batch_size = {batch_size}, {num_slots} cache slots, "
+        what = f", batch_size = {batch_size}, {num_slots} cache slots, "
         what += f"num_nodes = {num_nodes}"
         row = num_nodes * max(num_nodes, 4 * target.vocab_size)
         tree = getattr(find_tree_drafter(drafter), "tree", None)
@@ -61,7 +61,7 @@ def check_memory(
         row += target.num_layers * num_bytes(cache.layers)
         if drafter is not None:
             row += num_bytes(jax.eval_shape(lambda: drafter.init_state(1, num_slots)))
-    _check(_weight_bytes(target, dtype, bits) + batch_size * row, what)
+    _check(target, dtype, bits, batch_size * row, what)
 
 
 def check_training(
@@ -76,9 +76,8 @@ def check_training(
         row_length: The number of tokens of a row, `T`.
     """
     hidden = jnp.dtype(dtype).itemsize * target.layer.hidden_size
-    size = _weight_bytes(target, dtype, None) + batch_size * row_length * hidden
-    what = f"batch_size = {batch_size} rows of row_length = {row_length} tokens"
-    _check(size, f"{_name(target, dtype)}, {what}")
+    what = f", batch_size = {batch_size} rows of row_length = {row_length} tokens"
+    _check(target, dtype, None, batch_size * row_length * hidden, what)
 
 
 def _weight_bytes(target: TransformerConfig, dtype: str, bits: int | None) -> int:
@@ -98,17 +97,17 @@ def _one_layer(target: TransformerConfig) -> TransformerConfig:
     return dataclasses.replace(target, num_layers=1)
 
 
-def _name(target: TransformerConfig, dtype: str) -> str:
-    sizes = f"hidden = {target.layer.hidden_size}, layers = {target.num_layers}"
-    return f"{sizes}, vocabulary = {target.vocab_size} in {dtype}"
-
-
-def _check(size: int, what: str) -> None:
-    memory = _memory()
+def _check(
+    target: TransformerConfig, dtype: str, bits: int | None, others: int, what: str
+) -> None:
+    """Compares weights and other arrays, in bytes, with the memory."""
+    size, memory = _weight_bytes(target, dtype, bits) + others, _memory()
     if memory is not None and size > memory:
         raise InputError(
-            f"{what}: a run takes at least {size / 2**30:,.1f} GiB, but there are "
-            f"{memory / 2**30:,.1f} GiB of memory; lower one of them"
+            f"hidden = {target.layer.hidden_size}, layers = {target.num_layers}, "
+            f"vocabulary = {target.vocab_size} in {dtype}{what}: a run takes at least "
+            f"{size / 2**30:,.1f} GiB, but there are {memory / 2**30:,.1f} GiB of "
+            "memory; lower one of them"
         )
 
 
