@@ -71,7 +71,12 @@ def prefill(
 def start_prefill(
     decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
 ) -> PrefillState:
-    """Returns prompts of which nothing is read; arguments as for `prefill`."""
+    """Begins to read prompts in chunks; arguments as for `prefill`.
+
+    Call `prefill_chunk` as often as `num_chunks` of `slots` says, between rounds of the
+    running rows, then `finish_prefill`: no row waits for longer than a chunk takes,
+    however long the prompt is.
+    """
     prompts = requests.prompts
     batch, num_tokens = prompts.shape
     if num_tokens % (size := chunk_size(num_tokens)):
@@ -97,7 +102,10 @@ def start_prefill(
 def prefill_chunk(
     decoder: Decoder, params: Params, state: PrefillState
 ) -> PrefillState:
-    """Reads the next chunk of all prompts, with the target and then the drafter."""
+    """Reads the next chunk of all prompts, with the target and then the drafter.
+
+    As `slots.prefill_chunk` the state is donated.
+    """
     requests, begin = state.requests, state.num_read[0]
     prompts, lengths = requests.prompts, requests.prompt_lengths
     size = chunk_size(prompts.shape[1])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from eagle_jax.decoding.decoder import Decoder
@@ -18,10 +19,10 @@ from eagle_jax.decoding.requests import (
     Requests,
     bucket_length,
     cache_slots,
-    check_slots,
     round_up_slots,
 )
 from eagle_jax.decoding.state import DecodeState
+from eagle_jax.errors import InputError
 
 LEAST_LENGTH = 256
 """The tokens that the least cache of `bucket_sizes` has room for."""
@@ -46,7 +47,14 @@ def cache_sizes(requests: Requests, num_slots: int | None, *, depth: int) -> lis
     if num_slots is None:
         longest = cache_slots(requests, depth)
         return ladder(longest, prompt=requests.prompts.shape[1], depth=depth)
-    check_slots(requests, num_slots, depth)
+    # Traced requests, inside somebody's `jax.jit`, cannot be checked.
+    if not isinstance(requests.max_length, jax.core.Tracer):
+        longest = max(int(requests.max_length.max()), requests.prompts.shape[1])
+        if num_slots < longest + depth + 1:
+            raise InputError(
+                f"num_slots = {num_slots} must be at least {longest + depth + 1}: the "
+                f"longest text of {longest} tokens and the {depth + 1} of one round"
+            )
     return [num_slots]
 
 

@@ -289,24 +289,6 @@ def round_up_slots(max_length: int, depth: int) -> int:
     return -(-(max_length + depth + 1) // _SLOT_BUCKET) * _SLOT_BUCKET
 
 
-def check_slots(requests: Requests, num_slots: int, depth: int) -> None:
-    """Refuses a cache that the requests would outgrow: writes would clamp silently.
-
-    Traced requests, inside somebody's `jax.jit`, cannot be checked.
-
-    Raises:
-        InputError: If `num_slots` is too small.
-    """
-    if isinstance(requests.max_length, jax.core.Tracer):
-        return
-    longest = max(int(requests.max_length.max()), requests.prompts.shape[1])
-    if num_slots < longest + depth + 1:
-        raise InputError(
-            f"num_slots = {num_slots} must be at least {longest + depth + 1}: the "
-            f"longest text of {longest} tokens and the {depth + 1} of one round"
-        )
-
-
 def _require(holds: np.ndarray, name: str, values: np.ndarray, wanted: str) -> None:
     """Refuses values unless every one `holds`, and names the first that does not."""
     if not holds.all():

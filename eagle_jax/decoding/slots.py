@@ -136,26 +136,14 @@ def num_chunks(requests: Requests) -> int:
     return -(-longest // chunk_size(requests.prompts.shape[1]))
 
 
-@checked_by(check_prompts)
-@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
-def start_prefill(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
-) -> PrefillState:
-    """Begins to read prompts in chunks; the arguments are those of `prefill`.
-
-    Call `prefill_chunk` `num_chunks` times, between rounds of the running rows, then
-    `finish_prefill`: no row waits for longer than a chunk takes, however long the
-    prompt is.
-    """
-    return chunked_prefill.start_prefill(decoder, params, requests, num_slots=num_slots)
-
-
-@functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("prefix",))
-def prefill_chunk(
-    decoder: Decoder, params: Params, prefix: PrefillState
-) -> PrefillState:
-    """Reads the next `prefill.PREFILL_CHUNK` tokens; the prefix is donated."""
-    return chunked_prefill.prefill_chunk(decoder, params, prefix)
+start_prefill = checked_by(check_prompts)(
+    jax.jit(chunked_prefill.start_prefill, static_argnames=("decoder", "num_slots"))
+)
+prefill_chunk = jax.jit(
+    chunked_prefill.prefill_chunk,
+    static_argnames=("decoder",),
+    donate_argnames=("state",),
+)
 
 
 @checked_by(check_read)

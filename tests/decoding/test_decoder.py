@@ -102,11 +102,11 @@ def replaced(**changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("method", "change", "named"),
     [
-        ("init_cache", replaced(codes=jnp.transpose), ".codes of shape [64, 1] uint32"),
+        ("init_cache", replaced(codes=jnp.transpose), "codes of shape [64, 1] uint32"),
         ("init_cache", replaced(codes=jnp.transpose), "must return [1, 1] uint32"),
         ("forward", replaced(features=lambda x: x[:, 0]), "features of shape [1, 1]"),
         ("forward", replaced(hidden=lambda x: x[:, :1]), "hidden of shape [1, 1, 1]"),
-        ("forward", replaced(hidden=lambda x: x[:, :1]), "[1, 16, any] uint32"),
+        ("forward", replaced(hidden=lambda x: x[:, :1]), "must return [1, 16, 1]"),
         ("forward", lambda output: (output.hidden, 0), "a tuple, but must return"),
         ("unembed", lambda logits: logits.max(axis=-1), "logits of shape [1] float32"),
         ("unembed", lambda x: x.astype(jnp.bfloat16), "[1, 8] bfloat16, but must"),
@@ -123,7 +123,7 @@ def test_a_target_that_breaks_the_protocol_is_named(
 @pytest.mark.parametrize(
     ("method", "change", "named"),
     [
-        ("init_state", replaced(length=lambda x: x[0]), ".length of shape [] int32"),
+        ("init_state", replaced(length=lambda x: x[0]), "length of shape [] int32"),
         ("prefill_chunk", lambda state: state.length, "returns the pytree"),
         ("advance", replaced(length=lambda x: x[:, None]), "must return [1] int32"),
         (

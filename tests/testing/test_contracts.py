@@ -285,7 +285,7 @@ class ByIdentity(ToyTarget):
         (RowZeroIsWritten, "commit takes row 0's length or row 0's path"),
         (RowZerosPath, "commit takes row 0's length or row 0's path"),
         (NewestInFront, "init_cache: a larger cache"),
-        (SlotsFirst, r"init_cache .axis 0 is the batch. returns .codes of shape"),
+        (SlotsFirst, r"init_cache .axis 0 is the batch. returns codes of shape"),
         (OldAndNewAlive, r"commit: a round copies all of the cache's .codes \[3,37\]"),
         (ByIdentity, "a copy of ByIdentity is not equal"),
         (
