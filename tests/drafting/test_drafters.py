@@ -48,14 +48,17 @@ HEAD_TREES = {
     "eagle1": EAGLE1_TREE,
     "bush": from_paths([(0,), (1,), (2,), (1, 0), (2, 0), (2, 1), (2, 1, 0)]),
     "chain": chain(4),
+    "chain of fewer tokens": chain(4),
     "chain of 1": chain(1),
     "nothing": chain(0),
     "more ranks than tokens": from_paths([(rank,) for rank in range(VOCABULARY + 3)]),
 }
+FEWER = jnp.array([0, 3, 4, 9, 10, 11, 17, 18, 22, 23])
 MODEL_TREES = {
     "small chain": chain(4),
     "small bush": HEAD_TREES["bush"],
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
+    "small eagle2, fewer tokens": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
     "foreign eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
 }
@@ -144,6 +147,8 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         # The target's own first layer: a model that is right now and then.
         layers = target_params.layers[:1]
         smaller = dataclasses.replace(target_params, layers=layers)
+        if "fewer" in name:
+            smaller = SmallModel.narrow(smaller, FEWER)
         return drafter, Params(target=target_params, drafter=smaller)
     drafter = SWITCHES.get(name) or TreeDrafter(
         model=EagleHead(config=HEAD),
@@ -152,6 +157,8 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
     )
     # A tree of one node needs no head.
     params = () if name == "nothing" else tiny.head_params(HEAD, target_params)
+    if "fewer" in name:
+        params = EagleHead.narrow(params, FEWER)
     return drafter, Params(target=target_params, drafter=params)
 
 

@@ -206,14 +206,3 @@ def test_the_distribution_of_draws_is_over_the_targets_vocabulary(make: Make) ->
     np.testing.assert_allclose(probs[:, known], logits, rtol=1e-4)
     others = np.setdiff1d(np.arange(VOCABULARY), known)
     assert (probs[:, others] == -np.inf).all()
-
-
-def test_ties_go_to_the_lower_token(make: Make) -> None:
-    drafter, params = make("reduced", "more ranks than tokens")
-    flat = jnp.zeros_like(params.drafter.head.output_head)
-    head = dataclasses.replace(params.drafter.head, output_head=flat)
-    weights = dataclasses.replace(params.drafter, head=head)
-    tree, _ = proposed(drafter, dataclasses.replace(params, drafter=weights))
-    known = tokens_of_the_head(params)
-    assert tree.tokens[0, 1 : KNOWN + 1].tolist() == known.tolist()
-    assert not tree.is_node[0, KNOWN + 1 :].any()

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.decoding import autoregressive, speculative
-from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import EagleHead, SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.testing import assert_same_tokens, assert_valid_tree
+from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import Topology, chain
 from tests import tiny
-from tests.helpers import make_draws, texts, whole_prompts
+from tests.helpers import make_draws, whole_prompts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -31,7 +28,6 @@ SMALL = SmallModel(
 )
 TREE = TreeConfig(num_nodes=10, depth=3, width=4)
 TOKENS = [0, 3, 4, 9, 10, 11, 17, 18, 22, 23]
-PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 5, 6], [2, 2]]
 KINDS = ["head", "head, tied", "small model", "small model, tied"]
 
 
@@ -47,31 +43,6 @@ def make(
     narrowed = model.narrow(whole, jnp.array(tokens))
     params = Params(target=target, drafter=narrowed)
     return TreeDrafter(model=model, tree=tree), params, whole
-
-
-@pytest.mark.parametrize("kind", ["head", "small model, tied"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_is_plain_decodings(kind: str, temperature: float) -> None:
-    drafter, params, _ = make(kind, TOKENS)
-    requests = make_requests(
-        PROMPTS,
-        max_new_tokens=[30, 1, 17, 29],
-        temperature=temperature,
-        seeds=range(4),
-        prompt_bucket=16,
-    )
-    target = Transformer(config=CONFIG)
-    rule = "coupled" if temperature else "greedy"
-    decoder = Decoder(target=target, drafter=drafter, acceptance=rule)
-    found = speculative.generate(decoder, params, requests)
-    plain = autoregressive.generate(
-        dataclasses.replace(decoder, drafter=None), params, requests
-    )
-    expected = texts(requests, plain)
-    assert_same_tokens(texts(requests, found), expected)
-    written = {token for text in expected for token in text}
-    assert written - set(TOKENS) and written & set(TOKENS)
-    assert found.accept_lengths.sum() > 0  # Drafts did take part.
 
 
 def read(drafter: TreeDrafter, params: Any) -> tuple[Any, Any, jax.Array]:

@@ -49,8 +49,13 @@ def sampled(model: ToyModel, tree: Topology) -> TreeDrafter:
         (0.6, 3, BUSH, BLIND),
     ],
     ids=[
-        *("bush", "chain", "colder bush", "colder chain", "bush of fewer tokens"),
-        *("bush of one output per level", "colder bush of one output per level"),
+        "bush",
+        "chain",
+        "colder bush",
+        "colder chain",
+        "bush of fewer tokens",
+        "bush of one output per level",
+        "colder bush of one output per level",
     ],
 )
 def test_three_tokens_have_the_targets_joint_distribution(

@@ -172,13 +172,3 @@ def test_a_tree_that_states_no_distribution_is_refused() -> None:
             jnp.full(8, REFUSE),
             jnp.zeros(VOCAB_SIZE),
         )
-
-
-def test_without_noise_the_most_likely_are_drawn_in_order() -> None:
-    logits = jnp.array([0.0, 3.0, -jnp.inf, 1.0])
-    tokens, log_probs = draw_children(logits, jnp.zeros(4), width=4)
-    assert tokens[:3].tolist() == [1, 3, 0]
-    assert log_probs[3] == -jnp.inf
-    np.testing.assert_allclose(
-        log_probs[:3], jax.nn.log_softmax(logits)[tokens[:3]], rtol=1e-6
-    )

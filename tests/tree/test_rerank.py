@@ -167,22 +167,6 @@ def test_orphans_and_what_hangs_on_them_are_dropped():
     assert paths_of(tree) == [(), (0,)]
 
 
-def test_without_rerank_only_expanded_nodes_are_kept():
-    judged = [
-        reference.Candidate((0,), -1.0, -1.0, True),
-        reference.Candidate((1,), -1.25, -1.25, False),
-        reference.Candidate((0, 0), -3.0, -2.0, True),
-    ]
-    tree = rerank(
-        pool(judged, depth=4, width=3),
-        jnp.array(ROOT_TOKEN, jnp.int32),
-        num_nodes=8,
-        use_rerank=False,
-    )
-    assert_valid_tree(tree)
-    assert paths_of(tree) == [(), (0,), (0, 0)]
-
-
 def test_without_candidates_only_the_root_is_left():
     tree = rerank(
         trees.empty_candidates(4, 3), jnp.array(ROOT_TOKEN, jnp.int32), num_nodes=8

@@ -93,13 +93,6 @@ def test_greedy_path_is_that_of_the_judge(seed, vocab_size):
     assert greedy(paths, next_token, num_nodes=12, depth=4) == expected
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
-def test_the_full_depth_is_accepted_with_every_slot_in_use(depth):
-    paths = [tuple(range(level)) for level in range(depth + 1)]
-    full = greedy(paths, len, num_nodes=depth + 1, depth=depth)
-    assert full == (paths[-1], depth)
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_token_zero_is_not_accepted_through_padding(depth):
     outcome = greedy([(), (1,)], lambda path: 0, num_nodes=6, depth=depth)
@@ -190,13 +183,6 @@ def test_the_earliest_accepted_sibling_wins():
     step = step_at_root([9, 3, 4, 5, 0, 0, 0, 0], [0.125] * 4 + [0.25] * 2, [0.0] * 8)
     assert step.is_accepted
     assert (step.child, step.token) == (1, 3)
-
-
-def test_a_rejected_token_is_never_drawn():
-    probs = [0.0, 0.1, 0.5, 0.4, 0.0, 0.0]
-    step = step_at_root([9, 2, 3, 0, 1, 1, 0, 1], probs, [REFUSE] * 4)
-    assert not step.is_accepted
-    assert step.token == 1
 
 
 def test_the_last_sibling_takes_all_that_is_left():
