@@ -1,6 +1,5 @@
 """Messages, bad input and Ctrl-C, handled alike by every command."""
 
-import _thread
 import argparse
 import contextlib
 import io
@@ -8,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -104,14 +102,14 @@ def run_command(
 def run_script(main: Callable[[], int]) -> NoReturn:
     """Runs the command of a script and ends the process with its exit code.
 
-    Until then Ctrl-C raises `KeyboardInterrupt`, wherever it comes.
+    Until then Ctrl-C raises `KeyboardInterrupt`.
 
     Args:
         main: The command, which calls `run_command`.
     """
     leave_out_tpus()
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        _raise_at_ctrl_c()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = main()
     except KeyboardInterrupt:  # Before `run_command` or, once more, after it.
@@ -124,33 +122,6 @@ def run_script(main: Callable[[], int]) -> NoReturn:
         # Threads of JAX may still run: Python's own end would crash in them.
         os._exit(code)
     sys.exit(code)
-
-
-def _raise_at_ctrl_c() -> None:
-    """Makes Ctrl-C raise `KeyboardInterrupt` where Python alone would lose it.
-
-    Python shows an error that is raised in a callback of the garbage collector, as JAX
-    has one, with its stack and forgets it. Here it is raised again a moment later.
-    """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    def interrupt_later() -> None:
-        time.sleep(0.01)
-        _thread.interrupt_main()
-
-    show = sys.unraisablehook
-
-    def look(unraisable: Any) -> None:
-        if unraisable.exc_type is KeyboardInterrupt:
-            # A `Thread` takes locks that the interrupted code may hold.
-            _thread.start_new_thread(interrupt_later, ())
-        else:
-            show(unraisable)
-
-    signal.signal(signal.SIGINT, interrupt)
-    sys.unraisablehook = look
 
 
 def keep_compiled_programs() -> None:

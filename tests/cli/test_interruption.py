@@ -1,6 +1,5 @@
-"""Ctrl-C ends a command in one line, wherever it comes."""
+"""Ctrl-C ends a command in one line."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -25,7 +24,6 @@ class EndedError(BaseException):
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """Runs a script's `main`; returns the exit code of a process that just ends."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
 
     def end(code: int) -> NoReturn:
         raise EndedError(code)
@@ -59,25 +57,6 @@ def test_an_interrupted_command_ends_without_pythons_own_end(
 
     assert run(lambda: run_command(action)) == 130
     assert capsys.readouterr() == ("so far", "interrupted\n")
-
-
-def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def collecting(phase: str, _: dict[str, int]) -> None:
-        if phase == "start":
-            signal.raise_signal(signal.SIGINT)
-
-    def action() -> int:
-        gc.callbacks.append(collecting)
-        try:
-            gc.collect()
-        finally:
-            gc.callbacks.remove(collecting)
-        return wait()
-
-    assert run(lambda: run_command(action)) == 130
-    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_ctrl_c_outside_of_the_command_ends_in_one_line(
