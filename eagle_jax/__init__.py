@@ -24,8 +24,6 @@ from eagle_jax.decoding.speculative import generate
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import (
     DraftModel,
-    Eagle3Head,
-    EagleHead,
     LookaheadConfig,
     LookaheadDrafter,
     LookupConfig,
@@ -38,6 +36,10 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.errors import InputError
+from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.interface import (
     Drafter,
     Draws,
@@ -47,8 +49,6 @@ from eagle_jax.interface import (
     Verified,
 )
 from eagle_jax.models.cache import append_rows
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig

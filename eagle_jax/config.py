@@ -326,7 +326,10 @@ def from_table(
         InputError: If a key is unknown, or a value has the wrong type or lies outside
             its range.
     """
-    hints = hints_of(kind)
+    hints = dict(hints_of(kind))
+    table_types = getattr(kind, "table_types", None)
+    if table_types is not None:
+        hints |= table_types(table)
     unknown = sorted(set(table) - set(hints))
     if unknown:
         raise InputError(

@@ -32,7 +32,6 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
-from eagle_jax.drafting.heads import most_levels
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import EAGLE1_TREE, MEDUSA_TREE, RECYCLING_TREE, Topology, chain
@@ -213,7 +212,7 @@ def _dynamic(settings: TreeConfig, context: Context) -> TreeDrafter:
 def _static(own: Topology) -> Callable[[StaticConfig, Context], TreeDrafter]:
     def make(settings: StaticConfig, context: Context) -> TreeDrafter:
         assert context.model is not None
-        deepest = own.cut(most_levels(context.model) or own.depth)
+        deepest = own.cut(context.model.max_levels or own.depth)
         shape = read_choices(settings.choices, deepest)
         return _tree_drafter(shape, context, shared_noise=settings.shared_noise)
 

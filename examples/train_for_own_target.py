@@ -15,10 +15,12 @@ import jax
 import numpy as np
 
 import eagle_jax
+from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.testing import assert_same_tokens
-from eagle_jax.training.config import LossConfig, OptimizerConfig
+from eagle_jax.training.config import OptimizerConfig
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.packing import PackedRows, pack, rows_at
+from eagle_jax.training.packing import pack, rows_at
 from eagle_jax.training.step import StepConfig, init_state, train_step
 from examples.own_target import TEXT, WIDTH, WORDS, OwnTarget, init_params, learn
 
@@ -87,7 +89,7 @@ def main(num_steps: int = 200, num_texts: int = 24) -> None:
     config = StepConfig(
         target=OwnTarget(),
         head=HEAD,
-        loss=LossConfig(),
+        loss=EagleLoss(),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=num_steps // 10),
         steps=num_steps,
         tables=tables,

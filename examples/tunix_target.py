@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from eagle_jax.drafting.eagle import EagleDrafterParams
 from flax import nnx
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.qwen3.model import ModelConfig, Qwen3
 
 import eagle_jax
 from eagle_jax.adapters import CacheWritingTarget
-from eagle_jax.drafting.eagle import EagleDrafterParams
-from eagle_jax.models import eagle_head
+from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.sampling import draw_tokens, position_noise
 from eagle_jax.testing import assert_same_tokens
 

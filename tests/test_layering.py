@@ -6,82 +6,62 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent / "eagle_jax"
 
 # Each package may import those below it in this list, and itself.
-ALLOWED = {
-    "errors": set(),
-    "assets": set(),
-    "parsing": {"errors"},
-    "markdown": set(),
-    "ordering": set(),
-    "progress": set(),
-    "files": {"errors", "parsing"},
-    "logs": {"errors", "files", "parsing"},
-    "config": {"errors", "parsing"},
-    "mesh_axes": set(),
-    "sampling": {"mesh_axes"},
-    "top_k": {"mesh_axes"},
-    "tree": {"config", "top_k"},
-    "constraints": {"tree"},
-    "automaton": set(),
-    "interface": {"constraints", "sampling", "tree"},
-    "prefill": {"interface", "ordering"},
-    "models": {"interface", "mesh_axes", "ordering"},
-    "drafting": {
-        *("config", "constraints", "interface", "models", "ordering"),
-        *("parsing", "prefill", "sampling", "top_k", "tree"),
-    },
-    "decoding": {
-        *("config", "constraints", "errors", "interface", "prefill"),
-        *("sampling", "tree"),
-    },
-    "adapters": {"errors", "interface", "models", "ordering"},
-    "checkpoints": {
-        *("config", "drafting", "errors", "files", "models", "parsing", "tree"),
-    },
-    "methods": {
-        *("assets", "checkpoints", "config", "drafting", "errors", "interface"),
-        "tree",
-    },
-    "parallel": {"errors", "models"},
-    "testing": {
-        *("config", "decoding", "drafting", "errors", "interface"),
-        *("sampling", "tree"),
-    },
-    "generation": {
-        "methods",
-        *("assets", "automaton", "checkpoints", "config", "constraints", "decoding"),
-        *("drafting", "errors"),
-        *("interface", "models", "parallel", "parsing", "prefill", "tree"),
-    },
-    "training": {
-        "methods",
-        *("checkpoints", "config", "decoding", "drafting", "errors", "files"),
-        *("generation", "interface", "logs", "models", "parallel", "parsing"),
-        *("progress", "tree"),
-    },
-    "benchmarks": {
-        "methods",
-        *("config", "decoding", "drafting", "interface", "models", "parallel"),
-        *("testing", "training"),
-    },
-    "evaluation": {
-        "methods",
-        *("assets", "checkpoints", "config", "decoding", "drafting", "errors"),
-        *("files", "generation", "interface", "logs", "markdown", "models"),
-        *("parsing", "progress", "training", "tree"),
-    },
-    "tuning": {
-        "methods",
-        *("config", "decoding", "drafting", "errors", "generation", "interface"),
-        *("progress", "tree"),
-    },
-    "cli": {
-        "methods",
-        *("assets", "automaton", "benchmarks", "checkpoints", "config"),
-        *("decoding", "drafting", "errors", "evaluation", "files", "generation"),
-        *("interface", "markdown", "models", "parallel", "parsing", "training"),
-        *("tree", "tuning"),
-    },
+_BELOW = {
+    "errors": "",
+    "assets": "",
+    "parsing": "errors",
+    "markdown": "",
+    "ordering": "",
+    "progress": "",
+    "files": "errors parsing",
+    "logs": "errors files parsing",
+    "config": "errors parsing",
+    "mesh_axes": "",
+    "sampling": "mesh_axes",
+    "top_k": "mesh_axes",
+    "tree": "config top_k",
+    "constraints": "tree",
+    "automaton": "",
+    "interface": "constraints sampling tree",
+    "prefill": "interface ordering",
+    "models": "interface mesh_axes ordering",
+    "drafting": (
+        "config constraints interface models ordering parsing prefill sampling "
+        "top_k tree"
+    ),
+    "decoding": "config constraints errors interface prefill sampling tree",
+    "adapters": "errors interface models ordering",
+    "checkpoints": "config drafting errors files models parsing tree",
+    "methods": "assets checkpoints config drafting errors interface tree",
+    "parallel": "errors models",
+    "testing": "config decoding drafting errors interface sampling tree",
+    "heads": "checkpoints config drafting errors models ordering parsing prefill",
+    "generation": (
+        "assets automaton checkpoints config constraints decoding drafting errors "
+        "heads interface methods models parallel parsing prefill tree"
+    ),
+    "training": (
+        "checkpoints config decoding drafting errors files generation heads "
+        "interface logs methods models parallel parsing progress tree"
+    ),
+    "benchmarks": (
+        "config decoding drafting heads interface methods models parallel testing "
+        "training"
+    ),
+    "evaluation": (
+        "assets checkpoints config decoding drafting errors files generation heads "
+        "interface logs markdown methods models parsing progress training tree"
+    ),
+    "tuning": (
+        "config decoding drafting errors generation interface methods progress tree"
+    ),
+    "cli": (
+        "assets automaton benchmarks checkpoints config decoding drafting errors "
+        "evaluation files generation heads interface markdown methods models "
+        "parallel parsing training tree tuning"
+    ),
 }
+ALLOWED = {part: set(below.split()) for part, below in _BELOW.items()}
 
 
 def imported_parts(path: Path) -> set[str]:

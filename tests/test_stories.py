@@ -9,7 +9,8 @@ import pytest
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Params
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.tree import EAGLE1_TREE

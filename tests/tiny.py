@@ -7,19 +7,19 @@ import jax
 import numpy as np
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import (
-    EagleHead,
-    HydraHeads,
-    MedusaHeads,
-    PrefixHydraHeads,
-    TreeDrafter,
-)
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.hydra import model as hydra_heads
+from eagle_jax.heads.hydra.draft import HydraHeads, PrefixHydraHeads
+from eagle_jax.heads.hydra.model import HydraConfig
+from eagle_jax.heads.medusa import model as medusa_heads
+from eagle_jax.heads.medusa.draft import MedusaHeads
+from eagle_jax.heads.medusa.model import MedusaConfig
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle_head, hydra_heads, medusa_heads, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.hydra_heads import HydraConfig
+from eagle_jax.models import transformer
 from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.tree import Topology

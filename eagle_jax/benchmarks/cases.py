@@ -4,7 +4,7 @@ import dataclasses
 
 from eagle_jax.benchmarks.compilation import GPU, Case
 from eagle_jax.config import TreeConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.heads.eagle.model import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig

@@ -22,16 +22,18 @@ from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
-from eagle_jax.drafting import EagleHead, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle_head, transformer
+from eagle_jax.models import transformer
 from eagle_jax.models.cache import KeyValues
-from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.parallel.sharding import Program
 from eagle_jax.testing import programs
-from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import init_state, train_step
 

@@ -10,18 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.benchmarks.timing import in_turn
+from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.hydra.head import HydraSettings
+from eagle_jax.heads.medusa.head import MedusaSettings
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import Transformer, TransformerConfig
-from eagle_jax.training.config import DataConfig, HeadConfig, LossConfig, TrainConfig
-from eagle_jax.training.heads import new_head, trained_target
-from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
 from eagle_jax.training.step import StepConfig, init_state, read_target, train_step
 
 TRAININGS: dict[str, TrainConfig] = {
     "eagle2": TrainConfig(),
-    "eagle2, alignment 3": TrainConfig(loss=LossConfig(alignment=3, top_k_loss=10)),
-    "eagle3": TrainConfig(head=HeadConfig(kind="eagle3")),
-    "medusa": TrainConfig(head=HeadConfig(kind="medusa")),
-    "hydra": TrainConfig(head=HeadConfig(kind="hydra")),
+    "eagle2, alignment 3": TrainConfig(loss=EagleLoss(alignment=3, top_k_loss=10)),
+    "eagle3": TrainConfig(head=Eagle3Settings()),
+    "medusa": TrainConfig(head=MedusaSettings()),
+    "hydra": TrainConfig(head=HydraSettings()),
 }
 """The ways of training that are timed, each with heads of the published sizes."""
 
@@ -48,12 +51,12 @@ def training_step(
     """
     config = TRAININGS[name]
     head = config.head
-    if head.kind == "eagle3" and target.num_layers < _ENOUGH_LAYERS:
+    if isinstance(head, Eagle3Settings) and target.num_layers < _ENOUGH_LAYERS:
         head = dataclasses.replace(head, feature_layers="0 1 2")
     data = DataConfig(row_length=row_length)
-    sizes = new_head(target, dataclasses.replace(config, head=head, data=data))
+    sizes = new_sizes(target, dataclasses.replace(config, head=head, data=data))
     return StepConfig(
-        target=Transformer(config=trained_target(target, sizes), dtype=dtype),
+        target=Transformer(config=config.kind.target(target, sizes), dtype=dtype),
         head=sizes,
         loss=config.loss,
         optimizer=config.optimizer,

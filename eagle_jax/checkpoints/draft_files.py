@@ -1,17 +1,30 @@
-"""Files beside or instead of a draft's settings: static trees and calibrations."""
+"""Files beside or instead of a draft's settings: static trees and calibrations.
+
+A calibration says what confidences are worth, greedy and sampled. Either part may be
+missing; other keys say where the numbers come from:
+
+    {"vocab_size": 2048,
+     "greedy": {"kappa": 1.0, "exponents": [[0.4, 1.1], [0.5, 1.2]]},
+     "sampled": {"kappa": 2.0, "sharpness": 1.2, "exponents": [[0.9, 1.0], [0.8, 1.1]]}}
+"""
 
 import dataclasses
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from eagle_jax.checkpoints.heads import Kind, load_calibration
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
+from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration, Confidence
 from eagle_jax.errors import InputError
-from eagle_jax.parsing import parse_json, read_bytes
+from eagle_jax.parsing import parse_json, read_bytes, read_json
 from eagle_jax.tree import STATIC_TREES, Topology, from_paths
+
+Kind = Literal["greedy", "sampled"]
+"""The kind of a text: greedy, or drawn above temperature 0 with noise drafts share."""
+
+_DIGITS = 4
+_KINDS: tuple[Kind, ...] = ("greedy", "sampled")
 
 
 def read_choices(choices: str | None, own: Topology) -> Topology:
@@ -87,3 +100,66 @@ def find_calibration(
             raise
         warnings.warn(f"confidences are not calibrated: {error}", stacklevel=2)
         return UNCALIBRATED
+
+
+def load_calibration(
+    path: Path, *, vocab_size: int, depth: int, kind: Kind
+) -> Calibration:
+    """Reads the calibration that `eagle-jax calibrate` or `eagle-jax train` wrote.
+
+    Args:
+        path: The calibration's file.
+        vocab_size: The number of tokens the target knows, `V`.
+        depth: The number of levels that will be drafted, `D`.
+        kind: The kind of text whose part must be there.
+
+    Returns:
+        The calibration; a missing part leaves confidences of its kind as they are.
+
+    Raises:
+        InputError: If the file cannot be read, holds no calibration, or one for another
+            vocabulary, fewer levels or the other kind of text.
+    """
+    content = read_json(path)
+    try:
+        found = content["vocab_size"]
+        parts = {name: _read_part(content[name]) for name in _KINDS if name in content}
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f'{path} must hold "vocab_size" and, under "greedy" or "sampled", "kappa", '
+            '"sharpness" and "exponents", a list of lists of numbers, as '
+            f"eagle-jax calibrate writes it ({error!r})"
+        ) from error
+    if found != vocab_size:
+        raise InputError(
+            f"{path} was fitted to a vocabulary of {found} tokens, and the target has "
+            f"{vocab_size}; fit one with eagle-jax calibrate"
+        )
+    if kind not in parts:
+        known = " and ".join(parts) or "nothing"
+        raise InputError(
+            f"{path} calibrates {known}, not {kind} text; fit both kinds with "
+            "eagle-jax calibrate, or leave the calibration out"
+        )
+    levels = len(parts[kind].exponents)
+    if levels < depth:
+        raise InputError(
+            f"{path} was fitted to {levels} levels, but depth = {depth}; draft fewer, "
+            "or fit deeper trees with eagle-jax calibrate --depth"
+        )
+    return dataclasses.replace(UNCALIBRATED, **parts)
+
+
+def calibration_part(confidence: Confidence) -> dict[str, Any]:
+    """Returns one part of a calibration, greedy or sampled, as its file holds it."""
+    rows = [[round(entry, _DIGITS) for entry in row] for row in confidence.exponents]
+    factors = {"kappa": confidence.kappa, "sharpness": confidence.sharpness}
+    return factors | {"exponents": rows}
+
+
+def _read_part(part: Any) -> Confidence:
+    rows = tuple(tuple(float(entry) for entry in row) for row in part["exponents"])
+    factors = {name: float(part[name]) for name in ("kappa", "sharpness")}
+    return Confidence(**factors, exponents=rows)

@@ -36,8 +36,6 @@ Tensors = dict[str, np.ndarray]
 """Weights by tensor name, as files hold them."""
 
 _CONFIG = "config.json"
-# What EAGLE-1/2 heads and targets are stored in.
-_FILES = ("model.safetensors", "pytorch_model.bin")
 # transformers asks for this entry. A second one would come in any order.
 _METADATA = {"format": "pt"}
 # What an exported folder may hold; only weights and their settings are written here.
@@ -47,6 +45,29 @@ _NAMES = {
     *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE, VOCABULARY_FILE),
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """How a folder of weights is written.
+
+    Attributes:
+        dtype: The dtype of the files: "float32", "bfloat16" or "float16".
+        base_model: The name of the target, which the official code of heads of Medusa
+            and Hydra loads.
+        files: The names of the safetensors file and of the torch pickle.
+        with_pickle: Whether to write the pickle, which needs torch; `None` writes it
+            where torch is installed.
+        also: A function that is called with the unfinished folder, to add other files.
+        overwrite: Whether to replace an earlier export; its draft vocabulary stays.
+    """
+
+    dtype: str = "float32"
+    base_model: str | None = None
+    files: tuple[str, str] = ("model.safetensors", "pytorch_model.bin")
+    with_pickle: bool | None = None
+    also: Callable[[Path], object] | None = None
+    overwrite: bool = False
 
 
 def is_export(folder: Path) -> bool:
@@ -109,11 +130,7 @@ def write_export(
     tensors: Tensors,
     config: Any,
     read_config: Callable[[Path], Any],
-    files: tuple[str, str] = _FILES,
-    *,
-    with_pickle: bool | None,
-    also: Callable[[Path], object] | None = None,
-    overwrite: bool,
+    how: Export,
 ) -> None:
     """Writes a folder of settings and weights, and reads it back.
 
@@ -123,22 +140,17 @@ def write_export(
         tensors: The weights by tensor name.
         config: The sizes of the model.
         read_config: The function that reads them back from a folder.
-        files: The names of the safetensors file and of the torch pickle.
-        with_pickle: Whether to write the pickle, which needs torch; `None` writes it
-            where torch is installed.
-        also: A function that is called with the unfinished folder, to add other files.
-        overwrite: Whether to replace an earlier export; its draft vocabulary stays.
+        how: How it is written.
 
     Raises:
         InputError: If there is no torch for a pickle, sizes or a single bit are read
             back otherwise, or the folder cannot be written.
     """
-    if with_pickle is None:
-        with_pickle = has_torch()
-    with new_folder(folder, overwrite=overwrite, is_ours=is_export) as unfinished:
+    with_pickle = has_torch() if how.with_pickle is None else how.with_pickle
+    with new_folder(folder, overwrite=how.overwrite, is_ours=is_export) as unfinished:
         text = json.dumps(fields, indent=1) + "\n"
         (unfinished / _CONFIG).write_text(text, encoding="utf-8")
-        safe, pickled = (unfinished / name for name in files)
+        safe, pickled = (unfinished / name for name in how.files)
         _write_safetensors(safe, tensors)
         if with_pickle:
             _write_pickle(pickled, tensors)
@@ -153,8 +165,8 @@ def write_export(
         kept = folder / VOCABULARY_FILE  # Counted for the target, whatever the head.
         if kept.is_file():
             shutil.copy(kept, unfinished)
-        if also is not None:
-            also(unfinished)
+        if how.also is not None:
+            how.also(unfinished)
 
 
 def _write_safetensors(path: Path, tensors: Tensors) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from eagle_jax.checkpoints.hf_fields import (
     MOST,
@@ -11,8 +10,6 @@ from eagle_jax.checkpoints.hf_fields import (
     check_keys,
     read_rope,
 )
-from eagle_jax.checkpoints.hub import refuse_other_heads
-from eagle_jax.models.eagle_head import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
@@ -106,16 +103,11 @@ def family_of(config: TransformerConfig) -> str:
     return "llama" if config.sliding_window is None else "mistral"
 
 
-SPECULATORS = "speculators_model_type"
-"""The field by which a head's `config.json` is known as one of speculators."""
-
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be stored in."""
 
 _MOST_LAYERS = 10_000
 _QWEN_FULL_LAYERS = 28
-# Heads that name no positions were trained for so many.
-_HEAD_POSITIONS = 2048
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = ("full_attention", _SLIDING)
 
@@ -144,7 +136,7 @@ def target_config(folder: Path) -> TransformerConfig:
         )
     check_keys(fields, family.fields)
     rope = read_rope(fields, default_theta=family.rope_theta)
-    layer = _layer_config(fields, family, rope)
+    layer = layer_config(fields, family, rope)
     num_layers = fields.size("num_hidden_layers", most=_MOST_LAYERS)
     window, windowed = _read_windows(fields, family, num_layers)
     return TransformerConfig(
@@ -156,67 +148,6 @@ def target_config(folder: Path) -> TransformerConfig:
         sliding_window=window,
         windowed_layers=windowed,
     )
-
-
-def head_config(folder: Path) -> EagleHeadConfig:
-    """Reads the sizes of an EAGLE-1/2 head; nothing is derived from a target.
-
-    Args:
-        folder: The head's folder, which holds `config.json`.
-
-    Returns:
-        The head's sizes.
-
-    Raises:
-        InputError: If a field is missing or asks for something that is not
-            implemented.
-    """
-    fields = Fields.read(folder)
-    refuse_other_heads(folder)
-    if is_eagle3(folder):
-        raise fields.refusal("this is an EAGLE-3 head; give an EAGLE-1/2 head here")
-    check_head_keys(fields)
-    num_layers = fields.get("num_hidden_layers", 1)
-    if num_layers != 1:
-        raise fields.refusal(
-            f"num_hidden_layers = {num_layers}; an EAGLE-1/2 head has 1 layer"
-        )
-    return EagleHeadConfig(
-        **head_sizes(fields), fc_bias=fields.flag("bias", default=True)
-    )
-
-
-def is_eagle3(folder: Path) -> bool:
-    """Returns whether the settings in a folder are those of an EAGLE-3 head."""
-    marks = {"draft_vocab_size", "eagle_config", SPECULATORS}
-    return not marks.isdisjoint(Fields.read(folder).values)
-
-
-def head_sizes(fields: Fields) -> dict[str, Any]:
-    """Returns the sizes that EAGLE-1/2 and EAGLE-3 heads have in common."""
-    return {
-        "layer": _layer_config(
-            fields,
-            dataclasses.replace(FAMILIES["llama"], qkv_bias=fields.flag("qkv_bias")),
-            read_rope(fields, is_head=True),
-        ),
-        "vocab_size": fields.size("vocab_size"),
-        "max_positions": fields.size(
-            "max_position_embeddings", default=_HEAD_POSITIONS, most=MOST_POSITIONS
-        ),
-    }
-
-
-def check_head_keys(fields: Fields, *more: str) -> None:
-    """Refuses keys as `check_keys` does, and a `model_type` that no head has."""
-    kind = fields.values.get("model_type", "llama")
-    if kind not in (*FAMILIES, "eagle"):
-        raise fields.refusal(
-            f"model_type {kind!r} is not supported for a head; known are "
-            f"{', '.join((*FAMILIES, 'eagle'))}"
-        )
-    # What a head's config says about its target's family does not concern the head.
-    check_keys(fields, {*more}.union(*(f.fields for f in FAMILIES.values())))
 
 
 def stored_dtype(folder: Path) -> str:
@@ -231,7 +162,7 @@ def stored_dtype(folder: Path) -> str:
     return name
 
 
-def _layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfig:
+def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfig:
     """Reads the sizes of a layer."""
     num_heads = fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", default=num_heads)

@@ -2,10 +2,8 @@
 
 import os
 from pathlib import Path
-from typing import Literal
 
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.parsing import read_json
 
 CALIBRATION_FILE = "calibration.json"
 """The name of the calibration in a head's folder; `heads` describes it."""
@@ -15,9 +13,6 @@ VOCABULARY_FILE = "draft_vocabulary.json"
 
 TEXT_FILES = ("*.json", "*.model", "*.jinja")
 """The patterns of settings, the tokenizer's files and the chat template."""
-
-HEADS: tuple[Literal["medusa", "hydra"], ...] = ("medusa", "hydra")
-"""Methods whose heads have a file, and fields of `config.json`, of their own."""
 
 WEIGHT_FILES = (
     ("model", "safetensors"),
@@ -79,25 +74,6 @@ def resolve(name: str) -> Path:
             f"({first_line(error)})"
         ) from error
     return resolve(str(path))
-
-
-def heads_of(folder: Path) -> Literal["medusa", "hydra"] | None:
-    """Returns whose heads a folder holds; `None` for an EAGLE head or a whole model."""
-    fields = read_json(folder / "config.json")
-    for kind in HEADS:
-        if f"{kind}_num_heads" in fields or any(folder.glob(f"{kind}_lm_head.*")):
-            return kind
-    return None
-
-
-def refuse_other_heads(folder: Path) -> None:
-    """Refuses the folder of Medusa's or Hydra's heads where an EAGLE head is read."""
-    kind = heads_of(folder)
-    if kind is not None:
-        raise InputError(
-            f"{folder} holds {kind.capitalize()} heads, which method {kind} drafts "
-            "with; give an EAGLE head here"
-        )
 
 
 def file_inside(folder: Path, name: str, list_name: str) -> Path:

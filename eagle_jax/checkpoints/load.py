@@ -222,7 +222,7 @@ def load_params(
         InputError: If tensors are missing, unexpected, of the wrong shape or too
             large for `dtype`.
     """
-    _check_names(files, names)
+    check_names(files, names)
 
     with ThreadPoolExecutor(_READERS) as readers:
 
@@ -253,7 +253,7 @@ def check_shapes(files: Weights, names: Any, shapes: Any, wants: str) -> None:
     Raises:
         InputError: If tensors are missing, unexpected or of the wrong shape.
     """
-    _check_names(files, names)
+    check_names(files, names)
     listed = zip(jax.tree.leaves(names), jax.tree.leaves(shapes), strict=True)
     for name, shape in listed:
         _check_shape(files, name, files.parts(name)[0], shape.shape, wants)
@@ -349,7 +349,13 @@ def _check_shape(
         )
 
 
-def _check_names(files: Weights, names: Any) -> None:
+def check_names(files: Weights, names: Any) -> None:
+    """Refuses a checkpoint in which tensors are missing or unexpected.
+
+    Args:
+        files: The checkpoint.
+        names: A pytree of tensor names.
+    """
     wanted = set(jax.tree.leaves(names))
     _refuse(files.folder, "lacks", wanted - files.names())
     _refuse(files.folder, "holds unexpected", files.names() - wanted)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-_LAYER = {
+LAYER = {
     "input_norm": "input_layernorm.weight",
     "query": "self_attn.q_proj.weight",
     "query_bias": "self_attn.q_proj.bias",
@@ -26,93 +26,15 @@ _LAYER = {
     "mlp.experts.{}.up": "block_sparse_moe.experts.{}.w3.weight",
     "mlp.experts.{}.down": "block_sparse_moe.experts.{}.w2.weight",
 }
+"""The tensor names of a layer, by path in `LayerParams`."""
 
 TRANSFORMER = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "output_head": "lm_head.weight",
-    **{f"layers.{{}}.{ours}": f"model.layers.{{}}.{hf}" for ours, hf in _LAYER.items()},
+    **{f"layers.{{}}.{ours}": f"model.layers.{{}}.{hf}" for ours, hf in LAYER.items()},
 }
 """The tensor names of targets of every family, by path in `TransformerParams`."""
-
-EAGLE_HEAD = {
-    "embedding": "embed_tokens.weight",
-    "fc": "fc.weight",
-    "fc_bias": "fc.bias",
-    **{f"layer.{ours}": f"layers.0.{hf}" for ours, hf in _LAYER.items()},
-}
-"""The tensor names of EAGLE-1/2 heads, by path in `EagleHeadParams`."""
-
-
-def _eagle3_head(prefix: str) -> dict[str, str]:
-    layer = {ours: hf for ours, hf in _LAYER.items() if ours != "input_norm"}
-    return {
-        "embedding": "embed_tokens.weight",
-        "fc": "fc.weight",
-        "embedding_norm": f"{prefix}.input_layernorm.weight",
-        "feature_norm": f"{prefix}.hidden_norm.weight",
-        "norm": "norm.weight",
-        "output_head": "lm_head.weight",
-        **{f"fc_norm.{number}": f"fc_norm.{number}.weight" for number in range(3)},
-        **{f"layer.{ours}": f"{prefix}.{hf}" for ours, hf in layer.items()},
-    }
-
-
-EAGLE3_HEAD = _eagle3_head("midlayer")
-"""The tensor names of published EAGLE-3 heads, by path in `Eagle3HeadParams`."""
-
-EAGLE3_HEAD_ELSEWHERE = _eagle3_head("layers.0")
-"""The tensor names of other trainers' EAGLE-3 heads, by path in `Eagle3HeadParams`."""
-
-EAGLE3_HEADS = {"midlayer": EAGLE3_HEAD, "layers.0": EAGLE3_HEAD_ELSEWHERE}
-"""Both tables of EAGLE-3 heads, by what the names of the layer begin with."""
-
-
-def medusa_heads(num_layers: int, prefix: str = "") -> dict[str, str]:
-    """Returns the tensor names of Medusa's heads, by path below `heads`.
-
-    Args:
-        num_layers: The number of residual blocks of each head.
-        prefix: What every name begins with.
-    """
-    block = f"{prefix}{{}}.{{}}.linear"
-    return {
-        "heads.{}.blocks.{}.linear": f"{block}.weight",
-        "heads.{}.blocks.{}.linear_bias": f"{block}.bias",
-        "heads.{}.output_head": f"{prefix}{{}}.{num_layers}.weight",
-    }
-
-
-def hydra_heads(num_heads: int, num_layers: int, *, has_prefix: bool) -> dict[str, str]:
-    """Returns the tensor names of Hydra's heads, by path in `HydraParams`.
-
-    With a prefix layer, a dropout stands before each block and each output head and is
-    counted, too.
-
-    Args:
-        num_heads: The number of heads.
-        num_layers: The number of blocks of each head, the first one included.
-        has_prefix: Whether there is a prefix layer.
-    """
-    first, step, last = (1, 2, ".1") if has_prefix else (0, 1, "")
-    table = {
-        "heads.{}.output_head": f"hydra_lm_head.{{}}{last}.weight",
-        "heads.{}.output_bias": f"hydra_lm_head.{{}}{last}.bias",
-        "norm": "prefix_embeding_layer.norm.weight",  # Their spelling.
-    }
-    for ours, hf in _LAYER.items():
-        table[f"layer.{ours}"] = f"prefix_embeding_layer.layers.0.{hf}"
-    for ours, part in (("linear", "linear"), ("residual", "res_connection")):
-        name = f"hydra_mlp.{{}}.{first}.{part}"
-        table[f"heads.{{}}.first.{ours}"] = f"{name}.weight"
-        table[f"heads.{{}}.first.{ours}_bias"] = f"{name}.bias"
-    for head in range(num_heads):
-        for number in range(1, num_layers):
-            path = f"heads.{head}.blocks.{number - 1}.linear"
-            name = f"hydra_mlp.{head}.{first + number * step}.linear"
-            table |= {path: f"{name}.weight", f"{path}_bias": f"{name}.bias"}
-    return table
-
 
 MAPS = ("d2t", "t2d")
 """The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""
@@ -143,7 +65,7 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
         text = jax.tree_util.keystr(path, simple=True, separator=".")
         part = text[-len(_PARTS[0]) :] if is_quantized(text) else ""
         text = text.removesuffix(part)
-        number = re.compile(r"(?<=\.)\d+(?=\.)")
+        number = re.compile(r"(?<![^.])\d+(?=\.)")
         known = text if text in table else number.sub("{}", text)
         return table[known].format(*number.findall(text)) + part
 

@@ -12,22 +12,14 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.eagle3 import (
-    eagle3_config,
-    eagle3_tensors,
-    load_eagle3_head,
-)
-from eagle_jax.checkpoints.heads import check_pair, load_head
-from eagle_jax.checkpoints.hf_config import head_config, is_eagle3
 from eagle_jax.checkpoints.hub import ABOUT_DRAFTS, TEXT_FILES
 from eagle_jax.checkpoints.load import load_target, open_target, target_bits
 from eagle_jax.checkpoints.tensors import saving
-from eagle_jax.checkpoints.weights import STORE_PARAMS, common_dtype, open_weights
+from eagle_jax.checkpoints.weights import STORE_PARAMS, common_dtype
 from eagle_jax.files import check_apart, new_folder, write_json
-from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from eagle_jax.parsing import read_json
 
 _TARGET, _HEAD = "target", "head"
@@ -35,10 +27,28 @@ _TARGET, _HEAD = "target", "head"
 _CHUNK_BYTES = 16 * 2**20
 
 
+class StoredHead(Protocol):
+    """A head of any kind that is opened, but whose weights are not read."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds it."""
+        ...
+
+    def tensors(self, target: Any, dtype: str | None) -> dict[str, Any]:
+        """Reads what a folder holds, by name.
+
+        Args:
+            target: The target's weights, whose tables the head borrows.
+            dtype: The dtype of the weights; `None` for the one they are stored in.
+        """
+        ...
+
+
 def convert_pair(
     output: Path,
     target: Path,
-    head: Path | None = None,
+    head: StoredHead | None = None,
     *,
     dtype: str | None = None,
     bits: int | None = None,
@@ -52,7 +62,7 @@ def convert_pair(
     Args:
         output: The folder to write.
         target: The target's folder, from `resolve`.
-        head: The folder of an EAGLE head, from `resolve`; `None` for the target alone.
+        head: The opened head; `None` for the target alone.
         dtype: The dtype of the stored weights; `None` for that of each checkpoint.
         bits: 8 or 4 to quantize the target, see `load_target`.
         overwrite: Whether to replace an earlier conversion.
@@ -67,10 +77,7 @@ def convert_pair(
     target_bits(files, config, bits)
     check_apart(output, target)
     if head is not None:
-        read_config = eagle3_config if is_eagle3(head) else head_config
-        check_pair(config, read_config(head))
-        open_weights(head)
-        check_apart(output, head)
+        check_apart(output, head.folder)
     with new_folder(output, overwrite=overwrite, is_ours=is_pair) as unfinished:
         report(f"converting {target}")
         _, params = load_target(target, dtype, bits=bits)
@@ -78,9 +85,9 @@ def convert_pair(
         tensors = names.by_name(params, names.TRANSFORMER)
         write_store(unfinished / _TARGET, target, tensors, TEXT_FILES)
         if head is not None:
-            tensors = _head_tensors(head, config, params, dtype)
+            tensors = head.tensors(params, dtype)
             (unfinished / _HEAD).mkdir()
-            write_store(unfinished / _HEAD, head, tensors)
+            write_store(unfinished / _HEAD, head.folder, tensors)
 
 
 def is_pair(folder: Path) -> bool:
@@ -141,16 +148,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _head_tensors(
-    folder: Path,
-    target: TransformerConfig,
-    target_params: TransformerParams,
-    dtype: str | None,
-) -> dict[str, Any]:
-    """Loads an EAGLE head of either kind, as it is stored."""
-    given = (folder, target, target_params, dtype)
-    if is_eagle3(folder):
-        return eagle3_tensors(*load_eagle3_head(*given))
-    return names.by_name(load_head(*given)[1], names.EAGLE_HEAD)

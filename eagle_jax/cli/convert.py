@@ -9,12 +9,13 @@ Weights go into Orbax folders. Folders may be Hugging Face hub names.
 import argparse
 from pathlib import Path
 
-from eagle_jax.checkpoints import convert_pair, resolve
+from eagle_jax.checkpoints import convert_pair, resolve, target_config
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import expand_home
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import DecodingConfig
 from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.heads import open_head
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +51,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _convert(arguments: argparse.Namespace) -> int:
     output = expand_home(arguments.output)
     target = resolve(arguments.target)
-    head = None if arguments.draft is None else resolve(arguments.draft)
+    head = None
+    if arguments.draft is not None:
+        head = open_head(resolve(arguments.draft), target_config(target))
     convert_pair(
         output,
         target,

@@ -12,39 +12,26 @@ import argparse
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 
 from eagle_jax.checkpoints import (
-    check_pair,
-    eagle3_config,
-    export_eagle3,
-    export_head,
-    export_hydra,
-    export_medusa,
+    Export,
     has_torch,
-    head_config,
-    heads_of,
-    is_eagle3,
     is_export,
-    open_weights,
-    read_eagle3_head,
     read_embedding,
-    read_head,
     resolve,
     target_config,
 )
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
-from eagle_jax.checkpoints.names import EAGLE3_HEADS
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import expand_home
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
-from eagle_jax.generation.heads import open_heads
-from eagle_jax.methods import HYDRA, MEDUSA
+from eagle_jax.heads import OpenHead, export_head, open_head
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,7 +65,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add(
         "--prefix",
-        choices=tuple(EAGLE3_HEADS),
+        choices=("midlayer", "layers.0"),
         help="of an EAGLE-3 head, what the names of its layer begin with; default "
         "midlayer",
     )
@@ -96,101 +83,40 @@ def _export(arguments: argparse.Namespace) -> int:
     output = expand_home(arguments.output)
     folder = resolve(arguments.head)
     target = None if arguments.target is None else resolve(arguments.target)
-    if heads_of(folder) is not None:
-        return _export_heads(folder, target, output, arguments)
-    is_third = is_eagle3(folder)
-    if not is_third and arguments.prefix is not None:
+    head = open_head(folder, None if target is None else target_config(target))
+    layouts = head.head.layouts(head.config)
+    if arguments.prefix is not None and arguments.prefix not in layouts:
         raise InputError(f"--prefix is for an EAGLE-3 head, and {folder} holds another")
-    config = eagle3_config(folder) if is_third else head_config(folder)
-    open_weights(folder)
-    check_apart(output, folder)
-    if target is not None:
-        check_pair(target_config(target), config)
-        open_weights(target)
-        check_apart(output, target)
+    for source in (folder, target):
+        if source is not None:
+            check_apart(output, source)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
-    dtype = None if arguments.dtype == "auto" else arguments.dtype
-    params: Any = (read_eagle3_head if is_third else read_head)(folder, dtype)[1]
-    # Published EAGLE-3 heads have no table: the official code takes the target's.
-    choice = arguments.embedding or (
-        "keep" if target is None or is_third else "include"
-    )
-    params = _with_embedding(params, target, choice)
-    _warn_without_torch("pytorch_model.bin, which the official code looks for first")
-    say(f"exporting {arguments.head}")
-    if config.layer.rope.kind not in ("default", "linear"):
+    params = head.load(None, None if arguments.dtype == "auto" else arguments.dtype)
+    params = _with_embedding(params, head, target, arguments.embedding)
+    if not has_torch():
+        name = head.head.files[1]
         say(
-            f"warning: the official code knows no {config.layer.rope.kind} rotary "
-            "embeddings: there the head runs with plain ones, and less is accepted"
+            f"warning: torch is not installed: no {name}, which the official code reads"
         )
-    stored = str(params.fc.dtype)
-    own: Any = {"prefix": arguments.prefix or "midlayer"} if is_third else {}
-    export: Any = export_eagle3 if is_third else export_head
-    export(
-        output,
-        config,
-        params,
-        **own,
+    say(f"exporting {arguments.head}")
+    layer = getattr(head.config, "layer", None)
+    if layer is not None and layer.rope.kind not in ("default", "linear"):
+        say(
+            f"warning: the official code knows no {layer.rope.kind} rotary embeddings: "
+            "there the head runs with plain ones, and less is accepted"
+        )
+    stored = str(jax.tree.leaves(params)[0].dtype)
+    base = Fields.read(folder).get("base_model_name_or_path", arguments.target)
+    how = Export(
         dtype=stored,
+        base_model=base,
         also=lambda new: _copy_calibration(folder, new),
         overwrite=arguments.overwrite,
     )
-    table = "without" if params.embedding is None else "with"
-    _say_written(output, f"{stored}, {table} the embedding table")
-    return 0
-
-
-def _export_heads(
-    folder: Path, target: Path | None, output: Path, arguments: argparse.Namespace
-) -> int:
-    """Exports heads of Medusa or Hydra; returns the exit code."""
-    kind = heads_of(folder)
-    assert kind is not None
-    if arguments.prefix is not None:
-        raise InputError(f"--prefix is for an EAGLE-3 head, and {folder} holds another")
-    if arguments.embedding is not None:
-        raise InputError(
-            f"--embedding is for an EAGLE head: {folder} holds {kind.capitalize()} "
-            "heads, whose files have no embedding table"
-        )
-    if target is None:
-        raise InputError(
-            f"{folder} holds {kind.capitalize()} heads, which need --target FOLDER, "
-            "their target: its sizes say what the files leave open"
-        )
-    sizes = target_config(target)
-    _, load = open_heads(
-        folder, sizes, "float32", MEDUSA if kind == MEDUSA.kind else HYDRA
-    )
-    check_apart(output, folder)
-    check_apart(output, target)
-    check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
-    dtype = None if arguments.dtype == "auto" else arguments.dtype
-    config, params = load(folder, sizes, None, dtype)
-    _warn_without_torch(f"{kind}_lm_head.pt, which the official code reads")
-    say(f"exporting {arguments.head}")
-    stored = str(jax.tree.leaves(params)[0].dtype)
-    export: Any = export_medusa if kind == "medusa" else export_hydra
-    export(
-        output,
-        config,
-        params,
-        base_model=Fields.read(folder).get("base_model_name_or_path", arguments.target),
-        dtype=stored,
-        overwrite=arguments.overwrite,
-    )
-    _say_written(output, f"{config.num_heads} heads in {stored}")
-    return 0
-
-
-def _warn_without_torch(what: str) -> None:
-    if not has_torch():
-        say(f"warning: torch is not installed: no {what}")
-
-
-def _say_written(output: Path, what: str) -> None:
+    export_head(output, head.config, params, how, arguments.prefix)
     files = ", ".join(sorted(path.name for path in output.iterdir()))
-    print(f"wrote {output}: {files}; {what}, every weight read back bit for bit")
+    print(f"wrote {output}: {files}; {stored}, every weight read back bit for bit")
+    return 0
 
 
 def _copy_calibration(head: Path, new: Path) -> None:
@@ -199,11 +125,18 @@ def _copy_calibration(head: Path, new: Path) -> None:
 
 
 def _with_embedding(
-    params: Any, target: Path | None, choice: Literal["include", "omit", "keep"]
+    params: Any, head: OpenHead, target: Path | None, choice: str | None
 ) -> Any:
     """Returns the head with or without a table, or refuses what changes the head."""
-    has_own = params.embedding is not None
-    if choice == "keep" or (choice == "include") == has_own:
+    if choice is None:
+        is_usual = target is not None and head.head.has_published_table
+        choice = "include" if is_usual else "keep"
+    elif not hasattr(params, "embedding"):
+        raise InputError(
+            f"--embedding is for an EAGLE head: {head.folder} holds {head.head.title}, "
+            "whose files have no embedding table"
+        )
+    if choice == "keep" or (choice == "include") == (params.embedding is not None):
         return params
     if target is None:
         reason = (

@@ -6,6 +6,7 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,9 @@ METHOD_SETTINGS = tuple(
 """The names of the settings that are one method's or another's own, as flags."""
 
 
-def add_settings(parser: argparse.ArgumentParser, kind: Any, *names: str) -> None:
+def add_settings(
+    parser: argparse.ArgumentParser, kind: Any, *names: str, more: Sequence[type] = ()
+) -> None:
     """Adds flags for settings, which are `None` where they are not given.
 
     Args:
@@ -35,9 +38,11 @@ def add_settings(parser: argparse.ArgumentParser, kind: Any, *names: str) -> Non
         kind: A frozen dataclass of frozen dataclasses, one per TOML table; a field's
             description in their docstrings is the flag's help.
         names: The names of fields of the inner dataclasses.
+        more: Further dataclasses that may stand for inner ones.
     """
     hints = typing.get_type_hints(kind).values()
-    tables = [hint for hint in hints if dataclasses.is_dataclass(hint)]
+    tables: list[Any] = [hint for hint in hints if dataclasses.is_dataclass(hint)]
+    tables += more
     if kind is GenerateConfig:
         tables += [method.settings for method in METHODS.values()]
     for name in names:
@@ -85,9 +90,23 @@ def join_settings(
             is_common = name in METHODS[DecodingConfig.method].own_settings
             if getattr(arguments, name, None) is not None and not is_common:
                 check_read(config, name)
+    return with_flags(config, arguments)
+
+
+def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
+    """Returns settings of which flags have replaced some.
+
+    Args:
+        config: A frozen dataclass of frozen dataclasses, one per TOML table.
+        arguments: The flags, see `join_settings`.
+
+    Raises:
+        InputError: If a value is refused.
+    """
+    given: Any = config
     sections: dict[str, Any] = {}
-    for section in dataclasses.fields(config):
-        settings = getattr(config, section.name)
+    for section in dataclasses.fields(given):
+        settings = getattr(given, section.name)
         if settings is None:
             continue
         flags = {
@@ -96,7 +115,7 @@ def join_settings(
             if getattr(arguments, field.name, None) is not None
         }
         sections[section.name] = dataclasses.replace(settings, **flags)
-    return kind(**sections)
+    return type(config)(**sections)
 
 
 def check_read(config: GenerateConfig, name: str, flag: str | None = None) -> None:

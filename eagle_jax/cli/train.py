@@ -22,11 +22,30 @@ from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.cli.settings import add_settings, with_flags
+from eagle_jax.config import load_config
+from eagle_jax.errors import InputError
 from eagle_jax.evaluation.calibrate import calibrate_head
+from eagle_jax.heads import HEADS
+from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.settings import ChainLoss, LevelSettings
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.trainer import TrainJob, train_head
+
+# Settings of heads and losses, of which each kind has some.
+_OF_KINDS = (
+    "draft_heads",
+    "head_layers",
+    "draft_vocab_size",
+    "feature_layers",
+    "recycles_normed",
+    "alignment",
+    "top_k_loss",
+    "token_loss",
+    "noise",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parse(argv)
         join(arguments)
         print_once()
-        config = join_settings(TrainConfig, arguments.config, arguments)
+        config = _config(arguments)
         is_first = jax.process_index() == 0
         with writing_run(arguments.output) if is_first else contextlib.nullcontext():
             return _train(arguments, config)
@@ -68,6 +87,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="evaluate on these files instead of a share of the data",
     )
     add("--output", type=Path, required=True, help="folder of the run")
+    add(
+        "--kind",
+        choices=tuple(HEADS),
+        help="the kind of head; eagle2 is EAGLE-1/2, whose heads are the same, and "
+        "hydra is Hydra++ with its prefix layer",
+    )
     add("--begin-with", help="folder or hub name of a head that is trained further")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")
@@ -75,14 +100,46 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_settings(
         parser,
         TrainConfig,
-        *("kind", "draft_heads", "head_layers"),
-        *("draft_vocab_size", "feature_layers", "recycles_normed"),
-        *("alignment", "top_k_loss", "token_loss"),
-        *("steps", "batch_size", "row_length", "learning_rate", "warmup_steps"),
-        *("noise", "held_out", "too_long", "max_malformed", "cache_features"),
-        *("log_every", "eval_every", "keep", "seed", "dtype"),
+        *_OF_KINDS,
+        "steps",
+        "batch_size",
+        "row_length",
+        "learning_rate",
+        "warmup_steps",
+        "held_out",
+        "too_long",
+        "max_malformed",
+        "cache_features",
+        "log_every",
+        "eval_every",
+        "keep",
+        "seed",
+        "dtype",
+        more=(LevelSettings, ChainLoss, Eagle3Settings, EagleLoss),
     )
     return parser.parse_args(argv)
+
+
+def _config(arguments: argparse.Namespace) -> TrainConfig:
+    """Returns all settings, or refuses flags that the kind of head has no use for."""
+    path, kind = arguments.config, arguments.kind
+    config = TrainConfig() if path is None else load_config(path, TrainConfig)
+    if kind not in (None, config.head.kind):
+        if (config.head, config.loss) != (TrainConfig().head, TrainConfig().loss):
+            raise InputError(
+                f"{path} has settings of a head of kind {config.head.kind}, which "
+                f"--kind {kind} is not; leave the flag out, or give another file"
+            )
+        settings = HEADS[kind].settings()
+        config = dataclasses.replace(config, head=settings, loss=None)
+    known = vars(config.head) | vars(config.loss)
+    for name in _OF_KINDS:
+        if getattr(arguments, name) is not None and name not in known:
+            raise InputError(
+                f"--{name.replace('_', '-')}: heads of kind {config.head.kind} have no "
+                "use for it; leave it out"
+            )
+    return with_flags(config, arguments)
 
 
 def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
@@ -93,7 +150,7 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     job = TrainJob(**{name: getattr(arguments, name) for name in names})
     trained = train_head(job, config, **shown)
     # Static trees, which other heads draft, rank nothing by confidence.
-    if config.run.calibrate and config.head.kind in ("eagle2", "eagle3"):
+    if config.run.calibrate and config.kind.is_ranked:
         if (trained.head / CALIBRATION_FILE).is_file():
             say("the head was finished before, and keeps its calibration")
         elif jax.process_count() == 1:

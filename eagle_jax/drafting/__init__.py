@@ -1,25 +1,12 @@
 """Drafters: all that propose a tree, each behind the `Drafter` protocol."""
 
 from eagle_jax.drafting.calibration import Calibration, Confidence
-from eagle_jax.drafting.eagle import (
-    Eagle3DrafterParams,
-    Eagle3Head,
-    EagleDrafterParams,
-    EagleHead,
-    EagleState,
-)
-from eagle_jax.drafting.hydra import (
-    HydraDrafterParams,
-    HydraHeads,
-    PrefixHydraHeads,
-)
 from eagle_jax.drafting.lookahead import (
     LookaheadConfig,
     LookaheadDrafter,
     LookaheadState,
 )
 from eagle_jax.drafting.lookup import LookupConfig, LookupDrafter, LookupState
-from eagle_jax.drafting.medusa import MedusaDrafterParams, MedusaHeads
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.recycling import (
     RecyclingConfig,
@@ -39,22 +26,12 @@ __all__ = [
     "Calibration",
     "Confidence",
     "DraftModel",
-    "Eagle3DrafterParams",
-    "Eagle3Head",
-    "EagleDrafterParams",
-    "EagleHead",
-    "EagleState",
-    "HydraDrafterParams",
-    "HydraHeads",
     "LookaheadConfig",
     "LookaheadDrafter",
     "LookaheadState",
     "LookupConfig",
     "LookupDrafter",
     "LookupState",
-    "MedusaDrafterParams",
-    "MedusaHeads",
-    "PrefixHydraHeads",
     "RecyclingConfig",
     "RecyclingDrafter",
     "RecyclingState",

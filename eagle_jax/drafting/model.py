@@ -37,6 +37,11 @@ class DraftModel(Protocol):
         """The number of tokens the target knows, `V`. Static."""
         ...
 
+    @property
+    def max_levels(self) -> int | None:
+        """The number of levels it can draft, `None` for any. Static."""
+        ...
+
     def init_state(self, batch: int, capacity: int, depth: int) -> Any:
         """Returns an empty state.
 

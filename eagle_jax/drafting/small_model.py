@@ -73,6 +73,11 @@ class SmallModel:
     target: Target
     vocab_size: int
 
+    @property
+    def max_levels(self) -> int | None:
+        """See `DraftModel.max_levels`."""
+        return None
+
     @staticmethod
     def narrow(params: TransformerParams, tokens: jax.Array) -> NarrowParams:
         """Returns weights that draft some of the target's tokens alone (FR-Spec).

@@ -12,7 +12,6 @@ from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig, require
 from eagle_jax.constraints import mask_logits
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
-from eagle_jax.drafting.heads import most_levels
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.sampling import process_logits
@@ -57,7 +56,7 @@ class TreeDrafter:
 
     def __post_init__(self) -> None:
         """Refuses too deep trees, dynamic ones of draws, and settings without use."""
-        most = most_levels(self.model)
+        most = self.model.max_levels
         is_drafted = most is None or self.depth <= most
         wanted = f"at most {most}, one level per head; give a tree of fewer levels"
         require(is_drafted, "depth of the tree", self.depth, wanted)

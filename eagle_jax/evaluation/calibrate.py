@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.heads import Kind, calibration_part
+from eagle_jax.checkpoints.draft_files import Kind, calibration_part
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
@@ -30,9 +30,8 @@ from eagle_jax.evaluation.exponents import (
 )
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.files import write_json
-from eagle_jax.generation.heads import open_heads
+from eagle_jax.heads import open_head
 from eagle_jax.interface import Params, Target
-from eagle_jax.methods import EAGLE
 from eagle_jax.progress import Progress, Report, show_nothing
 from eagle_jax.training.trainer import Trained
 
@@ -168,10 +167,9 @@ def calibrate_head(trained: Trained, report: Report) -> None:
     target, target_params = step_config.target, trained.pair.params.target
     sharding = trained.pair.sharding
     everywhere = None if sharding is None else sharding.everywhere
-    model, load = open_heads(trained.head, target.config, step_config.dtype, EAGLE)
-    _, head = load(
-        trained.head, target.config, target_params, step_config.dtype, everywhere
-    )
+    opened = open_head(trained.head, target.config)
+    model = opened.head.model(opened.config, step_config.dtype)
+    head = opened.load(target_params, step_config.dtype, everywhere)
     prompts = trained.data.prompts
     try:
         requests = make_requests(
@@ -266,7 +264,7 @@ def describe(fitted: Fit) -> str:
 def calibration_file(
     vocab_size: int, fits: Mapping[Kind, Fit], source: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the content of a calibration file, as `checkpoints.heads` reads it.
+    """Returns what a calibration holds, as `checkpoints.draft_files` reads it.
 
     Args:
         vocab_size: The number of tokens the target knows, `V`.

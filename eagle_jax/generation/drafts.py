@@ -7,10 +7,10 @@ from typing import Any
 
 from eagle_jax import checkpoints
 from eagle_jax.drafting import DraftModel, SmallModel
-from eagle_jax.drafting.heads import init_heads
-from eagle_jax.generation.heads import check_kind, open_heads
+from eagle_jax.errors import InputError
 from eagle_jax.generation.placement import draft_shardings
-from eagle_jax.methods import SMALL_MODEL, Weights
+from eagle_jax.heads import find_head, open_head
+from eagle_jax.methods import METHODS, SMALL_MODEL, Weights
 from eagle_jax.models import transformer
 from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
@@ -71,8 +71,14 @@ def open_draft_model(
         InputError: If the folder holds weights of another kind.
     """
     folder = checkpoints.resolve(name)
-    check_kind(folder, weights)
-    if weights is SMALL_MODEL:
+    head = find_head(folder)
+    if (head.family if head else SMALL_MODEL.kind) != weights.kind:
+        methods = [row.name for row in METHODS.values() if row.weights is weights]
+        raise InputError(
+            f"{folder} holds {head.title if head else 'a whole model'}; method "
+            f"{' and '.join(methods)} needs {weights.description}"
+        )
+    if head is None:
         small, _ = checkpoints.open_target(folder)
         checkpoints.check_small_model(target, small)
 
@@ -81,15 +87,16 @@ def open_draft_model(
             return checkpoints.load_target(folder, dtype, shardings)[1]
 
         decoder = Transformer(config=small, dtype=dtype)
-        model = SmallModel(target=decoder, vocab_size=small.vocab_size)
-        return DraftSource(model=model, read=read_small, folder=folder)
-    head, read = open_heads(folder, target, dtype, weights)
+        drafted = SmallModel(target=decoder, vocab_size=small.vocab_size)
+        return DraftSource(model=drafted, read=read_small, folder=folder)
+    opened = open_head(folder, target)
+    model = head.model(opened.config, dtype)
 
     def read_head(
         target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
-        shardings = draft_shardings(sharding, init_heads, head.config)
-        params: Any = read(folder, target, target_params, dtype, shardings)[1]
-        return head.join(params, target_params)
+        shardings = draft_shardings(sharding, head.init, opened.config)
+        params = opened.load(target_params, dtype, shardings)
+        return model.join(params, target_params)
 
-    return DraftSource(model=head, read=read_head, folder=folder)
+    return DraftSource(model=model, read=read_head, folder=folder)

@@ -10,7 +10,7 @@ from eagle_jax import checkpoints
 from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import Eagle3Head, find_tree_drafter
+from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import check_product, on_cpu
@@ -26,6 +26,7 @@ from eagle_jax.generation.placement import (
 )
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import narrow, read_vocabulary
+from eagle_jax.heads import find_kind
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import Context, Method
 from eagle_jax.models.transformer import (
@@ -263,9 +264,8 @@ def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:
         InputError: If the target cannot give them.
     """
     grower = find_tree_drafter(drafter)
-    if grower is None or not isinstance(grower.model, Eagle3Head):
+    sizes = getattr(grower and grower.model, "config", None)
+    head = find_kind(sizes)
+    if head is None:
         return target
-    config = checkpoints.eagle3_target(
-        target.config, grower.model.config.feature_layers
-    )
-    return dataclasses.replace(target, config=config)
+    return dataclasses.replace(target, config=head.target(target.config, sizes))

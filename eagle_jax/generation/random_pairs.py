@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.drafting.heads import HeadSizes, head_model, init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import check_product, on_cpu
@@ -15,12 +14,10 @@ from eagle_jax.generation.drafts import DraftSource
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.placement import draft_shardings
-from eagle_jax.methods import HYDRA, MEDUSA, SMALL_MODEL, Weights
+from eagle_jax.heads import HEADS
+from eagle_jax.methods import SMALL_MODEL, Weights
 from eagle_jax.models import transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
@@ -112,34 +109,20 @@ def _random_draft(
         dtype: The type of the weights; not "auto".
         weights: The kind of the heads.
     """
-    model = head_model(_random_heads(target, weights), dtype)
+    # Of a family with several kinds, the one that reads any target.
+    kinds = [head for head in HEADS.values() if head.family == weights.kind]
+    head = kinds[-1]
+    sizes = head.new(target, head.settings(), target.max_positions)
+    model = head.model(sizes, dtype)
 
     def make_heads(
         target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
-        shardings = draft_shardings(sharding, init_heads, model.config)
-        make = jax.jit(init_heads, static_argnums=(1, 2), out_shardings=shardings)
-        made = make(jax.random.key(1), model.config, dtype)
-        return model.join(made, target_params)
+        shardings = draft_shardings(sharding, head.init, sizes)
+        make = jax.jit(head.init, static_argnums=(1, 2), out_shardings=shardings)
+        return model.join(make(jax.random.key(1), sizes, dtype), target_params)
 
     return DraftSource(model=model, read=make_heads)
-
-
-def _random_heads(target: TransformerConfig, weights: Weights) -> HeadSizes:
-    sizes: dict[str, Any] = {
-        "hidden_size": target.layer.hidden_size,
-        "vocab_size": target.vocab_size,
-    }
-    if weights is MEDUSA:
-        return MedusaConfig(num_heads=5, **sizes)
-    if weights is HYDRA:
-        layer = target.layer.plain
-        return HydraConfig(num_heads=4, layer=layer, **sizes)
-    return EagleHeadConfig(
-        layer=target.layer,
-        vocab_size=target.vocab_size,
-        max_positions=target.max_positions,
-    )
 
 
 def _random_target(

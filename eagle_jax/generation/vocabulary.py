@@ -21,9 +21,10 @@ import numpy as np
 
 from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.config import require
-from eagle_jax.drafting import DraftModel, EagleHead, SmallModel
+from eagle_jax.drafting import DraftModel, SmallModel
 from eagle_jax.errors import InputError
 from eagle_jax.generation.placement import model_sharding
+from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.parallel import PairSharding
 from eagle_jax.parsing import read_bytes, read_json
 

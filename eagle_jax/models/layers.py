@@ -94,6 +94,27 @@ class LayerParams:
     key_norm: jax.Array | None = None
 
 
+@struct.dataclass(kw_only=True)
+class AttentionContext:
+    """What `T` new tokens see in one layer: the cache, and some of each other.
+
+    Attributes:
+        cached: `[B, G, S, A]`, the keys and values of the cache, read only.
+        length: `[B]` int32, the number of slots in use.
+        mask: `[B, T, U]` bool, true where a token sees one of `earlier` and then the
+            `T` tokens themselves.
+        earlier: `[B, G, U - T, A]`, the keys and values of unconfirmed tokens of
+            earlier calls; `None` for none.
+        first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
+    """
+
+    cached: KeyValues
+    length: jax.Array
+    mask: jax.Array
+    earlier: KeyValues | None = None
+    first: jax.Array | None = None
+
+
 def take_token(values: jax.Array, places: jax.Array) -> jax.Array:
     """Returns what one token of each row has, `[B, 1, ...]` of `[B, T, ...]`.
 
@@ -118,11 +139,7 @@ def decoder_layer(
     config: LayerConfig,
     x: jax.Array,
     rotary: tuple[jax.Array, jax.Array],
-    cached: KeyValues,
-    length: jax.Array,
-    mask: jax.Array,
-    earlier: KeyValues | None = None,
-    first: jax.Array | None = None,
+    context: AttentionContext,
     inputs: jax.Array | None = None,
     last: jax.Array | None = None,
 ) -> tuple[jax.Array, KeyValues]:
@@ -136,13 +153,7 @@ def decoder_layer(
         config: The layer's sizes. Static.
         x: `[B, T, E]`, the residual stream.
         rotary: The tables of the `T` positions, from `rotary_tables`.
-        cached: `[B, G, S, A]`, the keys and values of the cache, read only.
-        length: `[B]` int32, the number of slots in use.
-        mask: `[B, T, U]` bool, true where a token sees one of `earlier` and then the
-            `T` tokens themselves.
-        earlier: `[B, G, U - T, A]`, the keys and values of unconfirmed tokens of
-            earlier calls; `None` for none.
-        first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
+        context: What the new tokens see.
         inputs: `[B, T, 2 * E]`, the input of q, k and v in an EAGLE-3 head; `None` for
             `x`, normalised.
         last: `[B]` int32, the only token of each row that goes on after attention,
@@ -154,13 +165,16 @@ def decoder_layer(
     """
     read = x if inputs is None else inputs
     query, new = project(params, config, read, rotary)
-    if earlier is not None:
-        new = jax.tree.map(lambda *kv: jnp.concatenate(kv, axis=2), earlier, new)
+    mask, first = context.mask, context.first
+    if context.earlier is not None:
+        new = jax.tree.map(
+            lambda *kv: jnp.concatenate(kv, axis=2), context.earlier, new
+        )
     if last is not None:
         x, query, mask, first = jax.tree.map(
             functools.partial(take_token, places=last), (x, query, mask, first)
         )
-    mixed = attend(query, cached, length, new, mask, first)
+    mixed = attend(query, context.cached, context.length, new, mask, first)
     return finish(params, config, x, mixed), new
 
 

@@ -10,6 +10,7 @@ from flax import struct
 from eagle_jax.interface import TargetOutput
 from eagle_jax.models import cache as kv
 from eagle_jax.models.layers import (
+    AttentionContext,
     LayerConfig,
     LayerParams,
     decoder_layer,
@@ -126,17 +127,14 @@ def forward(
         if number in config.feature_layers:
             inputs.append(x)
         is_windowed = number in config.windowed_layers
-        x, new = decoder_layer(
-            layer,
-            config.layer,
-            x,
-            rotary,
-            cache.layers[number],
-            cache.length,
-            near if is_windowed else mask,
-            before[number],
-            first if is_windowed else None,
+        context = AttentionContext(
+            cached=cache.layers[number],
+            length=cache.length,
+            mask=near if is_windowed else mask,
+            earlier=before[number],
+            first=first if is_windowed else None,
         )
+        x, new = decoder_layer(layer, config.layer, x, rotary, context)
         entries.append(new)
     hidden = rms_norm(x, params.norm, config.layer.rms_norm_eps)
     features = jnp.concatenate(inputs, axis=-1) if inputs else hidden

@@ -1,76 +1,23 @@
-"""Settings of training a head and of its texts; defaults are the EAGLE papers'."""
+"""Settings of training a head and of its texts; defaults are the EAGLE papers'.
+
+Those of the head itself and of its loss are its kind's, in `eagle_jax.heads`.
+"""
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
-from eagle_jax.config import SamplingConfig, TreeConfig, require, require_int32
-from eagle_jax.parsing import check_types
-
-MOST_LEVELS = 16
-"""The most levels that are drafted in training; each costs as much as the first."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """The settings of the loss that a head is trained with (EAGLE-1, section 3.2).
-
-    Three settings also know the official code's rule, where it differs from the
-    paper's. Medusa's and Hydra's heads learn tokens alone and without noise, and of
-    these settings take the last two.
-
-    Attributes:
-        feature_weight: The weight of the Smooth L1 loss between features.
-        token_weight: The weight of the cross-entropy between token distributions,
-            `w_cls`.
-        noise: The half width of the uniform noise on input features.
-        noise_scale: The scale of the noise: "constant" as in the paper, or "official"
-            for times 512 / the length of the sample.
-        mask: The pairs that count: "next" for those whose *token* (`i + 1`) is to be
-            predicted, so that the first draft after a prompt is trained; "official"
-            for those whose feature (`i`) belongs to such a token.
-        normalize: The divisor of the summed loss: "tokens" for the pairs that count,
-            "official" (its DeepSpeed trainer) for all positions, padding included.
-        alignment: The number of levels drafted from every position of a text (HASS,
-            section 3.2: its passes; EAGLE-3: the steps of its training-time test);
-            `None` for 1, which is EAGLE-1's loss, and 7 for an EAGLE-3 head.
-        top_k_loss: The number of the target's most likely tokens in HASS's top-K loss;
-            0 for none, 10 as published.
-        top_k_weight: The weight of the top-K loss.
-        token_loss: The loss between token distributions: "cross-entropy", as published,
-            or "alpha", of the rate at which drafts are accepted, see `loss.token_loss`.
-        decay: The weight of each head of Medusa and Hydra, and of each level of an
-            EAGLE-3 head, relative to the one before (Medusa, section 3.2).
-        labels: What Medusa's and Hydra's heads learn: "tokens" for the text's, as
-            published for Medusa; "target" for the target's distributions, as published
-            for Hydra; `None` for what was published.
-    """
-
-    feature_weight: float = 1.0
-    token_weight: float = 0.1
-    noise: float = 0.1
-    noise_scale: Literal["constant", "official"] = "constant"
-    mask: Literal["next", "official"] = "next"
-    normalize: Literal["tokens", "official"] = "tokens"
-    alignment: int | None = None
-    top_k_loss: int = 0
-    top_k_weight: float = 1.0
-    token_loss: Literal["cross-entropy", "alpha"] = "cross-entropy"
-    decay: float = 0.8
-    labels: Literal["tokens", "target"] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses weights and noise below zero."""
-        check_types(self)
-        for name in ("feature_weight", "token_weight", "noise", "top_k_weight"):
-            value = getattr(self, name)
-            holds = math.isfinite(value) and value >= 0
-            require(holds, name, value, "finite, 0 or more")
-        levels = self.alignment
-        holds = levels is None or 1 <= levels <= MOST_LEVELS
-        require(holds, "alignment", levels, f"1 to {MOST_LEVELS}")
-        require(self.top_k_loss >= 0, "top_k_loss", self.top_k_loss, "0 or more")
-        require(0 < self.decay <= 1, "decay", self.decay, "above 0 and at most 1")
+from eagle_jax.config import (
+    SamplingConfig,
+    TreeConfig,
+    from_table,
+    require,
+    require_int32,
+)
+from eagle_jax.heads import HEADS, Head
+from eagle_jax.heads.settings import HeadSettings
+from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.parsing import check_types, value_at
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,63 +92,6 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """The kind and the sizes of a new head; `None` stands for the target's.
-
-    A head that is begun with keeps its own sizes, biases and recycling: what
-    differs here from the defaults must agree with them.
-
-    Attributes:
-        kind: The kind of head: "eagle2" for EAGLE-1/2, whose heads are the same,
-            "eagle3", "medusa", or "hydra" for Hydra++ with its prefix layer.
-        draft_heads: The number of Medusa's or Hydra's heads, one per drafted level;
-            `None` for 5 and 4.
-        head_layers: The number of blocks of each of Medusa's or Hydra's heads; `None`
-            for 1 and 4.
-        draft_vocab_size: The number of tokens that an EAGLE-3 head knows, those most
-            frequent in its data; `None` for 32,000, or all where there are fewer.
-        feature_layers: The indices, such as "1 2 4", of the three layers of the target
-            whose inputs an EAGLE-3 head reads; `None` for the published ones, 2, half
-            of the layers, and three before their end.
-        recycles_normed: Whether an EAGLE-3 head continues drafts from its normalised
-            output, as some heads of speculators do.
-        intermediate_size: The width of the feed-forward layer.
-        num_heads: The number of query heads.
-        num_kv_heads: The number of key/value heads.
-        fc_bias: Whether the fusing layer has a bias.
-        include_embedding: Export the target's embedding table with an EAGLE-1/2 head,
-            as the official code expects.
-    """
-
-    kind: Literal["eagle2", "eagle3", "medusa", "hydra"] = "eagle2"
-    draft_heads: int | None = None
-    head_layers: int | None = None
-    draft_vocab_size: int | None = None
-    feature_layers: str | None = None
-    recycles_normed: bool = False
-    intermediate_size: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-    fc_bias: bool = True
-    include_embedding: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuses sizes below one."""
-        check_types(self)
-        for name in (
-            *("intermediate_size", "num_heads", "num_kv_heads"),
-            *("draft_heads", "head_layers", "draft_vocab_size"),
-        ):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "at least 1")
-        layers = self.feature_layers
-        words = [] if layers is None else layers.split()
-        holds = len(words) == 3 and all(word.isdecimal() for word in words)
-        wanted = 'three layers, such as "1 2 4"'
-        require(layers is None or holds, "feature_layers", layers, wanted)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The settings of a run's length, evaluations and checkpoints.
 
@@ -255,14 +145,68 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """All settings of `eagle-jax train`, one TOML table per attribute."""
+    """All settings of `eagle-jax train`, one TOML table per attribute.
 
-    loss: LossConfig = LossConfig()
+    Attributes:
+        loss: The settings of the loss of the kind of head; `None` for its defaults.
+        optimizer: The settings of the optimizer.
+        data: The settings of the data.
+        head: The settings of the head, whose class is that of its kind.
+        run: The settings of the run.
+        tree: The tree that is grown where the head is evaluated.
+    """
+
+    loss: Any = None
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
-    head: HeadConfig = HeadConfig()
+    head: HeadSettings = dataclasses.field(default_factory=HEADS["eagle2"].settings)
     run: RunConfig = RunConfig()
     tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
+
+    def __post_init__(self) -> None:
+        """Refuses the loss of another kind of head."""
+        wanted = self.kind.loss_settings
+        if self.loss is None:
+            object.__setattr__(self, "loss", wanted())
+        holds = type(self.loss) is wanted
+        require(holds, "loss", self.loss, f"of class {wanted.__name__}, as its head is")
+
+    @property
+    def kind(self) -> Head:
+        """The kind of head."""
+        return HEADS[self.head.kind]
+
+    @classmethod
+    def from_table(
+        cls, table: dict[str, Any], where: str, kind: str | None = None
+    ) -> "TrainConfig":
+        """See `config.from_table`: the kind of head says what its own tables hold.
+
+        Args:
+            table: The tables of the settings.
+            where: The file that they are from.
+            kind: The kind that is asked for; `None` for the one that the table names.
+        """
+        head = table.get("head", {})
+        head = {"kind": kind} | head if kind and isinstance(head, dict) else head
+        named = str(value_at(head, "kind") or cls().head.kind)
+        require(
+            named in HEADS, f"{where} [head]: kind", named, f"of {', '.join(HEADS)}"
+        )
+        own = HEADS[named]
+        types = {"head": own.settings, "loss": own.loss_settings}
+        return from_table(cls, table | {"head": head}, where, **types)
+
+
+def new_sizes(target: TransformerConfig, config: TrainConfig) -> Any:
+    """Returns the sizes of a new head: those that are set, else published ones.
+
+    Args:
+        target: The target's sizes.
+        config: All settings of the run.
+    """
+    length = min(target.max_positions, config.data.row_length)
+    return config.kind.new(target, config.head, length)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

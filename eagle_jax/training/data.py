@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from eagle_jax.generation.pairs import PairSource
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.progress import Progress, Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import EncodedExample, encode_examples
 from eagle_jax.training.features import FeatureStore
-from eagle_jax.training.packing import PackedRows, hold_out, pack, rows_at
+from eagle_jax.training.packing import hold_out, pack, rows_at
 
 _LINES = 20  # More malformed records than these would flood the log.
 

@@ -15,14 +15,12 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.rates import n_alpha, tokens_per_round
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.drafting.heads import head_model, most_levels
+from eagle_jax.heads.loss import Metrics
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
 from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
-from eagle_jax.training.heads import tie_blocks
-from eagle_jax.training.loss import Metrics
-from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.step import StepConfig, as_type, eval_step
 from eagle_jax.tree import MEDUSA_TREE, Topology, chain
 
@@ -108,8 +106,9 @@ def make_evaluation(
                 for batch in _batches(data.held_out, run.batch_size)
             ]
         )
-        cast = as_type(tie_blocks(params, step_config.head), step_config.dtype)
-        head = head_model(step_config.head, step_config.dtype)
+        kind, dtype = step_config.kind, step_config.dtype
+        head = kind.model(step_config.head, dtype)
+        cast = as_type(kind.tie(params), dtype)
         joined = head.join(cast, step_config.tables(target_params))
         both = Params(target=target_params, drafter=joined)
         chain, _ = decode_chain(both, len(prompts))
@@ -155,7 +154,7 @@ def _shapes(
 
     Heads that draft a level each have the published static tree, as their methods do.
     """
-    most = most_levels(head_model(config.head, config.dtype))
+    most = config.kind.model(config.head).max_levels
     if most is None:
         return chain(ALPHA_STEPS), tree.shape
     return chain(min(most, ALPHA_STEPS)), MEDUSA_TREE.cut(most)
@@ -172,7 +171,7 @@ def _decoder(
     Of parameters and a number of rows it returns the accepted drafts of all rounds of
     the first rows, `[S]`, and the rows' numbers of new tokens.
     """
-    head = head_model(config.head, config.dtype)
+    head = config.kind.model(config.head, config.dtype)
     drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)

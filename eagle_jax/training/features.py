@@ -19,9 +19,9 @@ import numpy as np
 from eagle_jax.checkpoints.tensors import saving
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import write_whole, writing
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.logs import JsonLines, check_log, read_log
 from eagle_jax.parallel import wait_for_all
-from eagle_jax.training.packing import PackedRows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,15 +12,14 @@ import numpy as np
 
 from eagle_jax.errors import InputError
 from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.heads.loss import Metrics
 from eagle_jax.logs import JsonLines
 from eagle_jax.parallel import PairSharding
 from eagle_jax.training.checkpoint import Checkpoints
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
-from eagle_jax.training.heads import count_vocabulary
 from eagle_jax.training.log import LOG, read_rows
-from eagle_jax.training.loss import Metrics
 from eagle_jax.training.packing import rows_at
 from eagle_jax.training.sharding import first_state, state_shapes, state_shardings
 from eagle_jax.training.step import StepConfig, TrainState, train_step
@@ -115,7 +114,9 @@ class Run:
                 shardings,
                 config.run.seed,
                 self._target_params,
-                vocabulary=count_vocabulary(trained.data.rows, step_config.head),
+                vocabulary=step_config.kind.vocabulary(
+                    trained.data.rows, step_config.head
+                ),
                 params=trained.first,
             )
             if latest is None

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import optax
 
+from eagle_jax.heads.head import partition
 from eagle_jax.parallel import PairSharding
-from eagle_jax.training.heads import fixed
 from eagle_jax.training.step import StepConfig, TrainState, init_state, make_optimizer
 
 
@@ -25,7 +25,7 @@ def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
         optimizer,
         lambda _, sharding: sharding,
         shapes.opt_state,
-        fixed(head)[0],
+        partition(head)[0],
         transform_non_params=lambda _: sharding.everywhere,
     )
     everywhere: Any = sharding.everywhere

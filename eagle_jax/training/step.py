@@ -9,20 +9,12 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from eagle_jax.drafting.heads import init_heads
+from eagle_jax.heads import Head, head_of
+from eagle_jax.heads.head import combine, partition
+from eagle_jax.heads.loss import Batch, Metrics, Unembed, target_features
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import Tables, unembed
-from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.heads import (
-    TrainedHead,
-    fixed,
-    loss_of,
-    reads_hidden,
-    tie_blocks,
-    with_fixed,
-    with_target_tables,
-)
-from eagle_jax.training.loss import Metrics, Unembed, target_features
-from eagle_jax.training.packing import PackedRows
+from eagle_jax.training.config import OptimizerConfig
 
 
 def as_they_are(params: Tables) -> Tables:
@@ -37,7 +29,7 @@ class StepConfig:
     Attributes:
         target: The `Target` whose features are learnt.
         head: The head's sizes.
-        loss: The settings of the loss.
+        loss: The settings of its loss.
         optimizer: The settings of the optimizer.
         steps: The number of steps of the whole run, where the learning rate ends.
         dtype: The type of the arithmetic; master weights are float32.
@@ -47,13 +39,18 @@ class StepConfig:
     """
 
     target: Any
-    head: TrainedHead
-    loss: LossConfig
+    head: Any
+    loss: Any
     optimizer: OptimizerConfig
     steps: int
     dtype: str = "float32"
     tables: Callable[[Any], Tables] = as_they_are
     unembed: Unembed = unembed
+
+    @property
+    def kind(self) -> Head:
+        """The head's kind."""
+        return head_of(self.head)
 
 
 @struct.dataclass(kw_only=True)
@@ -112,20 +109,20 @@ def init_state(
         target_params: The target's parameters, whose output head heads begin with that
             have one of their own; `None` for random ones.
         vocabulary: `[W]` int32, the tokens that an EAGLE-3 head knows, from
-            `heads.count_vocabulary`.
+            `Head.vocabulary`.
         params: The weights to begin with, float32; `None` for random ones.
     """
     key = jax.random.key(seed)
     if params is None:
-        params = init_heads(jax.random.fold_in(key, 0), config.head)
+        params = config.kind.init(jax.random.fold_in(key, 0), config.head)
         if target_params is not None:
             tables = config.tables(target_params)
-            params = with_target_tables(params, config.head, tables, vocabulary)
+            params = config.kind.begin(params, tables, vocabulary)
     optimizer: Any = make_optimizer(config.optimizer, config.steps)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.init(fixed(params)[0]),
+        opt_state=optimizer.init(partition(params)[0]),
         key=jax.random.key_data(jax.random.fold_in(key, 1)),
     )
 
@@ -155,10 +152,10 @@ def train_step(
         features = read_target(config, target_params, rows)
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
 
-    learnt, rest = fixed(state.params)
+    learnt, rest = partition(state.params)
 
     def loss(params: Any) -> tuple[jax.Array, Metrics]:
-        params = with_fixed(params, rest)
+        params = combine(params, rest)
         return _loss(params, target_params, features, rows, key, config)
 
     gradients, metrics = jax.grad(loss, has_aux=True)(learnt)
@@ -169,7 +166,7 @@ def train_step(
         dataclasses.replace(
             state,
             step=state.step + 1,
-            params=with_fixed(params, rest),
+            params=combine(params, rest),
             opt_state=opt_state,
         ),
         metrics,
@@ -178,7 +175,7 @@ def train_step(
 
 def read_target(config: StepConfig, target_params: Any, rows: PackedRows) -> jax.Array:
     """Returns what heads of a kind learn from, `[B, T, F]` or `[B, T, F + E]`."""
-    with_hidden = reads_hidden(config.head)
+    with_hidden = config.kind.reads_hidden
     return target_features(config.target, target_params, rows, with_hidden=with_hidden)
 
 
@@ -196,8 +193,8 @@ def eval_step(
 
 def as_type(params: Any, dtype: str) -> Any:
     """Returns heads whose weights have a type; token offsets stay integers."""
-    learnt, rest = fixed(params)
-    return with_fixed(jax.tree.map(lambda x: x.astype(dtype), learnt), rest)
+    learnt, rest = partition(params)
+    return combine(jax.tree.map(lambda x: x.astype(dtype), learnt), rest)
 
 
 def _loss(
@@ -209,14 +206,12 @@ def _loss(
     config: StepConfig,
 ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the head in the arithmetic's type, and its parts."""
-    tied = tie_blocks(params, config.head)
-    return loss_of(config.head)(
-        as_type(tied, config.dtype),
-        config.tables(target_params),
-        features,
-        rows,
-        key,
-        head=config.head,
-        config=config.loss,
+    batch = Batch(
+        rows=rows,
+        features=features,
+        tables=config.tables(target_params),
+        key=key,
         unembed=config.unembed,
     )
+    params = as_type(config.kind.tie(params), config.dtype)
+    return config.kind.loss(params, batch, config.head, config.loss)

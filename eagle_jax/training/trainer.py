@@ -14,34 +14,23 @@ from eagle_jax import checkpoints
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import DecodingConfig
-from eagle_jax.drafting.heads import init_heads
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.pairs import PairSource, open_pair
+from eagle_jax.heads import export_head, head_of
 from eagle_jax.logs import JsonLines, check_log
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.eagle_head import EagleHeadConfig
-from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.begin import open_beginning
 from eagle_jax.training.checkpoint import check_output, remove_run
-from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.config import TrainConfig, new_sizes
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.data import read_data
 from eagle_jax.training.features import FeatureStore, write_features
-from eagle_jax.training.heads import (
-    TrainedHead,
-    check_kind,
-    count_vocabulary,
-    new_head,
-    tie_blocks,
-    trained_target,
-)
 from eagle_jax.training.log import LOG, plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, Trained
 from eagle_jax.training.packing import rows_at
@@ -94,7 +83,6 @@ def train_head(
         InputError: If settings, data and target do not fit together or are too large
             for this machine, or training diverges.
     """
-    check_kind(config)
     check_output(job.output, resume=job.resume, overwrite=job.overwrite)
     dtype = config.run.dtype
     if dtype == "auto":
@@ -108,7 +96,7 @@ def train_head(
     source = open_pair(job.target, None, decode)
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
     begun = open_beginning(begun_folder, source, config) if begun_folder else None
-    head = begun.sizes if begun else new_head(source.config, config)
+    head = begun.sizes if begun else new_sizes(source.config, config)
     mesh = job.mesh or MeshShape(data=jax.device_count())
     sharding = _shard(source, config, mesh, head)
     check_apart(job.output, folder, *([begun_folder] if begun_folder else []))
@@ -125,7 +113,7 @@ def train_head(
     files = job.data, job.held_out_data
     data = read_data(*files, source, config, report=report, progress=progress)
     rows_at(len(data.rows), 0, config.run.batch_size, seed=0)  # Refuses large batches.
-    count_vocabulary(data.rows, head)  # Refuses rows that it cannot be counted in.
+    config.kind.vocabulary(data.rows, head)  # Refuses rows that have no labels.
     report(f"loading {job.target}")
     pair = source.load(sharding)
     first = begun.read(pair.params.target, sharding) if begun else None
@@ -137,7 +125,7 @@ def train_head(
         identity=identity,
         step_config=StepConfig(
             target=Transformer(
-                config=trained_target(source.config, head), dtype=source.dtype
+                config=config.kind.target(source.config, head), dtype=source.dtype
             ),
             head=head,
             loss=config.loss,
@@ -166,7 +154,7 @@ def _claim(job: TrainJob, identity: dict[str, Any]) -> None:
 
 
 def _shard(
-    source: PairSource, config: TrainConfig, mesh: MeshShape, head: TrainedHead
+    source: PairSource, config: TrainConfig, mesh: MeshShape, head: Any
 ) -> PairSharding:
     """Returns all shardings, or refuses what memory cannot hold."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
@@ -180,7 +168,7 @@ def _shard(
     )
     sharding = shard_pair(mesh, source.config, batch_size=batch_size)
     layer = getattr(head, "layer", None) or source.config.layer
-    return sharding.with_drafter(layer, shapes_of(init_heads, head))
+    return sharding.with_drafter(layer, shapes_of(config.kind.init, head))
 
 
 def _run(
@@ -188,8 +176,7 @@ def _run(
 ) -> Trained:
     """Trains and exports the best head."""
     config, output = trained.config, trained.head.parent
-    is_eagle = isinstance(trained.step_config.head, EagleHeadConfig)
-    has_table = is_eagle and config.head.include_embedding
+    has_table = getattr(config.head, "include_embedding", False)
     table = trained.pair.params.target.embedding if has_table else None
     is_first = jax.process_index() == 0
     if config.data.cache_features:
@@ -252,17 +239,11 @@ def _export(
         if keeps_calibration and fitted.is_file():
             shutil.copy(fitted, unfinished)
 
-    settings: Any = {"dtype": "float32", "also": also, "overwrite": True}
-    if isinstance(head, EagleHeadConfig):
-        checkpoints.export_head(folder, head, params, embedding=embedding, **settings)
-        return
-    if isinstance(head, Eagle3HeadConfig):
-        checkpoints.export_eagle3(folder, head, params, **settings)
-        return
-    params, is_hydra = tie_blocks(params, head), isinstance(head, HydraConfig)
-    export: Any = checkpoints.export_hydra if is_hydra else checkpoints.export_medusa
-    base = str(trained.target)
-    export(folder, head, params, base_model=base, dtype="float32", overwrite=True)
+    params = head_of(head).tie(params)
+    if embedding is not None:
+        params = dataclasses.replace(params, embedding=embedding)
+    how = checkpoints.Export(base_model=str(trained.target), also=also, overwrite=True)
+    export_head(folder, head, params, how)
 
 
 def _write_features(

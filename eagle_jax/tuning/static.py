@@ -13,7 +13,6 @@ import numpy as np
 
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.drafting.heads import most_levels
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import RECYCLING_TREE, Topology, from_paths, optimal_topology
@@ -38,7 +37,7 @@ def recorded_tree(drafter: Drafter, max_depth: int) -> Topology:
         max_depth: The largest depth, at most `MAX_DEPTH`.
     """
     if isinstance(drafter, TreeDrafter):
-        return widest_tree(min(most_levels(drafter.model) or max_depth, max_depth))
+        return widest_tree(min(drafter.model.max_levels or max_depth, max_depth))
     return RECYCLING_TREE.cut(max_depth)
 
 

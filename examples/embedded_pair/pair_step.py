@@ -17,17 +17,16 @@ import optax
 from flax import struct
 
 from eagle_jax.config import require
-from eagle_jax.models.eagle_head import EagleHeadConfig, EagleHeadParams
+from eagle_jax.heads.chains import segment_mask
+from eagle_jax.heads.eagle.loss import EagleLoss, eagle_loss
+from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams
+from eagle_jax.heads.loss import Batch, Metrics
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
     TransformerParams,
-    unembed,
 )
-from eagle_jax.training.chains import segment_mask
-from eagle_jax.training.config import LossConfig
-from eagle_jax.training.loss import Metrics, head_loss
-from eagle_jax.training.packing import PackedRows
 from examples.embedded_pair.training import (
     PretrainRunConfig,
     PretrainState,
@@ -45,7 +44,7 @@ class TogetherConfig:
     """
 
     run: PretrainRunConfig = dataclasses.field(default_factory=PretrainRunConfig)
-    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    loss: EagleLoss = dataclasses.field(default_factory=EagleLoss)
 
     def __post_init__(self) -> None:
         """Refuses an odd number of rows."""
@@ -102,7 +101,7 @@ def pair_losses(
     *,
     target: TransformerConfig,
     head: EagleHeadConfig,
-    loss: LossConfig,
+    loss: EagleLoss,
 ) -> tuple[jax.Array, jax.Array, Metrics]:
     """Computes both losses of a batch.
 
@@ -128,16 +127,8 @@ def pair_losses(
         model.unembed(params.target, output.hidden), batch.next_tokens
     )
     count = jnp.maximum(jnp.sum(batch.is_learnt), 1)
-    drafting, metrics = head_loss(
-        params.head,
-        params.target,
-        output.features,
-        rows,
-        key,
-        head=head,
-        config=loss,
-        unembed=unembed,
-    )
+    learnt = Batch(rows=rows, features=output.features, tables=params.target, key=key)
+    drafting, metrics = eagle_loss(params.head, learnt, head, loss)
     return jnp.sum(entropy * batch.is_learnt) / count, drafting, metrics
 
 

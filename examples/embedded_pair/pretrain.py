@@ -118,11 +118,13 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
         model_folder,
         config.model.transformer(),
         state.params,
-        dtype="bfloat16",
+        checkpoints.Export(
+            dtype="bfloat16",
+            also=lambda folder: _write_tokenizer(tokenizer, folder),
+            overwrite=True,
+        ),
         stop_tokens=(0,),
         bos_token=0,
-        also=lambda folder: _write_tokenizer(tokenizer, folder),
-        overwrite=True,
     )
     print(f"{model_folder} | held-out perplexity {perplexity:.2f} per token")
     return 0

@@ -28,10 +28,12 @@ from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.heads import export_head, open_head
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
-from eagle_jax.training.packing import PackedRows, pack, rows_at
+from eagle_jax.training.packing import pack, rows_at
 from examples.embedded_pair import corpus
 from examples.embedded_pair.loop import (
     begin_log,
@@ -95,7 +97,8 @@ def _train(arguments: argparse.Namespace, config: TogetherConfig) -> int:
     if not folder.is_dir():
         raise InputError(f"--run: {arguments.run} holds no model/; give a finished run")
     target, target_params = checkpoints.load_target(folder)
-    head, head_params = checkpoints.load_head(arguments.head, target, target_params)
+    opened = open_head(arguments.head, target)
+    head, head_params = opened.config, opened.load(target_params)
     if head_params.embedding is not None:
         raise InputError(
             f"{arguments.head} holds a head with an embedding table of its own; give "
@@ -212,15 +215,12 @@ def _export(
         output / "model",
         sizes["target"],
         params.target,
-        dtype="bfloat16",
+        checkpoints.Export(dtype="bfloat16", also=tokenizer, overwrite=True),
         stop_tokens=(0,),
         bos_token=0,
-        also=tokenizer,
-        overwrite=True,
     )
-    checkpoints.export_head(
-        output / "head", sizes["head"], params.head, with_bin=False, overwrite=True
-    )
+    how = checkpoints.Export(with_pickle=False, overwrite=True)
+    export_head(output / "head", sizes["head"], params.head, how)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from eagle_jax.checkpoints import (
     read_head,
     target_config,
 )
-from eagle_jax.models import eagle3_head
-from eagle_jax.models.eagle3_head import (
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.model import (
     Eagle3HeadConfig,
     Eagle3HeadParams,
     feature_layers,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle_jax.checkpoints.heads import eagle3_target
 from safetensors.numpy import load_file
 
 from eagle_jax.checkpoints import (
@@ -22,10 +23,9 @@ from eagle_jax.checkpoints import (
     names,
     read_eagle3_head,
 )
-from eagle_jax.checkpoints.heads import eagle3_target
-from eagle_jax.drafting import Eagle3Head
-from eagle_jax.models import eagle3_head
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig, Eagle3HeadParams
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, Eagle3HeadParams
 from tests import tiny
 from tests.checkpoints.folders import change_config
 from tests.conftest import load_main

@@ -23,8 +23,8 @@ from eagle_jax.checkpoints import (
     stop_tokens,
     stored_dtype,
 )
+from eagle_jax.heads.eagle.model import EagleHeadParams
 from eagle_jax.models import transformer
-from eagle_jax.models.eagle_head import EagleHeadParams
 from eagle_jax.models.rope import RopeConfig
 from tests.helpers import file_bytes, refused
 from tests.tiny import (

@@ -18,8 +18,8 @@ from eagle_jax.checkpoints import (
     load_target,
     target_config,
 )
-from eagle_jax.models import hydra_heads
-from eagle_jax.models.hydra_heads import HydraConfig
+from eagle_jax.heads.hydra import model as hydra_heads
+from eagle_jax.heads.hydra.model import HydraConfig
 from tests.checkpoints.folders import change_config
 from tests.conftest import NEEDS_TORCH, Main
 from tests.helpers import file_bytes, refused

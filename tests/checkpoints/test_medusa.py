@@ -8,6 +8,7 @@ import chex
 import jax
 import numpy as np
 import pytest
+from eagle_jax.models.medusa_heads import MedusaConfig
 from safetensors.numpy import load_file
 
 from eagle_jax.checkpoints import (
@@ -22,7 +23,6 @@ from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.drafting import MedusaHeads, TreeDrafter
 from eagle_jax.methods import METHODS, Context
 from eagle_jax.models import medusa_heads
-from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.tree import MEDUSA_TREE, from_paths
 from tests.checkpoints.folders import change_config
 from tests.conftest import NEEDS_TORCH, Main

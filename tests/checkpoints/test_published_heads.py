@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from eagle_jax.checkpoints import head_config
-from eagle_jax.models import eagle_head
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.model import EagleHeadConfig
 
 _LLAMA3 = {"vocab_size": 128256, "bias": False, "rope_theta": 500000.0}
 _QWEN2 = {"vocab_size": 152064, "qkv_bias": True, "rope_theta": 1000000.0}

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import export_medusa, target_config
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.models import medusa_heads
+from eagle_jax.heads.medusa import model as medusa_heads
 from tests import tiny
 from tests.conftest import Main, load_main
 

@@ -16,7 +16,6 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
-    EagleHead,
     LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
@@ -24,6 +23,7 @@ from eagle_jax.drafting import (
     SwitchDrafter,
     TreeDrafter,
 )
+from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.prefill import PREFILL_CHUNK

@@ -15,7 +15,6 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
     Calibration,
     Confidence,
-    EagleHead,
     LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
@@ -24,6 +23,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
+from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import (

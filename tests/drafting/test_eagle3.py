@@ -11,18 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle_jax.checkpoints.heads import eagle3_target
 
 from eagle_jax.checkpoints import load_eagle3_head, load_target
-from eagle_jax.checkpoints.heads import eagle3_target
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import Eagle3Head, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle3_head
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths

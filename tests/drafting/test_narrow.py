@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import EagleHead, SmallModel, TreeDrafter
+from eagle_jax.drafting import SmallModel, TreeDrafter
+from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_valid_tree

@@ -13,11 +13,11 @@ import safetensors.numpy
 
 from eagle_jax import checkpoints
 from eagle_jax.config import load_config
-from eagle_jax.models import eagle_head
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.training.config import LossConfig
-from eagle_jax.training.packing import PackedRows
 from examples.embedded_pair import together as command
 from examples.embedded_pair.pair_step import (
     PairParams,

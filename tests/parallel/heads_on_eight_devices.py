@@ -14,7 +14,8 @@ from eagle_jax.checkpoints import export_hydra, export_medusa, target_config
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.generation.pairs import open_pair
-from eagle_jax.models import hydra_heads, medusa_heads
+from eagle_jax.heads.hydra import model as hydra_heads
+from eagle_jax.heads.medusa import model as medusa_heads
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, shard_pair
 from tests import tiny

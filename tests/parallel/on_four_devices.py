@@ -15,10 +15,14 @@ from jax.sharding import PartitionSpec
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.drafting import Eagle3Head, TreeDrafter
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
-from eagle_jax.models import eagle3_head, eagle_head, transformer
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.models import transformer
 from eagle_jax.models.mlp import feed_forward, init_mlp
 from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.transformer import Transformer
@@ -32,7 +36,6 @@ from eagle_jax.parallel import (
 )
 from eagle_jax.testing.programs import count_collectives, every_line
 from eagle_jax.training.config import LossConfig, OptimizerConfig
-from eagle_jax.training.packing import PackedRows
 from eagle_jax.training.sharding import state_shapes, state_shardings
 from eagle_jax.training.step import StepConfig, train_step
 from tests import tiny

@@ -11,11 +11,15 @@ from jax.tree_util import GetAttrKey
 
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import EagleHead, TreeDrafter
-from eagle_jax.models import eagle3_head, eagle_head, hydra_heads, transformer
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.hydra import model as hydra_heads
+from eagle_jax.heads.hydra.model import HydraConfig
+from eagle_jax.models import transformer
 from eagle_jax.models.cache import init_cache
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.hydra_heads import HydraConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import (

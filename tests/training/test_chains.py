@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from eagle_jax.drafting.heads import HeadModel, head_model, init_heads
-from eagle_jax.models import eagle3_head, eagle_head
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
 from eagle_jax.training.chains import draft_chains
+
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.packing import PackedRows, pack
 from tests import tiny

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle_jax.training.eagle3_loss import USUAL_LEVELS, eagle3_loss
 
-from eagle_jax.models import eagle3_head
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import unembed
 from eagle_jax.training import chains
 from eagle_jax.training.config import LossConfig
-from eagle_jax.training.eagle3_loss import USUAL_LEVELS, eagle3_loss
-from eagle_jax.training.packing import PackedRows
 from tests import tiny
 from tests.training.test_chains import EAGLE3, packed_rows
 from tests.training.test_loss import log_softmax, numpy_token_loss

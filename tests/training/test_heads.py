@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.training.config import DataConfig, HeadConfig, LossConfig, TrainConfig
 from eagle_jax.training.heads import count_vocabulary, new_head
-from eagle_jax.training.packing import PackedRows
+
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.rows import PackedRows
+from eagle_jax.training.config import DataConfig, HeadConfig, LossConfig, TrainConfig
 from tests import tiny
 from tests.helpers import refused
 

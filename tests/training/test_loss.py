@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle_jax.training.loss import (
+    add_noise,
+    head_loss,
+    pair_weights,
+    target_features,
+)
 
-from eagle_jax.models import eagle_head, transformer
-from eagle_jax.models.eagle_head import EagleHeadConfig
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.models import transformer
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import (
@@ -23,12 +30,6 @@ from eagle_jax.models.transformer import (
 from eagle_jax.training import chains
 from eagle_jax.training.config import LossConfig
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.loss import (
-    add_noise,
-    head_loss,
-    pair_weights,
-    target_features,
-)
 from eagle_jax.training.packing import PackedRows, pack
 
 LAYER = LayerConfig(

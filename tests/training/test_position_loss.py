@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from eagle_jax.drafting.heads import init_heads
+from eagle_jax.training.heads import TrainedHead, loss_of, new_head, with_target_tables
+from eagle_jax.training.loss import target_features
+
+from eagle_jax.heads.hydra.model import HydraConfig
+from eagle_jax.heads.medusa.model import MedusaConfig
 from eagle_jax.models import transformer
-from eagle_jax.models.hydra_heads import HydraConfig
-from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Transformer, output_head, unembed
 from eagle_jax.training.config import HeadConfig, LossConfig, TrainConfig
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.heads import TrainedHead, loss_of, new_head, with_target_tables
-from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import pack
 from tests import tiny
 from tests.helpers import refused

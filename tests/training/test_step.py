@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from eagle_jax.drafting.heads import init_heads
+from eagle_jax.training.loss import target_features
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting.heads import init_heads
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.medusa.model import MedusaConfig
 from eagle_jax.models import transformer
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
-from eagle_jax.models.medusa_heads import MedusaConfig
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import (
     WHOLE,
@@ -32,7 +33,6 @@ from eagle_jax.training.config import (
 from eagle_jax.training.data import TrainingData, prompts_of
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.evaluate import make_evaluation
-from eagle_jax.training.loss import target_features
 from eagle_jax.training.packing import PackedRows, pack
 from eagle_jax.training.step import (
     StepConfig,

@@ -13,10 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from eagle_jax.drafting.heads import init_heads
+from eagle_jax.training.heads import count_vocabulary, new_eagle_head
 
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
-from eagle_jax.drafting.heads import init_heads
 from eagle_jax.generation.pair import load_pair
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig
@@ -29,7 +30,6 @@ from eagle_jax.training.config import (
     TrainConfig,
 )
 from eagle_jax.training.conversations import fingerprint
-from eagle_jax.training.heads import count_vocabulary, new_eagle_head
 from eagle_jax.training.log import LOG
 from eagle_jax.training.trainer import Trained, TrainJob, train_head
 from tests import tiny

@@ -11,15 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.models.cache import KeyValues, KVCache
-from eagle_jax.models.layers import (
-    LayerConfig,
-    LayerParams,
-    decoder_layer,
-    init_layer,
-)
+from eagle_jax.models.layers import LayerConfig, LayerParams, init_layer
 from eagle_jax.models.linear import init_matrix, linear
-from eagle_jax.models.rope import rotary_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,56 +50,6 @@ class EagleHeadParams:
     embedding: jax.Array | None = None
 
 
-def forward(
-    params: EagleHeadParams,
-    config: EagleHeadConfig,
-    embeddings: jax.Array,
-    features: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
-    cache: KVCache,
-    earlier: KeyValues | None = None,
-    last: jax.Array | None = None,
-) -> tuple[jax.Array, KeyValues]:
-    """Runs the head over new pairs.
-
-    Args:
-        params: The head's weights.
-        config: The head's sizes. Static.
-        embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
-        features: `[B, T, E]`, the target's features, or the head's own output for the
-            parent.
-        positions: `[B, T]` int32, the absolute positions of the features.
-        mask: `[B, T, U]` bool, true where a pair sees one of `earlier` and then the
-            `T` pairs.
-        cache: The cache of confirmed pairs, of one layer; read only.
-        earlier: `[B, G, U - T, A]`, the keys and values of pairs drafted earlier in
-            this round; `None` for none.
-        last: `[B]` int32, the only pair of each row whose output is wanted, `[B, 1, E]`
-            then; `None` for all.
-
-    Returns:
-        The predicted features `[B, T, E]`, which are at once the input of the next
-        step and of the output head, since there is no final norm; and the keys and
-        values of all `U` unconfirmed pairs.
-    """
-    x, inputs = layer_inputs(params, config, embeddings, features)
-    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
-    (cached,) = cache.layers
-    return decoder_layer(
-        params.layer,
-        config.layer,
-        x,
-        rotary,
-        cached,
-        cache.length,
-        mask,
-        earlier,
-        inputs=inputs,
-        last=last,
-    )
-
-
 def layer_inputs(
     params: EagleHeadParams,
     config: EagleHeadConfig,
@@ -119,7 +62,8 @@ def layer_inputs(
         params: The head's weights.
         config: The head's sizes. Static.
         embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
-        features: `[B, T, E]`, the pairs' features.
+        features: `[B, T, E]`, the target's features, or the head's own output for the
+            parent.
     """
     features = features.astype(embeddings.dtype)
     fused = jnp.concatenate([embeddings, features], axis=-1)

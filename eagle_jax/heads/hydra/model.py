@@ -12,8 +12,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.models.cache import KeyValues, KVCache
+from eagle_jax.heads.medusa.model import (
+    ResidualBlockParams,
+    init_block,
+    residual_block,
+)
+from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import (
+    AttentionContext,
     LayerConfig,
     LayerParams,
     decoder_layer,
@@ -21,11 +27,6 @@ from eagle_jax.models.layers import (
     rms_norm,
 )
 from eagle_jax.models.linear import init_matrix, linear
-from eagle_jax.models.medusa_heads import (
-    ResidualBlockParams,
-    init_block,
-    residual_block,
-)
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import unembed
 
@@ -104,8 +105,7 @@ def prefix(
     config: HydraConfig,
     hidden: jax.Array,
     positions: jax.Array,
-    mask: jax.Array,
-    cache: KVCache,
+    context: AttentionContext,
     last: jax.Array | None = None,
 ) -> tuple[jax.Array, KeyValues]:
     """Runs the prefix layer over hidden states of confirmed tokens.
@@ -115,8 +115,7 @@ def prefix(
         config: The sizes. Static.
         hidden: `[B, T, E]`, the target's hidden states after the final norm.
         positions: `[B, T]` int32, the absolute positions of their tokens.
-        mask: `[B, T, T]` bool, true where a state sees another.
-        cache: The cache of earlier ones, of one layer; read only.
+        context: What they see.
         last: `[B]` int32, the only state of each row whose output is wanted,
             `[B, 1, E]` then; `None` for all.
 
@@ -126,15 +125,12 @@ def prefix(
     layer, norm = params.layer, params.norm
     assert config.layer is not None and layer is not None and norm is not None
     rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
-    (cached,) = cache.layers
     x = hidden.astype(layer.mlp_norm.dtype)
-    x, entries = decoder_layer(
-        layer, config.layer, x, rotary, cached, cache.length, mask, last=last
-    )
+    x, entries = decoder_layer(layer, config.layer, x, rotary, context, last=last)
     return rms_norm(x, norm, config.layer.rms_norm_eps), entries
 
 
-def logits(params: HydraHeadParams, inputs: jax.Array) -> jax.Array:
+def head_logits(params: HydraHeadParams, inputs: jax.Array) -> jax.Array:
     """Returns a head's float32 logits `[..., V]`.
 
     Args:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.heads.medusa import model as medusa_heads
+from eagle_jax.heads.medusa.model import MedusaConfig, MedusaHeadParams
 from eagle_jax.interface import PromptChunk
-from eagle_jax.models import medusa_heads
-from eagle_jax.models.medusa_heads import MedusaConfig, MedusaHeadParams
 from eagle_jax.models.transformer import Tables, unembed
 
 
@@ -100,6 +100,11 @@ class PositionHeads:
     def vocab_size(self) -> int:
         """See `DraftModel.vocab_size`."""
         return self.config.vocab_size
+
+    @property
+    def max_levels(self) -> int:
+        """See `DraftModel.max_levels`; each level has a head."""
+        return self.config.num_heads
 
     @property
     def feature_size(self) -> int:

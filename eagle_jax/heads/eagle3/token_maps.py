@@ -8,7 +8,7 @@ from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.export_files import Tensors
 from eagle_jax.checkpoints.weights import Weights
 from eagle_jax.errors import InputError
-from eagle_jax.models.eagle3_head import Eagle3HeadConfig
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
 
 
 def token_maps(config: Eagle3HeadConfig, offsets: jax.Array | None) -> Tensors:

@@ -14,14 +14,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import finish, project
 from eagle_jax.models.linear import precision_of
 from eagle_jax.models.rope import rotary_tables
-from eagle_jax.training.packing import PackedRows
 
 LayerInputs = Callable[..., tuple[jax.Array, jax.Array]]
-"""A function like `models.eagle_head.layer_inputs`."""
+"""A function like `eagle.model.layer_inputs`."""
+
+Recycle = Callable[[Any, Any, jax.Array], jax.Array]
+"""A function from weights, sizes and a level's outputs to the next level's features."""
 
 
 def segment_mask(segments: jax.Array) -> jax.Array:
@@ -32,7 +35,7 @@ def segment_mask(segments: jax.Array) -> jax.Array:
 
 
 def draft_chains(
-    layer_inputs: LayerInputs,
+    functions: tuple[LayerInputs, Recycle],
     params: Any,
     config: Any,
     table: jax.Array,
@@ -40,28 +43,27 @@ def draft_chains(
     rows: PackedRows,
     *,
     steps: int,
-    recycle: Callable[[jax.Array], jax.Array],
 ) -> list[jax.Array]:
     """Drafts `steps` levels of a chain from every position, with the text's tokens.
 
     What would reach beyond the end of a segment is computed from other tokens and
-    means nothing; weights of the loss must leave it out.
+    is unspecified; mask it out of the loss.
 
     Args:
-        layer_inputs: The head's own, see `LayerInputs`. Static.
+        functions: The head's own, see `LayerInputs` and `Recycle`; HASS lets no
+            gradient through from level to level, EAGLE-3 does. Static.
         params: The head's weights, in the type to compute in.
         config: The head's sizes. Static.
         table: `[V, E]`, the embedding table.
         features: `[B, T, E]`, the true features at the head's width.
         rows: The rows, `[B, T]` fields.
         steps: The number of levels, at least 1. Static.
-        recycle: A function from a level's outputs to the features of the next; HASS
-            lets no gradient through, EAGLE-3 does. Static.
 
     Returns:
         The outputs `[B, T, E]` of each level; those of level `n`, counted from 0, at
         position `i` predict what the target says of token `i + n + 2`.
     """
+    layer_inputs, recycle = functions
     layer = config.layer
     mask = segment_mask(rows.segments)
     outputs: list[jax.Array] = []
@@ -75,7 +77,7 @@ def draft_chains(
         entries.append(new)
         mixed = _attend(query, entries[0], mask, entries[1:])
         outputs.append(finish(params.layer, layer, x, mixed))
-        features = recycle(outputs[-1])
+        features = recycle(params, config, outputs[-1])
     return outputs
 
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.drafting.eagle import EagleState, FeatureHead
-from eagle_jax.drafting.medusa import LastFeature, LastFeatureModel, PositionHeads
-from eagle_jax.models import hydra_heads
+from eagle_jax.heads.feature import EagleState, FeatureHead
+from eagle_jax.heads.hydra.model import HydraConfig, HydraParams, head_logits, prefix
+from eagle_jax.heads.medusa.draft import LastFeature, LastFeatureModel, PositionHeads
 from eagle_jax.models.cache import KeyValues
-from eagle_jax.models.hydra_heads import HydraConfig, HydraParams
+from eagle_jax.models.layers import AttentionContext
 from eagle_jax.models.transformer import Tables
 
 
@@ -61,7 +61,7 @@ class _PathReader(PositionHeads):
         self, params: HydraDrafterParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         """See `DraftModel.logits`."""
-        return hydra_heads.logits(params.heads.heads[level - 1], outputs)
+        return head_logits(params.heads.heads[level - 1], outputs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,12 +100,15 @@ class PrefixHydraHeads(_PathReader, FeatureHead):
         self,
         params: HydraDrafterParams,
         tokens: jax.Array,
-        *inputs: Any,
+        features: jax.Array,
+        positions: jax.Array,
+        context: AttentionContext,
         last: jax.Array | None = None,
     ) -> tuple[jax.Array, KeyValues]:
         """Runs the prefix layer; it reads features alone."""
         del tokens
-        return hydra_heads.prefix(params.heads, self.config, *inputs, last=last)
+        heads = params.heads
+        return prefix(heads, self.config, features, positions, context, last)
 
     def read(
         self, params: HydraDrafterParams, state: EagleState, root: jax.Array

@@ -14,16 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from eagle_jax.models.cache import KeyValues, KVCache
 from eagle_jax.models.layers import (
     LayerConfig,
     LayerParams,
-    decoder_layer,
     init_layer,
     rms_norm,
 )
 from eagle_jax.models.linear import init_matrix, linear
-from eagle_jax.models.rope import rotary_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +126,7 @@ def recycle(
     Args:
         params: The head's weights.
         config: The head's sizes. Static.
-        outputs: `[..., E]`, the outputs of `forward` for the parents.
+        outputs: `[..., E]`, the outputs of the layer for the parents.
 
     Returns:
         `[..., E]`, the outputs themselves, or normalised if `recycles_normed`.
@@ -137,56 +134,6 @@ def recycle(
     if not config.recycles_normed:
         return outputs
     return rms_norm(outputs, params.norm, config.layer.rms_norm_eps)
-
-
-def forward(
-    params: Eagle3HeadParams,
-    config: Eagle3HeadConfig,
-    embeddings: jax.Array,
-    features: jax.Array,
-    positions: jax.Array,
-    mask: jax.Array,
-    cache: KVCache,
-    earlier: KeyValues | None = None,
-    last: jax.Array | None = None,
-) -> tuple[jax.Array, KeyValues]:
-    """Runs the head over new pairs.
-
-    Args:
-        params: The head's weights.
-        config: The head's sizes. Static.
-        embeddings: `[B, T, E]`, the embeddings of the pairs' tokens.
-        features: `[B, T, E]`, the target's features from `fuse`, or the head's own
-            output for the parent.
-        positions: `[B, T]` int32, the absolute positions of the features.
-        mask: `[B, T, U]` bool, true where a pair sees one of `earlier` and then the
-            `T` pairs.
-        cache: The cache of confirmed pairs, of one layer; read only.
-        earlier: `[B, G, U - T, A]`, the keys and values of pairs drafted earlier in
-            this round; `None` for none.
-        last: `[B]` int32, the only pair of each row whose output is wanted, `[B, 1, E]`
-            then; `None` for all.
-
-    Returns:
-        The outputs `[B, T, E]`, which are at once the next step's features and, after
-        `norm`, the input of the output head; and the keys and values of all `U`
-        unconfirmed pairs.
-    """
-    x, inputs = layer_inputs(params, config, embeddings, features)
-    rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
-    (cached,) = cache.layers
-    return decoder_layer(
-        params.layer,
-        config.layer,
-        x,
-        rotary,
-        cached,
-        cache.length,
-        mask,
-        earlier,
-        inputs=inputs,
-        last=last,
-    )
 
 
 def layer_inputs(

@@ -1,0 +1,82 @@
+"""`config.json` of EAGLE heads: what EAGLE-1/2 and EAGLE-3 have in common."""
+
+import dataclasses
+from typing import Any
+
+from eagle_jax.checkpoints.export import layer_fields, rope_scaling
+from eagle_jax.checkpoints.export_files import WRITTEN_BY
+from eagle_jax.checkpoints.hf_config import FAMILIES, layer_config
+from eagle_jax.checkpoints.hf_fields import (
+    MOST_POSITIONS,
+    Fields,
+    check_keys,
+    read_rope,
+)
+
+# Heads that name no positions were trained for so many.
+_HEAD_POSITIONS = 2048
+
+
+def read_sizes(fields: Fields, *more: str) -> dict[str, Any]:
+    """Reads the sizes that EAGLE heads have in common; none is derived from a target.
+
+    Args:
+        fields: The fields of the head.
+        more: The keys that are known in this kind of head only.
+
+    Raises:
+        InputError: If a key asks for something that is not implemented.
+    """
+    kind = fields.values.get("model_type", "llama")
+    if kind not in (*FAMILIES, "eagle"):
+        raise fields.refusal(
+            f"model_type {kind!r} is not supported for a head; known are "
+            f"{', '.join((*FAMILIES, 'eagle'))}"
+        )
+    # What a head's config says about its target's family does not concern the head.
+    check_keys(fields, {*more}.union(*(f.fields for f in FAMILIES.values())))
+    return {
+        "layer": layer_config(
+            fields,
+            dataclasses.replace(FAMILIES["llama"], qkv_bias=fields.flag("qkv_bias")),
+            read_rope(fields, is_head=True),
+        ),
+        "vocab_size": fields.size("vocab_size"),
+        "max_positions": fields.size(
+            "max_position_embeddings", default=_HEAD_POSITIONS, most=MOST_POSITIONS
+        ),
+    }
+
+
+def common_fields(config: Any, dtype: str) -> dict[str, Any]:
+    """Returns the `config.json` of any EAGLE head, in the official code's fields.
+
+    That implementation refuses every `rope_scaling` but `{type, factor}` of the kinds
+    "linear" and "dynamic". Another kind stands in `rope_parameters`, which it does not
+    read: it runs such a head with plain rotary embeddings.
+
+    Args:
+        config: The head's sizes.
+        dtype: The dtype of the stored weights.
+    """
+    rope = config.layer.rope
+    fields = {
+        "architectures": [FAMILIES["llama"].architecture],
+        "model_type": "llama",
+        **layer_fields(config.layer),
+        "num_hidden_layers": 1,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": False,
+        "rope_theta": rope.theta,
+        "rope_scaling": None,
+        "torch_dtype": dtype,
+        "written_by": WRITTEN_BY,
+    }
+    if rope.kind == "linear":
+        fields["rope_scaling"] = rope_scaling(rope, kind_field="type")
+    elif rope.kind != "default":
+        fields["rope_parameters"] = rope_scaling(rope, kind_field="rope_type")
+    if config.layer.qkv_bias:  # Its presence counts there, not its value.
+        fields["qkv_bias"] = True
+    return fields

@@ -1,0 +1,185 @@
+"""The loss of an EAGLE-1/2 head (EAGLE-1, section 3.2; HASS, section 3)."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from eagle_jax.heads.chains import draft_chains
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams
+from eagle_jax.heads.loss import (
+    Batch,
+    Metrics,
+    chain_length,
+    most_likely,
+    pair_weights,
+    token_loss,
+)
+from eagle_jax.heads.rows import PackedRows
+from eagle_jax.heads.settings import ChainLoss
+from eagle_jax.models.transformer import output_head
+
+_OFFICIAL_NOISE_LENGTH = 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagleLoss(ChainLoss):
+    """The settings of the loss of an EAGLE-1/2 head; see also `ChainLoss`.
+
+    Attributes:
+        feature_weight: The weight of the Smooth L1 loss between features.
+        token_weight: The weight of the cross-entropy between token distributions,
+            `w_cls`.
+        noise: The half width of the uniform noise on input features.
+        noise_scale: The scale of the noise: "constant" as in the paper, or "official"
+            for times 512 / the length of the sample.
+        top_k_loss: The number of the target's most likely tokens in HASS's top-K loss;
+            0 for none, 10 as published.
+        top_k_weight: The weight of the top-K loss.
+    """
+
+    feature_weight: float = 1.0
+    token_weight: float = 0.1
+    noise: float = 0.1
+    noise_scale: Literal["constant", "official"] = "constant"
+    top_k_loss: int = 0
+    top_k_weight: float = 1.0
+
+
+def add_noise(
+    key: jax.Array, features: jax.Array, rows: PackedRows, settings: EagleLoss
+) -> jax.Array:
+    """Adds the uniform noise that makes a head bear its own errors.
+
+    Args:
+        key: The PRNG key of this step's noise.
+        features: `[B, T, E]`, the target's features.
+        rows: The rows, `[B, T]`; the official scale needs their segments' lengths.
+        settings: The settings of the loss, of which half width and scale are read.
+    """
+    shape = features.shape
+    noise = jax.random.uniform(
+        key, shape, minval=-settings.noise, maxval=settings.noise
+    )
+    if settings.noise_scale == "official":
+        same = rows.segments[:, :, None] == rows.segments[:, None, :]
+        lengths = jnp.sum(same, axis=-1, dtype=jnp.float32)
+        noise = noise * (_OFFICIAL_NOISE_LENGTH / lengths)[..., None]
+    return features + noise.astype(features.dtype)
+
+
+def eagle_loss(
+    params: EagleHeadParams, batch: Batch, config: EagleHeadConfig, settings: EagleLoss
+) -> tuple[jax.Array, Metrics]:
+    """Computes the loss of a batch.
+
+    `L = Smooth L1(f[i+1], g[i]) + w_cls * CE(p, q) + w * top-K(p, q)`, where `g[i]` is
+    the head's output for (token `i + 1`, noisy feature `i`), `p = softmax(f[i+1] U)`,
+    `q = softmax(g[i] U)`, and `U` the target's frozen output head. With an alignment
+    above 1 it is the sum over that many levels of chains drafted from every position.
+    For the arguments see `Head.loss`.
+    """
+    features, rows = batch.features.astype(params.fc.dtype), batch.rows
+    inputs = features
+    if batch.key is not None:
+        inputs = add_noise(batch.key, features, rows, settings)
+    outputs = draft_chains(
+        (eagle_head.layer_inputs, _recycle),
+        params,
+        config,
+        jax.lax.stop_gradient(batch.tables.embedding),
+        inputs,
+        rows,
+        steps=settings.alignment or 1,
+    )
+    frozen = jax.lax.stop_gradient(output_head(batch.tables))
+    theirs = batch.unembed(frozen, features)
+    levels = []
+    for step, predicted in enumerate(outputs):
+        weights = pair_weights(rows, settings.mask, step)
+        distance = optax.huber_loss(
+            predicted.astype(jnp.float32),
+            jnp.roll(features, -step - 1, axis=1).astype(jnp.float32),
+        )
+        wanted = jnp.roll(theirs, -step - 1, axis=1)
+        ours = batch.unembed(frozen, predicted)
+        levels.append(_level(ours, wanted, distance, weights, settings))
+    of_features, of_tokens, of_top_k, agreements = jnp.array(levels).T
+    loss = settings.feature_weight * jnp.sum(of_features)
+    loss += settings.token_weight * jnp.sum(of_tokens)
+    if settings.top_k_loss:
+        loss += settings.top_k_weight * jnp.sum(of_top_k)
+    return loss, Metrics(
+        loss=loss,
+        feature_loss=jnp.sum(of_features),
+        token_loss=jnp.sum(of_tokens),
+        agreement=agreements[0],
+        chain_length=chain_length(agreements),
+        pairs=jnp.sum(pair_weights(rows, settings.mask)),
+    )
+
+
+def _recycle(
+    params: EagleHeadParams, config: EagleHeadConfig, outputs: jax.Array
+) -> jax.Array:
+    """Returns the features of the next level: the outputs, without gradient."""
+    del params, config
+    return jax.lax.stop_gradient(outputs)
+
+
+def _level(
+    logits: jax.Array,
+    wanted: jax.Array,
+    distance: jax.Array,
+    weights: jax.Array,
+    settings: EagleLoss,
+) -> tuple[jax.Array, ...]:
+    """Returns the means over the pairs of one level: of losses and of agreement.
+
+    Args:
+        logits: `[B, T, V]`, the head's.
+        wanted: `[B, T, V]`, the target's.
+        distance: `[B, T, E]`, the Smooth L1 loss of each feature.
+        weights: `[B, T]`, 1 for pairs that count.
+        settings: The settings of the loss.
+    """
+    count = jnp.maximum(jnp.sum(weights), 1.0)
+    divisor = count if settings.normalize == "tokens" else float(weights.size)
+    truth = jax.nn.softmax(wanted)
+    losses = [
+        jnp.mean(distance, axis=-1),
+        token_loss(logits, truth, settings.token_loss),
+        top_k_loss(logits, truth, settings.top_k_loss),
+    ]
+    means = [jnp.sum(weights * loss) / divisor for loss in losses]
+    agrees = most_likely(logits) == most_likely(wanted)
+    return *means, jnp.sum(weights * agrees) / count
+
+
+def top_k_loss(logits: jax.Array, truth: jax.Array, k: int) -> jax.Array:
+    """Returns the cross-entropy over the target's `k` most likely tokens, `[...]`.
+
+    `-sum(p(x) log q(x))` over these tokens alone, with `p` as it is (HASS, section
+    3.1); 0 for `k = 0`. Equally likely tokens count as one of the `k`.
+
+    Args:
+        logits: `[..., V]` float32, the head's.
+        truth: `[..., V]` float32, the target's distributions; no gradient reaches them.
+        k: The number of tokens; all if it is `V` or more. Static.
+    """
+    if not k:
+        return jnp.zeros(truth.shape[:-1])
+    truth = jax.lax.stop_gradient(truth)
+
+    def lower(_: jax.Array, bound: jax.Array) -> jax.Array:
+        below = jnp.where(truth < bound, truth, -jnp.inf)
+        return jnp.max(below, axis=-1, keepdims=True)
+
+    # A vocabulary that is split over devices stays where it is; `top_k` would move it.
+    bound = jnp.full((*truth.shape[:-1], 1), jnp.inf)
+    bound = jax.lax.fori_loop(0, min(k, truth.shape[-1]), lower, bound)
+    likely = jnp.where(truth >= bound, truth, 0)
+    return -jnp.sum(likely * jax.nn.log_softmax(logits), axis=-1)

@@ -1,0 +1,1 @@
+"""EAGLE-3 heads, and those of EAGLE-3.1 and of speculators."""

@@ -1,0 +1,97 @@
+"""The loss of an EAGLE-3 head: its training-time test (EAGLE-3, section 3.2)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from eagle_jax.heads.chains import draft_chains
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, Eagle3HeadParams
+from eagle_jax.heads.loss import (
+    Batch,
+    Metrics,
+    chain_length,
+    most_likely,
+    pair_weights,
+    token_loss,
+)
+from eagle_jax.heads.settings import ChainLoss
+from eagle_jax.models.layers import rms_norm
+from eagle_jax.models.transformer import output_head, unembed
+
+USUAL_LEVELS = 7
+"""The levels that published heads are trained with."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Loss(ChainLoss):
+    """The settings of the loss of an EAGLE-3 head; see also `ChainLoss`.
+
+    Attributes:
+        decay: The weight of each level relative to the one before.
+    """
+
+    decay: float = 0.8
+
+
+def eagle3_loss(
+    params: Eagle3HeadParams,
+    batch: Batch,
+    config: Eagle3HeadConfig,
+    settings: Eagle3Loss,
+) -> tuple[jax.Array, Metrics]:
+    """Computes the loss of an EAGLE-3 head on a batch.
+
+    Level `n` weighs `decay ** n`; it is the cross-entropy of the head's distributions
+    with the target's, both over the tokens that the head knows, a mean over the pairs
+    whose most likely token the head knows. (The official code divides by all positions,
+    so that its learning rate depends on the padding.) There is no noise; for the
+    arguments see `Head.loss`.
+    """
+    rows = batch.rows
+    inputs, hidden = jnp.split(batch.features, [config.feature_size], axis=-1)
+    outputs = draft_chains(
+        (eagle3_head.layer_inputs, eagle3_head.recycle),
+        params,
+        config,
+        jax.lax.stop_gradient(batch.tables.embedding),
+        eagle3_head.fuse(params, config, inputs),
+        rows,
+        steps=settings.alignment or USUAL_LEVELS,
+    )
+    frozen = jax.lax.stop_gradient(output_head(batch.tables))
+    theirs = batch.unembed(frozen, hidden.astype(frozen.dtype))
+    is_known = jnp.ones(rows.tokens.shape, bool)
+    if params.offsets is not None:
+        most = jnp.max(theirs, axis=-1)
+        theirs = theirs[..., params.offsets + jnp.arange(config.draft_vocab_size)]
+        is_known = jnp.max(theirs, axis=-1) == most
+    truth = jax.nn.softmax(theirs)
+    likely = most_likely(theirs)
+
+    loss, losses, agreements = jnp.zeros(()), [], []
+    for step, states in enumerate(outputs):
+        wanted, label, known = (
+            jnp.roll(x, -step - 1, axis=1) for x in (truth, likely, is_known)
+        )
+        normed = rms_norm(states, params.norm, config.layer.rms_norm_eps)
+        logits = unembed(params.output_head, normed)
+        pairs = pair_weights(rows, settings.mask, step)
+        weights = pairs * known
+        count = jnp.maximum(jnp.sum(weights), 1.0)
+        divisor = count if settings.normalize == "tokens" else float(weights.size)
+        entropy = token_loss(logits, wanted, settings.token_loss)
+        losses.append(jnp.sum(weights * entropy) / divisor)
+        loss += settings.decay**step * losses[-1]
+        # What the head does not know it cannot draft: such pairs never agree.
+        agrees = weights * (most_likely(logits) == label)
+        agreements.append(jnp.sum(agrees) / jnp.maximum(jnp.sum(pairs), 1.0))
+    return loss, Metrics(
+        loss=loss,
+        feature_loss=jnp.zeros(()),
+        token_loss=losses[0],
+        agreement=agreements[0],
+        chain_length=chain_length(jnp.stack(agreements)),
+        pairs=jnp.sum(pair_weights(rows, settings.mask)),
+    )

@@ -1,0 +1,208 @@
+"""EAGLE heads as draft models: one layer that continues the target's own features."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from eagle_jax.drafting.model import read_waiting
+from eagle_jax.interface import PromptChunk
+from eagle_jax.models import cache as kv
+from eagle_jax.models.layers import AttentionContext, decoder_layer
+from eagle_jax.models.rope import rotary_tables
+from eagle_jax.models.transformer import causal_mask
+from eagle_jax.ordering import after
+
+
+@struct.dataclass(kw_only=True)
+class EagleState:
+    """The confirmed text of each row as a head has read it.
+
+    The cache holds pairs made of true features only. The tokens that the last round
+    accepted wait here: a feature is paired with the *next* token.
+
+    Attributes:
+        cache: The cache of the head's one layer; its length counts pairs.
+        tokens: `[B, P]` int32, confirmed tokens not yet paired, oldest first.
+        features: `[B, P, F]`, the target's features at those tokens.
+        count: `[B]` int32, how many of them are real.
+    """
+
+    cache: kv.KVCache
+    tokens: jax.Array
+    features: jax.Array
+    count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureHead(abc.ABC):
+    """An EAGLE head behind the `DraftModel` protocol, of either kind.
+
+    Its outputs are features that it reads again for the next level, `X = E`.
+
+    Attributes:
+        config: The head's sizes.
+        dtype: The type of its cache and features.
+        layer_inputs: The function from weights, sizes, embeddings and features to what
+            the layer reads, see `eagle.model.layer_inputs`. Static.
+    """
+
+    config: Any
+    dtype: str = "float32"
+    layer_inputs: ClassVar[Callable[..., tuple[jax.Array, jax.Array]]]
+
+    @property
+    def vocab_size(self) -> int:
+        """See `DraftModel.vocab_size`."""
+        return self.config.vocab_size
+
+    @property
+    def max_levels(self) -> int | None:
+        """See `DraftModel.max_levels`."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def feature_size(self) -> int:
+        """The width of the target's features, `F`."""
+        ...
+
+    @abc.abstractmethod
+    def fuse(self, params: Any, features: jax.Array) -> jax.Array:
+        """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
+        ...
+
+    def run(
+        self,
+        params: Any,
+        tokens: jax.Array,
+        features: jax.Array,
+        positions: jax.Array,
+        context: AttentionContext,
+        last: jax.Array | None = None,
+    ) -> tuple[jax.Array, kv.KeyValues]:
+        """Runs the head over pairs of tokens and features.
+
+        Args:
+            params: The drafter's weights.
+            tokens: `[B, T]` int32, the pairs' tokens.
+            features: `[B, T, E]`, the target's, from `fuse`, or drafted ones.
+            positions: `[B, T]` int32, the absolute positions of the features.
+            context: What the pairs see: confirmed pairs, and each other.
+            last: `[B]` int32, the only pair of each row whose output is wanted, `[B, 1,
+                E]` then; `None` for all.
+
+        Returns:
+            The outputs `[B, T, E]`, the features of the next step, and the keys and
+            values of all unconfirmed pairs.
+        """
+        layer, embedded = self.config.layer, params.embedding[tokens]
+        x, inputs = self.layer_inputs(params.head, self.config, embedded, features)
+        rotary = rotary_tables(positions, layer.rope, layer.head_dim)
+        return decoder_layer(params.head.layer, layer, x, rotary, context, inputs, last)
+
+    def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
+        """See `DraftModel.init_state`."""
+        return EagleState(
+            cache=self._cache(batch, capacity),
+            tokens=jnp.zeros((batch, depth + 1), jnp.int32),
+            features=jnp.zeros((batch, depth + 1, self.feature_size), self.dtype),
+            count=jnp.zeros(batch, jnp.int32),
+        )
+
+    def prefill_chunk(
+        self, params: Any, state: EagleState, chunk: PromptChunk
+    ) -> EagleState:
+        """See `Drafter.prefill_chunk`; the last feature waits for the root's token."""
+        batch, size = chunk.tokens.shape
+        rows = jnp.broadcast_to(jnp.arange(size), (batch, size))
+        outputs, entries = self.run(
+            params,
+            jax.lax.dynamic_slice_in_dim(
+                jnp.roll(chunk.prompts, -1, axis=1), chunk.begin, size, axis=1
+            ),
+            self.fuse(params, chunk.features),
+            chunk.begin + rows,
+            _context(state.cache, causal_mask(batch, size)),
+            # One output, though it is not wanted: it says when the cache was read.
+            last=jnp.zeros(batch, jnp.int32),
+        )
+        num_pairs = jnp.clip(chunk.lengths - 1 - chunk.begin, 0, size)
+        count = after(num_pairs, outputs[:, 0, 0])
+        token = chunk.newest(chunk.tokens, state.tokens[:, 0])
+        feature = chunk.newest(chunk.features, state.features[:, 0])
+        return EagleState(
+            cache=kv.commit(state.cache, (entries,), rows, count),
+            tokens=state.tokens.at[:, 0].set(token),
+            features=state.features.at[:, 0].set(feature),
+            count=jnp.ones(batch, jnp.int32),
+        )
+
+    def advance(
+        self,
+        state: EagleState,
+        tokens: jax.Array,
+        features: jax.Array,
+        count: jax.Array,
+    ) -> EagleState:
+        """See `Drafter.advance`."""
+        features = features.astype(state.features.dtype)
+        return dataclasses.replace(state, tokens=tokens, features=features, count=count)
+
+    def read(
+        self, params: Any, state: EagleState, root: jax.Array
+    ) -> tuple[jax.Array, EagleState]:
+        """See `DraftModel.read`; the waiting pairs go into the cache."""
+
+        def run(
+            following: jax.Array, rows: jax.Array, last: jax.Array
+        ) -> tuple[jax.Array, tuple[kv.KeyValues]]:
+            positions = state.cache.length[:, None] + rows
+            features = self.fuse(params, state.features)
+            context = _context(state.cache, causal_mask(*following.shape))
+            outputs, entries = self.run(
+                params, following, features, positions, context, last=last
+            )
+            return outputs, (entries,)
+
+        return read_waiting(state, root, run, kv.commit)
+
+    def step(
+        self,
+        params: Any,
+        state: EagleState,
+        tokens: jax.Array,
+        above: jax.Array,
+        visible: jax.Array,
+        earlier: Any,
+        *,
+        level: int,
+    ) -> tuple[jax.Array, Any]:
+        """See `DraftModel.step`; a node's feature is its parent's output."""
+        positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
+        context = _context(state.cache, visible, earlier)
+        return self.run(params, tokens, above, positions, context)
+
+    def _cache(self, batch: int, capacity: int) -> kv.KVCache:
+        return kv.init_cache(
+            num_layers=1,
+            batch=batch,
+            num_kv_heads=self.config.layer.num_kv_heads,
+            capacity=capacity,
+            head_dim=self.config.layer.head_dim,
+            dtype=jnp.dtype(self.dtype),
+        )
+
+
+def _context(
+    cache: kv.KVCache, mask: jax.Array, earlier: kv.KeyValues | None = None
+) -> AttentionContext:
+    """Returns what pairs see, whose cache has one layer."""
+    (cached,) = cache.layers
+    return AttentionContext(
+        cached=cached, length=cache.length, mask=mask, earlier=earlier
+    )

@@ -1,0 +1,1 @@
+"""Hydra's heads, with and without the prefix layer of Hydra++."""

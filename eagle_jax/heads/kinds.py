@@ -1,0 +1,42 @@
+"""All kinds of heads, and whose a folder or a config is."""
+
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.checkpoints.hf_fields import Fields
+from eagle_jax.heads.eagle.head import Eagle
+from eagle_jax.heads.eagle3.head import Eagle3
+from eagle_jax.heads.head import Head
+from eagle_jax.heads.hydra.head import Hydra
+from eagle_jax.heads.medusa.head import Medusa
+
+HEADS: dict[str, Head] = {
+    head.name: head for head in (Medusa(), Hydra(), Eagle3(), Eagle())
+}
+"""All kinds of heads by name."""
+
+
+def find_head(folder: Path) -> Head | None:
+    """Returns the kind of head that a folder holds; `None` for a whole model.
+
+    Args:
+        folder: A folder that holds `config.json` and weights.
+
+    Raises:
+        InputError: If these cannot be read.
+    """
+    fields = Fields.read(folder)
+    return next((head for head in HEADS.values() if head.is_in(fields)), None)
+
+
+def head_of(config: Any) -> Head:
+    """Returns the kind of head whose sizes these are."""
+    found = find_kind(config)
+    assert found is not None, config
+    return found
+
+
+def find_kind(config: Any) -> Head | None:
+    """Returns the kind of head whose sizes these are, `None` if they are no head's."""
+    kinds = (head for head in HEADS.values() if type(config) is head.config)
+    return next(kinds, None)
