@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints import load_head, load_target
+from eagle_jax.checkpoints import load_target
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
@@ -15,6 +15,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.heads import load_head
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams

@@ -8,15 +8,11 @@ import jax
 import pytest
 
 from eagle_jax import assets
-from eagle_jax.checkpoints import (
-    load_head,
-    load_target,
-    stored_dtype,
-    target_config,
-)
+from eagle_jax.checkpoints import load_target, stored_dtype, target_config
 from eagle_jax.config import load_config
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.heads import load_head
 from examples.embedded_pair import corpus
 from tests.conftest import Main
 

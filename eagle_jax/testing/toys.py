@@ -167,6 +167,11 @@ class ToyModel:
     sharpness: float = 2.0
     seed: int = 0
 
+    @property
+    def max_levels(self) -> int | None:
+        """See `DraftModel.max_levels`."""
+        return None
+
     def init_state(self, batch: int, capacity: int, depth: int) -> ToyModelState:
         """Returns the state of an empty text, see `DraftModel.init_state`."""
         del capacity, depth

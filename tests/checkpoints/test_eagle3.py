@@ -18,12 +18,12 @@ from eagle_jax.checkpoints import (
     eagle3_target,
     head_config,
     is_eagle3,
-    load_eagle3_head,
     load_target,
     names,
     read_head,
     target_config,
 )
+from eagle_jax.heads import load_head
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.model import (
     Eagle3HeadConfig,
@@ -54,7 +54,7 @@ def head(eagle3_pair: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, target: Loaded) -> Eagle3HeadParams:
-    return load_eagle3_head(folder, *target)[1]
+    return load_head(folder, *target)[1]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_official_files_of_both_kinds_hold_one_head(
 def test_tokens_stay_integers_in_any_dtype(
     head: Path, target: Loaded, dtype: str | None
 ) -> None:
-    config, params = load_eagle3_head(head, *target, dtype)
+    config, params = load_head(head, *target, dtype)
     assert params.offsets is not None and params.offsets.dtype == np.int32
     assert params.fc.dtype == (dtype or "float32")
     assert config.draft_vocab_size == KNOWN

@@ -18,11 +18,11 @@ from eagle_jax.checkpoints import (
     convert_pair,
     eagle3_config,
     export_eagle3,
-    load_eagle3_head,
     load_target,
     names,
     read_eagle3_head,
 )
+from eagle_jax.heads import load_head
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, Eagle3HeadParams
@@ -200,7 +200,7 @@ def test_plain_torch_drafts_the_same_from_an_exported_head(
 ) -> None:
     target = tiny.target_params(TARGET)
     export_eagle3(tmp_path / "head", HEADS[head], weights(HEADS[head]), prefix=prefix)
-    config, params = load_eagle3_head(tmp_path / "head", TARGET, target)
+    config, params = load_head(tmp_path / "head", TARGET, target)
     model, joined = Eagle3Head(config=config), Eagle3Head.join(params, target)
     features = jax.random.normal(jax.random.key(5), (1, 5, config.feature_size))
     drafted = [[9], [4]]
@@ -300,14 +300,14 @@ def test_a_converted_head_is_the_one_that_was_published(
     head = eagle3_pair / "head"
     convert_pair(tmp_path / "pair", eagle3_pair / "target", head, dtype=dtype)
     target = load_target(tmp_path / "pair" / "target", None)
-    expected = load_eagle3_head(head, *load_target(eagle3_pair / "target"), dtype)
+    expected = load_head(head, *load_target(eagle3_pair / "target"), dtype)
     converted = tmp_path / "pair" / "head"
-    chex.assert_trees_all_equal(load_eagle3_head(converted, *target, None), expected)
+    chex.assert_trees_all_equal(load_head(converted, *target, None), expected)
 
     output, back = tmp_path / "exported", load_main("export")
     command = ["--head", str(converted), "--output", str(output)]
     assert back([*command, "--prefix", "layers.0"]) == 0
-    chex.assert_trees_all_equal(load_eagle3_head(output, *target, None), expected)
+    chex.assert_trees_all_equal(load_head(output, *target, None), expected)
     stored = load_file(output / "model.safetensors")
     assert set(stored) == {*names.EAGLE3_HEAD_ELSEWHERE.values(), *names.MAPS} & {
         *stored

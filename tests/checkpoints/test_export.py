@@ -17,12 +17,12 @@ from eagle_jax.checkpoints import (
     export_head,
     export_target,
     head_config,
-    load_head,
     load_target,
     read_head,
     stop_tokens,
     stored_dtype,
 )
+from eagle_jax.heads import load_head
 from eagle_jax.heads.eagle.model import EagleHeadParams
 from eagle_jax.models import transformer
 from eagle_jax.models.rope import RopeConfig

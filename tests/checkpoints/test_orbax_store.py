@@ -19,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import (
     convert_pair,
-    load_head,
     load_target,
     open_weights,
     orbax_store,
@@ -30,6 +29,7 @@ from eagle_jax.checkpoints import (
 )
 from eagle_jax.checkpoints import tensors as tensors_module
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.heads import load_head
 from eagle_jax.models.quantized import bits_of, quantize
 from tests.checkpoints.folders import SINGLE, change_config
 from tests.helpers import file_bytes, file_names, refused
@@ -210,7 +210,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from eagle_jax.checkpoints import load_head, load_target
+from eagle_jax.checkpoints import load_target
+from eagle_jax.heads import load_head
 
 assert len(jax.devices()) == 8
 mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))

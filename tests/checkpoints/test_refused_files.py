@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from eagle_jax.checkpoints import load_head, load_target, open_weights, resolve
+from eagle_jax.checkpoints import load_target, open_weights, resolve
 from eagle_jax.errors import InputError
+from eagle_jax.heads import load_head
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import TransformerParams
 from tests.checkpoints.folders import (

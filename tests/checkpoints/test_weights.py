@@ -20,7 +20,6 @@ from safetensors.numpy import load_file, save_file
 from eagle_jax.checkpoints import (
     head_config,
     load,
-    load_head,
     load_target,
     names,
     open_weights,
@@ -30,6 +29,7 @@ from eagle_jax.checkpoints import target_config as read_target_config
 from eagle_jax.checkpoints.load import load_params
 from eagle_jax.checkpoints.tensors import open_safetensors
 from eagle_jax.checkpoints.weights import Weights
+from eagle_jax.heads import load_head
 from eagle_jax.models import eagle_head, transformer
 from eagle_jax.models.transformer import TransformerParams
 from tests.checkpoints.folders import (

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from eagle_jax.checkpoints.heads import load_calibration
 
+from eagle_jax.checkpoints.draft_files import load_calibration
 from tests.conftest import load_main
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

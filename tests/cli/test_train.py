@@ -20,8 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
-from eagle_jax.checkpoints.heads import load_calibration
 
+from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.loop import Run

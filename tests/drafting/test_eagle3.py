@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from eagle_jax.checkpoints.heads import eagle3_target
 
-from eagle_jax.checkpoints import load_eagle3_head, load_target
+from eagle_jax.checkpoints import load_target
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads import load_head
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
@@ -59,7 +60,7 @@ PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 5, 6], [2, 2]]
 def official(shared: Path) -> tuple[Transformer, Eagle3Head, Params]:
     sizes, target = load_target(shared / "models" / "random9")
     folder = shared / "models" / "random9-eagle3"
-    config, head = load_eagle3_head(folder, sizes, target)
+    config, head = load_head(folder, sizes, target)
     params = Params(target=target, drafter=Eagle3Head.join(head, target))
     return Transformer(config=eagle3_target(sizes)), Eagle3Head(config=config), params
 

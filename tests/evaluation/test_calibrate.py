@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eagle_jax.checkpoints.heads import Kind, load_calibration
 
+from eagle_jax.checkpoints.draft_files import Kind, load_calibration
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from eagle_jax.checkpoints.heads import load_calibration
 
 from eagle_jax.checkpoints import convert_pair, has_torch
+from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
 from eagle_jax.evaluation import tables
