@@ -35,7 +35,7 @@ _BELOW = {
     "methods": "assets checkpoints config drafting errors interface tree",
     "parallel": "errors models",
     "testing": "config decoding drafting errors interface sampling tree",
-    "heads": "checkpoints config drafting errors models ordering parsing prefill",
+    "heads": "checkpoints config drafting errors interface models ordering parsing",
     "generation": (
         "assets automaton checkpoints config constraints decoding drafting errors "
         "heads interface methods models parallel parsing prefill tree"
