@@ -122,7 +122,12 @@ def make_requests(
 
     limits = _longest_texts(lengths, new_tokens, max_length)
     for row, prompt in enumerate(prompts):
-        _check_prompt(f"prompt {row}", prompt, int(limits[row]), vocab_size)
+        check_request(
+            f"prompt {row}",
+            prompt,
+            max_length=int(limits[row]),
+            vocab_size=vocab_size,
+        )
 
     count = np.size(stop_tokens)  # One may be given alone.
     num_stops = max(1, -(-count // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
@@ -180,12 +185,14 @@ def _pad(
 def check_request(
     name: str,
     prompt: Sequence[int],
-    seed: int,
+    seed: int = 0,
     *,
     max_length: int,
     vocab_size: int | None,
 ) -> None:
-    """Refuses a request as `make_requests` would, long before it is made.
+    """Refuses a request as `make_requests` does, which may be long before it is made.
+
+    An id that is no token is refused as a gather would read another row.
 
     Args:
         name: What an error calls the prompt.
@@ -198,14 +205,7 @@ def check_request(
         InputError: If the prompt is empty, leaves no room for a token or holds what is
             no id, or the seed is no uint32.
     """
-    _check_prompt(name, prompt, max_length, vocab_size)
     _per_row(seed, 1, np.uint32, "seeds")
-
-
-def _check_prompt(
-    name: str, prompt: Sequence[int], max_length: int, vocab_size: int | None
-) -> None:
-    """Refuses, too, ids that are no token: a gather would read another row."""
     if len(prompt) == 0:
         raise InputError(f"{name} has no token; at least one is needed")
     if len(prompt) >= max_length:

@@ -1,7 +1,6 @@
 """Checks and toy models that other projects can import to check their own stack."""
 
 from eagle_jax.testing.asserts import (
-    assert_batch_first,
     assert_same_tokens,
     assert_valid_tree,
 )
@@ -12,7 +11,6 @@ from eagle_jax.testing.toys import ToyModel, ToyTarget, path_code, path_logits
 __all__ = [
     "ToyModel",
     "ToyTarget",
-    "assert_batch_first",
     "assert_same_tokens",
     "assert_valid_drafter",
     "assert_valid_target",

@@ -1,7 +1,6 @@
 """Checks that other projects can run on their own trees and texts."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -132,31 +131,6 @@ def assert_same_tokens(
         len(rows[0]) == len(rows[1]),
         f"actual has {len(rows[0])} rows, expected {len(rows[1])}",
     )
-
-
-def assert_batch_first(arrays: Any, batch: int) -> None:
-    """Checks that rows can be inserted into a cache or a state, and taken out of it.
-
-    >>> assert_batch_first({"length": np.zeros(3), "layers": [np.zeros((2, 3))]}, 3)
-    Traceback (most recent call last):
-        ...
-    AssertionError: ['layers'][0] has shape (2, 3); its axis 0 must be the batch of 3
-
-    Args:
-        arrays: The pytree of a target's cache, a drafter's state or a `DecodeState`;
-            arrays or their shapes.
-        batch: The number of rows, `B`.
-
-    Raises:
-        AssertionError: If axis 0 of a leaf is anything but the batch; names it.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-        shape = tuple(leaf.shape)
-        check(
-            shape[:1] == (batch,),
-            f"{jax.tree_util.keystr(path)} has shape {shape}; its axis 0 must be the "
-            f"batch of {batch}",
-        )
 
 
 def _check_fields(fields: dict[str, np.ndarray]) -> None:
