@@ -156,7 +156,7 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         sampled=name in SAMPLED,
     )
     # A tree of one node needs no head.
-    params = () if name == "nothing" else tiny.head_params(HEAD, target_params)
+    params: Any = () if name == "nothing" else tiny.head_params(HEAD, target_params)
     if "fewer" in name:
         params = EagleHead.narrow(params, FEWER)
     return drafter, Params(target=target_params, drafter=params)

@@ -19,7 +19,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.interface import Drafter
 from eagle_jax.testing import ToyModel, ToyTarget, assert_valid_drafter
-from eagle_jax.tree import DraftTree, chain, from_paths
+from eagle_jax.tree import chain, from_paths
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -140,7 +140,7 @@ def test_drafts_that_depend_on_the_size_of_the_state_are_named() -> None:
         assert_valid_drafter(drafter, AGREEMENT, TARGET, (), VOCABULARY)
 
 
-def lying(said: Callable[[DraftTree], jax.Array]) -> Callable[..., Any]:
+def lying(said: Callable[[Any], jax.Array]) -> Callable[..., Any]:
     """A `propose` that says that its children are drawn from other logits."""
     return drawing(lambda tree, draws: {"draft_logits": said(tree)})
 
