@@ -23,17 +23,10 @@ from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prom
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import DecodingConfig, TreeConfig, require
-from eagle_jax.decoding.requests import Requests, bucket_prompt, make_requests
-from eagle_jax.drafting import TreeDrafter
-from eagle_jax.evaluation.calibrate import (
-    Fit,
-    calibrate_pair,
-    calibration_file,
-    describe,
-)
+from eagle_jax.evaluation.fit import calibrate_pair, calibration_file, describe
 from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import LoadedPair, open_pair
+from eagle_jax.generation.pairs import open_pair
 from eagle_jax.methods import METHODS
 
 _METHODS = [name for name, row in METHODS.items() if row.settings is TreeConfig]
@@ -52,18 +45,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_pair_flags(parser)
     add = parser.add_argument
     add("--method", choices=_METHODS, default=DecodingConfig.method)
-    add_settings(
-        parser,
-        GenerateConfig,
-        *("num_nodes", "depth", "width", "max_new_tokens", "batch_size", "dtype"),
-    )
-    add(
-        "--output",
-        type=Path,
-        default=Path("calibration.json"),
-        metavar="FILE",
-        help="default calibration.json",
-    )
+    names = ("num_nodes", "depth", "width", "max_new_tokens", "batch_size", "dtype")
+    add_settings(parser, GenerateConfig, *names)
+    output, written = Path("calibration.json"), "default calibration.json"
+    add("--output", type=Path, default=output, metavar="FILE", help=written)
     parser.set_defaults(num_nodes=60, depth=8, width=6, batch_size=8)
     return parser.parse_args(argv)
 
@@ -89,14 +74,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     require(len(prompts) >= 2, "--prompts", arguments.prompts, "2 prompts or more")
     say(f"loading {arguments.target}")
     pair = source.load()
-    assert isinstance(pair.drafter, TreeDrafter), "these methods draft trees"
-    fits = calibrate_pair(
-        pair.target,
-        TreeDrafter(model=pair.drafter.model, tree=config.tree.shape),
-        pair.params,
-        _batches(config, pair, prompts),
-        progress,
-    )
+    fits = calibrate_pair(pair, config, prompts, progress)
     origin = [
         f"target {arguments.target}, draft {arguments.draft}",
         f"{len(prompts)} prompts of {arguments.prompts}, {new_tokens} tokens each",
@@ -104,39 +82,10 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     content = calibration_file(pair.target.config.vocab_size, fits, origin)
     write_json(arguments.output, content)
     for kind, fitted in fits.items():
-        Console().print(_table(kind, fitted))
-    for kind, fitted in fits.items():
+        table = Table("depth", "exponents by rank", title=f"{kind} text")
+        for depth, row in enumerate(fitted.confidence.exponents, 1):
+            table.add_row(str(depth), " ".join(f"{entry:.2f}" for entry in row))
+        Console().print(table)
         print(f"{kind}: {describe(fitted)}")
     print(f"wrote {arguments.output}: fitted to all prompts")
     return 0
-
-
-def _batches(
-    config: GenerateConfig, pair: LoadedPair, prompts: list[list[int]]
-) -> list[Requests]:
-    """Returns requests of equal sizes; of those that fill the last no tree is seen."""
-    size, new_tokens = config.decoding.batch_size, config.decoding.max_new_tokens
-    size = min(size, len(prompts))
-    missing = -len(prompts) % size
-    rows = prompts + [[0]] * missing
-    lengths = [new_tokens] * len(prompts) + [1] * missing
-    bucket = bucket_prompt(max(map(len, prompts)))
-    return [
-        make_requests(
-            rows[start : start + size],
-            max_new_tokens=lengths[start : start + size],
-            max_length=pair.target.config.max_positions,
-            stop_tokens=pair.stop_tokens,
-            seeds=range(start, start + size),
-            prompt_bucket=bucket,
-            vocab_size=pair.target.config.vocab_size,
-        )
-        for start in range(0, len(rows), size)
-    ]
-
-
-def _table(kind: str, fitted: Fit) -> Table:
-    table = Table("depth", "exponents by rank", title=f"{kind} text")
-    for depth, row in enumerate(fitted.confidence.exponents, 1):
-        table.add_row(str(depth), " ".join(f"{entry:.2f}" for entry in row))
-    return table

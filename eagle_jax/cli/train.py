@@ -25,7 +25,7 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, with_flags
 from eagle_jax.config import load_config
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.calibrate import calibrate_head
+from eagle_jax.evaluation.fit import calibrate_head
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings

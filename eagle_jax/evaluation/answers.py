@@ -6,7 +6,7 @@ from typing import Any
 
 from eagle_jax.decoding.requests import bucket_length
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
+from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.plan import RunPlan
 from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record, Turn
@@ -227,6 +227,6 @@ class Answerer:
             question=question.fingerprint,
             number=question.number,
             turns=tuple(conversation.turns),
-            nodes=Nodes.of(conversation.trees) if self.has_nodes else None,
+            nodes=tuple(conversation.trees) if self.has_nodes else None,
             model_id=self.plan.model_id,
         )

@@ -14,9 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_jax.drafting.calibration import Confidence
-from eagle_jax.errors import InputError
-from eagle_jax.evaluation.metrics import Reliability
-from eagle_jax.evaluation.nodes import VerifiedTree, tried_in
+from eagle_jax.evaluation.nodes import Reliability, VerifiedTree
 
 MIN_TRIALS = 200
 """The number of trials that a cell needs for an exponent of its own."""
@@ -26,21 +24,6 @@ BOUNDS = (1 / 8, 8.0)
 
 _BISECTIONS = 50
 _ALMOST_CERTAIN = -1e-6  # A certain node that was refused has no likelihood at all.
-_IMPOSSIBLE = -69.0  # A logarithm, of about 1e-30.
-
-
-def trials_of(trees: Sequence[VerifiedTree]) -> np.ndarray:
-    """Returns the trials of some rounds, `[M]` of `TRIED`.
-
-    Raises:
-        InputError: If nothing was drafted in them.
-    """
-    trials = tried_in(trees)
-    if not len(trials):
-        raise InputError("there are rounds, but nothing was drafted in them")
-    # Rounding in the logarithm may leave a probability just above 1.
-    trials["log_confidence"] = np.clip(trials["log_confidence"], _IMPOSSIBLE, 0.0)
-    return trials
 
 
 def fit_exponents(trials: np.ndarray, depth: int) -> tuple[tuple[float, ...], ...]:
@@ -50,16 +33,16 @@ def fit_exponents(trials: np.ndarray, depth: int) -> tuple[tuple[float, ...], ..
         trials: `[M]` of `TRIED`, at least one.
         depth: The number of levels to return, also those without trials.
     """
-    overall = fit_exponent(trials)
-    ranks = [trials[trials["rank"] == r] for r in range(int(trials["rank"].max()) + 1)]
-    shared = [_fit_or(overall, of_rank) for of_rank in ranks]
-    return tuple(
-        tuple(
-            _fit_or(other, of_rank[of_rank["depth"] == level])
-            for other, of_rank in zip(shared, ranks, strict=True)
-        )
-        for level in range(1, depth + 1)
-    )
+
+    def fit(cell: np.ndarray, shared: float) -> float:
+        return shared if len(cell) < MIN_TRIALS else fit_exponent(cell)
+
+    overall, columns = fit_exponent(trials), []
+    for rank in range(int(trials["rank"].max()) + 1):
+        of_rank = trials[trials["rank"] == rank]
+        shared, depths = fit(of_rank, overall), of_rank["depth"]
+        columns.append([fit(of_rank[depths == d + 1], shared) for d in range(depth)])
+    return tuple(zip(*columns, strict=True))
 
 
 def fit_exponent(trials: np.ndarray) -> float:
@@ -90,15 +73,11 @@ def fit_exponent(trials: np.ndarray) -> float:
     return (low + high) / 2
 
 
-def calibration_error(
-    trials: np.ndarray, confidence: Confidence | None = None
-) -> float:
-    """Returns the expected calibration error of confidences, or of the draft's own."""
-    exponents = 1.0 if confidence is None else _exponents(trials, confidence)
+def calibration_error(trials: np.ndarray, confidence: Confidence) -> float:
+    """Returns the expected calibration error of confidences with these exponents."""
+    exponents = _exponents(confidence, trials["depth"], trials["rank"])
     predicted = np.exp(trials["log_confidence"] * exponents)
-    error = Reliability.of(predicted, trials["is_accepted"]).expected_error
-    assert error is not None, "there are trials"
-    return error
+    return Reliability.of(predicted, trials["is_accepted"]).expected_error
 
 
 def tokens_per_root(
@@ -116,35 +95,25 @@ def tokens_per_root(
             those that the trees were drafted with.
         num_nodes: The number of nodes that are kept, root included, `N`.
     """
-    accepted = [_accepted(tree, confidence, num_nodes) for tree in trees]
+    accepted = []
+    for tree in trees:
+        exponents = _exponents(confidence, tree.depths, tree.ranks)
+        values = np.where(tree.is_node, 0.0, -np.inf)
+        for node in tree.drafted:
+            parent = tree.parents[node]
+            step = min(tree.log_values[node] - tree.log_values[parent], 0.0)
+            values[node] = values[parent] + exponents[node] * step
+        # Ties go to the lower index, as in `rerank`.
+        kept = np.argsort(-values, kind="stable")[:num_nodes]
+        accepted.append(np.isin(tree.accepted, kept).sum())
     return 1.0 + float(np.mean(accepted))
 
 
-def _accepted(tree: VerifiedTree, confidence: Confidence, num_nodes: int) -> int:
-    """Returns how many accepted nodes a smaller tree keeps."""
-    ranks, depths = tree.ranks, tree.depths
-    values = np.where(tree.is_node, 0.0, -np.inf)
-    for node in tree.drafted:
-        parent = tree.parents[node]
-        step = min(tree.log_values[node] - tree.log_values[parent], 0.0)
-        exponent = _exponent(confidence, int(depths[node]), int(ranks[node]))
-        values[node] = values[parent] + exponent * step
-    # Ties go to the lower index, as in `rerank`.
-    kept = set(np.argsort(-values, kind="stable")[:num_nodes].tolist())
-    return sum(node in kept for node in tree.accepted)
-
-
-def _fit_or(shared: float, trials: np.ndarray) -> float:
-    """Returns the cell's own exponent if it has enough trials, or the shared one."""
-    return shared if len(trials) < MIN_TRIALS else fit_exponent(trials)
-
-
-def _exponents(trials: np.ndarray, confidence: Confidence) -> np.ndarray:
-    """Returns each trial's exponent, `[M]` float64."""
-    cells = zip(trials["depth"].tolist(), trials["rank"].tolist(), strict=True)
-    return np.array([_exponent(confidence, depth, rank) for depth, rank in cells])
-
-
-def _exponent(confidence: Confidence, depth: int, rank: int) -> float:
-    row = confidence.exponents[min(depth, len(confidence.exponents)) - 1]
-    return row[min(rank, len(row) - 1)]
+def _exponents(
+    confidence: Confidence, depths: np.ndarray, ranks: np.ndarray
+) -> np.ndarray:
+    """Returns each node's exponent, `[M]` float64; its depth and rank are `[M]` int."""
+    width = max(map(len, confidence.exponents))
+    rows = [[*row, *[row[-1]] * (width - len(row))] for row in confidence.exponents]
+    levels = np.clip(depths, 1, len(rows)) - 1
+    return np.array(rows)[levels, np.minimum(ranks, width - 1)]

@@ -1,18 +1,19 @@
-"""The drafted nodes and their acceptance: the raw material of its statistics."""
+"""The trees of rounds, what was accepted in them, and how true confidences were."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from eagle_jax.decoding.rates import divide
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.fields import get
-from eagle_jax.evaluation.metrics import Reliability
 
-_DIGITS = 6
+NUM_BINS = 20
+"""The number of equal bins of [0, 1] for confidences."""
 
 TRIED = np.dtype(
     [("depth", int), ("rank", int), ("log_confidence", float), ("is_accepted", bool)]
@@ -23,6 +24,9 @@ Its fields are the depth, 1 for children of the root; the rank among its sibling
 the most likely, the earlier node first where they tie; the log probability given the
 parent, to the draft model; and whether the node was accepted.
 """
+
+_DIGITS = 6
+_IMPOSSIBLE = -69.0  # A logarithm, of about 1e-30.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,14 +61,12 @@ class VerifiedTree:
     @property
     def ranks(self) -> np.ndarray:
         """`[N]` int, each node's rank among its siblings, 0 for the most likely."""
-        ranks = np.zeros(len(self.parents), int)
+        ranks, seen = np.zeros((2, len(self.parents)), int)
+        drafted = self.drafted
         # Stable sorting keeps siblings that tie in node order.
-        by_value = np.argsort(-self.log_values, kind="stable")
-        seen = np.zeros(len(self.parents), int)
-        for node in by_value[self.is_node[by_value]]:
-            if node != 0:
-                ranks[node] = seen[self.parents[node]]
-                seen[self.parents[node]] += 1
+        for node in drafted[np.argsort(-self.log_values[drafted], kind="stable")]:
+            ranks[node] = seen[self.parents[node]]
+            seen[self.parents[node]] += 1
         return ranks
 
     @classmethod
@@ -77,25 +79,23 @@ class VerifiedTree:
         # The distributions of drafts are large, and not looked at.
         tree = dataclasses.replace(done.tree, draft_logits=None)
         tree, acceptance, count = jax.device_get((tree, done.acceptance, done.count))
-        rows = count.nonzero()[0].tolist()
-        return {row: cls._of_row(tree, acceptance, row) for row in rows}
-
-    @classmethod
-    def _of_row(cls, tree: Any, acceptance: Any, row: int) -> "VerifiedTree":
-        count = int(acceptance.num_accepted[row])
-        return cls(
-            parents=np.asarray(tree.parents[row]),
-            log_values=np.asarray(tree.log_values[row], np.float64),
-            is_node=np.asarray(tree.is_node[row], bool),
-            accepted=[int(node) for node in acceptance.path[row][1 : count + 1]],
-        )
+        return {
+            row: cls(
+                parents=tree.parents[row],
+                log_values=np.asarray(tree.log_values[row], np.float64),
+                is_node=tree.is_node[row],
+                accepted=acceptance.path[row][1 : accepted + 1].tolist(),
+            )
+            for row, accepted in enumerate(acceptance.num_accepted.tolist())
+            if count[row]
+        }
 
     @classmethod
     def from_json(cls, record: Any) -> "VerifiedTree":
-        """Returns the round that an entry of the field `nodes.trees` holds.
+        """Returns the tree that `to_json` gave.
 
         Raises:
-            InputError: If the entry is no round.
+            InputError: If the entry is no tree.
         """
         try:
             parents = np.asarray(record["parents"], int)
@@ -103,24 +103,16 @@ class VerifiedTree:
             accepted = [int(node) for node in record["accepted"]]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             wanted = "parents, log_values or accepted"
-            raise InputError(
-                f"`nodes.trees`: a tree lacks {wanted}: {error!r}"
-            ) from error
-        nodes, log_values = np.arange(parents.size), np.asarray(values)
-        path = np.array([0, *accepted])
-        is_tree = (
-            parents.ndim == 1
-            and len(values) == parents.size > 0
-            and (parents >= -1).all()
-            and (parents < np.maximum(nodes, 0)).all()
-            and (path >= 0).all()
-            and (path < parents.size).all()
-            and (parents[path[1:]] == path[:-1]).all()
+            raise InputError(f"`nodes`: a tree lacks {wanted}: {error!r}") from error
+        is_tree = parents.shape == (len(values),) != (0,) and bool(
+            ((parents >= -1) & (parents < np.arange(parents.size))).all()
         )
-        if not is_tree:
-            raise InputError(
-                "`nodes.trees`: a tree's parents and accepted nodes do not fit"
-            )
+        if not is_tree or not all(
+            0 < node < parents.size and parents[node] == parent
+            for parent, node in itertools.pairwise([0, *accepted])
+        ):
+            raise InputError("`nodes`: a tree's parents and accepted nodes do not fit")
+        log_values = np.asarray(values)
         return cls(
             parents=parents,
             log_values=log_values,
@@ -137,70 +129,69 @@ class VerifiedTree:
             "accepted": list(self.accepted),
         }
 
-    def tried(self) -> Iterable[tuple[int, int, float, bool]]:
+    def tried(self) -> Iterator[tuple[int, int, float, bool]]:
         """Yields `TRIED` fields of every child of the root and of accepted nodes."""
-        path, ranks, nodes = [0, *self.accepted], self.ranks, self.drafted
-        for level, parent in enumerate(path, 1):
-            children = nodes[self.parents[nodes] == parent].tolist()
-            following = path[level] if level < len(path) else None
-            for node in children:
+        ranks, nodes = self.ranks, self.drafted
+        path = [0, *self.accepted, None]
+        for level, (parent, following) in enumerate(itertools.pairwise(path), 1):
+            for node in nodes[self.parents[nodes] == parent].tolist():
                 confidence = self.log_values[node] - self.log_values[parent]
                 yield level, int(ranks[node]), float(confidence), node == following
 
 
 def tried_in(trees: Iterable[VerifiedTree]) -> np.ndarray:
     """Returns the tried nodes of some rounds, `[M]` of `TRIED`."""
-    return np.array([node for tree in trees for node in tree.tried()], TRIED)
+    tried = np.array([node for tree in trees for node in tree.tried()], TRIED)
+    # Rounding in the logarithm may leave a probability just above 1.
+    tried["log_confidence"] = np.clip(tried["log_confidence"], _IMPOSSIBLE, 0.0)
+    return tried
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """The drafted nodes of some rounds, and their acceptance.
+class Reliability:
+    """Predicted against measured acceptance, in `NUM_BINS` equal bins of [0, 1].
 
     Attributes:
-        trees: The trees of all rounds.
+        count: `[bins]` int, the number of nodes.
+        accepted: `[bins]` int, the number of accepted nodes.
+        total: `[bins]` float64, the sum of the predictions.
     """
 
-    trees: tuple[VerifiedTree, ...]
+    count: np.ndarray
+    accepted: np.ndarray
+    total: np.ndarray
 
     @classmethod
-    def of(cls, rounds: Iterable[VerifiedTree]) -> "Nodes":
-        """Returns the nodes of some rounds, each with the same `N`."""
-        return cls(trees=tuple(rounds))
+    def of(cls, predicted: np.ndarray, is_accepted: np.ndarray) -> "Reliability":
+        """Returns nodes sorted into bins; 1 belongs to the last.
 
-    @classmethod
-    def from_json(cls, nodes: Any) -> "Nodes":
-        """Returns the nodes that the field `nodes` of a record holds.
-
-        Raises:
-            InputError: If it holds something else, or trees of different `N`.
+        Args:
+            predicted: `[M]` float, the predicted probabilities.
+            is_accepted: `[M]` bool, whether each node was accepted.
         """
-        made = cls.of(map(VerifiedTree.from_json, get(nodes, "trees", list)))
-        if len({len(tree.parents) for tree in made.trees}) > 1:
-            raise InputError("`nodes.trees` differ in size")
-        return made
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the field `nodes` of a record, which `from_json` reads."""
-        return {"trees": [tree.to_json() for tree in self.trees]}
+        places = np.minimum((predicted * NUM_BINS).astype(int), NUM_BINS - 1)
+        return cls(
+            count=np.bincount(places, minlength=NUM_BINS),
+            accepted=np.bincount(places[is_accepted], minlength=NUM_BINS),
+            total=np.bincount(places, weights=predicted, minlength=NUM_BINS),
+        )
 
     @property
-    def size(self) -> int | None:
-        """The number of nodes of each tree, `N`; `None` without any."""
-        return len(self.trees[0].parents) if self.trees else None
+    def predicted(self) -> np.ndarray:
+        """`[bins]` float64, the mean prediction; NaN in an empty bin."""
+        return divide(self.total, self.count)
 
     @property
-    def positions(self) -> np.ndarray:
-        """`[N]` int, times that each node was accepted, the root's in front."""
-        positions = np.zeros(self.size or 1, int)
-        for tree in self.trees:
-            positions[[0, *tree.accepted]] += 1
-        return positions
+    def rates(self) -> np.ndarray:
+        """`[bins]` float64, the share accepted; NaN in an empty bin."""
+        return divide(self.accepted, self.count)
 
     @property
-    def confidence(self) -> Reliability:
-        """The acceptance of tried nodes by their draft probability given the parent."""
-        tried = tried_in(self.trees)
-        # Rounding in the logarithm may leave a probability just above 1.
-        predicted = np.exp(np.minimum(tried["log_confidence"], 0.0))
-        return Reliability.of(predicted, tried["is_accepted"])
+    def expected_error(self) -> float:
+        """The expected calibration error, NaN without nodes.
+
+        It is the distance between mean prediction and rate, averaged over nodes.
+        """
+        nodes = self.count.sum()
+        error = np.abs(self.accepted - self.total).sum()
+        return float(error / nodes) if nodes else float("nan")

@@ -1,8 +1,4 @@
-"""Figures 5 and 6 of the EAGLE-2 paper from runs.
-
-Every figure compares the runs of one group. Where there is no data, a line of text with
-the reason is returned instead of a figure.
-"""
+"""Figures 5 and 6 of the EAGLE-2 paper from the runs of one group."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -12,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
+from eagle_jax.evaluation.nodes import Reliability, VerifiedTree, tried_in
 from eagle_jax.evaluation.runs import Group, Run
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; no yellow on white.
@@ -21,15 +18,18 @@ _WIDTH = 8.0
 """The width in inches, 800 pixels: text of 10 points is 14 pixels high."""
 
 
-def positions(group: Group) -> Figure | str:
-    """Draws Figure 5: how often each node of a static tree is accepted."""
+def positions(group: Group) -> Figure | None:
+    """Draws Figure 5: how often each node of a static tree is accepted.
+
+    It is `None` if no run of such a tree recorded its nodes.
+    """
     runs = [
-        (name, color, np.asarray(rates))
+        (name, color, np.array(rates))
         for name, run, (color, _) in _drafting(group)
         if run.method == "eagle1" and (rates := _rates_of_positions(run))
     ]
     if not runs:
-        return "no eagle1 run recorded its nodes; decode eagle1 with --nodes"
+        return None
     figure, axes = _panels(len(runs), 3.2, f"Acceptance by position, {group.title}")
     jitter = np.random.default_rng(0)
     for axis, (name, color, rates) in zip(axes, runs, strict=True):
@@ -45,24 +45,24 @@ def positions(group: Group) -> Figure | str:
     return figure
 
 
-def confidence(group: Group) -> Figure | str:
+def confidence(group: Group) -> Figure | None:
     """Draws Figure 6: a tried node's confidence against how often it is accepted.
 
-    Below it stands how many nodes each bin of confidences holds.
+    Below it stands how many nodes each bin of confidences holds. It is `None` if no run
+    whose drafts all have probabilities recorded its nodes.
     """
     found = [
-        (name, nodes.confidence, style)
+        (name, _reliability(trees), style)
         for name, run, style in _drafting(group)
-        if run.has_confidence and (nodes := run.nodes()).trees
+        if run.has_confidence and (trees := run.trees())
     ]
     if not found:
-        return "no run of a draft model recorded its nodes; decode with --nodes"
+        return None
     title = f"Draft confidence against acceptance, {group.title}"
     figure, (top, bottom) = _panels(2, 2.9, title, height_ratios=(3, 1))
     top.plot((0, 1), (0, 1), ls="--", lw=1.2, color="gray", label="perfect")
     for name, held, (color, marker) in found:
-        error = held.expected_error
-        label = name if error is None else f"{name}: ECE {error:.3f}"
+        label = f"{name}: ECE {held.expected_error:.3f}"
         look = {"color": color, "marker": marker, "ms": 5, "lw": 1.6}
         top.plot(held.predicted, held.rates, label=label, **look)
         edges = np.linspace(0, 1, len(held.count) + 1)
@@ -79,8 +79,19 @@ def confidence(group: Group) -> Figure | str:
 
 def _rates_of_positions(run: Run) -> list[np.ndarray]:
     """Returns each question's shares of rounds that accepted each drafted node."""
-    parts = [answer.nodes for answer in run.answers.values() if answer.nodes]
-    return [part.positions[1:] / len(part.trees) for part in parts if part.trees]
+    shares = []
+    for trees in filter(None, (answer.nodes for answer in run.answers.values())):
+        count = np.zeros(len(trees[0].parents))
+        for tree in trees:
+            count[tree.accepted] += 1
+        shares.append(count[1:] / len(trees))
+    return shares
+
+
+def _reliability(trees: Sequence[VerifiedTree]) -> Reliability:
+    """Returns the acceptance of tried nodes by their probability given the parent."""
+    tried = tried_in(trees)
+    return Reliability.of(np.exp(tried["log_confidence"]), tried["is_accepted"])
 
 
 def _drafting(group: Group) -> Iterator[tuple[str, Run, tuple[str, str]]]:

@@ -87,8 +87,8 @@ def _read_run(path: Path) -> Run:
     head, *lines = list(read_log(path)) or [(f"{path}:1", b"")]
     settings = _parse(_read_settings, *head)
     records = [_parse(Record.from_json, *line) for line in lines]
-    sizes = {record.nodes.size for record in records if record.nodes is not None}
-    if len(sizes - {None}) > 1:
+    sizes = {len(tree.parents) for record in records for tree in record.nodes or ()}
+    if len(sizes) > 1:
         raise InputError(f"{path} holds trees of different sizes")
     answers = {record.key: record for record in records}
     return Run(paths=(path,), settings=settings, answers=answers)

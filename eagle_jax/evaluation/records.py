@@ -13,7 +13,7 @@ from typing import Any
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fields import MOST_LEVELS, get, numbers
-from eagle_jax.evaluation.nodes import Nodes
+from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH, QuestionId
 from eagle_jax.parsing import check_type
 
@@ -57,8 +57,7 @@ class Record:
         question: The fingerprint of the question, see `Question.fingerprint`.
         number: The question's number among all.
         turns: The answers, one per turn.
-        nodes: The drafted nodes and their acceptance; `None` if they were not looked
-            at.
+        nodes: The trees of all rounds; `None` if they were not looked at.
         model_id: The name of the run.
         answer_id: A text that no other record has.
         tstamp: The time when it was made, in seconds since 1970.
@@ -69,7 +68,7 @@ class Record:
     question: str
     number: int
     turns: tuple[Turn, ...]
-    nodes: Nodes | None
+    nodes: tuple[VerifiedTree, ...] | None
     model_id: str
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     tstamp: float = field(default_factory=time.time)
@@ -78,13 +77,15 @@ class Record:
     def from_json(cls, record: Any) -> "Record":
         """Returns the record that a parsed line holds; fields of others are left."""
         category, nodes = get(record, "category", str), record.get("nodes")
+        if nodes is not None:
+            nodes = tuple(map(VerifiedTree.from_json, get(nodes, "trees", list)))
         return cls(
             question_id=get(record, "question_id", int | str),
             category=category,
             question=get(record, "question", str),
             number=get(record, "number", int),
             turns=_read_turns(get(record, "choices", list)),
-            nodes=None if nodes is None else Nodes.from_json(nodes),
+            nodes=nodes,
             model_id=get(record, "model_id", str),
             answer_id=get(record, "answer_id", str),
             tstamp=get(record, "tstamp", float),
@@ -92,7 +93,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the object that `from_json` reads, its fields in a line's order."""
-        turns = self.turns
+        turns, nodes = self.turns, self.nodes
         choice = {
             "index": 0,
             "turns": [turn.text for turn in turns],
@@ -114,7 +115,7 @@ class Record:
             "question": self.question,
             "number": self.number,
             "choices": [choice],
-            "nodes": None if self.nodes is None else self.nodes.to_json(),
+            "nodes": None if nodes is None else {"trees": [t.to_json() for t in nodes]},
         }
 
     @property

@@ -1,30 +1,46 @@
 """The report of an evaluation: its tables and figures."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from eagle_jax.config import NOT_LOSSLESS
 from eagle_jax.evaluation import plots, tables
-from eagle_jax.evaluation.runs import (
-    Group,
-    Run,
-    find_baseline,
-    groups,
-    in_order,
-    unique_names,
-)
+from eagle_jax.evaluation.runs import Group, Run, find_baseline, groups, in_order
 from eagle_jax.files import write_whole
 from eagle_jax.progress import Report
 
 _DPI = 150
-_FIGURES: tuple[tuple[str, str, Callable[[Group], Figure | str]], ...] = (
-    ("figure-5-positions", "Figure 5: acceptance by position", plots.positions),
-    ("figure-6-confidence", "Figure 6: acceptance by confidence", plots.confidence),
-)
-_COUNTING = f"""\
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Section:
+    """A section of the report.
+
+    Attributes:
+        title: Its title.
+        make: The function from a group to its tables by title, or its figure.
+        reason: The reason for which it is left out where no group has data.
+        words: What stands above its content.
+        file: The beginning of the names of its figures.
+    """
+
+    title: str
+    make: Callable[[Group], Mapping[str, str] | Figure | None]
+    reason: str
+    words: str = ""
+    file: str = ""
+
+
+_SECTIONS = (
+    _Section(
+        title="Table 1: speedup and tau",
+        make=tables.speedup_tables,
+        reason="no runs but ablations, which are in Table 3",
+        words=f"""\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
 token and the stop token included. Cells are medians over questions of the speedup over
 plain decoding of the same question, with the same settings, temperature and batch size.
@@ -34,10 +50,35 @@ over tasks.
 lossless counts the questions whose tokens are plain decoding's in every turn, of those
 that both runs hold; rejection draws other tokens of the same distribution.
 {NOT_LOSSLESS}.
-"-" stands for what is missing."""
-_N_ALPHA = """\
+"-" stands for what is missing.""",
+    ),
+    _Section(
+        title="Table 3: ablations",
+        make=tables.ablation_tables,
+        reason="no run with rank_by=confidence or rerank=false",
+        words="Counted as in Table 1.",
+    ),
+    _Section(
+        title="n-alpha",
+        make=tables.n_alpha_table,
+        reason="no chain run; decode with the method chain",
+        words="""\
 Share of chains whose next token was accepted after n accepted ones, and how many were
-tried."""
+tried.""",
+    ),
+    _Section(
+        title="Figure 5: acceptance by position",
+        make=plots.positions,
+        reason="no eagle1 run recorded its nodes; decode eagle1 with --nodes",
+        file="figure-5-positions",
+    ),
+    _Section(
+        title="Figure 6: acceptance by confidence",
+        make=plots.confidence,
+        reason="no run of a draft model recorded its nodes; decode with --nodes",
+        file="figure-6-confidence",
+    ),
+)
 
 
 def write_report(runs: Sequence[Run], output: Path, report: Report) -> str:
@@ -54,17 +95,34 @@ def write_report(runs: Sequence[Run], output: Path, report: Report) -> str:
     runs = in_order(runs)
     output.mkdir(parents=True, exist_ok=True)
     compared = groups(runs)
-    sections, left_out = _table_sections(compared)
-    shown, not_drawn = _draw_figures(compared, output, report)
-    lines = [f"- {line}" for line in [*left_out, *not_drawn]]
-    last = "## Left out\n\n" + ("\n".join(lines) or "Nothing.")
-    parts = ["# Evaluation", _runs_section(runs, compared), *sections, *shown, last]
+    parts, left_out = ["# Evaluation", _runs_section(runs, compared)], []
+    for section in _SECTIONS:
+        shown = [part for group in compared for part in _show(section, group, output)]
+        if shown:
+            title = f"## {section.title}"
+            parts.append("\n\n".join(filter(None, [title, section.words, *shown])))
+            report(f"made {section.title}")
+        else:
+            left_out.append(f"- {section.title}: {section.reason}.")
+    parts.append("## Left out\n\n" + ("\n".join(left_out) or "Nothing."))
     text = "\n\n".join(parts)
     file = output / "report.md"
     # It is written last, so that it never shows figures that are not there.
     write_whole(file, text + "\n")
     figures = _count(text.count("]("), "figure")
     return f"wrote {file}: {_count(len(runs), 'run')}, {figures}"
+
+
+def _show(section: _Section, group: Group, output: Path) -> list[str]:
+    """Returns what a section shows of a group; a figure is written to its file."""
+    made = section.make(group)
+    if isinstance(made, Figure):
+        file = f"{section.file}-{group.slug}.png"
+        write_whole(
+            output / file, functools.partial(made.savefig, format="png", dpi=_DPI)
+        )
+        return [f"![{section.title}, {group.title}]({file})"]
+    return [f"### {title}\n\n{table}" for title, table in (made or {}).items()]
 
 
 def _runs_section(runs: list[Run], compared: list[Group]) -> str:
@@ -77,11 +135,7 @@ def _runs_section(runs: list[Run], compared: list[Group]) -> str:
     lines += ["", "The same in all runs that have it:", ""]
     lines += [f"- {line}" for line in tables.shared_settings(runs)]
     parts = ["## Runs", "\n".join(lines), tables.runs_table(runs)]
-    alone = [
-        name
-        for name, run in zip(unique_names(runs), runs, strict=True)
-        if find_baseline(run, runs) is None
-    ]
+    alone = [run.file for run in runs if find_baseline(run, runs) is None]
     if alone:
         parts.append(
             "No autoregressive run has the settings, temperature and batch size of "
@@ -96,73 +150,5 @@ def _runs_section(runs: list[Run], compared: list[Group]) -> str:
     return "\n\n".join(parts)
 
 
-def _table_sections(compared: list[Group]) -> tuple[list[str], list[str]]:
-    """Returns the sections of tables, and a line for each that has no data."""
-    speedups, ablations = dict[str, str | None](), dict[str, str]()
-    for group in compared:
-        for name, flag in (("prefill included", True), ("prefill excluded", False)):
-            title = f"{group.title}, {name}"
-            speedups[title] = tables.speedup_table(group, with_prefill=flag)
-            found = tables.ablation_tables(group, with_prefill=flag)
-            ablations |= {f"{title}, {name}": table for title, table in found.items()}
-    every = (
-        (
-            "Table 1: speedup and tau",
-            _COUNTING,
-            speedups,
-            "no runs but ablations, which are in Table 3",
-        ),
-        (
-            "Table 3: ablations",
-            "Counted as in Table 1.",
-            ablations,
-            "no eagle2 run with rank_by=confidence or rerank=false",
-        ),
-        (
-            "n-alpha",
-            _N_ALPHA,
-            {group.title: tables.n_alpha_table(group) for group in compared},
-            "no chain run; decode with the method chain",
-        ),
-    )
-    sections, left_out = [], []
-    for title, words, found, reason in every:
-        parts = [f"### {name}\n\n{table}" for name, table in found.items() if table]
-        if parts:
-            sections.append("\n\n".join([f"## {title}", words, *parts]))
-        else:
-            left_out.append(f"{title}: {reason}.")
-    return sections, left_out
-
-
-def _draw_figures(
-    compared: list[Group], output: Path, report: Report
-) -> tuple[list[str], list[str]]:
-    """Writes the figures.
-
-    Returns:
-        Sections that show them, and a line for each that has no data.
-    """
-    sections, left_out = [], []
-    for name, title, draw in _FIGURES:
-        shown = []
-        for group in compared:
-            figure = draw(group)
-            if isinstance(figure, str):
-                left_out.append(f"{title}, {group.title}: {figure}.")
-                continue
-            file = f"{name}-{group.slug}.png"
-            write_whole(output / file, functools.partial(_save, figure))
-            shown.append(f"![{title}, {group.title}]({file})")
-        if shown:
-            sections.append("\n\n".join([f"## {title}", *shown]))
-            report(f"drew {title}")
-    return sections, left_out
-
-
 def _count(number: int, name: str) -> str:
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, format="png", dpi=_DPI)

@@ -5,14 +5,14 @@ A run is one method with its settings at one temperature and one batch size.
 
 import dataclasses
 import json
-from collections import Counter
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from eagle_jax.config import DecodingConfig, shortest
+from eagle_jax.config import shortest
 from eagle_jax.decoding.rates import Rates, n_alpha
-from eagle_jax.evaluation.nodes import Nodes
+from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
 from eagle_jax.methods import METHODS, PLAIN
 
@@ -47,6 +47,11 @@ class Run:
     answers: dict[QuestionKey, Record]
 
     @property
+    def file(self) -> str:
+        """The files of its records, each with its folder."""
+        return ", ".join(f"{path.parent.name}/{path.name}" for path in self.paths)
+
+    @property
     def method(self) -> str:
         """The method that drafted."""
         return self.settings["method"]
@@ -79,11 +84,9 @@ class Run:
 
     @property
     def is_ablated(self) -> bool:
-        """Whether this is EAGLE-2 without one of its two parts (Table 3)."""
-        settings = self.settings
-        is_by_value = settings.get("rank_by") != "confidence"
-        is_whole = is_by_value and settings.get("rerank") is not False
-        return self.method == DecodingConfig.method and not is_whole
+        """Whether this is a dynamic tree without one of its two parts (Table 3)."""
+        is_by_confidence = self.settings.get("rank_by") == "confidence"
+        return is_by_confidence or self.settings.get("rerank") is False
 
     @property
     def tasks(self) -> list[str]:
@@ -102,19 +105,13 @@ class Run:
         """Returns tokens per step over all steps of a task, or of all for `None`."""
         return tau(self.of_task(task).values())
 
-    def nodes(self) -> Nodes:
-        """Returns the nodes of all questions together."""
-        parts = [answer.nodes for answer in self.answers.values() if answer.nodes]
-        return Nodes.of(tree for part in parts for tree in part.trees)
-
-    @property
-    def accept_lengths(self) -> list[int]:
-        """The accepted drafts plus one of each step of all questions, uncut."""
-        return [n for record in self.answers.values() for n in record.accept_lengths]
+    def trees(self) -> list[VerifiedTree]:
+        """Returns the trees of all questions, where they were looked at."""
+        return [tree for a in self.answers.values() for tree in a.nodes or ()]
 
     def n_alpha(self) -> Rates:
         """Returns n-alpha, which for a tree is its acceptance by depth."""
-        accepted = [length - 1 for length in self.accept_lengths]
+        accepted = [n - 1 for a in self.answers.values() for n in a.accept_lengths]
         return n_alpha(accepted, self.settings.get("depth") or 0)
 
     def joined(self, other: "Run") -> "Run":
@@ -134,50 +131,45 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that one table compares.
+    """Runs that one table compares: of one temperature, batch size and setup.
 
     Attributes:
         title: The temperature, the batch size and all that tells this group from
             others.
-        slug: A short title, for file names.
         runs: The runs, in the papers' order of methods.
-        everything: All runs that were read: their names must be unique, and plain
-            decoding is looked for among them.
     """
 
     title: str
-    slug: str
     runs: list[Run]
-    everything: list[Run]
+
+    @property
+    def slug(self) -> str:
+        """The title, for file names."""
+        return re.sub(r"[^\w.]+", "-", self.title)
 
     @property
     def names(self) -> list[str]:
-        """The runs' names, no two the same."""
-        return unique_names(self.runs)
+        """The runs' labels, with their files where labels repeat."""
+        labels = [run.settings["label"] for run in self.runs]
+        return [
+            label if labels.count(label) == 1 else f"{label} ({run.file})"
+            for label, run in zip(labels, self.runs, strict=True)
+        ]
 
 
 def groups(runs: list[Run]) -> list[Group]:
-    """Returns runs of one temperature, batch size and setup together, in this order."""
+    """Returns groups by temperature and batch size, in this order."""
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (run.temperature, run.batch_size)):
         setup = [run.temperature, run.batch_size, run.setup()]
         found.setdefault(json.dumps(setup, sort_keys=True), []).append(run)
-    differing = varying(runs, SETUP)
-    slugs = Counter[str]()
-    result = []
+    differing, result = varying(runs, SETUP), []
     for members in found.values():
-        first, temperature = members[0], shortest(members[0].temperature)
-        parts = [f"temperature {temperature}", f"batch size {first.batch_size}"]
+        first = members[0]
+        parts = [f"temperature {shortest(first.temperature)}"]
+        parts += [f"batch size {first.batch_size}"]
         parts += [f"{name} {first.settings.get(name)}" for name in differing]
-        slug = f"t{temperature}-b{first.batch_size}"
-        slugs[slug] += 1
-        group = Group(
-            title=", ".join(parts),
-            slug=slug if slugs[slug] == 1 else f"{slug}-{slugs[slug]}",
-            runs=in_order(members),
-            everything=runs,
-        )
-        result.append(group)
+        result.append(Group(title=", ".join(parts), runs=in_order(members)))
     return result
 
 
@@ -201,14 +193,8 @@ def find_baseline(run: Run, runs: Iterable[Run]) -> Run | None:
 
     Returns:
         A run of the same setup, temperature and batch size; of several the one with
-        the most questions in common, then one from the same folder.
+        the most questions in common.
     """
-    folders = {path.parent for path in run.paths}
-
-    def closeness(other: Run) -> tuple[int, bool]:
-        shared = len(run.answers.keys() & other.answers.keys())
-        return shared, any(path.parent in folders for path in other.paths)
-
     candidates = [
         other
         for other in runs
@@ -216,7 +202,7 @@ def find_baseline(run: Run, runs: Iterable[Run]) -> Run | None:
         and other.setup() == run.setup()
         and (other.temperature, other.batch_size) == (run.temperature, run.batch_size)
     ]
-    return max(candidates, key=closeness, default=None)
+    return max(candidates, key=lambda o: len(shared(run, o, None)), default=None)
 
 
 def speedups(
@@ -264,20 +250,3 @@ def varying(runs: Collection[Run], names: Iterable[str]) -> list[str]:
         for name in names
         if len({json.dumps(run.settings.get(name)) for run in runs}) > 1
     ]
-
-
-def unique_names(runs: list[Run]) -> list[str]:
-    """Returns the runs' labels, with the settings that differ where labels repeat."""
-    named = []
-    for run in runs:
-        label = run.settings["label"]
-        namesakes = [other for other in runs if other.settings["label"] == label]
-        differing = varying(namesakes, (*TREE, *SETUP, "temperature", "batch_size"))
-        named.append((label, [f"{n}={run.settings.get(n)}" for n in differing]))
-    names = []
-    for name, run in zip(named, runs, strict=True):
-        label, parts = name
-        if named.count(name) > 1:
-            parts = [*parts, f"from {run.paths[0].parent.name}/{run.paths[0].name}"]
-        names.append(f"{label} ({', '.join(parts)})" if parts else label)
-    return names

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.evaluation.nodes import Nodes, VerifiedTree
+from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.records import Record, Turn
 
 RUN = {
@@ -31,7 +31,7 @@ def record(
     new_tokens: Sequence[int] = (5,),
     accept_lengths: Sequence[int] = (1, 1, 1, 1),
     token_ids: Sequence[Sequence[int]] | None = None,
-    nodes: Nodes | None = None,
+    nodes: Sequence[VerifiedTree] | None = None,
     **run: Any,
 ) -> dict[str, Any]:
     """One question's line and its run; what is not given is plain and small."""
@@ -58,7 +58,7 @@ def record(
         question="0" * 16,
         number=question_id,
         turns=tuple(turns),
-        nodes=nodes,
+        nodes=None if nodes is None else tuple(nodes),
         model_id="toy",
         answer_id="a" * 22,
         tstamp=1763700000.0,
@@ -137,7 +137,7 @@ def _random(rng: random.Random, number: int, run: dict[str, Any]) -> dict[str, A
     )
 
 
-def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> Nodes:
+def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> list[VerifiedTree]:
     """Nodes that are accepted about as often as their confidence says."""
     ranks = 1 if run["method"] == "chain" else 3
     trees = []
@@ -154,7 +154,7 @@ def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> Nodes:
             parent = len(parents) - ranks + right
             accepted.append(parent)
         trees.append(tree(parents, values, accepted, 1 + depth * ranks))
-    return Nodes.of(trees)
+    return trees
 
 
 def tree(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.evaluation.nodes import Nodes, VerifiedTree, tried_in
+from eagle_jax.evaluation.nodes import Reliability, VerifiedTree, tried_in
 from eagle_jax.tree import DraftTree, match_child, verify
 
 # root -> 1 (.5), 2 (.25), 3 (.25); 1 -> 4 (.1), 5 (.4); 5 -> 6 (.4); 7 is padding.
@@ -40,28 +40,16 @@ def test_nothing_accepted_leaves_the_first_level_tried() -> None:
     tried = tried_in([tree()])
     assert tried["depth"].tolist() == [1, 1, 1]
     assert not tried["is_accepted"].any()
-    assert Nodes.of([tree()]).positions.tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
 
 
-def test_rounds_add_up() -> None:
-    nodes = Nodes.of([tree(1, 5), tree(), tree(3), tree(1, 5, 6)])
-    assert nodes.positions.tolist() == [4, 2, 0, 1, 0, 2, 1, 0]
-
-
-def test_a_certain_node_lies_in_the_last_bin() -> None:
+def test_no_node_is_more_than_certain() -> None:
     certain = VerifiedTree(
         parents=np.array([-1, 0]),
         log_values=np.array([0.0, 1e-7]),  # Rounding may leave more than 1.
         is_node=np.array([True, True]),
         accepted=[1],
     )
-    assert Nodes.of([certain]).confidence.count[-1] == 1
-
-
-def test_no_rounds_are_a_record_of_nothing() -> None:
-    nodes = Nodes.from_json(Nodes.of([]).to_json())
-    assert nodes.size is None
-    assert nodes.confidence.expected_error is None
+    assert tried_in([certain])["log_confidence"].tolist() == [0.0]
 
 
 def test_running_rows_are_taken_out_of_a_round() -> None:
@@ -85,14 +73,13 @@ def test_running_rows_are_taken_out_of_a_round() -> None:
     ((row, taken),) = VerifiedTree.of(done).items()
     assert row == 1
     assert taken.accepted == [1, 5]
-    assert Nodes.of([taken]).positions.tolist() == [1, 1, 0, 0, 0, 1, 0, 0]
     assert math.exp(taken.log_values[5]) == pytest.approx(0.4)
 
 
 def test_a_round_is_read_back_from_its_record() -> None:
     for accepted in ([], [1], [1, 5], [1, 5, 6]):
-        record = json.loads(json.dumps(Nodes.of([tree(*accepted)]).to_json()))
-        (found,) = map(VerifiedTree.from_json, record["trees"])
+        record = json.loads(json.dumps(tree(*accepted).to_json()))
+        found = VerifiedTree.from_json(record)
         np.testing.assert_array_equal(found.parents, PARENTS)
         np.testing.assert_array_equal(found.is_node, IS_NODE)
         np.testing.assert_allclose(found.log_values[:7], np.log(VALUES[:7]), atol=1e-6)
@@ -125,3 +112,27 @@ def test_what_is_no_round_is_refused(changed: dict[str, Any]) -> None:
 def test_depths_and_ranks_are_those_of_the_tree() -> None:
     assert tree().depths.tolist() == [0, 1, 1, 1, 2, 2, 3, 0]
     assert tree().ranks.tolist() == [0, 0, 1, 2, 1, 0, 0, 0]
+
+
+def test_bins_hold_their_lower_edge_and_the_last_holds_one() -> None:
+    predicted = np.array([0.0, 0.049, 0.05, 0.95, 1.0])
+    bins = Reliability.of(predicted, np.array([0, 1, 0, 1, 1], bool))
+    expected = np.zeros(20, int)
+    expected[[0, 1, 19]] = 2, 1, 2
+    np.testing.assert_array_equal(bins.count, expected)
+    assert bins.accepted[[0, 1, 19]].tolist() == [1, 0, 2]
+    assert bins.predicted[19] == pytest.approx(0.975)
+    assert bins.rates[[0, 1, 19]].tolist() == [0.5, 0.0, 1.0]
+    assert np.isnan(bins.rates[5])
+
+
+def test_the_calibration_error_weighs_bins_by_their_nodes() -> None:
+    # Three nodes of 0.12, one accepted: |1/3 - 0.12|. One of 0.9, accepted: 0.1.
+    predicted = np.array([0.12, 0.12, 0.12, 0.9])
+    bins = Reliability.of(predicted, np.array([1, 0, 0, 1], bool))
+    expected = 3 / 4 * (1 / 3 - 0.12) + 1 / 4 * 0.1
+    assert bins.expected_error == pytest.approx(expected)
+    none = np.zeros(0)
+    assert np.isnan(Reliability.of(none, none.astype(bool)).expected_error)
+    true = Reliability.of(np.full(8, 0.25), np.array([1, 0, 0, 0] * 2, bool))
+    assert true.expected_error == pytest.approx(0.0)

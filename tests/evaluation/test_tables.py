@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from eagle_jax.evaluation import tables
-from eagle_jax.evaluation.nodes import Nodes
 from eagle_jax.evaluation.record_files import read_runs
 from eagle_jax.evaluation.runs import (
     Group,
@@ -14,15 +13,24 @@ from eagle_jax.evaluation.runs import (
     find_baseline,
     groups,
     speedups,
-    unique_names,
 )
 from tests.evaluation.synthetic import plain, record, tree, write
 from tests.helpers import refused
 
 
-def _rows(table: str | None) -> list[list[str]]:
+def _table_1(group: Group) -> str:
+    """Table 1 with the prefill."""
+    with_prefill, _ = tables.speedup_tables(group).values()
+    return with_prefill
+
+
+def _only(found: dict[str, str]) -> str:
+    (table,) = found.values()
+    return table
+
+
+def _rows(table: str) -> list[list[str]]:
     """The cells of a markdown table, without its rule."""
-    assert table is not None
     lines = [line.strip("| ").split("|") for line in table.splitlines()]
     return [[cell.strip() for cell in line] for line in lines[:1] + lines[2:]]
 
@@ -63,7 +71,7 @@ def _group(*folders: Path) -> Group:
 
 
 def test_table_1_has_speedup_and_tau_of_each_task(folder: Path) -> None:
-    table = tables.speedup_table(_group(folder), with_prefill=True)
+    table = _table_1(_group(folder))
     assert _rows(table) == [
         [
             *("method", "mt_bench speedup", "mt_bench tau", "rag speedup", "rag tau"),
@@ -87,7 +95,7 @@ def test_speedups_without_prefill_use_the_decoding_time(folder: Path) -> None:
 def test_without_plain_decoding_there_are_no_speedups(folder: Path) -> None:
     (folder / "a.jsonl").unlink()
     group = _group(folder)
-    rows = _rows(tables.speedup_table(group, with_prefill=True))
+    rows = _rows(_table_1(group))
     assert rows[1] == ["eagle2", "-", "2.67", "-", "2.67", "-"]
 
 
@@ -108,7 +116,7 @@ def test_plain_decoding_with_other_settings_is_no_baseline(tmp_path: Path) -> No
 
 def test_rejection_is_not_compared_token_for_token(folder: Path) -> None:
     write(folder / "b.jsonl", [record(1, acceptance="rejection")])
-    rows = _rows(tables.speedup_table(_group(folder), with_prefill=True))
+    rows = _rows(_table_1(_group(folder)))
     assert rows[2][-1] == "-"
 
 
@@ -125,21 +133,21 @@ def test_table_3_finds_the_ablations_and_table_1_leaves_them_out(
     for name, change in changes.items():
         write(folder / f"{name}.jsonl", [record(1, label=f"eagle2:{name}", **change)])
     group = _group(folder)
-    ((title, table),) = tables.ablation_tables(group, with_prefill=True).items()
-    assert "num_nodes 60" in title
+    (title, table), _ = tables.ablation_tables(group).items()
+    assert "num_nodes 60" in title and title.endswith("prefill included")
     names = [row[0] for row in _rows(table)[1:]]
     assert names == ["w/o both", "w/o value", "w/o reranking", "eagle2"]
-    rows = _rows(tables.speedup_table(group, with_prefill=True))
+    rows = _rows(_table_1(group))
     assert [row[0] for row in rows[1:]] == ["autoregressive", "eagle2", "eagle2:small"]
 
 
 def test_n_alpha_comes_from_steps(tmp_path: Path) -> None:
     chain: dict[str, Any] = {"method": "chain", "label": "chain", "depth": 2}
     write(tmp_path / "a.jsonl", [record(1, accept_lengths=[1, 1], **chain)])
-    rows = _rows(tables.n_alpha_table(_group(tmp_path)))
+    rows = _rows(_only(tables.n_alpha_table(_group(tmp_path))))
     assert rows[1] == ["chain", "0.000 (2)", "- (0)"]
     write(tmp_path / "a.jsonl", [record(1, accept_lengths=[3, 2], **chain)])
-    rows = _rows(tables.n_alpha_table(_group(tmp_path)))
+    rows = _rows(_only(tables.n_alpha_table(_group(tmp_path))))
     assert rows[1] == ["chain", "1.000 (2)", "0.500 (2)"]
 
 
@@ -151,12 +159,13 @@ def test_each_temperature_batch_size_and_setup_is_a_group(tmp_path: Path) -> Non
     for number, settings in enumerate(every):
         write(tmp_path / f"{number}.jsonl", [record(1, **settings)])
     found = groups(read_runs([tmp_path]))
-    assert [(group.title, group.slug) for group in found] == [
-        ("temperature 0, batch size 2, target toy", "t0-b2"),
-        ("temperature 0, batch size 2, target other", "t0-b2-2"),
-        ("temperature 0, batch size 8, target toy", "t0-b8"),
-        ("temperature 1, batch size 4, target toy", "t1-b4"),
+    assert [group.title for group in found] == [
+        "temperature 0, batch size 2, target toy",
+        "temperature 0, batch size 2, target other",
+        "temperature 0, batch size 8, target toy",
+        "temperature 1, batch size 4, target toy",
     ]
+    assert found[0].slug == "temperature-0-batch-size-2-target-toy"
 
 
 def test_batches_are_compared_with_plain_decoding_at_their_size(tmp_path: Path) -> None:
@@ -164,19 +173,18 @@ def test_batches_are_compared_with_plain_decoding_at_their_size(tmp_path: Path) 
         write(tmp_path / f"a{size}.jsonl", [plain(1, seconds=[slow], batch_size=size)])
         write(tmp_path / f"b{size}.jsonl", [record(1, seconds=[fast], batch_size=size)])
     found = groups(read_runs([tmp_path]))
-    shown = [_rows(tables.speedup_table(g, with_prefill=True))[2][1] for g in found]
+    shown = [_rows(_table_1(g))[2][1] for g in found]
     assert shown == ["5.00x", "2.00x"]
 
 
 def test_names_tell_runs_of_one_label_apart(tmp_path: Path) -> None:
     write(tmp_path / "x" / "a.jsonl", [record(1), record(2)])
     write(tmp_path / "x" / "b.jsonl", [record(1, depth=3)])
-    write(tmp_path / "y" / "a.jsonl", [record(1)])
-    names = unique_names(read_runs([tmp_path / "x", tmp_path / "y"]))
-    assert names == [
-        "eagle2 (depth=6, from x/a.jsonl)",
-        "eagle2 (depth=3)",
-        "eagle2 (depth=6, from y/a.jsonl)",
+    write(tmp_path / "x" / "c.jsonl", [record(1, label="eagle2:depth=4", depth=4)])
+    assert _group(tmp_path / "x").names == [
+        "eagle2 (x/a.jsonl)",
+        "eagle2 (x/b.jsonl)",
+        "eagle2:depth=4",
     ]
 
 
@@ -186,7 +194,7 @@ def test_folders_with_other_questions_are_one_run(tmp_path: Path) -> None:
         write(tmp_path / name / "b.jsonl", [record(1, category=category)])
     group = _group(tmp_path / "x", tmp_path / "y")
     assert [run.tasks for run in group.runs] == [["qa", "rag"]] * 2
-    rows = _rows(tables.speedup_table(group, with_prefill=True))
+    rows = _rows(_table_1(group))
     assert rows[2] == ["eagle2", *["1.00x", "1.00"] * 3, "2/2"]
 
 
@@ -230,6 +238,6 @@ def test_a_file_without_settings_is_named(tmp_path: Path) -> None:
 
 def test_trees_of_one_run_have_one_size(tmp_path: Path) -> None:
     trees = [tree([-1, 0], [0.0, -1.0], [], size) for size in (2, 3)]
-    lines = [record(n, nodes=Nodes.of([one])) for n, one in enumerate(trees)]
+    lines = [record(n, nodes=[one]) for n, one in enumerate(trees)]
     path = write(tmp_path / "a.jsonl", lines)
     refused(lambda: _read(path), f"{path} holds trees of different sizes")

@@ -1,6 +1,5 @@
 """The fit of confidences to what was accepted."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 
 from eagle_jax.checkpoints.draft_files import Kind, load_calibration
-from eagle_jax.config import TreeConfig
-from eagle_jax.decoding.requests import make_requests
+from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
-from eagle_jax.evaluation import calibrate
-from eagle_jax.evaluation.calibrate import Fit, Observed, describe, fit
+from eagle_jax.evaluation import fit
 from eagle_jax.evaluation.exponents import (
     BOUNDS,
     MIN_TRIALS,
@@ -21,9 +18,11 @@ from eagle_jax.evaluation.exponents import (
     fit_exponent,
     fit_exponents,
     tokens_per_root,
-    trials_of,
 )
-from eagle_jax.evaluation.nodes import TRIED, VerifiedTree
+from eagle_jax.evaluation.fit import Fit, Trees, describe
+from eagle_jax.evaluation.nodes import TRIED, VerifiedTree, tried_in
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.pairs import LoadedPair
 from tests import tiny
 from tests.helpers import refused
 
@@ -64,15 +63,14 @@ def two_branches(
     )
 
 
-def overconfident(prompts: int, rounds: int, kappa: float = 1.0) -> Observed:
+def overconfident(prompts: int, rounds: int) -> Trees:
     """First children say 0.6 and are right once in four, second ones say 0.3."""
     rng = np.random.default_rng(1)
     fates = rng.choice(5, size=(prompts, rounds), p=[0.15, 0.2, 0.25, 0.05, 0.35])
-    trees = {
+    return {
         prompt: [two_branches(0.6, 0.3, fate) for fate in row]
         for prompt, row in enumerate(fates.tolist())
     }
-    return Observed(confidence=Confidence(kappa=kappa), depth=2, trees=trees)
 
 
 @pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
@@ -133,20 +131,16 @@ def test_cells_with_few_trials_share_a_fit() -> None:
     assert table[0][1] != of_rank[1]
 
 
-def fit_of(*observed: Observed) -> Fit:
+def fit_of(trees: Trees) -> Fit:
     """A fit that is judged by trees of three nodes."""
-    return fit(observed, plain=Confidence())
+    return fit.fit({Confidence(): trees}, Confidence(), depth=2)
 
 
-def test_held_out_confidences_become_honest() -> None:
+def test_held_out_confidences_become_honest_and_trees_accept_more() -> None:
+    # Three nodes: as drafted the first child and its own, where the second is right.
     fitted = fit_of(overconfident(8, 200))
     assert fitted.ece_before > 0.2
     assert fitted.ece_after < 0.05
-
-
-def test_calibrated_trees_accept_more_on_prompts_that_were_not_seen() -> None:
-    # Three nodes: as drafted the first child and its own, where the second is right.
-    fitted = fit_of(overconfident(8, 200))
     assert fitted.tokens_after > fitted.tokens_before + 0.05
 
 
@@ -154,26 +148,26 @@ def test_the_judged_fit_does_not_see_every_second_prompt() -> None:
     observed = overconfident(8, 40)
     turned = {
         prompt: [two_branches(0.6, 0.3, 1) if prompt % 2 else tree for tree in trees]
-        for prompt, trees in observed.trees.items()
+        for prompt, trees in observed.items()
     }
-    mixed = dataclasses.replace(observed, trees=turned)
-    fitted, untouched = fit_of(mixed), fit_of(observed)
+    fitted, untouched = fit_of(turned), fit_of(observed)
     assert fitted.tried == untouched.tried
     assert fitted.confidence != untouched.confidence  # Fitted to all prompts.
     judged = [tree for prompt in (1, 3, 5, 7) for tree in turned[prompt]]
     assert fitted.tokens_before == tokens_per_root(judged, Confidence(), 3)
-    assert fitted.ece_before == calibration_error(trials_of(judged))
+    assert fitted.ece_before == calibration_error(tried_in(judged), Confidence())
 
 
 def test_the_kappa_is_taken_whose_trees_accept_most() -> None:
-    poor, good = overconfident(8, 100, 2.0), overconfident(8, 100, 0.5)
-    accepted = {
+    poor = overconfident(8, 100)
+    good = {
         prompt: [two_branches(0.6, 0.3, 3) for _ in trees]
-        for prompt, trees in good.trees.items()
+        for prompt, trees in poor.items()
     }
-    fitted = fit_of(poor, dataclasses.replace(good, trees=accepted))
+    low, high = Confidence(kappa=0.5), Confidence(kappa=2.0)
+    fitted = fit.fit({high: poor, low: good}, Confidence(), depth=2)
     assert fitted.confidence.kappa == 0.5
-    assert fitted.tried[good.confidence] == 3.0 > fitted.tried[poor.confidence]
+    assert fitted.tried[low] == 3.0 > fitted.tried[high]
 
 
 @pytest.mark.parametrize(
@@ -217,26 +211,28 @@ def read_back(file: Path, kind: Kind) -> Confidence:
 def test_a_fit_does_not_depend_on_how_prompts_are_batched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one_each = {kind: (Confidence(),) for kind in calibrate.TRIED}
-    monkeypatch.setattr(calibrate, "TRIED", one_each)
+    """The last batch of two is filled with a row of which no tree is seen."""
+    one_each = {kind: (Confidence(),) for kind in fit.TRIED}
+    monkeypatch.setattr(fit, "TRIED", one_each)
     tree = TreeConfig(num_nodes=6, depth=2, width=3)
-    pair = tiny.pair(tiny.TARGET, tiny.HEAD, tree)
-    prompts = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
+    target, drafter, params = tiny.pair(tiny.TARGET, tiny.HEAD, tree)
+    pair = LoadedPair(
+        target=target,
+        drafter=drafter,
+        params=params,
+        drafter_of=lambda *_: drafter,
+        tokenizer=None,
+        stop_tokens=(),
+    )
+    prompts = [[1, 2, 3], [4], [5, 6]]
 
     def fits(size: int) -> dict[Kind, Fit]:
-        batches = [
-            make_requests(
-                prompts[start : start + size],
-                max_new_tokens=[12, 20, 9, 1][start : start + size],
-                seeds=range(start, start + size),
-                prompt_bucket=16,
-            )
-            for start in range(0, len(prompts), size)
-        ]
-        return calibrate.calibrate_pair(*pair, batches)
+        decoding = DecodingConfig(max_new_tokens=20, batch_size=size)
+        config = GenerateConfig(tree=tree, decoding=decoding)
+        return fit.calibrate_pair(pair, config, prompts)
 
-    together, apart = fits(4), fits(2)
-    for kind in calibrate.TRIED:
+    together, apart = fits(3), fits(2)
+    for kind in fit.TRIED:
         assert together[kind].rows == apart[kind].rows > 0
         assert together[kind].tokens_after == apart[kind].tokens_after
         np.testing.assert_allclose(
@@ -252,14 +248,19 @@ def test_a_fit_that_changes_no_tree_says_so() -> None:
     few, many = fit_of(overconfident(2, 20)), fit_of(overconfident(8, 200))
     assert few.rows < MIN_TRIALS < many.rows
     assert few.tokens_after == few.tokens_before
-    assert "changes no tree" in describe(few)
-    assert "changes no tree" not in describe(many)
-    other = fit_of(overconfident(2, 20, 2.0))
-    assert "changes no tree" not in describe(other), "kappa does"
+    assert "changes no order" in describe(few)
+    assert "changes no order" not in describe(many)
 
 
-def test_one_prompt_is_refused() -> None:
+def test_what_cannot_be_fitted_is_refused() -> None:
     refused(lambda: fit_of(overconfident(1, 5)), "at least 2")
+    root = VerifiedTree(
+        parents=np.array([-1]),
+        log_values=np.zeros(1),
+        is_node=np.array([True]),
+        accepted=[],
+    )
+    refused(lambda: fit_of({0: [root], 1: [root]}), "nothing was drafted")
 
 
 PART = {"kappa": 2.0, "sharpness": 1.5, "exponents": [[1.0], [0.5]]}
