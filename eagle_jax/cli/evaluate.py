@@ -24,8 +24,8 @@ from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import CONFIGS
-from eagle_jax.evaluation.evaluate import Evaluation, check_weights, evaluate
-from eagle_jax.evaluation.plan import make_runs, parse_method
+from eagle_jax.evaluation.evaluate import evaluate
+from eagle_jax.evaluation.plan import EvaluationConfig, make_runs, parse_method
 from eagle_jax.evaluation.questions import (
     Question,
     choose,
@@ -34,22 +34,41 @@ from eagle_jax.evaluation.questions import (
     read_questions,
 )
 from eagle_jax.evaluation.records import speed
-from eagle_jax.evaluation.runs import Run, find_baseline, identical
+from eagle_jax.evaluation.runs import EvaluatedRun, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.markdown import decimals
 
+_MODELS = {
+    "--target": "target: a Hugging Face folder or hub name; without one the embedded "
+    "pair, with the settings of configs/embedded.toml",
+    "--draft": "EAGLE head of the target",
+    "--medusa": "Medusa heads of the target",
+    "--hydra": "Hydra heads of the target",
+    "--small-model": "smaller model with the target's tokenizer",
+}
+_METHODS = (
+    "names as in eagle-jax generate, with settings of their own after a colon, such as "
+    "eagle2:num_nodes=48,rerank=false or chain:acceptance=rejection"
+)
+_SETTINGS = (
+    "max_new_tokens",
+    "max_length",
+    "dtype",
+    "quantization",
+    "ignore_eos",
+    "draft_vocabulary",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-
-    def run() -> int:
-        arguments = _parse(argv)
-        config = join_settings(GenerateConfig, arguments.config, arguments)
-        return _evaluate(arguments, config)
-
     return run_command(
-        run,
+        lambda: _evaluate(_parse(argv)),
         unwritable="cannot write the records: {error}",
         interrupted="interrupted; the same command goes on from here",
     )
@@ -61,52 +80,23 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
-    add(
-        "--target",
-        help="target: a Hugging Face folder or hub name; without one the embedded "
-        "pair, with the settings of configs/embedded.toml",
-    )
-    add("--draft", help="EAGLE head of the target")
-    add("--medusa", metavar="FOLDER", help="Medusa heads of the target")
-    add("--hydra", metavar="FOLDER", help="Hydra heads of the target")
-    add("--small-model", help="smaller model with the target's tokenizer")
-    add(
-        "--questions",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="Spec-Bench's .jsonl, or prompts: .txt (a line each), .json list",
-    )
+    for flag, what in _MODELS.items():
+        add(flag, metavar="FOLDER", help=what)
+    paths = "Spec-Bench's .jsonl, or prompts: .txt (a line each), .json list"
+    wanted = {"nargs": "+", "required": True}
+    add("--questions", type=Path, metavar="FILE", help=paths, **wanted)
     add("--output", type=Path, required=True, metavar="FOLDER", help="of the records")
-    add(
-        "--methods",
-        nargs="+",
-        required=True,
-        metavar="METHOD",
-        help="names as in eagle-jax generate, with settings of their own after a "
-        "colon, such as eagle2:num_nodes=48,rerank=false or chain:acceptance=rejection",
-    )
+    add("--methods", metavar="METHOD", help=_METHODS, **wanted)
     add("--temperatures", type=float, nargs="+", metavar="T")
     add("--batch-sizes", type=int, nargs="+", metavar="B")
-    add(
-        "--template",
-        choices=TEMPLATES,
-        default="none",
-        help="how turns become prompts; tokenizer is the chat template that the "
-        "target carries",
-    )
+    form = "how turns become prompts; tokenizer is the target's own chat template"
+    add("--template", choices=TEMPLATES, default="none", help=form)
     add("--system-prompt", metavar="TEXT", help="instead of the template's own")
     add("--categories", metavar="A,B", help="ask only questions of these")
     add("--per-category", type=int, metavar="N", help="ask N of each, always the same")
-    add("--nodes", action="store_true", help="record what became of drafted nodes")
-    add_settings(
-        parser,
-        GenerateConfig,
-        *("max_new_tokens", "max_length", "dtype", "quantization", "ignore_eos"),
-        "draft_vocabulary",
-        *("top_p", "top_k", "min_p", "seed"),
-    )
+    became = "record what became of drafted nodes"
+    add("--nodes", action="store_true", dest="with_nodes", help=became)
+    add_settings(parser, GenerateConfig, *_SETTINGS)
     arguments = parser.parse_args(argv)
     if arguments.target is None:
         arguments.target = str(assets.TARGET)
@@ -116,27 +106,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _evaluate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+def _evaluate(arguments: argparse.Namespace) -> int:
+    settings = join_settings(GenerateConfig, arguments.config, arguments)
     check_folder(arguments.output)
     runs = make_runs(
-        [parse_method(text, config) for text in arguments.methods],
-        arguments.temperatures or [config.sampling.temperature],
-        arguments.batch_sizes or [config.decoding.batch_size],
+        [parse_method(text, settings) for text in arguments.methods],
+        arguments.temperatures or [settings.sampling.temperature],
+        arguments.batch_sizes or [settings.decoding.batch_size],
     )
-    evaluation = Evaluation(
-        target=arguments.target,
-        draft=arguments.draft,
-        medusa=arguments.medusa,
-        hydra=arguments.hydra,
-        small_model=arguments.small_model,
-        output=arguments.output,
-        template=arguments.template,
-        system_prompt=arguments.system_prompt,
-        with_nodes=arguments.nodes,
-    )
-    check_weights(evaluation, runs)  # Before question files are read.
+    names = EvaluationConfig.__dataclass_fields__
+    config = EvaluationConfig(**{name: getattr(arguments, name) for name in names})
+    for run in runs:
+        config.draft_of(run.config.method)  # Before question files are read.
     questions = _read_questions(arguments)
-    _print_table(evaluate(evaluation, runs, questions, report=say, progress=progress))
+    _print_table(evaluate(config, runs, questions, report=say, progress=progress))
     return 0
 
 
@@ -154,13 +137,12 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
     )
 
 
-def _print_table(runs: dict[str, Run]) -> None:
+def _print_table(runs: dict[str, EvaluatedRun]) -> None:
     """Prints the figures of runs.
 
     The last column says how many texts differ from plain decoding's.
     """
-    table = Table()
-    table.add_column("run")
+    table = Table("run")
     for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
         table.add_column(name, justify="right")
     for name, run in runs.items():

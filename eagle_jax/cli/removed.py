@@ -11,6 +11,7 @@ REMOVED = {
     "--by": "leave it out: exponents are by depth and rank",
     "--inputs": "leave it out: heads read a feature and the token after it",
     "hydra-mlp": "train --kind hydra; heads without a prefix layer still draft",
+    "llama-2-chat": "give --template tokenizer, whose chat template is the same",
     "lambda": "give --token-loss alpha",
     "count-tokens": "give --draft-vocabulary N@FILE, where FILE is a text to count",
 }

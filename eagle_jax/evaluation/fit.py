@@ -147,7 +147,7 @@ def calibrate_head(trained: Trained, report: Report) -> None:
         stop_tokens=trained.data.stop_tokens,
         sharding=None,
     )
-    prompts = trained.data.prompts
+    prompts = [list(ids) for ids in trained.data.prompts]
     decoding = DecodingConfig(
         max_new_tokens=config.run.eval_new_tokens, batch_size=max(len(prompts), 1)
     )

@@ -1,26 +1,21 @@
-"""Plans of runs: methods, their settings, temperatures and batch sizes."""
+"""Plans of an evaluation: its models, and the runs of methods that answer."""
 
 import dataclasses
 import itertools
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from eagle_jax.config import from_table, shortest
+from eagle_jax.config import shortest
 from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
+from eagle_jax.evaluation.templates import Template
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.drafts import DraftSource, open_draft_model
-from eagle_jax.generation.pairs import PairSource
 from eagle_jax.interface import Drafter
-from eagle_jax.methods import METHODS, Method, Weights
-from eagle_jax.models.transformer import TransformerConfig
+from eagle_jax.methods import METHODS, Method
 from eagle_jax.parsing import parse_json
-
-Models = dict[Weights, DraftSource]
-"""The opened draft models by their kind."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +48,56 @@ class RunPlan:
         return f"{name}-t{temperature}-b{self.config.decoding.batch_size}"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The models that answer the questions, and the folder of their answers.
+
+    Attributes:
+        target: A Hugging Face folder or hub name.
+        draft: The Hugging Face folder or hub name of the target's EAGLE head; `None` if
+            no run drafts with one.
+        medusa: The folder or hub name of the target's Medusa heads, likewise.
+        hydra: The folder or hub name of the target's Hydra heads, likewise.
+        small_model: The Hugging Face folder or hub name of a smaller model with the
+            target's tokenizer; `None` if no run drafts with one.
+        output: The folder of the records, a file per run, see `record_files`; it need
+            not exist.
+        template: The form in which turns become prompts.
+        system_prompt: The system prompt; `None` for the template's own.
+        with_nodes: Whether to record the drafted nodes.
+    """
+
+    target: str
+    draft: str | None = None
+    medusa: str | None = None
+    hydra: str | None = None
+    small_model: str | None = None
+    output: Path
+    template: Template = "none"
+    system_prompt: str | None = None
+    with_nodes: bool = False
+
+    def draft_of(self, method: Method) -> str | None:
+        """Returns the name of the weights that a method drafts with, if any.
+
+        Raises:
+            InputError: If it drafts with weights that were not given.
+        """
+        weights = method.weights
+        if weights is None:
+            return None
+        given = getattr(self, weights.option)
+        if given is None:
+            raise InputError(
+                f"method {method.name} needs `{weights.option}`, {weights.description}"
+            )
+        return given
+
+    def path(self, plan: RunPlan) -> Path:
+        """Returns the file of a run's records."""
+        return self.output / f"{plan.model_id}.jsonl"
+
+
 def parse_method(text: str, config: GenerateConfig) -> RunPlan:
     """Reads a method with its settings.
 
@@ -71,26 +116,24 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
     config = config.with_method(name)
     known = config.method.reads
     values: dict[str, Any] = {}
+    if "draft_vocabulary" not in known:
+        values["draft_vocabulary"] = None
+    if config.method.is_plain:
+        values["acceptance"] = "coupled"
     for part in filter(None, given.split(",")):
         key, equals, value = part.partition("=")
         if not equals or key not in known:
             wanted = f"key=value with {', '.join(known)}" if known else "no settings"
             raise InputError(f"`methods` {text}: {part!r} is not known; give {wanted}")
-        if key in values:
-            raise InputError(f"`methods` {text}: {key} is given twice")
         values[key] = _read_value(value)
-    if config.method.is_plain:
-        values["acceptance"] = "coupled"
     sections: dict[str, Any] = {}
-    for name, settings in vars(config).items():
-        mine = {key: value for key, value in values.items() if hasattr(settings, key)}
-        if mine:
-            # The types are checked alone; sizes must fit with those not given, too.
-            typed = from_table(type(settings), mine, f"`methods` {text}")
-            chosen = {key: getattr(typed, key) for key in mine}
-            sections[name] = dataclasses.replace(settings, **chosen)
-    config = dataclasses.replace(config, **sections)
-    return RunPlan(label=text, config=config)
+    try:
+        for name, settings in vars(config).items():
+            mine = {key: values[key] for key in values if hasattr(settings, key)}
+            sections[name] = dataclasses.replace(settings, **mine) if mine else settings
+    except InputError as error:
+        raise InputError(f"`methods` {text}: {error}") from error
+    return RunPlan(label=text, config=dataclasses.replace(config, **sections))
 
 
 def make_runs(
@@ -100,50 +143,23 @@ def make_runs(
 ) -> list[RunPlan]:
     """Returns every method at every temperature and batch size.
 
-    Runs that decode alike are kept once: at temperature 0 there is but one rule of
-    acceptance, and without coupled draws there is no noise to share.
-
     Raises:
-        InputError: If a value lies outside its range, or two runs with different
-            settings have one name.
+        InputError: If a value lies outside its range, or two methods have one name.
     """
     runs: dict[str, RunPlan] = {}
-    names: dict[str, RunPlan] = {}
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
         config = method.config.at(temperature)
-        run = dataclasses.replace(
-            method,
-            config=dataclasses.replace(
-                config,
-                tree=_without_idle_noise(config),
-                decoding=dataclasses.replace(config.decoding, batch_size=batch_size),
-            ),
-        )
-        settings = [
-            run.method.name,
-            run.acceptance,
-            temperature,
-            batch_size,
-            _drafts(run),
-        ]
-        run = runs.setdefault(json.dumps(settings), run)
-        if names.setdefault(run.model_id, run) is not run:
+        decoding = dataclasses.replace(config.decoding, batch_size=batch_size)
+        config = dataclasses.replace(config, decoding=decoding)
+        run = dataclasses.replace(method, config=config)
+        other = runs.setdefault(run.model_id, run)
+        if other.label != run.label:
             raise InputError(
-                f"`methods` {names[run.model_id].label} and {run.label} would both be "
-                f"written to {run.model_id}.jsonl; evaluate them into two folders"
+                f"`methods` {other.label} and {run.label} would both be written to "
+                f"{run.model_id}.jsonl; evaluate them into two folders"
             )
     return list(runs.values())
-
-
-def _without_idle_noise(config: GenerateConfig) -> Any:
-    """Returns the method's settings without those of shared noise if there is none."""
-    own, tree = vars(config.tree), config.tree
-    if config.sampling.rule == "coupled" or "shared_noise" not in own:
-        return tree
-    if own.get("kappa") is not None or own.get("sharpness") is not None:
-        tree = dataclasses.replace(tree, calibration="none", kappa=None, sharpness=None)
-    return dataclasses.replace(tree, shared_noise=True)
 
 
 def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
@@ -156,17 +172,14 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     config, grower = plan.config, find_tree_drafter(drafter)
     # The switch's copies may be longer than its tree is deep.
     sized = grower or drafter
+    every = vars(config.tree) | vars(config.decoding)
     settings = {
         "method": plan.method.name,
         "label": plan.label,
-        "temperature": config.sampling.temperature,
-        "top_p": config.sampling.top_p,
-        "top_k": config.sampling.top_k,
-        "min_p": config.sampling.min_p,
-        "seed": config.sampling.seed,
+        **vars(config.sampling),
         "acceptance": plan.acceptance,
         "batch_size": config.decoding.batch_size,
-        **_drafts(plan),
+        **{name: every[name] for name in plan.method.reads if name in every},
         "num_nodes": getattr(sized, "num_nodes", 1),  # The root alone.
         "depth": getattr(sized, "depth", 0),
         "max_new_tokens": config.decoding.max_new_tokens,
@@ -191,67 +204,9 @@ def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
     }
 
 
-def open_models(
-    runs: Sequence[RunPlan],
-    target: TransformerConfig,
-    *,
-    draft_of: Callable[[Weights], str | None],
-    dtype: str,
-) -> Models:
-    """Opens the draft models that some runs need, each once; reads no weights.
-
-    Args:
-        runs: The plans of the runs.
-        target: The target's sizes.
-        draft_of: The function from a kind of weights to their folder or hub name,
-            `None` for none.
-        dtype: The type of the weights; not "auto".
-
-    Raises:
-        InputError: If a model is missing or does not fit the target.
-    """
-    models: Models = {}
-    for run in runs:
-        weights = run.method.weights
-        if weights is None or weights in models:
-            continue
-        if (name := draft_of(weights)) is not None:
-            models[weights] = open_draft_model(
-                name, target, dtype=dtype, weights=weights
-            )
-    return models
-
-
-def open_run(plan: RunPlan, models: Models, target: PairSource) -> PairSource:
-    """Returns the target with a run's drafter and draft model; reads no weights.
-
-    Args:
-        plan: The run's plan.
-        models: The models that `open_models` returned.
-        target: The target, opened.
-
-    Raises:
-        InputError: If the tree names a calibration that cannot be read, or the tokens
-            that are drafted cannot be used.
-    """
-    method, config = plan.method, plan.config
-    reads = "draft_vocabulary" in method.reads
-    draft = None if method.weights is None else models[method.weights]
-    own = dataclasses.replace(target, method=method, draft=draft)
-    own = own.with_vocabulary(config.decoding.draft_vocabulary if reads else None)
-    return own.with_settings(config.tree, plan.acceptance)
-
-
 def _read_value(text: str) -> Any:
     """Returns a number or a truth value if the text is one, the text itself if not."""
     try:
         return parse_json(text, text)
     except InputError:
         return text
-
-
-def _drafts(plan: RunPlan) -> dict[str, Any]:
-    """Returns those settings of drafts that a method reads."""
-    every = vars(plan.config.tree) | vars(plan.config.decoding)
-    names = [name for name in plan.method.reads if name != "acceptance"]
-    return {name: every[name] for name in names}

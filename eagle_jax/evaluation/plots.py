@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from eagle_jax.evaluation.nodes import Reliability, VerifiedTree, tried_in
-from eagle_jax.evaluation.runs import Group, Run
+from eagle_jax.evaluation.runs import EvaluatedRun, Group
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; no yellow on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -77,7 +77,7 @@ def confidence(group: Group) -> Figure | None:
     return figure
 
 
-def _rates_of_positions(run: Run) -> list[np.ndarray]:
+def _rates_of_positions(run: EvaluatedRun) -> list[np.ndarray]:
     """Returns each question's shares of rounds that accepted each drafted node."""
     shares = []
     for trees in filter(None, (answer.nodes for answer in run.answers.values())):
@@ -94,7 +94,7 @@ def _reliability(trees: Sequence[VerifiedTree]) -> Reliability:
     return Reliability.of(np.exp(tried["log_confidence"]), tried["is_accepted"])
 
 
-def _drafting(group: Group) -> Iterator[tuple[str, Run, tuple[str, str]]]:
+def _drafting(group: Group) -> Iterator[tuple[str, EvaluatedRun, tuple[str, str]]]:
     """Yields the runs that draft, with their colours and markers in every figure.
 
     Table 3's ablated runs are left out. Colour and marker both differ, for prints

@@ -7,21 +7,27 @@ A line of such a file, as of MT-bench's too, holds `question_id`, `category` and
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle_jax.errors import InputError
-from eagle_jax.parsing import parse_json
+from eagle_jax.evaluation.fields import get
+from eagle_jax.parsing import check_type, parse_json
 
 QuestionId = int | str
 
 _HALF = re.compile("[\ud800-\udfff]")
 
 MT_BENCH = {
-    *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
     "humanities",
 }
 """The categories of MT-bench, which are one task of Spec-Bench."""
@@ -70,30 +76,28 @@ def read_questions(path: Path) -> list[Question]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the questions {path}: {error}") from error
-    lines: dict[str, int] = {}
-    questions = []
+    found: dict[str, Question] = {}
     # JSON strings may hold line separators at which `splitlines` would cut.
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
-        question = _parse(content, f"{path}:{line}", len(questions))
-        before = lines.setdefault(str(question.question_id), line)
-        if before != line:
+        where = f"{path}:{line}"
+        question = _question(parse_json(content, where), where, len(found))
+        if found.setdefault(str(question.question_id), question) is not question:
             raise InputError(
-                f"{path}:{line}: question_id {question.question_id!r} stands in line "
-                f"{before} already; give every question its own"
+                f"{where}: question_id {question.question_id!r} stands in an earlier "
+                "line already; give every question its own"
             )
-        questions.append(question)
-    if not questions:
+    if not found:
         raise InputError(f"{path} holds no question")
-    categories = {question.category for question in questions}
+    categories = {question.category for question in found.values()}
     is_mixed_up = len(categories) == 1 and categories <= MT_BENCH
     own = path.stem == "question" and is_mixed_up
     return [
         dataclasses.replace(question, category=_name(path))
         if own or not question.category
         else question
-        for question in questions
+        for question in found.values()
     ]
 
 
@@ -103,16 +107,13 @@ def plain_questions(path: Path, prompts: Sequence[str]) -> list[Question]:
     Args:
         path: The file of the prompts, whose stem is their category.
         prompts: The texts; empty ones are refused.
-
-    Raises:
-        InputError: If a prompt is no text.
     """
+    named = {"category": path.stem}
     return [
-        Question(
-            question_id=number,
-            category=path.stem,
-            turns=_check_turns([prompt], f"{path}: prompt {number}"),
-            number=number,
+        _question(
+            {"question_id": number, "turns": [prompt]} | named,
+            f"{path}: prompt {number}",
+            number,
         )
         for number, prompt in enumerate(prompts)
     ]
@@ -126,45 +127,29 @@ def join_files(files: Sequence[tuple[Path, Sequence[Question]]]) -> list[Questio
 
     Returns:
         All questions. Those of a single file keep their ids; with several files an id
-        gets its file's label in front: question 12 of `gsm8k/question.jsonl` is
-        "gsm8k-12".
+        gets its file's name in front, or its folder's: question 12 of
+        `gsm8k/question.jsonl` is "gsm8k-12".
 
     Raises:
-        InputError: If two files cannot be told apart.
+        InputError: If two files have one name.
     """
-    names = labels([path for path, _ in files])
-    joined: list[Question] = []
-    for name, (_, questions) in zip(names, files, strict=True):
-        for question in questions:
-            label = f"{name}-{question.question_id}"
-            question_id = question.question_id if len(files) == 1 else label
-            joined.append(
-                dataclasses.replace(
-                    question, question_id=question_id, number=len(joined)
-                )
-            )
-    return joined
-
-
-def labels(paths: Sequence[Path]) -> list[str]:
-    """Returns a name for each file, no two the same.
-
-    It is the file's stem, or the folder's name for a `question.jsonl`; both where that
-    is not enough.
-
-    Raises:
-        InputError: If two files still have one name.
-    """
-    names = [_name(path) for path in paths]
-    if len(set(names)) < len(names):
-        names = [f"{_folder(path)}-{path.stem}" for path in paths]
+    if len(files) == 1:
+        return list(files[0][1])
+    names = [_name(path) for path, _ in files]
     for name in names:
         if names.count(name) > 1:
             raise InputError(
                 f"two of the question files are called {name}; give each file once "
                 "and under a name of its own"
             )
-    return names
+    named = zip(names, files, strict=True)
+    every = [(name, question) for name, (_, own) in named for question in own]
+    return [
+        dataclasses.replace(
+            question, question_id=f"{name}-{question.question_id}", number=number
+        )
+        for number, (name, question) in enumerate(every)
+    ]
 
 
 def choose(
@@ -207,52 +192,29 @@ def choose(
 
 
 def _name(path: Path) -> str:
-    return _folder(path) if path.stem == "question" else path.stem
-
-
-def _folder(path: Path) -> str:
-    """Returns the name of a file's folder, that of a link's and not of its target."""
-    return Path(os.path.abspath(path)).parent.name
+    # The folder's name is that of a link, and not of its target.
+    return path.absolute().parent.name if path.stem == "question" else path.stem
 
 
 def _hash(text: str) -> str:
-    # A file's name need not be UTF-8.
-    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _parse(content: str, where: str, number: int) -> Question:
-    record = parse_json(content, where)
-    if not isinstance(record, dict):
-        raise InputError(f"{where} must be an object with `question_id` and `turns`")
-    for name in ("question_id", "category", "turns"):
-        if name not in record:
-            raise InputError(f"{where} has no `{name}`")
-    question_id, category = record["question_id"], record["category"]
-    is_number = isinstance(question_id, int) and not isinstance(question_id, bool)
-    if not is_number and not (_is_text(question_id) and question_id):
-        raise InputError(
-            f"{where}: question_id = {question_id!r} must be a whole number or text"
+def _question(record: Any, where: str, number: int) -> Question:
+    try:
+        turns = get(record, "turns", list)
+        question = Question(
+            question_id=get(record, "question_id", int | str),
+            category=get(record, "category", str),
+            turns=tuple(check_type(str, turn, "a turn") for turn in turns),
+            number=number,
         )
-    if not _is_text(category):
-        raise InputError(f"{where}: category = {category!r} must be Unicode text")
-    return Question(
-        question_id=question_id,
-        category=category,
-        turns=_check_turns(record["turns"], where),
-        number=number,
-    )
-
-
-def _check_turns(turns: Any, where: str) -> tuple[str, ...]:
-    """Returns the turns if each is a text that a tokenizer can take."""
-    if not isinstance(turns, list) or not turns:
-        raise InputError(f"{where}: turns must be a list of at least one text")
-    for number, turn in enumerate(turns, 1):
-        if not _is_text(turn) or not turn.strip():
-            raise InputError(f"{where}: turn {number} is {turn!r}, not a text")
-    return tuple(turns)
-
-
-def _is_text(value: Any) -> bool:
-    """Returns whether a value is a text without half characters."""
-    return isinstance(value, str) and _HALF.search(value) is None
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    filled = (str(question.question_id), *question.turns)
+    is_text = _HALF.search("".join((*filled, question.category))) is None
+    if not turns or not is_text or not all(text.strip() for text in filled):
+        raise InputError(
+            f"{where}: an id and at least one turn must be Unicode text, none empty"
+        )
+    return question

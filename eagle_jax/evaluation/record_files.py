@@ -11,7 +11,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fields import MOST_LEVELS, get
 from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record
-from eagle_jax.evaluation.runs import Run
+from eagle_jax.evaluation.runs import EvaluatedRun
 from eagle_jax.logs import check_log, read_log
 from eagle_jax.parsing import check_type, parse_json
 
@@ -46,7 +46,7 @@ def read_records(
     return records
 
 
-def read_runs(folders: Iterable[Path]) -> list[Run]:
+def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
     """Reads every `*.jsonl` of some folders.
 
     Files with the same settings and different questions are one run: a task may have
@@ -62,7 +62,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
         InputError: If a folder is missing or holds no record, or a line is broken or
             lacks a field.
     """
-    runs: list[Run] = []
+    runs: list[EvaluatedRun] = []
     for folder in folders:
         files = [path for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size]
         found = [_read_run(path) for path in files]
@@ -82,7 +82,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     return runs
 
 
-def _read_run(path: Path) -> Run:
+def _read_run(path: Path) -> EvaluatedRun:
     """Returns the run of one file."""
     head, *lines = list(read_log(path)) or [(f"{path}:1", b"")]
     settings = _parse(_read_settings, *head)
@@ -91,7 +91,7 @@ def _read_run(path: Path) -> Run:
     if len(sizes) > 1:
         raise InputError(f"{path} holds trees of different sizes")
     answers = {record.key: record for record in records}
-    return Run(paths=(path,), settings=settings, answers=answers)
+    return EvaluatedRun(paths=(path,), settings=settings, answers=answers)
 
 
 def _read_settings(head: Any) -> dict[str, Any]:

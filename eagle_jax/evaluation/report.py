@@ -9,7 +9,13 @@ from matplotlib.figure import Figure
 
 from eagle_jax.config import NOT_LOSSLESS
 from eagle_jax.evaluation import plots, tables
-from eagle_jax.evaluation.runs import Group, Run, find_baseline, groups, in_order
+from eagle_jax.evaluation.runs import (
+    EvaluatedRun,
+    Group,
+    find_baseline,
+    groups,
+    in_order,
+)
 from eagle_jax.files import write_whole
 from eagle_jax.progress import Report
 
@@ -81,7 +87,7 @@ tried.""",
 )
 
 
-def write_report(runs: Sequence[Run], output: Path, report: Report) -> str:
+def write_report(runs: Sequence[EvaluatedRun], output: Path, report: Report) -> str:
     """Writes `report.md` and the PNG files that it shows.
 
     Args:
@@ -125,7 +131,7 @@ def _show(section: _Section, group: Group, output: Path) -> list[str]:
     return [f"### {title}\n\n{table}" for title, table in (made or {}).items()]
 
 
-def _runs_section(runs: list[Run], compared: list[Group]) -> str:
+def _runs_section(runs: list[EvaluatedRun], compared: list[Group]) -> str:
     """Returns the section of the runs: their settings, versions and shortcomings."""
     folders = dict.fromkeys(path.parent for run in runs for path in run.paths)
     names = ", ".join(f"`{folder}`" for folder in folders)

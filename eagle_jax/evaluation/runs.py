@@ -33,7 +33,7 @@ TREE = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class EvaluatedRun:
     """One method with its settings on some questions.
 
     Attributes:
@@ -114,7 +114,7 @@ class Run:
         accepted = [n - 1 for a in self.answers.values() for n in a.accept_lengths]
         return n_alpha(accepted, self.settings.get("depth") or 0)
 
-    def joined(self, other: "Run") -> "Run":
+    def joined(self, other: "EvaluatedRun") -> "EvaluatedRun":
         """Returns the run with the answers of one of the same settings."""
         paths, answers = self.paths + other.paths, self.answers | other.answers
         return dataclasses.replace(self, paths=paths, answers=answers)
@@ -140,7 +140,7 @@ class Group:
     """
 
     title: str
-    runs: list[Run]
+    runs: list[EvaluatedRun]
 
     @property
     def slug(self) -> str:
@@ -157,9 +157,9 @@ class Group:
         ]
 
 
-def groups(runs: list[Run]) -> list[Group]:
+def groups(runs: list[EvaluatedRun]) -> list[Group]:
     """Returns groups by temperature and batch size, in this order."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[EvaluatedRun]] = {}
     for run in sorted(runs, key=lambda run: (run.temperature, run.batch_size)):
         setup = [run.temperature, run.batch_size, run.setup()]
         found.setdefault(json.dumps(setup, sort_keys=True), []).append(run)
@@ -173,10 +173,10 @@ def groups(runs: list[Run]) -> list[Group]:
     return result
 
 
-def in_order(runs: Iterable[Run]) -> list[Run]:
+def in_order(runs: Iterable[EvaluatedRun]) -> list[EvaluatedRun]:
     """Returns runs in the order of the papers' tables, plain decoding first."""
 
-    def place(run: Run) -> tuple[int, float, int, str]:
+    def place(run: EvaluatedRun) -> tuple[int, float, int, str]:
         known = list(METHODS)
         method = known.index(run.method) if run.method in known else len(known)
         return method, run.temperature, run.batch_size, run.settings["label"]
@@ -184,7 +184,9 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=place)
 
 
-def find_baseline(run: Run, runs: Iterable[Run]) -> Run | None:
+def find_baseline(
+    run: EvaluatedRun, runs: Iterable[EvaluatedRun]
+) -> EvaluatedRun | None:
     """Returns the plain decoding that a run is compared with.
 
     Args:
@@ -206,7 +208,11 @@ def find_baseline(run: Run, runs: Iterable[Run]) -> Run | None:
 
 
 def speedups(
-    run: Run, baseline: Run | None, *, task: str | None, with_prefill: bool
+    run: EvaluatedRun,
+    baseline: EvaluatedRun | None,
+    *,
+    task: str | None,
+    with_prefill: bool,
 ) -> list[float]:
     """Returns the speedup of each question that both runs hold and have a speed for."""
     speeds = [
@@ -216,7 +222,9 @@ def speedups(
     return [ours / theirs for ours, theirs in speeds if ours and theirs]
 
 
-def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
+def identical(
+    run: EvaluatedRun, baseline: EvaluatedRun | None
+) -> tuple[int, int] | None:
     """Returns how many questions have plain decoding's tokens, of how many compared.
 
     Returns:
@@ -233,7 +241,7 @@ def identical(run: Run, baseline: Run | None) -> tuple[int, int] | None:
 
 
 def shared(
-    run: Run, baseline: Run | None, task: str | None
+    run: EvaluatedRun, baseline: EvaluatedRun | None, task: str | None
 ) -> dict[QuestionKey, tuple[Record, Record]]:
     """Returns the questions of a task that both runs hold."""
     if baseline is None:
@@ -243,7 +251,7 @@ def shared(
     return {key: (ours, theirs[key]) for key, ours in mine if key in theirs}
 
 
-def varying(runs: Collection[Run], names: Iterable[str]) -> list[str]:
+def varying(runs: Collection[EvaluatedRun], names: Iterable[str]) -> list[str]:
     """Returns the names of settings that are not the same in all runs."""
     return [
         name

@@ -7,8 +7,8 @@ from eagle_jax.config import shortest
 from eagle_jax.evaluation.runs import (
     SETUP,
     TREE,
+    EvaluatedRun,
     Group,
-    Run,
     find_baseline,
     identical,
     speedups,
@@ -17,7 +17,7 @@ from eagle_jax.evaluation.runs import (
 from eagle_jax.markdown import NOTHING, decimals, markdown, ratio
 
 
-def runs_table(runs: list[Run]) -> str:
+def runs_table(runs: list[EvaluatedRun]) -> str:
     """Returns a table of all runs and of how much they answered."""
     rows = []
     for run in runs:
@@ -29,7 +29,7 @@ def runs_table(runs: list[Run]) -> str:
     return markdown(["file", "method", *sizes], rows)
 
 
-def shared_settings(runs: list[Run]) -> list[str]:
+def shared_settings(runs: list[EvaluatedRun]) -> list[str]:
     """Returns a line for each setting that is the same wherever it is given."""
     lines = []
     for name in (*SETUP, *TREE):
@@ -56,7 +56,7 @@ def ablation_tables(group: Group) -> dict[str, str]:
 
     A family has everything in common but `rank_by` and `rerank`.
     """
-    families: dict[str, list[Run]] = {}
+    families: dict[str, list[EvaluatedRun]] = {}
     for run in group.runs:
         families.setdefault(run.key("rank_by", "rerank", "label"), []).append(run)
     ablated = [f for f in families.values() if any(run.is_ablated for run in f)]
@@ -92,7 +92,7 @@ def n_alpha_table(group: Group) -> dict[str, str]:
     return {group.title: markdown(header, rows)}
 
 
-def _ablation(run: Run) -> tuple[int, str]:
+def _ablation(run: EvaluatedRun) -> tuple[int, str]:
     """Returns a run's place in Table 3 and its name there."""
     by_value = run.settings.get("rank_by") != "confidence"
     is_reranked = run.settings.get("rerank") is not False
@@ -101,7 +101,9 @@ def _ablation(run: Run) -> tuple[int, str]:
     return place, names[place]
 
 
-def _by_task(title: str, rows: list[tuple[str, Run]], group: Group) -> dict[str, str]:
+def _by_task(
+    title: str, rows: list[tuple[str, EvaluatedRun]], group: Group
+) -> dict[str, str]:
     """Returns the tables with and without the prefill, a row per run, by title."""
     tasks = list(dict.fromkeys(task for _, run in rows for task in run.tasks))
     header = ["method"]
@@ -115,7 +117,9 @@ def _by_task(title: str, rows: list[tuple[str, Run]], group: Group) -> dict[str,
     return result
 
 
-def _cells(run: Run, group: Group, tasks: list[str], with_prefill: bool) -> list[str]:
+def _cells(
+    run: EvaluatedRun, group: Group, tasks: list[str], with_prefill: bool
+) -> list[str]:
     """Returns speedup and tau of each task, their means, and losslessness."""
     baseline = find_baseline(run, group.runs)
     gains: list[float | None] = []

@@ -1,7 +1,6 @@
 """Conversations as prompts, in the form that a chat model was trained with.
 
-The texts of "vicuna" and "llama-2-chat" are FastChat's, character for character
-(templates `vicuna_v1.1` and `llama-2`).
+The text of "vicuna" is FastChat's, character for character (`vicuna_v1.1`).
 """
 
 import typing
@@ -11,7 +10,7 @@ from typing import Any, Literal
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
 
-Template = Literal["tokenizer", "vicuna", "llama-2-chat", "none"]
+Template = Literal["tokenizer", "vicuna", "none"]
 """Names of the forms in which turns become a prompt.
 
 `tokenizer` is the chat template that the tokenizer carries; `none` writes turns and
@@ -27,16 +26,11 @@ VICUNA_SYSTEM = (
 
 
 def check_template(tokenizer: Any, template: Template) -> None:
-    """Refuses a template that the tokenizer does not have.
-
-    Raises:
-        InputError: If the form is "tokenizer" and there is no chat template.
-    """
+    """Refuses the form "tokenizer" of a tokenizer without a chat template."""
     if template == "tokenizer" and not tokenizer.chat_template:
-        others = ", ".join(name for name in TEMPLATES if name != "tokenizer")
         raise InputError(
             "`template` tokenizer needs a chat template, but the tokenizer has none; "
-            f"give a chat model, or another template: {others}"
+            "give a chat model, or another template: vicuna, none"
         )
 
 
@@ -63,7 +57,6 @@ def encode(
             is left of it.
     """
     if template == "tokenizer":
-        check_template(tokenizer, template)
         return text.encode(tokenizer, _messages(turns, answers, system))
     ids = text.encode(tokenizer, render(template, turns, answers, system=system))
     start = tokenizer.bos_token_id
@@ -81,8 +74,8 @@ def render(
 ) -> str:
     r"""Returns a conversation as text, without the tokenizer's special tokens.
 
-    >>> render("llama-2-chat", ["Hi", "Why?"], ["Yes"])
-    '[INST] Hi [/INST] Yes </s><s>[INST] Why? [/INST]'
+    >>> render("vicuna", ["Hi", "Why?"], ["Yes"], system="Be kind.")
+    'Be kind. USER: Hi ASSISTANT: Yes</s>USER: Why? ASSISTANT:'
     >>> render("none", ["Hi", "Why?"], ["Yes"])
     'Hi\n\nYes\n\nWhy?'
 
@@ -94,33 +87,18 @@ def render(
         system: The system prompt; `None` for the template's own text, which only
             "vicuna" has.
     """
-    assert len(turns) == len(answers) + 1, "every turn but the last is answered"
+    answered = list(zip(turns, answers, strict=False))
     if template == "vicuna":
-        return _vicuna(turns, answers, VICUNA_SYSTEM if system is None else system)
-    if template == "llama-2-chat":
-        return _llama2(turns, answers, system)
+        prompt = f"{VICUNA_SYSTEM if system is None else system} "
+        for turn, answer in answered:
+            # FastChat writes no separator after an empty answer.
+            ending = f" {answer.strip()}</s>" if answer.strip() else ""
+            prompt += f"USER: {turn} ASSISTANT:{ending}"
+        return f"{prompt}USER: {turns[-1]} ASSISTANT:"
     parts = [] if system is None else [system]
-    for turn, answer in zip(turns, answers, strict=False):
+    for turn, answer in answered:
         parts += [turn, answer.strip("\n")]
     return "\n\n".join([*parts, turns[-1]])
-
-
-def _vicuna(turns: Sequence[str], answers: Sequence[str], system: str) -> str:
-    prompt = f"{system} "
-    for turn, answer in zip(turns, answers, strict=False):
-        answer = answer.strip()
-        # FastChat writes no separator after an empty answer.
-        prompt += f"USER: {turn} ASSISTANT:" + (f" {answer}</s>" if answer else "")
-    return f"{prompt}USER: {turns[-1]} ASSISTANT:"
-
-
-def _llama2(turns: Sequence[str], answers: Sequence[str], system: str | None) -> str:
-    prompt = f"[INST] <<SYS>>\n{system}\n<</SYS>>\n\n" if system else "[INST] "
-    for turn, answer in zip(turns, answers, strict=False):
-        answer = answer.strip()
-        prompt += f"{turn} [/INST]" + (f" {answer} </s><s>" if answer else "")
-        prompt += "[INST] "
-    return f"{prompt}{turns[-1]} [/INST]"
 
 
 def _messages(

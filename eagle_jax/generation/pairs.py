@@ -178,6 +178,10 @@ class PairSource:
         draft = dataclasses.replace(self.draft, tokens=tokens)
         return dataclasses.replace(self, draft=draft)
 
+    def with_target(self, params: TransformerParams) -> "PairSource":
+        """Returns the source of a pair whose target is that of a loaded one."""
+        return dataclasses.replace(self, read_target=lambda _: params)
+
     def load(self, sharding: PairSharding | None = None) -> LoadedPair:
         """Reads or makes the weights and returns the pair, ready to run.
 

@@ -50,7 +50,6 @@ _CASES = [
     (f"{_EVALUATE} eagle3", "'eagle3' is no method; known are autoregressive"),
     (f"{_EVALUATE} lookup eagle2 {_TARGET}", "--draft, the EAGLE head"),
     (f"{_EVALUATE} medusa", "method medusa needs --medusa, the Medusa heads"),
-    (f"{_EVALUATE} lookup --medusa medusa", "no method reads --medusa medusa; leave"),
     (f"{_EVALUATE} chain:draft_vocabulary=none.json", "cannot read none.json"),
     (f"{_EVALUATE} lookup --max-new-tokens 512", "no room for a prompt"),
     (f"{_EVALUATE} lookup --template tokenizer", "needs a chat template"),

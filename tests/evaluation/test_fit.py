@@ -220,7 +220,6 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
         target=target,
         drafter=drafter,
         params=params,
-        drafter_of=lambda *_: drafter,
         tokenizer=None,
         stop_tokens=(),
     )

@@ -1,17 +1,14 @@
 """The runs of an evaluation."""
 
+from typing import Any
+
 import pytest
 
 from eagle_jax.config import DecodingConfig, TreeConfig
-from eagle_jax.drafting import (
-    LookaheadDrafter,
-    LookupDrafter,
-    SwitchDrafter,
-    TreeDrafter,
-)
+from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
 from eagle_jax.evaluation.plan import make_runs, parse_method, run_settings
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.interface import Drafter
+from eagle_jax.methods import Context
 from eagle_jax.testing import ToyModel
 from tests.helpers import refused
 
@@ -35,18 +32,27 @@ def test_a_run_is_named_as_its_method_was_given() -> None:
     assert names(*methods, temperatures=(0.0,)) == wanted
 
 
-def test_settings_of_noise_are_one_run_where_no_noise_is_shared() -> None:
-    kappas = names("eagle2:kappa=1", "eagle2:kappa=2,sharpness=1.5")
-    assert kappas == [
-        "eagle2-kappa=1-t0-b1",
-        "eagle2-kappa=1-t1-b1",
-        "eagle2-kappa=2-sharpness=1.5-t1-b1",
-    ]
+def settings(text: str, temperature: float = 0.0) -> dict[str, Any]:
+    """What is on record of a run, but for its label."""
+    (plan,) = make_runs([parse_method(text, CONFIG)], [temperature], [1])
+    context = Context(
+        encode=lambda _: [], vocab_size=24, rule=plan.acceptance, model=MODEL
+    )
+    drafter = plan.method.drafter(plan.config.tree, context)
+    return run_settings(plan, drafter) | {"label": None}
+
+
+def test_settings_of_noise_are_none_where_no_noise_is_shared() -> None:
+    """Runs of the same settings are decoded once."""
+    one, other = "eagle2:kappa=1", "eagle2:kappa=2,sharpness=1.5"
+    assert settings(one) == settings(other) == settings("eagle2")
+    assert settings(one, 1.0) != settings(other, 1.0)
     for method in ("eagle2", "eagle1", "chain"):
-        both = names(method, f"{method}:shared_noise=false")
-        assert len(both) == 3 and sum("shared_noise" in name for name in both) == 1
+        alone = f"{method}:shared_noise=false"
+        assert settings(method) == settings(alone)
+        assert settings(method, 1.0) != settings(alone, 1.0)
     rejection = "eagle2:acceptance=rejection"
-    assert len(names(rejection, f"{rejection},kappa=2", temperatures=(1.0,))) == 2
+    assert settings(rejection, 1.0) == settings(f"{rejection},kappa=2", 1.0)
 
 
 def test_draft_vocabularies_are_runs_of_their_own() -> None:
@@ -86,7 +92,6 @@ def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
         ("eagle2:depth", "'depth' is not known; give key=value"),
         ("eagle1:depth=3", "give key=value with choices, shared_noise"),
         ("autoregressive:depth=3", "give no settings"),
-        ("chain:depth=3,depth=4", "depth is given twice"),
         ("chain:depth=x", "depth = 'x' must be int"),
         ("chain:depth=1.5", "depth = 1.5 must be int"),
         ("chain:depth=-1", "depth = -1 must be 0 or more"),
@@ -99,24 +104,13 @@ def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> Non
 
 
 def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
-    drafters: dict[str, Drafter] = {
-        "lookahead": LookaheadDrafter(vocab_size=9, level=4, window=3, guesses=2),
-        "eagle2": TreeDrafter(model=MODEL, tree=TreeConfig(num_nodes=6)),
-        "lookup": LookupDrafter(),
-    }
-    given = {"lookahead": "lookahead:level=4,window=3,guesses=2"}
-    for method, drafter in drafters.items():
-        plan = parse_method(given.get(method, method), CONFIG)
-        found = run_settings(plan, drafter)
-        sizes = [found.get(name) for name in ("level", "window", "guesses")]
-        assert sizes == ([4, 3, 2] if method == "lookahead" else [None] * 3)
-        assert (found["num_nodes"], found["depth"]) == {
-            "lookahead": (15, 4),
-            "eagle2": (6, 5),
-            "lookup": (11, 10),
-        }[method]
-        assert found.get("choices") is found.get("min_match") is None
-        assert found.get("max_ngram") == (3 if method == "lookup" else None)
+    lookahead = settings("lookahead:level=4,window=3,guesses=2")
+    eagle2, lookup = settings("eagle2:num_nodes=6"), settings("lookup")
+    sizes = [(s["num_nodes"], s["depth"]) for s in (lookahead, eagle2, lookup)]
+    assert sizes == [(15, 4), (6, 5), (11, 10)]
+    assert (lookahead["window"], lookup["max_ngram"]) == (3, 3)
+    assert "window" not in eagle2 and "max_ngram" not in eagle2
+    assert "rank_by" in eagle2 and "rank_by" not in lookup
 
 
 @pytest.mark.parametrize("depth", [1, 4, 20])

@@ -8,8 +8,8 @@ import pytest
 from eagle_jax.evaluation import tables
 from eagle_jax.evaluation.record_files import read_runs
 from eagle_jax.evaluation.runs import (
+    EvaluatedRun,
     Group,
-    Run,
     find_baseline,
     groups,
     speedups,
@@ -198,7 +198,7 @@ def test_folders_with_other_questions_are_one_run(tmp_path: Path) -> None:
     assert rows[2] == ["eagle2", *["1.00x", "1.00"] * 3, "2/2"]
 
 
-def _read(path: Path) -> list[Run]:
+def _read(path: Path) -> list[EvaluatedRun]:
     return read_runs([path.parent])
 
 

@@ -15,10 +15,6 @@ VICUNA = (
     "assistant gives helpful, detailed, and polite answers to the user's questions. "
     "USER: One? ASSISTANT: Yes.</s>USER: Two? ASSISTANT:"
 )
-LLAMA2 = "[INST] One? [/INST] Yes. </s><s>[INST] Two? [/INST]"
-LLAMA2_SYSTEM = (
-    "[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nOne? [/INST] Yes. </s><s>[INST] Two? [/INST]"
-)
 TURNS, ANSWERS = ["One?", "Two?"], [" Yes.\n"]
 
 
@@ -32,20 +28,14 @@ def chat_tokenizer(chat_pair: Path) -> Any:
     return load_tokenizer(chat_pair / "target", 300)
 
 
-def test_the_texts_are_fastchats() -> None:
+def test_the_text_is_fastchats() -> None:
     assert render("vicuna", TURNS, ANSWERS) == VICUNA
     assert render("vicuna", TURNS[:1], []) == VICUNA[: VICUNA.index(" Yes")]
-    assert render("llama-2-chat", TURNS, ANSWERS) == LLAMA2
-    assert render("llama-2-chat", TURNS, ANSWERS, system="Be kind.") == LLAMA2_SYSTEM
-    assert render("llama-2-chat", ["One?"], []) == "[INST] One? [/INST]"
 
 
 def test_no_separator_follows_an_empty_answer() -> None:
     assert render("vicuna", TURNS, ["\n"], system="S.") == (
         "S. USER: One? ASSISTANT:USER: Two? ASSISTANT:"
-    )
-    assert render("llama-2-chat", TURNS, [""]) == (
-        "[INST] One? [/INST][INST] Two? [/INST]"
     )
 
 
@@ -55,7 +45,7 @@ def test_plain_turns_keep_their_indentation() -> None:
     assert render("none", ["a"], [], system="s") == "s\n\na"
 
 
-@pytest.mark.parametrize("template", ["vicuna", "llama-2-chat", "none"])
+@pytest.mark.parametrize("template", ["vicuna", "none"])
 def test_the_text_begins_with_one_bos(tokenizer: Any, template: Any) -> None:
     ids = encode(tokenizer, template, TURNS, ANSWERS)
     assert ids[0] == tokenizer.bos_token_id
