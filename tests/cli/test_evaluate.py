@@ -360,7 +360,7 @@ def test_other_settings_are_refused_before_any_weights_are_read(
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     methods = ["--methods", "chain", "autoregressive", "--output", str(tmp_path)]
     assert evaluate_main([*flags, *methods, "--seed", "3"]) == 2
-    assert "has other settings: choose another --output" in capsys.readouterr().err
+    assert "seed was 0 and is 3 now; use the same settings" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

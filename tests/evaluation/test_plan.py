@@ -107,7 +107,7 @@ def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
     lookahead = settings("lookahead:level=4,window=3,guesses=2")
     eagle2, lookup = settings("eagle2:num_nodes=6"), settings("lookup")
     sizes = [(s["num_nodes"], s["depth"]) for s in (lookahead, eagle2, lookup)]
-    assert sizes == [(15, 4), (6, 5), (11, 10)]
+    assert sizes == [(15, 4), (6, 5), (55, 6)]
     assert (lookahead["window"], lookup["max_ngram"]) == (3, 3)
     assert "window" not in eagle2 and "max_ngram" not in eagle2
     assert "rank_by" in eagle2 and "rank_by" not in lookup

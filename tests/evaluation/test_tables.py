@@ -212,7 +212,9 @@ def test_what_is_no_folder_of_records_is_refused(tmp_path: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [record(1)])
     good = path.read_bytes()
-    path.write_bytes(good + b'{"question_id": 2, "cat')
+    path.write_bytes(good + b'{"question_id": 2, "cat')  # Its writer was killed.
+    assert len(_read(path)[0].answers) == 1
+    path.write_bytes(good + b'{"question_id": 2, "cat\n')
     refused(lambda: _read(path), f"{path}:3 is not valid JSON")
     path.write_bytes(good + b"\xff\n")
     refused(lambda: _read(path), f"{path}:3 is not UTF-8")
