@@ -30,6 +30,7 @@ NEEDS_TORCH = "needs torch: pip install '.[torch]'"
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
+_MOST_MAPS = 30_000  # Of 65,530; a module makes a few thousand.
 _HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _LAYERS = 32, 48, 4, 2, 2
 _PAIRS = (
     "thheineranreonatenndtiesorteofedisitalarsttontngsehaasouiolevecomedehiriroicneea"
@@ -57,6 +58,7 @@ def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # What one worker compiled serves the other.
     cache = os.environ.get("EAGLE_JAX_TEST_CACHE") or folder / "jax"
+    jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -64,22 +66,35 @@ def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs() -> Iterator[None]:
-    """Frees a module's compiled programs.
+    """Frees the compiled programs before the process has too many memory maps.
 
-    Each holds a few memory maps; those of the whole suite are more than Linux lets a
-    process have, and it aborts.
+    Each holds a few; those of the whole suite are more than Linux lets a process have,
+    and it aborts.
     """
     yield
-    PROGRAMS.clear()
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or len(maps.read_bytes().splitlines()) > _MOST_MAPS:
+        _clear_programs()
 
 
 @pytest.fixture(scope="module")
-def quick_compilation() -> Iterator[None]:
+def quick_compilation() -> None:
     """For small models that run in no time: their tests wait for the compiler."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+
+
+@pytest.fixture(scope="module")
+def optimised() -> Iterator[None]:
+    """Compiles a module's programs as for users; elsewhere tests wait for compilers."""
+    _clear_programs()
     jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    _clear_programs()
+
+
+def _clear_programs() -> None:
+    PROGRAMS.clear()
+    jax.clear_caches()
 
 
 @pytest.fixture

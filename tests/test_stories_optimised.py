@@ -12,11 +12,14 @@ from tests.devices import QUICK
 from tests.helpers import texts
 from tests.stories import Stories, batches, plain_texts, speculate
 
-pytestmark = pytest.mark.skipif(
-    bool(QUICK) and QUICK in os.environ.get("XLA_FLAGS", ""),
-    reason="programs compile quickly here, unlike a user's; .ci/run runs this with "
-    "'.[tpu-compile]' installed, where they compile as a user's do",
-)
+pytestmark = [
+    pytest.mark.usefixtures("optimised"),
+    pytest.mark.skipif(
+        bool(QUICK) and QUICK in os.environ.get("XLA_FLAGS", ""),
+        reason="programs compile quickly here, unlike a user's; .ci/run runs this with "
+        "'.[tpu-compile]' installed, where they compile as a user's do",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@
 from typing import Any
 
 import jax
+import pytest
 
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.testing.programs import every_line, find_copies
 from tests.adapters.test_cache_writing import DRAFTER, PARAMS, TARGET, requests
+
+pytestmark = pytest.mark.usefixtures("optimised")
 
 
 def test_no_round_copies_a_cache() -> None:

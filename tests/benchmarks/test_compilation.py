@@ -24,10 +24,13 @@ from eagle_jax.models import cache as kv
 from eagle_jax.parallel import MeshShape, make_mesh
 from tests import tiny
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="the TPU compiler is missing; pip install '.[tpu-compile]' brings it",
-)
+pytestmark = [
+    pytest.mark.usefixtures("optimised"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="the TPU compiler is missing; pip install '.[tpu-compile]' brings it",
+    ),
+]
 
 # Small: the compiler's time is what this costs. But the vocabulary is what most shows.
 _VOCABULARY = 32768

@@ -6,10 +6,13 @@ import pytest
 from eagle_jax.benchmarks.cases import every_case
 from eagle_jax.benchmarks.compilation import GPU, compile_case, has_compiler
 
-pytestmark = pytest.mark.skipif(
-    not has_compiler("gpu-compile") or jax.config.values["jax_platforms"] != "cpu",
-    reason="needs JAX_PLATFORMS=cpu and the compiler of pip install '.[gpu-compile]'",
-)
+pytestmark = [
+    pytest.mark.usefixtures("optimised"),
+    pytest.mark.skipif(
+        not has_compiler("gpu-compile") or jax.config.values["jax_platforms"] != "cpu",
+        reason="needs JAX_PLATFORMS=cpu and pip install '.[gpu-compile]'",
+    ),
+]
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -18,6 +18,8 @@ from examples import own_target
 from tests.decoding.test_tracing import NUM_SLOTS, VOCABULARY, make_pair, requests_like
 from tests.tiny import LAYER
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 BATCH = 2
 CACHE_SHAPE = f"f32[{BATCH},{LAYER.num_kv_heads},{NUM_SLOTS},{LAYER.head_dim}]"
 

@@ -164,14 +164,13 @@ def check_rounds(
     return judge, state
 
 
-@pytest.mark.parametrize("opening", [0, 3])
 def test_200_rounds_of_a_trained_model_are_the_published_procedures(
-    stories: Stories, opening: int
+    stories: Stories,
 ) -> None:
     drafter = LookaheadDrafter(vocab_size=512)
     assert drafter.num_nodes == 56
     judge, state = check_rounds(
-        stories.target, stories.target_params, drafter, stories.openings[opening], 200
+        stories.target, stories.target_params, drafter, stories.openings[0], 200
     )
     assert any(len(known) == drafter.guesses for known in judge.pool.values())
     # An n-gram was accepted to its end, which some published versions cannot.

@@ -56,7 +56,7 @@ def read(drafter: TreeDrafter, params: Any) -> tuple[Any, Any, jax.Array]:
     )
     state = jax.jit(drafter.prefill_chunk)(params, drafter.init_state(4, 64), chunk)
     root = jnp.arange(4)
-    return state, root, drafter.model.read(params, state, root)[0]
+    return state, root, jax.jit(drafter.model.read)(params, state, root)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

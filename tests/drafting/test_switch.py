@@ -151,10 +151,11 @@ def test_no_level_is_grown_where_every_running_row_copies() -> None:
     rows = jnp.array([[*ONCE[:20], *ONCE[:9]], ONCE[:29]], jnp.int32)
     lengths = jnp.array([28, 28])
     state = drafter.prefill_chunk((), state, whole_prompts(rows, lengths))
+    propose = jax.jit(drafter.propose)
     for is_running, levels in (([True, False], []), ([True, True], [1, 2])):
         some = dataclasses.replace(state, is_running=jnp.array(is_running))
         GROWN.clear()
-        jax.block_until_ready(drafter.propose((), some, rows[:, 28], make_draws(2)))
+        jax.block_until_ready(propose((), some, rows[:, 28], make_draws(2)))
         jax.effects_barrier()
         assert sorted(GROWN) == levels
 

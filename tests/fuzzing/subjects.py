@@ -21,6 +21,7 @@ from eagle_jax.evaluation.runs import groups, in_order
 from eagle_jax.generation import text
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
+from eagle_jax.heads import open_head
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from eagle_jax.training.conversations import read_examples
@@ -78,8 +79,8 @@ def read_report(folder: Path) -> None:
     tables.shared_settings(runs)
     tables.runs_table(runs)
     for group in groups(runs):
-        tables.speedup_table(group, with_prefill=True)
-        tables.ablation_tables(group, with_prefill=False)
+        tables.speedup_tables(group)
+        tables.ablation_tables(group)
         tables.n_alpha_table(group)
 
 
@@ -136,7 +137,7 @@ def make_subjects(
     _write(pair / "head" / "calibration.json", {"vocab_size": 300} | calibrations)
     shards = Path(shutil.copytree(pair, home / "shards"))
     converted = home / "converted"
-    convert_pair(converted, pair / "target", pair / "head")
+    convert_pair(converted, pair / "target", open_head(pair / "head"))
     tensors = _take(shards)
     write_shards(shards / "target", tensors, safetensors.numpy.save_file, "safetensors")
     weights = ["*/*.safetensors", "target/chat_template.jinja"]

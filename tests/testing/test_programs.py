@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from eagle_jax.testing.programs import (
     count_collectives,
@@ -10,6 +11,8 @@ from eagle_jax.testing.programs import (
     loop_lines,
     moved_bytes,
 )
+
+pytestmark = pytest.mark.usefixtures("optimised")
 
 
 def test_a_call_of_the_host_is_found_in_a_loop_alone() -> None:
