@@ -14,8 +14,9 @@ TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He
 
 def _lines(folder: Path, records: list[Any], name: str = "data.jsonl") -> Path:
     path = folder / name
-    lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    texts = [r if isinstance(r, str | bytes) else json.dumps(r) for r in records]
+    lines = [text if isinstance(text, bytes) else text.encode() for text in texts]
+    path.write_bytes(b"\n".join(lines) + b"\n")
     return path
 
 
@@ -35,8 +36,9 @@ def test_sharegpt_and_messages_give_the_same_turns(tmp_path: Path) -> None:
 
 
 def test_lines_are_read_from_a_json_file_and_empty_ones_skipped(tmp_path: Path) -> None:
-    path = _lines(tmp_path, [{"messages": TURNS}, "", "\r", {"text": "a"}], "x.json")
-    assert [e.where for e in read_examples(path).examples] == ["line 1", "line 4"]
+    lines = [{"run": {"seed": 1}}, {"messages": TURNS}, "", "\r", {"text": "a"}]
+    found = read_examples(_lines(tmp_path, lines, "x.json")).examples
+    assert [example.where for example in found] == ["line 2", "line 5"]
 
 
 def test_every_usual_name_of_a_role_is_known(tmp_path: Path) -> None:
@@ -62,11 +64,6 @@ def test_the_assistants_first_turn_and_the_users_last_are_dropped(
     path = _lines(tmp_path, [{"messages": whole}, {"messages": whole[1:]}])
     assert _shown(path) == [[("system", "Be"), *kept], kept]
     assert _shown(path, need_answers=False)[1] == [*kept, ("user", "Hi")]
-
-
-def test_questions_alone_are_usable_only_if_somebody_is_going_to_answer(
-    tmp_path: Path,
-) -> None:
     path = _lines(tmp_path, [{"messages": TURNS[:1]}])
     assert _shown(path, need_answers=False) == [[("user", "Hi")]]
     refused(lambda: read_examples(path), "no user's turn with an answer")
@@ -90,12 +87,6 @@ def test_a_txt_file_holds_documents_between_separators(tmp_path: Path) -> None:
         "document 1",
         "document 3",
     ]
-
-
-def test_a_txt_file_without_separator_is_one_document(tmp_path: Path) -> None:
-    path = tmp_path / "book.txt"
-    path.write_text("One\n\nday\n")
-    assert [e.text for e in read_examples(path).examples] == ["One\n\nday"]
 
 
 def test_ids_are_kept_exactly_and_win_over_what_stands_beside_them(
@@ -124,6 +115,7 @@ def _turns(*turns: Any) -> dict[str, Any]:
     [
         ('{"messages": [', "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
+        (b'{"text": "caf\xe9"}', "it is not UTF-8 (invalid continuation byte)"),
         ("3", "no JSON object but 3"),
         ("{}", "neither conversations, messages, text nor ids, but nothing"),
         ({"prompt": "a"}, "text nor ids, but 'prompt'"),
@@ -142,9 +134,6 @@ def _turns(*turns: Any) -> dict[str, Any]:
         ({"ids": [1, -1]}, "its ids must be a list of integers"),
         ({"ids": [1, 2**31]}, "its ids must be"),
         ({"ids": [1, 2.5]}, "its ids must be"),
-        ({"ids": [1, "2"]}, "its ids must be"),
-        ({"ids": [[1], [2, 3]]}, "its ids must be"),
-        ({"ids": "12"}, "its ids must be"),
         ({"ids": []}, "its ids must be"),
         ({"ids": [1, 2], "loss_mask": [1]}, "loss_mask has 1 entries for 2 ids"),
         ({"ids": [1, 2], "loss_mask": [0, 2]}, "its loss_mask must be"),
@@ -164,21 +153,6 @@ def test_what_is_malformed_is_named_by_its_line(
         read_examples(path)
     assert reason in str(error.value) and str(path) in str(error.value)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
-
-
-def test_a_line_that_is_no_text_spoils_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(b'{"text": "caf\xe9"}\n{"text": "a"}\n')
-    found = read_examples(path, max_malformed=0.5)
-    assert found.malformed == ["line 1: it is not UTF-8 (invalid continuation byte)"]
-
-
-def test_records_of_a_list_are_numbered(tmp_path: Path) -> None:
-    path = tmp_path / "data.json"
-    path.write_text(json.dumps([{"text": "a"}, 7]))
-    assert read_examples(path, max_malformed=0.5).malformed == [
-        "record 2: it is no JSON object but 7"
-    ]
 
 
 def test_the_stated_share_may_be_malformed_and_no_more(tmp_path: Path) -> None:

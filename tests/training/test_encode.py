@@ -160,14 +160,6 @@ def test_what_generation_is_fed_begins_what_is_trained_on(template: str) -> None
         assert whole.loss_mask[size] and len(_predicted(tokenizer, prompt)) == runs
 
 
-@pytest.mark.parametrize("template", [LLAMA3, VICUNA])
-def test_the_start_token_is_written_once(template: str) -> None:
-    tokenizer = _tokenizer(template)
-    tokens = _one(tokenizer, _chat(CHAT[1:])).tokens.tolist()
-    assert tokens[0] == tokenizer.bos_token_id
-    assert tokens.count(tokenizer.bos_token_id) == 1
-
-
 def test_the_next_turns_start_token_is_nobodys_answer() -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}<s>[{{ m.content }}]"
@@ -176,6 +168,17 @@ def test_the_next_turns_start_token_is_nobodys_answer() -> None:
     tokenizer = _tokenizer(template)
     found = _predicted(tokenizer, _one(tokenizer, _chat(CHAT[1:])))
     assert found == ["A poet 漢", "She\n\nwrites"]
+
+
+def test_a_token_that_joins_prompt_and_answer_is_predicted() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:s{% else %}"
+        "{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    )
+    tokenizer = _tokenizer(template)
+    turns = [CHAT[1], {"role": "assistant", "content": "so"}]
+    sample = _one(tokenizer, _chat(turns))
+    assert _predicted(tokenizer, sample) == ["sso<|end|>"]
 
 
 def test_answers_that_stand_elsewhere_in_the_conversation_are_not_confused() -> None:
@@ -189,17 +192,6 @@ def test_answers_that_stand_elsewhere_in_the_conversation_are_not_confused() -> 
     sample = _one(tokenizer, _chat(turns))
     assert _predicted(tokenizer, sample) == ["ok<|end|>", "ok ok<|end|>"]
     assert sample.loss_mask[-2] and not sample.loss_mask[-1]  # The line break.
-
-
-def test_a_token_that_joins_prompt_and_answer_is_predicted() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:s{% else %}"
-        "{{ m.content }}<|end|>{% endif %}{% endfor %}"
-    )
-    tokenizer = _tokenizer(template)
-    turns = [CHAT[1], {"role": "assistant", "content": "so"}]
-    sample = _one(tokenizer, _chat(turns))
-    assert _predicted(tokenizer, sample) == ["sso<|end|>"]
 
 
 def test_a_sentencepiece_tokenizer_gets_the_same_masks(shared: Path) -> None:
@@ -222,13 +214,6 @@ def test_a_plain_text_is_predicted_but_for_its_start_token() -> None:
     fed = cli_text.encode(tokenizer, "so so", chat=False)
     assert sample.tokens.tolist() == [*fed, tokenizer.eos_token_id]
     assert sample.loss_mask.tolist() == [False] + [True] * len(fed)
-
-
-def test_a_tokenizer_may_know_no_start_token() -> None:
-    tokenizer = _tokenizer(bos=False)
-    sample = _one(tokenizer, Example(where="line 1", text="so"))
-    assert tokenizer.decode(sample.tokens.tolist()) == "so</s>"
-    assert sample.loss_mask.tolist() == [False, True, True]
 
 
 def test_an_end_token_that_the_tokenizer_adds_is_not_added_twice() -> None:
@@ -326,13 +311,6 @@ def test_long_samples_are_dropped_or_refused_when_asked_for() -> None:
         assert len(encoded.samples) == 2
 
 
-def test_progress_counts_examples() -> None:
-    seen: list[int] = []
-    examples = [Example(where=f"line {n}", text="ab") for n in range(3)]
-    encode_examples(examples, _tokenizer(), max_length=9, progress=seen.append)
-    assert seen == [1, 2, 3]
-
-
 def test_conversations_that_the_template_refuses_are_left_out_and_counted() -> None:
     template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}"
@@ -402,12 +380,3 @@ def test_conversations_need_a_tokenizer_of_the_fast_kind() -> None:
         is_fast: bool = False
 
     refused(lambda: check_template(Slow()), "add a tokenizer.json")
-
-
-def test_texts_need_a_tokenizer_and_limits_room() -> None:
-    example = Example(where="line 3", text="so")
-    refused(lambda: _one(None, example), "line 3 is text, but there is no tokenizer")
-    refused(
-        lambda: _one(_tokenizer(), example, max_length=1),
-        "max_length = 1 must be at least 2",
-    )
