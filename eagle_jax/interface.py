@@ -89,17 +89,20 @@ class PromptChunk:
         """`[B]` int32, how many of the chunk's tokens are real."""
         return jnp.clip(self.lengths - self.begin, 0, self.features.shape[1])
 
-    def newest(self, values: jax.Array, before: jax.Array) -> jax.Array:
+    def newest(self, values: jax.Array, before: jax.Array | None) -> jax.Array:
         """Returns `[B, ...]`, what belongs to each prompt's newest token.
 
         Args:
             values: `[B, C, ...]`, what belongs to the chunk's tokens.
-            before: `[B, ...]`, what to return for prompts that ended before the chunk.
+            before: `[B, ...]`, what to return for prompts that ended before the chunk;
+                `None` if it is the only one.
         """
-        rest = (1,) * (before.ndim - 1)
+        rest = (1,) * (values.ndim - 2)
         count = self.count.reshape(-1, *rest)
         last = jnp.maximum(count - 1, 0)[:, None]
         newest = jnp.take_along_axis(values, last, axis=1)[:, 0]
+        if before is None:
+            return newest
         return jnp.where(count > 0, newest.astype(before.dtype), before)
 
 

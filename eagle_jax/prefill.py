@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from eagle_jax.interface import Cache, Target, TargetOutput
 from eagle_jax.ordering import after
+from eagle_jax.protocols import check, check_output
 
 PREFILL_CHUNK = 512
 """The number of tokens read at once: enough to keep an accelerator's units busy."""
@@ -52,8 +53,12 @@ def read_chunk(
     # Where nothing is cached yet, a cache without slots costs no attention.
     past = target.init_cache(tokens.shape[0], 0) if is_whole else cache
     output = target.forward(params, tokens, begin + rows, None, past)
+    name = type(target).__name__
+    check_output(f"{name}.forward", output, tokens)
     last = jnp.maximum(count - 1, 0)[:, None, None]
     count = after(count, jnp.take_along_axis(output.hidden, last, axis=1)[:, 0, 0])
     # A target's writes need not depend on `count`, which waits for the read.
     rows = after(rows, count[:, None])
-    return output, target.commit(cache, output.entries, rows, count)
+    written = target.commit(cache, output.entries, rows, count)
+    check(f"{name}.commit", cache, written)
+    return output, written

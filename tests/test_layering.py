@@ -23,13 +23,14 @@ _BELOW = {
     "constraints": "tree",
     "automaton": "",
     "interface": "constraints sampling tree",
-    "prefill": "interface ordering",
+    "protocols": "errors interface tree",
+    "prefill": "interface ordering protocols",
     "models": "interface mesh_axes ordering",
     "drafting": (
         "config constraints interface models ordering parsing prefill sampling "
         "top_k tree"
     ),
-    "decoding": "config constraints errors interface prefill sampling tree",
+    "decoding": "config constraints errors interface prefill protocols sampling tree",
     "adapters": "errors interface models ordering",
     "checkpoints": "config drafting errors files models parsing tree",
     "methods": "assets checkpoints config drafting errors interface tree",

@@ -9,12 +9,12 @@ from flax import struct
 
 from eagle_jax.constraints import constrain
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.protocols import check_protocols
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState, StopReason, emit
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Cache, Params, PromptChunk
 from eagle_jax.prefill import chunk_size, read_chunk
+from eagle_jax.protocols import check, check_batch, check_logits, check_output
 from eagle_jax.sampling import choose_tokens
 
 
@@ -26,14 +26,15 @@ class PrefillState:
         requests: The requests, `B` rows.
         target_cache: The target's cache of the tokens that are read.
         drafter_state: The drafter's state after them.
-        hidden: `[B, E]`, the target's hidden state of each prompt's newest token.
+        hidden: `[B, E]`, the target's hidden state of each prompt's newest token;
+            `None` before the only chunk.
         num_read: `[B]` int32, the tokens read so far, the same in every row.
     """
 
     requests: Requests
     target_cache: Cache
     drafter_state: Any
-    hidden: jax.Array
+    hidden: jax.Array | None
     num_read: jax.Array
 
 
@@ -89,12 +90,24 @@ def start_prefill(
             f"prompts padded to {num_tokens} tokens do not fit into num_slots = "
             f"{num_slots}; give `round_up_slots` of the longest text"
         )
-    hidden = check_protocols(decoder, params, requests, num_slots=num_slots)
+    target, drafter = decoder.target, decoder.drafting
+    cache = target.init_cache(batch, num_slots)
+    check_batch(f"{type(target).__name__}.init_cache", cache, batch)
+    drafter_state = drafter.init_state(batch, num_slots)
+    check_batch(f"{type(drafter).__name__}.init_state", drafter_state, batch)
+    hidden = None
+    if size < num_tokens:
+        tokens = prompts[:, :size]
+        run = functools.partial(target.forward, params.target, tokens, tokens, None)
+        output = jax.eval_shape(run, cache)
+        check_output(f"{type(target).__name__}.forward", output, tokens)
+        shape = (batch, output.hidden.shape[-1])
+        hidden = jnp.zeros(shape, output.hidden.dtype)
     return PrefillState(
         requests=requests,
-        target_cache=decoder.target.init_cache(batch, num_slots),
-        drafter_state=decoder.drafting.init_state(batch, num_slots),
-        hidden=jnp.zeros((batch, hidden.shape[-1]), hidden.dtype),
+        target_cache=cache,
+        drafter_state=drafter_state,
+        hidden=hidden,
         num_read=jnp.zeros(batch, jnp.int32),
     )
 
@@ -121,12 +134,13 @@ def prefill_chunk(
     chunk = PromptChunk(
         prompts=prompts, lengths=lengths, begin=begin, features=output.features
     )
+    drafter, before = decoder.drafting, state.drafter_state
+    drafter_state = drafter.prefill_chunk(params.drafter, before, chunk)
+    check(f"{type(drafter).__name__}.prefill_chunk", before, drafter_state)
     return PrefillState(
         requests=requests,
         target_cache=cache,
-        drafter_state=decoder.drafting.prefill_chunk(
-            params.drafter, state.drafter_state, chunk
-        ),
+        drafter_state=drafter_state,
         hidden=chunk.newest(output.hidden, state.hidden),
         num_read=state.num_read + size,
     )
@@ -139,7 +153,10 @@ def finish_prefill(
     requests, lengths = state.requests, state.requests.prompt_lengths
     batch, num_tokens = requests.prompts.shape
     guide = decoder.first_guide(params, batch)
-    logits = decoder.target.unembed(params.target, state.hidden)
+    target = decoder.target
+    assert state.hidden is not None, "a chunk was read"
+    logits = target.unembed(params.target, state.hidden)
+    check_logits(f"{type(target).__name__}.unembed", logits, batch)
     logits, greedy = constrain(guide, logits), decoder.begins_greedily
     first = choose_tokens(
         requests.sampling, requests.keys, logits, lengths, greedy=greedy

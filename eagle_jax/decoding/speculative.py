@@ -15,6 +15,7 @@ from eagle_jax.decoding.growth import cache_sizes, decode_growing, grow, has_roo
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState, emit, record_round
 from eagle_jax.interface import Draws, Params, TargetOutput, Verified
+from eagle_jax.protocols import check, check_tree
 from eagle_jax.sampling import drafting_keys, position_noise
 from eagle_jax.tree import Acceptance, DraftTree, flatten, root_only
 
@@ -128,9 +129,9 @@ def _round(
 ) -> tuple[DecodeState, Round]:
     # Draft: a tree of likely continuations of the root, under this round's noise.
     draws = round_draws(decoder, params, state)
-    tree, drafter_state = decoder.drafting.propose(
-        params.drafter, state.drafter_state, state.root, draws
-    )
+    drafter, before = decoder.drafting, state.drafter_state
+    tree, drafter_state = drafter.propose(params.drafter, before, state.root, draws)
+    check_tree(f"{type(drafter).__name__}.propose", tree, len(state.root))
     state = dataclasses.replace(state, drafter_state=drafter_state)
     if draws.guide is not None:
         tree = draws.guide.prune(tree, decoder.depth)
@@ -142,7 +143,9 @@ def _round(
     accepted = accept(decoder, state, tree, logits, draws.noise)
 
     # Commit: the text grows, and what it ends with becomes the next root.
-    return commit(decoder, params, state, tree, output, logits, accepted)
+    state, done = commit(decoder, params, state, tree, output, logits, accepted)
+    check(f"{type(drafter).__name__}.advance", before, state.drafter_state)
+    return state, done
 
 
 def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:

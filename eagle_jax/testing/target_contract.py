@@ -20,7 +20,6 @@ import numpy as np
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import fill
-from eagle_jax.decoding.protocols import check_protocols
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import RecyclingDrafter
 from eagle_jax.errors import InputError
@@ -89,7 +88,8 @@ def _check_static(target: Target, params: Any) -> None:
     # With two numbers of rows, no other axis is as long by chance.
     for rows in (slice(None), slice(1)):
         some = jax.tree.map(lambda leaf, rows=rows: leaf[rows], requests)
-        check_protocols(decoder, weights, some, num_slots=LONGEST)
+        run = functools.partial(speculative.prefill, decoder, num_slots=LONGEST)
+        jax.eval_shape(run, weights, some)
     twin = copy.copy(target)
     check(
         twin == target and hash(twin) == hash(target),
