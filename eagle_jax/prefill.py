@@ -55,10 +55,12 @@ def read_chunk(
     output = target.forward(params, tokens, begin + rows, None, past)
     name = type(target).__name__
     check_output(f"{name}.forward", output, tokens)
-    last = jnp.maximum(count - 1, 0)[:, None, None]
-    count = after(count, jnp.take_along_axis(output.hidden, last, axis=1)[:, 0, 0])
-    # A target's writes need not depend on `count`, which waits for the read.
-    rows = after(rows, count[:, None])
+    if not is_whole:
+        last = jnp.maximum(count - 1, 0)[:, None, None]
+        newest = jnp.take_along_axis(output.hidden, last, axis=1)
+        # A target's writes need not depend on `count`, which waits for the read.
+        count = after(count, newest[:, 0, 0])
+        rows = after(rows, count[:, None])
     written = target.commit(cache, output.entries, rows, count)
     check(f"{name}.commit", cache, written)
     return output, written
