@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from eagle_jax.checkpoints import convert_pair, load_target
+from eagle_jax.heads import open_head
 from eagle_jax.models.transformer import TransformerParams
 
 collect_ignore = ["judged_heads.py"]  # It imports torch, and holds no doctest.
@@ -15,7 +16,7 @@ collect_ignore = ["judged_heads.py"]  # It imports torch, and holds no doctest.
 def converted(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny pair, converted; copy before changing."""
     output = tmp_path_factory.mktemp("converted") / "pair"
-    convert_pair(output, tiny_pair / "target", tiny_pair / "head")
+    convert_pair(output, tiny_pair / "target", open_head(tiny_pair / "head"))
     return output
 
 

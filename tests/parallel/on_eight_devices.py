@@ -9,7 +9,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,42 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
-from eagle_jax.models.transformer import Transformer
-from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
+from eagle_jax.models import transformer
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.mlp import feed_forward, init_mlp
+from eagle_jax.models.quantized import quantize_layers
+from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.parallel import (
+    MeshShape,
+    PairSharding,
+    make_mesh,
+    param_shardings,
+    shard_pair,
+    split_rules,
+)
 from eagle_jax.sampling import choose_tokens
-from eagle_jax.testing.programs import count_collectives, find_copies, loop_lines
+from eagle_jax.testing.programs import (
+    count_collectives,
+    every_line,
+    find_copies,
+    loop_lines,
+)
+from eagle_jax.training.config import OptimizerConfig
+from eagle_jax.training.sharding import state_shapes, state_shardings
+from eagle_jax.training.step import StepConfig, train_step
 from eagle_jax.tree import top_children
 from tests import tiny
 from tests.conftest import load_main
@@ -41,52 +67,67 @@ REQUESTS = make_requests(
     top_k=[0, 0, 0, 5] * (ROWS // 4),
     seeds=list(range(ROWS)),
 )
-COLD = dataclasses.replace(REQUESTS.sampling, temperature=jnp.zeros(ROWS))
-GREEDY = dataclasses.replace(REQUESTS, sampling=COLD)
+SMALL: dict[str, Any] = {"vocab_size": 32, "max_positions": SLOTS}
 
 
-def make_pair(num_kv_heads: int) -> Pair:
+def llama(num_kv_heads: int) -> Pair:
     sizes = {"num_heads": HEADS, "num_kv_heads": num_kv_heads, "head_dim": HEAD_WIDTH}
     sizes |= {"vocab_size": VOCABULARY, "max_positions": SLOTS}
     return tiny.pair(tiny.target_config(**sizes), tiny.head_config(**sizes), TREE)
 
 
-def decode(
-    pair: Pair, requests: Requests, sharding: PairSharding | None
-) -> list[np.ndarray]:
+def mixtral() -> Pair:
+    experts = {"num_experts": 4, "experts_per_token": 2}
+    config = tiny.target_config(num_layers=1, **experts, **SMALL)
+    return tiny.pair(config, tiny.head_config(**SMALL), TREE)
+
+
+def eagle3() -> Pair:
+    config = tiny.target_config(num_layers=3, feature_layers=(0, 1, 2), **SMALL)
+    head = Eagle3HeadConfig(
+        draft_vocab_size=16,
+        feature_size=config.feature_size,
+        has_feature_norms=True,
+        recycles_normed=True,
+        **tiny.sizes(**SMALL),
+    )
+    target = tiny.target_params(config)
+    params = eagle3_head.init_params(jax.random.key(1), head)
+    return Pair(
+        Transformer(config=config),
+        TreeDrafter(model=Eagle3Head(config=head), tree=TREE),
+        Params(target=target, drafter=Eagle3Head.join(params, target)),
+    )
+
+
+def decode(pair: Pair, sharding: PairSharding | None) -> list[np.ndarray]:
     """Tokens, and how many drafts were accepted in each round."""
     target, drafter, params = pair
-    rule = "coupled" if requests.sampling.temperature.any() else "greedy"
-    decoder = Decoder(target=target, drafter=drafter, acceptance=rule)
+    decoder = Decoder(target=target, drafter=drafter, acceptance="coupled")
     prefill: Any = functools.partial(speculative.prefill, decoder, num_slots=SLOTS)
     rounds: Any = functools.partial(speculative.decode, decoder)
     if sharding is None:
-        state = rounds(params, prefill(params, requests))
+        state = rounds(params, prefill(params, REQUESTS))
         return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
-    requests = sharding.put_rows(requests)
-    state = sharding.shard(prefill)(params, requests)
-    check_state(state, sharding, target.config.layer.num_kv_heads)
+    state = sharding.shard(prefill)(params, sharding.put_rows(REQUESTS))
+    check_state(state, sharding, target.config.layer)
     sharded: Any = sharding.shard(rounds, donates_state=True)
     program = sharded.lower(params, state).compile()
-    check_program(program.as_text(), sharding, target)
+    if target.config.vocab_size == VOCABULARY:
+        check_program(program.as_text(), sharding, target)
     state = program(params, state)
-    check_state(state, sharding, target.config.layer.num_kv_heads)
+    check_state(state, sharding, target.config.layer)
     return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
 
 
-def decode_plainly(
-    pair: Pair, requests: Requests, sharding: PairSharding | None
-) -> np.ndarray:
+def decode_plainly(pair: Pair, sharding: PairSharding) -> np.ndarray:
     """Tokens without drafts."""
-    target, _, params = pair
-    decoder = Decoder(target=target)
+    decoder = Decoder(target=pair.target)
     prefill: Any = functools.partial(autoregressive.prefill, decoder, num_slots=SLOTS)
     tokens: Any = functools.partial(autoregressive.decode, decoder)
-    if sharding is not None:
-        requests = sharding.put_rows(requests)
-        prefill = sharding.shard(prefill)
-        tokens = sharding.shard(tokens, donates_state=True)
-    state = tokens(params, prefill(params, requests))
+    requests = sharding.put_rows(REQUESTS)
+    state = sharding.shard(prefill)(pair.params, requests)
+    state = sharding.shard(tokens, donates_state=True)(pair.params, state)
     return np.asarray(state.tokens)
 
 
@@ -96,27 +137,31 @@ def held(array: jax.Array) -> tuple[int, ...]:
     return shape
 
 
-def check_params(params: Params, data: int, tensor: int, num_kv_heads: int) -> None:
-    heads = HEADS * HEAD_WIDTH // tensor
-    kv_heads = max(num_kv_heads // tensor, 1) * HEAD_WIDTH
-    head = params.drafter.head
-    for layer in (*params.target.layers, head.layer):
-        assert held(layer.query) == (WIDTH, heads)
-        assert held(layer.key) == held(layer.value) == (WIDTH, kv_heads)
-        assert held(layer.output) == (heads, WIDTH)
-        assert held(layer.mlp.gate) == held(layer.mlp.up) == (WIDTH, 48 // tensor)
-        assert held(layer.mlp.down) == (48 // tensor, WIDTH)
-        assert held(layer.mlp_norm) == (WIDTH,)
+def check_params(params: Params, shape: MeshShape, config: TransformerConfig) -> None:
+    layer, parts = config.layer, shape.tensor
+    heads = layer.num_heads * layer.head_dim // parts
+    kv_heads = max(layer.num_kv_heads // parts, 1) * layer.head_dim
+    head = params.drafter.head.layer
+    for weights in (*params.target.layers, head):
+        rows = held(weights.query)[0]  # An EAGLE-3 head's are twice as many.
+        assert held(weights.query) == (rows, heads)
+        assert held(weights.key) == held(weights.value) == (rows, kv_heads)
+        assert held(weights.output) == (heads, WIDTH)
+        for mlp in getattr(weights.mlp, "experts", (weights.mlp,)):
+            assert held(mlp.gate) == held(mlp.up) == (WIDTH, 48 // parts)
+            assert held(mlp.down) == (48 // parts, WIDTH)
+        assert held(weights.mlp_norm) == (WIDTH,)
     for table in (params.target, params.drafter):
-        assert held(table.embedding) == (VOCABULARY // tensor, WIDTH)
-        assert held(table.output_head) == (WIDTH, VOCABULARY // tensor)
-    assert len(params.target.norm.addressable_shards) == data * tensor
+        assert held(table.embedding) == (config.vocab_size // parts, WIDTH)
+    assert held(params.target.output_head) == (WIDTH, config.vocab_size // parts)
+    assert len(params.target.norm.addressable_shards) == shape.num_devices
 
 
-def check_state(state: Any, sharding: PairSharding, num_kv_heads: int) -> None:
+def check_state(state: Any, sharding: PairSharding, layer: LayerConfig) -> None:
     data = sharding.mesh.shape["data"]
     tensor = sharding.mesh.size // data
-    wanted = (ROWS // data, max(num_kv_heads // tensor, 1), SLOTS, HEAD_WIDTH)
+    kv_heads = max(layer.num_kv_heads // tensor, 1)
+    wanted = (ROWS // data, kv_heads, SLOTS, layer.head_dim)
     caches = (state.target_cache, state.drafter_state.cache)
     for cached in (layer for cache in caches for layer in cache.layers):
         assert held(cached.keys) == held(cached.values) == wanted
@@ -189,33 +234,122 @@ def check_ties(sharding: PairSharding) -> None:
     assert (found[1][1::2] != found[0][1::2]).any(), "some tokens were drawn"
 
 
-def check_decoding(
-    num_kv_heads: int, meshes: Sequence[tuple[int, int]], requests: Requests
-) -> None:
-    pair = target, drafter, params = make_pair(num_kv_heads)
-    expected = decode(pair, requests, None)
+def check_decoding(name: str, pair: Pair, *meshes: tuple[int, int]) -> None:
+    """Every mesh gives the tokens of one device, and no device has more than a part."""
+    target, drafter, params = pair
+    layer = target.config.layer
+    expected = decode(pair, None)
     assert expected[1].sum() > 0, "drafts are accepted"
     for data, tensor in meshes:
-        sharding = shard_pair(
-            MeshShape(data=data, tensor=tensor),
-            target.config,
-            batch_size=ROWS,
-            devices=jax.devices()[: data * tensor],
-        ).with_drafter(target.config.layer, params.drafter)
+        shape = MeshShape(data=data, tensor=tensor)
+        devices = jax.devices()[: shape.num_devices]
+        sharding = shard_pair(shape, target.config, batch_size=ROWS, devices=devices)
+        sharding = sharding.with_drafter(layer, params.drafter)
         shardings = Params(
             target=sharding.target_shardings(params.target),
             drafter=sharding.drafter_shardings(params.drafter),
         )
         there = Pair(target, drafter, jax.device_put(params, shardings))
-        check_params(there.params, data, tensor, num_kv_heads)
-        found = decode(there, requests, sharding)
+        check_params(there.params, shape, target.config)
+        found = decode(there, sharding)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-        if num_kv_heads == HEADS and data < ROWS < ROWS * tensor:
-            plain = decode_plainly(there, requests, sharding)
+        if layer.num_kv_heads == HEADS and data < ROWS < ROWS * tensor:
+            plain = decode_plainly(there, sharding)
             np.testing.assert_array_equal(plain, expected[0])
-        if data == 2:
+        if (data, tensor) == (2, 4):
             check_ties(sharding)
-        print("equal", num_kv_heads, data, tensor, flush=True)
+        print("equal", name, shape, flush=True)
+
+
+def check_experts(shape: MeshShape, bits: int | None) -> None:
+    """A mixture's outputs are one device's, and summed over devices once."""
+    intermediate = 512  # Of 4 bits, a pair of groups per device.
+    layer = dataclasses.replace(
+        tiny.LAYER, num_experts=4, experts_per_token=2, intermediate_size=intermediate
+    )
+    mlp = init_mlp(
+        jax.random.key(0), layer.hidden_size, intermediate, jnp.float32, num_experts=4
+    )
+    if bits:
+        mlp = quantize_layers(mlp, bits)
+    mesh = make_mesh(shape, 1, jax.devices()[:4])
+    rows = jax.random.normal(jax.random.key(1), (2, 1, layer.hidden_size))
+    run: Any = functools.partial(feed_forward, experts_per_token=2)
+    by_row = PartitionSpec("data")
+    split = jax.jit(
+        jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), by_row),
+            out_specs=by_row,
+            axis_names={"data"},
+            check_vma=False,
+        )
+    )
+    shardings = param_shardings(mesh, split_rules(mesh, layer), mlp)
+    there = jax.device_put(mlp, shardings)
+    np.testing.assert_allclose(split(there, rows), run(mlp, rows), atol=1e-5)
+    compiled: Any = split.lower(there, rows).compile()
+    lines = every_line(compiled.as_text())
+    assert sum(" conditional(" in line for line in lines) == 4, "one per expert"
+    assert count_collectives(lines) == {"all-reduce": 1}
+
+
+def check_training() -> None:
+    """A training step moves sums, and no weight."""
+    config = tiny.target_config(num_layers=1, num_kv_heads=4, **SMALL)
+    head = tiny.head_config(num_kv_heads=4, **SMALL)
+    step = StepConfig(
+        target=Transformer(config=config),
+        head=head,
+        loss=EagleLoss(),
+        optimizer=OptimizerConfig(),
+        steps=4,
+    )
+    shape = MeshShape(data=2, tensor=2)
+    devices = jax.devices()[:4]
+    sharding = shard_pair(shape, config, batch_size=ROWS, devices=devices)
+    sharding = sharding.with_drafter(
+        head.layer, shapes_of(eagle_head.init_params, head)
+    )
+    shardings = state_shardings(step, sharding)
+    state = state_shapes(step, shardings)
+    for moments in (state.params, state.opt_state[1][0].mu, state.opt_state[1][0].nu):
+        query: Any = moments.layer.query
+        assert query.sharding.shard_shape(query.shape) == (32, 16)
+    target = shapes_of(transformer.init_params, config)
+    tokens = jax.ShapeDtypeStruct((ROWS, SLOTS), jnp.int32)
+    loss_mask = jax.ShapeDtypeStruct((ROWS, SLOTS), jnp.bool_)
+    rows = PackedRows(
+        tokens=tokens, segments=tokens, positions=tokens, loss_mask=loss_mask
+    )
+    compiled: Any = (
+        jax.jit(
+            train_step,
+            static_argnames=("config",),
+            out_shardings=(shardings, sharding.everywhere),
+        )
+        .lower(
+            state,
+            there(target, sharding.target_shardings(target)),
+            there(rows, sharding.row_shardings(rows)),
+            None,
+            config=step,
+        )
+        .compile()
+    )
+    text: str = compiled.as_text()
+    # Nor is the most likely token of each part of the vocabulary gathered.
+    assert count_collectives(every_line(text)).keys() == {"all-reduce"}
+    print("no weight moves in training", shape, flush=True)
+
+
+def there(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        shapes,
+        shardings,
+    )
 
 
 def check_command(pair: Path, folder: Path) -> None:
@@ -248,8 +382,14 @@ def check_command(pair: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     assert jax.device_count() == 8
-    check_decoding(HEADS, [(1, 1), (1, 8), (2, 4), (8, 1)], REQUESTS)
+    check_decoding("llama", llama(HEADS), (1, 1), (1, 8), (2, 4), (8, 1))
     # Fewer key/value heads than devices: some hold the same.
-    check_decoding(2, [(1, 8)], REQUESTS)
+    check_decoding("few key/value heads", llama(2), (1, 8))
+    check_decoding("mixtral", mixtral(), (1, 4))
+    check_decoding("eagle3", eagle3(), (2, 2))
+    for shape in (MeshShape(tensor=4), MeshShape(data=2, tensor=2)):
+        for bits in (None, 8, 4):
+            check_experts(shape, bits)
+    check_training()
     check_command(Path(sys.argv[1]), Path(sys.argv[2]))
     print("done")
