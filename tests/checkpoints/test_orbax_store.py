@@ -86,7 +86,7 @@ def test_a_converted_pair_loads_bit_for_bit(
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_matrices_are_quantized_as_they_are_read(tiny_pair: Path, bits: int) -> None:
-    wide = load_target(tiny_pair / "target")[1]
+    wide: Any = load_target(tiny_pair / "target")[1]
     for dtype in ("float32", "bfloat16"):  # The integers do not depend on it.
         found = load_target(tiny_pair / "target", dtype, bits=bits)[1]
         for layer, wide_layer in zip(found.layers, wide.layers, strict=True):
