@@ -32,8 +32,6 @@ from tests.joint_distribution import (
     distribution_of,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 VOCABULARY = 8
 TARGET = ToyTarget(vocab_size=VOCABULARY, sharpness=1.0)
 MODEL = ToyModel(vocab_size=VOCABULARY, sharpness=1.0, seed=7)

@@ -18,7 +18,6 @@ from tests.conftest import Main
 
 # As optimised as for users it runs in the README's first command, and CI reads what
 # that says of the tokens.
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "embedded.toml"
 

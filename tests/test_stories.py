@@ -23,8 +23,6 @@ from tests.stories import (
     speculative_texts,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def greedy_texts(stories: Stories) -> list[list[int]]:

@@ -27,8 +27,6 @@ from eagle_jax.testing import (
 )
 from tests.helpers import texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 VOCABULARY = 8
 
 

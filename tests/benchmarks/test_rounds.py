@@ -8,8 +8,6 @@ import pytest
 from eagle_jax.benchmarks.rounds import FIGURES
 from eagle_jax.cli import benchmark
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 _SMALL = [
     *("--num-nodes", "5", "--depth", "2", "--width", "2", "--prompt-length", "4"),
     *("--slots", "1", "--iterations", "3", "--repeats", "2"),

@@ -15,8 +15,6 @@ from eagle_jax.cli import benchmark
 from eagle_jax.models import transformer
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 # The head of many levels, and the one whose first weights share arrays.
 @pytest.mark.parametrize("name", ["eagle3", "hydra"])

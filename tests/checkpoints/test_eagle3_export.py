@@ -31,8 +31,6 @@ from tests.checkpoints.folders import change_config
 from tests.conftest import load_main
 from tests.helpers import refused
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TARGET = eagle3_target(tiny.target_config(num_layers=7))
 USUAL = Eagle3HeadConfig(
     draft_vocab_size=40,

@@ -38,7 +38,7 @@ from tests.checkpoints.judged_heads import (  # noqa: E402
     write_hydra,
 )
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = pytest.mark.torch
 
 FILE = "hydra_lm_head"
 ARCHS = ("mlp", "prefix-mlp")

@@ -40,7 +40,7 @@ from tests.checkpoints.judged_heads import (  # noqa: E402
     write_medusa,
 )
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = pytest.mark.torch
 
 FILE = "medusa_lm_head"
 LAYOUTS = {

@@ -8,8 +8,6 @@ import pytest
 from eagle_jax.checkpoints.draft_files import load_calibration
 from tests.conftest import load_main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def test_a_pair_is_calibrated_for_both_kinds_of_text(
     tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -59,7 +59,7 @@ def _change_weights(folder: Path, **tensors: Any) -> None:
 
 
 def test_a_converted_pair_generates_the_same_tokens(
-    quick_compilation: None, main: Main, convert: Main, pair: Path, tmp_path: Path
+    main: Main, convert: Main, pair: Path, tmp_path: Path
 ) -> None:
     converted = tmp_path / "converted"
     assert convert([*_folders(pair), "--output", str(converted)]) == 0

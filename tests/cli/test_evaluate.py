@@ -17,8 +17,6 @@ from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.conftest import Main, load_main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 Records = dict[str, list[dict[str, Any]]]
 Evaluate = Callable[..., Records]
 

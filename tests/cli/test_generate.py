@@ -13,8 +13,6 @@ import pytest
 
 from tests.conftest import Main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 Generate = Callable[[list[str], Path], dict[str, Any]]
 
 REPOSITORY = Path(__file__).resolve().parents[2]

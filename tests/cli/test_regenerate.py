@@ -14,8 +14,6 @@ from eagle_jax.training.encode import encode_examples
 from tests.chats import BOS, CHATS
 from tests.conftest import Main, load_main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def run() -> Main:

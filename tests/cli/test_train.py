@@ -61,8 +61,6 @@ KINDS = {
 # How often a run of each kind is killed; set the variable to be surer.
 NUM_KILLS = int(os.environ.get("EAGLE_JAX_KILLS", "1"))
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def train() -> Main:

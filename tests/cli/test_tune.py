@@ -14,8 +14,6 @@ from eagle_jax.tuning import contest
 from eagle_jax.tuning.trees import show
 from tests.conftest import Main, load_main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def tune() -> Main:

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from jax import export
 
 from eagle_jax.decoding import speculative
@@ -34,7 +33,6 @@ def over_machines(program: Any, *inputs: Any) -> Any:
     return jax.tree.unflatten(results, there.call(leaves))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_exported_programs_give_the_same_tokens() -> None:
     target, drafter, params = make_pair()
     requests = make_requests(

@@ -32,8 +32,6 @@ from eagle_jax.tree import chain, from_paths
 from tests import tiny
 from tests.helpers import texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SIZES = {"vocab_size": 24, "max_positions": 4096}
 CONFIG = tiny.target_config(**SIZES)
 TARGET = Transformer(config=CONFIG)

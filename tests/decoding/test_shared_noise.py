@@ -31,8 +31,6 @@ from tests.drafting.toy_model import NarrowToyModel
 from tests.helpers import make_draws, texts
 from tests.joint_distribution import DRAWN_TARGET, check_drawn_texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 V = 8
 TARGET = ToyTarget(vocab_size=V)
 TWIN = ToyModel(vocab_size=V, sharpness=TARGET.sharpness, seed=TARGET.seed)

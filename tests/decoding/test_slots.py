@@ -28,8 +28,6 @@ from eagle_jax.tree import chain
 from tests import tiny
 from tests.helpers import refused, texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TOY = ToyTarget()
 TREE = TreeConfig(num_nodes=8, depth=2, width=3)
 TOYS = {

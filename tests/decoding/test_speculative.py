@@ -18,8 +18,6 @@ from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens
 from tests.helpers import refused, texts
 from tests.joint_distribution import DRAWN_TARGET, check_drawn_texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TARGET = ToyTarget(vocab_size=8)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7], [2, 2]]
 

@@ -14,8 +14,6 @@ from eagle_jax.decoding.state import DecodeState
 from eagle_jax.interface import Params
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 NUM_SLOTS, VOCABULARY = 192, 320  # Sizes that no weight and no tree has.
 
 

@@ -15,8 +15,6 @@ from eagle_jax.testing import assert_same_tokens
 from tests import tiny
 from tests.helpers import texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # Another head width and other key/value heads than the target's: nothing is derived.
 HEAD = tiny.head_config(num_kv_heads=4, rope=RopeConfig(theta=500.0))
 TREE = TreeConfig(num_nodes=12, depth=3, width=4)

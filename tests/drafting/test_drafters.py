@@ -35,8 +35,6 @@ from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
 from tests import tiny
 from tests.helpers import make_draws, texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 VOCABULARY = 24
 CONFIG = tiny.target_config(vocab_size=VOCABULARY)
 SMALLER = dataclasses.replace(CONFIG, num_layers=1)

@@ -31,8 +31,6 @@ from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests import tiny
 from tests.helpers import check_recorded_rounds, make_draws, texts, whole_prompts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 VOCABULARY, KNOWN = 24, 14
 CONFIG = eagle3_target(tiny.target_config(num_layers=7, vocab_size=VOCABULARY))
 TARGET = Transformer(config=CONFIG)

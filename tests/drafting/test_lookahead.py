@@ -177,7 +177,6 @@ def test_200_rounds_of_a_trained_model_are_the_published_procedures(
     assert int(state.accept_lengths.max()) >= drafter.level - 1
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     ("vocab_size", "level", "window", "guesses"),
     [
@@ -196,7 +195,6 @@ def test_rounds_are_the_published_procedures_at_every_size(
     check_rounds(ToyTarget(vocab_size=vocab_size), (), drafter, prompt, 40)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_a_row_that_ended_learns_nothing() -> None:
     target = ToyTarget(vocab_size=8)
     drafter = LookaheadDrafter(vocab_size=8, level=3, window=3, guesses=2)

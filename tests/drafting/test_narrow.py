@@ -18,8 +18,6 @@ from eagle_jax.tree import Topology, chain
 from tests import tiny
 from tests.helpers import make_draws, whole_prompts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 VOCABULARY = 24
 CONFIG = tiny.target_config(vocab_size=VOCABULARY)
 HEAD = EagleHead(config=tiny.head_config(vocab_size=VOCABULARY))

@@ -21,8 +21,6 @@ from tests.helpers import make_draws, refused, texts
 from tests.joint_distribution import DRAWN_TARGET as TARGET
 from tests.joint_distribution import check_drawn_texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 OTHER = ToyModel(vocab_size=4, sharpness=1.0, seed=7)
 NARROW = NarrowToyModel(vocab_size=4, sharpness=1.0, seed=7, known=(0, 2, 3))
 BLIND = BlindToyModel(vocab_size=4, sharpness=1.0, seed=7)

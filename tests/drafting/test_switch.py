@@ -23,8 +23,6 @@ from eagle_jax.tree import EAGLE1_TREE, DraftTree
 from tests import tiny
 from tests.helpers import make_draws, refused, whole_prompts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 VOCABULARY = 40
 MODEL = ToyModel(vocab_size=VOCABULARY, sharpness=2.0, seed=1)
 TREE = TreeDrafter(model=MODEL, tree=TreeConfig(num_nodes=7, depth=2, width=2))

@@ -7,8 +7,6 @@ import pytest
 
 from examples import own_drafter, own_target, train_for_own_target
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", "eagle_jax/assets/README.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))

@@ -23,8 +23,6 @@ from examples.embedded_pair import pretrain as command
 from examples.embedded_pair.training import deepen
 from tests.conftest import Main
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def weights(run: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(run / "model" / "model.safetensors")

@@ -43,8 +43,6 @@ token_loss = "alpha"
 """
 LOSS = LossConfig(token_loss="alpha")
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def together() -> Main:

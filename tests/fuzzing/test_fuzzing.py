@@ -46,7 +46,6 @@ width = 2
 """
 
 pytestmark = [
-    pytest.mark.usefixtures("quick_compilation"),
     # Orbax leaves threads and coroutines when a restore fails.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     # What commands say and go on after, as a missing rope_theta.

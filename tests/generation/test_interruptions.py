@@ -17,7 +17,6 @@ from eagle_jax.generation.scheduler import Scheduler
 from tests.generation.test_scheduler import MakeRunner, make_runner, prompts_of
 from tests.helpers import refused
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 __all__ = ["make_runner"]
 
 PROMPTS = prompts_of(2, 40, 5, 1)

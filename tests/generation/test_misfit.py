@@ -9,8 +9,6 @@ import eagle_jax
 from eagle_jax.config import ChainConfig
 from eagle_jax.generation.misfit import warn_if_never_accepted
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.mark.parametrize(
     ("rows", "expected"),

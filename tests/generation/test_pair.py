@@ -17,8 +17,6 @@ from tests.helpers import refused, settings_of
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12}
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 TREE = TreeConfig(num_nodes=6, depth=2, width=3)
 

@@ -24,8 +24,6 @@ from eagle_jax.generation.runner import Runner
 from eagle_jax.models.transformer import Transformer
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 LONG, SHORT = 100, 3
 TREE = TreeConfig(num_nodes=3, depth=1, width=2)
 TARGET, DRAFTER, PARAMS = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)

@@ -24,8 +24,6 @@ from eagle_jax.testing import assert_same_tokens
 from tests import tiny
 from tests.helpers import refused
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TREE = TreeConfig(num_nodes=4, depth=2, width=2)
 TARGET, DRAFTER, PARAMS = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)
 PAIR = LoadedPair(

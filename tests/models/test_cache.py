@@ -9,8 +9,6 @@ import pytest
 
 from eagle_jax.models.cache import KeyValues, KVCache, commit, init_cache
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 LAYERS, B, G, S, A = 2, 3, 2, 12, 4
 
 

@@ -32,9 +32,6 @@ _FAMILIES = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
 @pytest.fixture(scope="module", params=_FAMILIES)
 def pair(request: pytest.FixtureRequest) -> tuple[Transformer, Any]:
     """A model with weights large enough to tell its tokens apart."""

@@ -15,8 +15,6 @@ from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def outputs(config: TransformerConfig, params: Any) -> Any:
     model = Transformer(config=config)

@@ -20,8 +20,6 @@ from eagle_jax.models.layers import (
 from eagle_jax.models.rope import rotary_tables, rotate
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 B, T, H, G, A, S = 2, 3, 4, 2, 8, 6
 LENGTHS = np.array([5, 0])  # Of the second row nothing is cached.
 

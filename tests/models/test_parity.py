@@ -69,7 +69,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(params=_MODELS)

@@ -27,8 +27,6 @@ from eagle_jax.testing import assert_same_tokens
 from tests import tiny
 from tests.helpers import texts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # Blocks of several groups, of single pairs of them, and fewer rows than a group has.
 _SHAPES = [(512, 96), (384, 4100), (48, 10)]
 

@@ -25,7 +25,6 @@ def flags(tiny_pair: Path) -> list[str]:
     return [*folders, *tree, *prompts, *limits]
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_two_processes_print_what_one_prints(
     main: Main,
     flags: list[str],

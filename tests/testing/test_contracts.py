@@ -16,8 +16,6 @@ from eagle_jax.testing import ToyTarget, assert_valid_target
 from eagle_jax.testing.toys import ToyCache, path_code
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TOY = ToyTarget(vocab_size=8)
 WINDOWED = tiny.target_config(sliding_window=4, windowed_layers=(1,))
 

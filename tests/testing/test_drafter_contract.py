@@ -21,8 +21,6 @@ from eagle_jax.interface import Drafter
 from eagle_jax.testing import ToyModel, ToyTarget, assert_valid_drafter
 from eagle_jax.tree import chain, from_paths
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 VOCABULARY = 5
 TARGET = ToyTarget(vocab_size=VOCABULARY)
 MODEL = ToyModel(vocab_size=VOCABULARY, seed=7)

@@ -17,8 +17,6 @@ from eagle_jax.training.packing import PackedRows, pack
 from tests import tiny
 from tests.helpers import whole_prompts
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 LEVELS, LENGTHS = 4, (7, 1, 6, 14, 3, 2)  # Of segments, in rows of 14 tokens.
 EAGLE3: dict[str, Any] = {
     "draft_vocab_size": 40,

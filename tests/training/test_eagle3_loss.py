@@ -21,8 +21,6 @@ from tests import tiny
 from tests.training.test_chains import EAGLE3, packed_rows
 from tests.training.test_loss import log_softmax, numpy_token_loss
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 HEAD = Eagle3HeadConfig(**tiny.sizes(), **EAGLE3)
 WHOLE = dataclasses.replace(HEAD, draft_vocab_size=HEAD.vocab_size)
 KNOWN = np.sort(np.random.default_rng(4).choice(64, 40, replace=False))

@@ -44,7 +44,6 @@ LAYER = LayerConfig(
 TARGET = Transformer(
     config=TransformerConfig(layer=LAYER, num_layers=2, vocab_size=19, max_positions=64)
 )
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 LOSS = jax.jit(head_loss, static_argnames=("head", "config", "unembed"))
 FEATURES = jax.jit(target_features, static_argnums=0)

@@ -22,8 +22,6 @@ from eagle_jax.training.packing import pack
 from tests import tiny
 from tests.helpers import refused
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TARGET = Transformer(config=tiny.target_config(vocab_size=19))
 SIZES: dict[str, Any] = {"hidden_size": 32, "vocab_size": 19}
 MEDUSA = MedusaConfig(num_heads=3, num_layers=2, **SIZES)

@@ -42,8 +42,6 @@ from eagle_jax.training.step import (
 )
 from tests import tiny
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CONFIG = StepConfig(
     target=Transformer(config=tiny.target_config(num_layers=1)),
     head=tiny.HEAD,

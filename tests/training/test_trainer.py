@@ -166,7 +166,6 @@ def test_a_head_has_the_sizes_that_are_set() -> None:
     refused(lambda: layer(num_kv_heads=3), "num_kv_heads = 3", "num_heads = 4")
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
 def test_heads_of_every_kind_are_exported_and_drafted_with(
     tiny_pair: Path, data: Path, tmp_path: Path, kind: Any
@@ -191,7 +190,6 @@ def tensors_of(head: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(head / "model.safetensors")
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_an_eagle3_head_is_trained_and_drafted_with(
     eagle3_pair: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -220,7 +218,6 @@ def test_an_eagle3_head_is_trained_and_drafted_with(
     assert drafted[0].token_ids == plain[0].token_ids
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("kind", ["eagle2", "eagle3"])
 def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
     eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path, kind: Any
@@ -249,7 +246,6 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_a_table_is_the_targets_if_it_is_in_the_type_of_the_run(
     tiny_pair: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -303,7 +299,6 @@ def test_a_run_does_not_replace_what_it_reads(
     assert file_bytes(head) == before
 
 
-@pytest.mark.usefixtures("quick_compilation")
 def test_a_finished_run_keeps_what_was_added_to_its_head(
     tiny_pair: Path, data: Path, tmp_path: Path
 ) -> None:
