@@ -6,14 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_jax.drafting.heads import HeadModel, head_model, init_heads
-from eagle_jax.training.chains import draft_chains
 
+from eagle_jax.heads import HeadModel, head_of
+from eagle_jax.heads.chains import draft_chains
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.packing import PackedRows, pack
+from eagle_jax.training.packing import pack
 from tests import tiny
 from tests.helpers import whole_prompts
 
@@ -43,6 +44,10 @@ def packed_rows() -> PackedRows:
     return pack([EncodedExample(tokens=t, loss_mask=m) for t, m in pairs], 14)
 
 
+def keep(params: Any, config: Any, outputs: jax.Array) -> jax.Array:
+    return outputs
+
+
 def trained_chains(
     config: Any,
     params: Any,
@@ -50,21 +55,11 @@ def trained_chains(
     features: jax.Array,
     rows: PackedRows,
 ) -> list[jax.Array]:
-    is_eagle3 = isinstance(config, Eagle3HeadConfig)
-
-    def recycle(outputs: jax.Array) -> jax.Array:
-        return eagle3_head.recycle(params, config, outputs) if is_eagle3 else outputs
-
-    return draft_chains(
-        (eagle3_head if is_eagle3 else eagle_head).layer_inputs,
-        params,
-        config,
-        table,
-        eagle3_head.fuse(params, config, features) if is_eagle3 else features,
-        rows,
-        steps=LEVELS,
-        recycle=recycle,
-    )
+    functions: Any = eagle_head.layer_inputs, keep
+    if isinstance(config, Eagle3HeadConfig):
+        functions = eagle3_head.layer_inputs, eagle3_head.recycle
+        features = eagle3_head.fuse(params, config, features)
+    return draft_chains(functions, params, config, table, features, rows, steps=LEVELS)
 
 
 def decoded_chains(
@@ -92,8 +87,10 @@ def decoded_chains(
 @pytest.mark.parametrize("name", HEADS)
 def test_a_level_is_what_decoding_drafts_after_true_features(name: str) -> None:
     config, rows = HEADS[name], packed_rows()
-    model: Any = head_model(config, "float32")
-    shapes = jax.eval_shape(lambda key: init_heads(key, config), jax.random.key(0))
+    model: Any = head_of(config).model(config)
+    shapes = jax.eval_shape(
+        lambda key: head_of(config).init(key, config), jax.random.key(0)
+    )
     # Of a size that lets no level grow: the bound is one of absolute values.
     params = jax.tree.map(lambda x: x * 0.4, tiny.random_like(shapes))
     target: Any = tiny.random_target()

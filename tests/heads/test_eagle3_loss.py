@@ -9,22 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_jax.training.eagle3_loss import USUAL_LEVELS, eagle3_loss
 
+from eagle_jax.heads import chains
 from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.loss import USUAL_LEVELS, Eagle3Loss, eagle3_loss
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.loss import Batch
 from eagle_jax.heads.rows import PackedRows
-from eagle_jax.models.transformer import unembed
-from eagle_jax.training import chains
-from eagle_jax.training.config import LossConfig
 from tests import tiny
-from tests.training.test_chains import EAGLE3, packed_rows
-from tests.training.test_loss import log_softmax, numpy_token_loss
+from tests.heads.test_chains import EAGLE3, keep, packed_rows
+from tests.heads.test_eagle_loss import log_softmax, numpy_token_loss
 
 HEAD = Eagle3HeadConfig(**tiny.sizes(), **EAGLE3)
 WHOLE = dataclasses.replace(HEAD, draft_vocab_size=HEAD.vocab_size)
 KNOWN = np.sort(np.random.default_rng(4).choice(64, 40, replace=False))
-LOSS = jax.jit(eagle3_loss, static_argnames=("head", "config", "unembed"))
+LOSS = jax.jit(eagle3_loss, static_argnums=(2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +51,20 @@ def params_of(head: Eagle3HeadConfig) -> Any:
 
 
 def numpy_loss(
-    setting: SimpleNamespace, head: Eagle3HeadConfig, config: LossConfig
+    setting: SimpleNamespace, head: Eagle3HeadConfig, config: Eagle3Loss
 ) -> list[float]:
     """The losses over every pair that counts, level by level, sample by sample."""
     params, rows, levels = params_of(head), setting.rows, config.alignment
     levels = USUAL_LEVELS if levels is None else levels
     inputs, hidden = np.split(setting.features, [head.feature_size], axis=-1)
     outputs = chains.draft_chains(
-        eagle3_head.layer_inputs,
+        (eagle3_head.layer_inputs, keep),
         params,
         head,
         setting.tables.embedding,
         eagle3_head.fuse(params, head, jnp.asarray(inputs)),
         rows,
         steps=levels,
-        recycle=lambda outputs: outputs,
     )
     of_target = np.asarray(setting.tables.output_head, np.float64)
     known = np.arange(64) if head is WHOLE else KNOWN
@@ -102,14 +100,14 @@ def numpy_loss(
 @pytest.mark.parametrize(
     ("head", "config"),
     [
-        (HEAD, LossConfig()),
-        (HEAD, LossConfig(alignment=3, decay=0.5, mask="official")),
-        (HEAD, LossConfig(alignment=2, normalize="official", token_loss="alpha")),
-        (WHOLE, LossConfig(alignment=1, token_loss="alpha", decay=1.0)),
+        (HEAD, Eagle3Loss()),
+        (HEAD, Eagle3Loss(alignment=3, decay=0.5, mask="official")),
+        (HEAD, Eagle3Loss(alignment=2, normalize="official", token_loss="alpha")),
+        (WHOLE, Eagle3Loss(alignment=1, token_loss="alpha", decay=1.0)),
     ],
 )
 def test_the_loss_is_a_decaying_sum_over_levels(
-    setting: SimpleNamespace, head: Eagle3HeadConfig, config: LossConfig
+    setting: SimpleNamespace, head: Eagle3HeadConfig, config: Eagle3Loss
 ) -> None:
     loss, m = run(setting, head, config)
     found = (loss, m.token_loss, m.agreement, m.chain_length, m.pairs)
@@ -120,25 +118,21 @@ def test_the_loss_is_a_decaying_sum_over_levels(
 def run(
     setting: SimpleNamespace,
     head: Eagle3HeadConfig,
-    config: LossConfig,
+    config: Eagle3Loss,
     rows: PackedRows | None = None,
 ) -> Any:
-    return LOSS(
-        params_of(head),
-        setting.tables,
-        setting.features,
-        setting.rows if rows is None else rows,
-        None,
-        head=head,
-        config=config,
-        unembed=unembed,
+    batch = Batch(
+        rows=setting.rows if rows is None else rows,
+        features=setting.features,
+        tables=setting.tables,
     )
+    return LOSS(params_of(head), batch, head, config)
 
 
 def test_nothing_to_predict_gives_a_loss_of_zero(setting: SimpleNamespace) -> None:
     mask = np.zeros_like(setting.rows.loss_mask)
     rows = dataclasses.replace(setting.rows, loss_mask=mask)
-    loss, metrics = run(setting, HEAD, LossConfig(alignment=2), rows)
+    loss, metrics = run(setting, HEAD, Eagle3Loss(alignment=2), rows)
     assert float(loss) == float(metrics.pairs) == 0.0
 
 
@@ -149,24 +143,22 @@ def test_gradients_flow_through_all_levels_and_to_the_head_alone(
     whole = chains.draft_chains
 
     def loss(params: Any, tables: Any) -> jax.Array:
-        return eagle3_loss(
-            *(params, tables, setting.features, setting.rows, None),
-            head=WHOLE,
-            config=LossConfig(alignment=2),
-            unembed=unembed,
-        )[0]
+        batch = Batch(rows=setting.rows, features=setting.features, tables=tables)
+        return eagle3_loss(params, batch, WHOLE, Eagle3Loss(alignment=2))[0]
 
     def gradients() -> Any:
         gradient = jax.grad(functools.partial(loss), argnums=(0, 1))
         return jax.jit(gradient)(params_of(WHOLE), setting.tables)
 
-    def other(*inputs: Any, recycle: Any, **settings: Any) -> Any:
-        recycle = jax.lax.stop_gradient if is_cut else lambda outputs: outputs
-        return whole(*inputs, recycle=recycle, **settings)
+    def other(functions: Any, *inputs: Any, **settings: Any) -> Any:
+        def recycle(params: Any, config: Any, outputs: jax.Array) -> jax.Array:
+            return jax.lax.stop_gradient(outputs) if is_cut else outputs
+
+        return whole((functions[0], recycle), *inputs, **settings)
 
     ours, borrowed = gradients()
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(ours))
     assert not any(np.abs(leaf).max() for leaf in jax.tree.leaves(borrowed))
-    monkeypatch.setattr("eagle_jax.training.eagle3_loss.draft_chains", other)
+    monkeypatch.setattr("eagle_jax.heads.eagle3.loss.draft_chains", other)
     theirs, _ = gradients()
     assert np.allclose(ours.fc, theirs.fc, atol=1e-6) != is_cut

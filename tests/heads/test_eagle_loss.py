@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_jax.training.loss import (
-    add_noise,
-    head_loss,
-    pair_weights,
-    target_features,
-)
 
+from eagle_jax.checkpoints import names
+from eagle_jax.heads import chains, head_of
 from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.loss import EagleLoss, add_noise, eagle_loss
 from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.loss import Batch, pair_weights, target_features
+from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models import transformer
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -25,12 +24,9 @@ from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
     output_head,
-    unembed,
 )
-from eagle_jax.training import chains
-from eagle_jax.training.config import LossConfig
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.packing import PackedRows, pack
+from eagle_jax.training.packing import pack
 
 LAYER = LayerConfig(
     hidden_size=16,
@@ -45,7 +41,7 @@ TARGET = Transformer(
     config=TransformerConfig(layer=LAYER, num_layers=2, vocab_size=19, max_positions=64)
 )
 
-LOSS = jax.jit(head_loss, static_argnames=("head", "config", "unembed"))
+LOSS = jax.jit(eagle_loss, static_argnums=(2, 3))
 FEATURES = jax.jit(target_features, static_argnums=0)
 HEAD = EagleHeadConfig(layer=LAYER, vocab_size=19, max_positions=64)
 LENGTHS = ((7, 3), (5, 5), (2, 9, 1))  # Of the segments of each row of 12 tokens.
@@ -82,17 +78,14 @@ def setting() -> SimpleNamespace:
     )
 
 
-def loss_of(setting: SimpleNamespace, config: LossConfig, key: jax.Array | None = None):
-    return LOSS(
-        setting.params,
-        setting.target_params,
-        setting.features,
-        setting.rows,
-        key,
-        head=HEAD,
-        config=config,
-        unembed=unembed,
+def loss_of(setting: SimpleNamespace, config: EagleLoss, key: jax.Array | None = None):
+    batch = Batch(
+        rows=setting.rows,
+        features=setting.features,
+        tables=setting.target_params,
+        key=key,
     )
+    return LOSS(setting.params, batch, HEAD, config)
 
 
 def rotate(x: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -134,12 +127,11 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 def numpy_weights(setting: SimpleNamespace) -> dict[str, np.ndarray]:
     """The head's weights in `[out, in]`, as the official files hold them."""
-    from eagle_jax.checkpoints import names
-
-    named = names.by_name(setting.params, names.EAGLE_HEAD)
+    (table,) = head_of(HEAD).layouts(HEAD).values()
+    named = names.by_name(setting.params, table)
     return {
         ours.removeprefix("layer."): np.asarray(named[official], np.float64)
-        for ours, official in names.EAGLE_HEAD.items()
+        for ours, official in table.items()
         if official in named
     }
 
@@ -160,7 +152,7 @@ def numpy_chain(
     return outputs
 
 
-def numpy_token_loss(logits: np.ndarray, p: np.ndarray, config: LossConfig) -> float:
+def numpy_token_loss(logits: np.ndarray, p: np.ndarray, config: EagleLoss) -> float:
     log_q = log_softmax(logits)
     entropy = -sum(p[x] * log_q[x] for x in range(len(p)))
     if config.token_loss == "cross-entropy":
@@ -168,7 +160,7 @@ def numpy_token_loss(logits: np.ndarray, p: np.ndarray, config: LossConfig) -> f
     return -np.log(sum(min(p[x], np.exp(log_q[x])) for x in range(len(p))))
 
 
-def numpy_loss(setting: SimpleNamespace, config: LossConfig) -> list[float]:
+def numpy_loss(setting: SimpleNamespace, config: EagleLoss) -> list[float]:
     """The losses over every pair that counts, level by level, sample by sample."""
     head = np.asarray(output_head(setting.target_params), np.float64)
     rows, levels = setting.rows, config.alignment or 1
@@ -208,16 +200,16 @@ def numpy_loss(setting: SimpleNamespace, config: LossConfig) -> list[float]:
 @pytest.mark.parametrize(
     "config",
     [
-        LossConfig(token_weight=0.0),
-        LossConfig(),
-        LossConfig(feature_weight=2.0, token_weight=1.0, token_loss="alpha"),
-        LossConfig(alignment=3, top_k_loss=4, top_k_weight=0.5),
-        LossConfig(alignment=2, token_loss="alpha", top_k_loss=99),
+        EagleLoss(token_weight=0.0),
+        EagleLoss(),
+        EagleLoss(feature_weight=2.0, token_weight=1.0, token_loss="alpha"),
+        EagleLoss(alignment=3, top_k_loss=4, top_k_weight=0.5),
+        EagleLoss(alignment=2, token_loss="alpha", top_k_loss=99),
         # More levels than the longest sample has pairs.
-        LossConfig(alignment=10, mask="official", normalize="official"),
+        EagleLoss(alignment=10, mask="official", normalize="official"),
     ],
 )
-def test_the_loss_is_the_papers(setting: SimpleNamespace, config: LossConfig) -> None:
+def test_the_loss_is_the_papers(setting: SimpleNamespace, config: EagleLoss) -> None:
     loss, m = loss_of(setting, config)
     found = (loss, m.feature_loss, m.token_loss, m.agreement, m.chain_length, m.pairs)
     np.testing.assert_allclose(found, numpy_loss(setting, config), rtol=1e-5)
@@ -233,32 +225,32 @@ def test_no_gradient_flows_through_the_features_between_levels(
     setting: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, is_cut: bool
 ) -> None:
     def loss(params: Any) -> jax.Array:
-        return head_loss(
-            *(params, setting.target_params, setting.features, setting.rows, None),
-            head=HEAD,
-            config=LossConfig(alignment=2),
-            unembed=unembed,
-        )[0]
+        batch = Batch(
+            rows=setting.rows, features=setting.features, tables=setting.target_params
+        )
+        return eagle_loss(params, batch, HEAD, EagleLoss(alignment=2))[0]
 
     ours, draft = gradient_of(loss, setting.params), chains.draft_chains
 
-    def other(*inputs: Any, recycle: Any, **settings: Any) -> Any:
-        recycle = jax.lax.stop_gradient if is_cut else lambda outputs: outputs
-        return draft(*inputs, recycle=recycle, **settings)
+    def other(functions: Any, *inputs: Any, **settings: Any) -> Any:
+        def recycle(params: Any, config: Any, outputs: jax.Array) -> jax.Array:
+            return jax.lax.stop_gradient(outputs) if is_cut else outputs
 
-    monkeypatch.setattr("eagle_jax.training.loss.draft_chains", other)
+        return draft((functions[0], recycle), *inputs, **settings)
+
+    monkeypatch.setattr("eagle_jax.heads.eagle.loss.draft_chains", other)
     theirs = gradient_of(loss, setting.params)
     assert np.allclose(ours, theirs, atol=1e-6) == is_cut
 
 
 def test_packing_changes_no_loss(setting: SimpleNamespace) -> None:
-    _, together = loss_of(setting, LossConfig())
+    _, together = loss_of(setting, EagleLoss())
     alone = []
     for sample in setting.samples:
         rows = pack([sample], len(sample.tokens))
         features = FEATURES(TARGET, setting.target_params, rows)
         one = SimpleNamespace(**{**vars(setting), "rows": rows, "features": features})
-        alone.append(loss_of(one, LossConfig())[1])
+        alone.append(loss_of(one, EagleLoss())[1])
     for name in ("feature_loss", "token_loss", "agreement"):
         total = sum(float(getattr(m, name) * m.pairs) for m in alone)
         count = sum(float(m.pairs) for m in alone)
@@ -270,16 +262,13 @@ def test_packing_changes_no_loss(setting: SimpleNamespace) -> None:
 def test_gradients_flow_to_the_head_only(setting: SimpleNamespace) -> None:
     def loss(params, borrowed, target_params):
         features = target_features(TARGET, target_params, setting.rows)
-        return head_loss(
-            params,
-            borrowed,
-            features,
-            setting.rows,
-            jax.random.key(0),
-            head=HEAD,
-            config=LossConfig(),
-            unembed=unembed,
-        )[0]
+        batch = Batch(
+            rows=setting.rows,
+            features=features,
+            tables=borrowed,
+            key=jax.random.key(0),
+        )
+        return eagle_loss(params, batch, HEAD, EagleLoss())[0]
 
     to_head, *to_others = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(
         setting.params, setting.target_params, setting.target_params
@@ -310,7 +299,7 @@ def test_nothing_to_predict_gives_a_loss_of_zero(
     nothing = np.zeros_like(getattr(setting.rows, emptied))
     rows = dataclasses.replace(setting.rows, **{emptied: nothing})
     one = SimpleNamespace(**{**vars(setting), "rows": rows})
-    config = LossConfig(alignment=3, top_k_loss=4, top_k_weight=0.5)
+    config = EagleLoss(alignment=3, top_k_loss=4, top_k_weight=0.5)
     loss, metrics = loss_of(one, config)
     assert float(loss) == 0.0 and float(metrics.pairs) == 0.0
 
@@ -321,14 +310,14 @@ def test_noise_is_uniform_within_its_bounds() -> None:
         tokens=segments, segments=segments, positions=segments, loss_mask=segments > 0
     )
     zeros = jnp.zeros((4, 64, 32))
-    noise = np.asarray(add_noise(jax.random.key(0), zeros, rows, LossConfig()))
+    noise = np.asarray(add_noise(jax.random.key(0), zeros, rows, EagleLoss()))
     assert np.abs(noise).max() <= 0.1
     histogram = np.histogram(noise, bins=10, range=(-0.1, 0.1))[0] / noise.size
     np.testing.assert_allclose(histogram, 0.1, atol=0.01)
     # The official scale knows each sample's own length.
     segments = np.repeat([[1, 2]], [48, 16], axis=1).repeat(4, axis=0)
     rows = dataclasses.replace(rows, segments=segments)
-    official = LossConfig(noise_scale="official")
+    official = EagleLoss(noise_scale="official")
     scaled = np.asarray(add_noise(jax.random.key(0), zeros, rows, official))
     wanted = noise * np.repeat([512 / 48, 512 / 16], [48, 16])[:, None]
     np.testing.assert_allclose(scaled, wanted, rtol=1e-6)
@@ -338,16 +327,16 @@ def test_noise_touches_the_inputs_not_the_wanted_features(
     setting: SimpleNamespace,
 ) -> None:
     def loss(noise: float, weight: float) -> float:
-        config = LossConfig(noise=noise, token_weight=weight)
+        config = EagleLoss(noise=noise, token_weight=weight)
         return float(loss_of(setting, config, jax.random.key(3))[0])
 
-    assert loss(0.0, 0.1) == float(loss_of(setting, LossConfig())[0])
+    assert loss(0.0, 0.1) == float(loss_of(setting, EagleLoss())[0])
     assert loss(0.5, 0.1) != loss(0.0, 0.1)
     # A head that ignores features gives the same loss whatever the noise.
     blind = dataclasses.replace(setting.params, fc=jnp.zeros_like(setting.params.fc))
     deaf = SimpleNamespace(**{**vars(setting), "params": blind})
     losses = [
-        float(loss_of(deaf, LossConfig(noise=n), jax.random.key(3))[0])
+        float(loss_of(deaf, EagleLoss(noise=n), jax.random.key(3))[0])
         for n in (0.0, 0.5)
     ]
     assert losses[0] == losses[1]
@@ -356,7 +345,7 @@ def test_noise_touches_the_inputs_not_the_wanted_features(
 def test_official_normalisation_divides_by_all_positions(
     setting: SimpleNamespace,
 ) -> None:
-    plain, metrics = loss_of(setting, LossConfig())
-    official, _ = loss_of(setting, LossConfig(normalize="official"))
+    plain, metrics = loss_of(setting, EagleLoss())
+    official, _ = loss_of(setting, EagleLoss(normalize="official"))
     share = float(metrics.pairs) / setting.rows.tokens.size
     np.testing.assert_allclose(float(official), float(plain) * share, rtol=1e-5)

@@ -8,19 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_jax.drafting.heads import init_heads
-from eagle_jax.training.heads import TrainedHead, loss_of, new_head, with_target_tables
-from eagle_jax.training.loss import target_features
 
+from eagle_jax.heads import head_of
 from eagle_jax.heads.hydra.model import HydraConfig
+from eagle_jax.heads.loss import Batch, target_features
 from eagle_jax.heads.medusa.model import MedusaConfig
 from eagle_jax.models import transformer
-from eagle_jax.models.transformer import Transformer, output_head, unembed
-from eagle_jax.training.config import HeadConfig, LossConfig, TrainConfig
+from eagle_jax.models.transformer import Transformer, output_head
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.packing import pack
 from tests import tiny
-from tests.helpers import refused
 
 TARGET = Transformer(config=tiny.target_config(vocab_size=19))
 SIZES: dict[str, Any] = {"hidden_size": 32, "vocab_size": 19}
@@ -47,8 +44,25 @@ def setting() -> SimpleNamespace:
     return SimpleNamespace(params=params, rows=rows, features=features)
 
 
-def weights(head: TrainedHead) -> Any:
-    return tiny.random_like(jax.eval_shape(lambda: init_heads(jax.random.key(0), head)))
+def weights(head: Any) -> Any:
+    init = head_of(head).init
+    return tiny.random_like(jax.eval_shape(lambda: init(jax.random.key(0), head)))
+
+
+def loss_of(
+    head: Any,
+    params: Any,
+    given: SimpleNamespace,
+    features: Any = None,
+    **settings: Any,
+) -> Any:
+    kind = head_of(head)
+    batch = Batch(
+        rows=given.rows,
+        features=given.features if features is None else features,
+        tables=given.params,
+    )
+    return kind.loss(params, batch, head, kind.loss_settings(**settings))
 
 
 def logits_at(head: Any, params: Any, given: SimpleNamespace, *at: int) -> Any:
@@ -108,18 +122,9 @@ def expected(head: Any, params: Any, given: SimpleNamespace, learns: str) -> Any
 def test_every_head_learns_its_own_position(
     setting: SimpleNamespace, kind: str, labels: Any
 ) -> None:
-    head, config = HEADS[kind], LossConfig(decay=0.5, labels=labels)
+    head = HEADS[kind]
     params = weights(head)
-    loss, metrics = loss_of(head)(
-        params,
-        setting.params,
-        setting.features,
-        setting.rows,
-        None,
-        head=head,
-        config=config,
-        unembed=unembed,
-    )
+    loss, metrics = loss_of(head, params, setting, decay=0.5, labels=labels)
     published = "tokens" if kind == "medusa" else "target"
     wanted, first = expected(head, params, setting, labels or published)
     np.testing.assert_allclose(loss, wanted, rtol=2e-5)
@@ -138,9 +143,8 @@ def test_the_prefix_layer_never_reads_another_text(setting: SimpleNamespace) -> 
 
     def loss(rows: Any) -> Any:
         features = target_features(TARGET, setting.params, rows)
-        settings = {"head": head, "config": LossConfig(), "unembed": unembed}
-        given = (params, setting.params, features, rows, None)
-        return loss_of(head)(*given, **settings)[0]
+        given = SimpleNamespace(rows=rows, features=features, params=setting.params)
+        return loss_of(head, params, given)[0]
 
     np.testing.assert_allclose(loss(alone), loss(changed), rtol=1e-6)
 
@@ -150,17 +154,17 @@ def test_new_heads_begin_with_the_targets_output_head(
     setting: SimpleNamespace, kind: str
 ) -> None:
     head = HEADS[kind]
-    params = init_heads(jax.random.key(0), head)
-    begun = with_target_tables(params, head, setting.params)
+    params = head_of(head).init(jax.random.key(0), head)
+    begun = head_of(head).begin(params, setting.params, None)
     heads = begun if kind == "medusa" else begun.heads
     for one in heads:
         np.testing.assert_array_equal(one.output_head, output_head(setting.params))
 
 
 def test_new_medusa_heads_repeat_the_target(setting: SimpleNamespace) -> None:
-    params = with_target_tables(
-        init_heads(jax.random.key(0), MEDUSA), MEDUSA, setting.params
-    )
+    medusa = head_of(MEDUSA)
+    new = medusa.init(jax.random.key(0), MEDUSA)
+    params = medusa.begin(new, setting.params, None)
     given = SimpleNamespace(features=setting.features)
     found = logits_at(MEDUSA, params, given, 2, 0, 3)
     table = output_head(setting.params)
@@ -169,68 +173,14 @@ def test_new_medusa_heads_repeat_the_target(setting: SimpleNamespace) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_heads", "num_layers"), [("medusa", 5, 1), ("hydra", 4, 4)]
-)
-def test_new_heads_have_the_published_sizes(
-    kind: Any, num_heads: int, num_layers: int
-) -> None:
-    head = new_head(TARGET.config, TrainConfig(head=HeadConfig(kind=kind)))
-    assert not hasattr(head, "fc_bias")
-    found: Any = head
-    assert (found.num_heads, found.num_layers) == (num_heads, num_layers)
-    assert (found.hidden_size, found.vocab_size) == (32, 19)
-    assert (getattr(head, "layer", None) is not None) == (kind == "hydra")
-    sizes = HeadConfig(kind=kind, draft_heads=1, head_layers=2)
-    one: Any = new_head(TARGET.config, TrainConfig(head=sizes))
-    assert (one.num_heads, one.num_layers) == (1, 2)
-
-
-@pytest.mark.parametrize("recycles_normed", [False, True])
-def test_an_eagle3_head_continues_drafts_as_is_set(recycles_normed: bool) -> None:
-    sizes = HeadConfig(kind="eagle3", recycles_normed=recycles_normed)
-    target = tiny.target_config(num_layers=7)
-    head: Any = new_head(target, TrainConfig(head=sizes))
-    assert head.recycles_normed == recycles_normed
-
-
-@pytest.mark.parametrize(
-    ("sizes", "loss", "name"),
-    [
-        ({"draft_heads": 3}, {}, "draft_heads = 3"),
-        ({"head_layers": 2}, {}, "head_layers = 2"),
-        ({}, {"decay": 0.5}, "decay = 0.5"),
-        ({}, {"labels": "tokens"}, "labels = tokens"),
-        ({"kind": "hydra", "num_heads": 2}, {}, "num_heads = 2"),
-        ({"kind": "hydra", "fc_bias": False}, {}, "fc_bias = False"),
-        ({"kind": "medusa"}, {"feature_weight": 0.0}, "feature_weight = 0.0"),
-        ({"kind": "medusa"}, {"token_weight": 1.0}, "token_weight = 1.0"),
-        ({"kind": "hydra"}, {"noise": 0.0}, "noise = 0.0"),
-        ({"kind": "hydra"}, {"noise_scale": "official"}, "noise_scale = official"),
-        ({"recycles_normed": True}, {}, "recycles_normed = True"),
-        ({"kind": "hydra"}, {"mask": "official"}, "mask = official"),
-        ({"kind": "medusa"}, {"normalize": "official"}, "normalize = official"),
-    ],
-)
-def test_settings_of_another_kind_are_refused(sizes: Any, loss: Any, name: str) -> None:
-    config = TrainConfig(head=HeadConfig(**sizes), loss=LossConfig(**loss))
-    refused(lambda: new_head(TARGET.config, config), name, "left out")
-
-
 def test_a_texts_end_has_nothing_to_learn() -> None:
     head = dataclasses.replace(MEDUSA, num_heads=12)
     tokens, mask = np.arange(3, dtype=np.int32), np.ones(3, bool)
     rows = pack([EncodedExample(tokens=tokens, loss_mask=mask)], 4)
     features = jnp.ones((1, 4, 32))
-    loss, metrics = loss_of(head)(
-        weights(head),
-        tiny.target_params(TARGET.config),
-        features,
-        rows,
-        None,
-        head=head,
-        config=LossConfig(),
-        unembed=unembed,
+    given = SimpleNamespace(
+        rows=rows, features=features, params=tiny.target_params(TARGET.config)
     )
+    loss, metrics = loss_of(head, weights(head), given)
     assert metrics.pairs == 1
     assert jnp.isfinite(loss)
