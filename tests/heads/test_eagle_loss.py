@@ -17,6 +17,7 @@ from eagle_jax.heads.eagle.loss import EagleLoss, add_noise, eagle_loss
 from eagle_jax.heads.eagle.model import EagleHeadConfig
 from eagle_jax.heads.loss import Batch, pair_weights, target_features
 from eagle_jax.heads.rows import PackedRows
+from eagle_jax.heads.settings import ChainLoss
 from eagle_jax.models import transformer
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
@@ -152,7 +153,7 @@ def numpy_chain(
     return outputs
 
 
-def numpy_token_loss(logits: np.ndarray, p: np.ndarray, config: EagleLoss) -> float:
+def numpy_token_loss(logits: np.ndarray, p: np.ndarray, config: ChainLoss) -> float:
     log_q = log_softmax(logits)
     entropy = -sum(p[x] * log_q[x] for x in range(len(p)))
     if config.token_loss == "cross-entropy":

@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_jax.drafting.heads import init_heads
-from eagle_jax.training.loss import target_features
 
 from eagle_jax.config import TreeConfig
+from eagle_jax.heads import head_of
+from eagle_jax.heads.eagle.loss import EagleLoss
+from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.loss import target_features
 from eagle_jax.heads.medusa.model import MedusaConfig
+from eagle_jax.heads.rows import PackedRows
+from eagle_jax.heads.settings import LevelLoss
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import (
@@ -24,7 +28,6 @@ from eagle_jax.parallel import (
     shard_pair,
 )
 from eagle_jax.training.config import (
-    LossConfig,
     OptimizerConfig,
     RunConfig,
     TrainConfig,
@@ -32,7 +35,7 @@ from eagle_jax.training.config import (
 from eagle_jax.training.data import TrainingData, prompts_of
 from eagle_jax.training.encode import EncodedExample
 from eagle_jax.training.evaluate import make_evaluation
-from eagle_jax.training.packing import PackedRows, pack
+from eagle_jax.training.packing import pack
 from eagle_jax.training.step import (
     StepConfig,
     eval_step,
@@ -45,7 +48,7 @@ from tests import tiny
 CONFIG = StepConfig(
     target=Transformer(config=tiny.target_config(num_layers=1)),
     head=tiny.HEAD,
-    loss=LossConfig(),
+    loss=EagleLoss(),
     optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
     steps=20,
 )
@@ -110,7 +113,7 @@ def test_a_step_leaves_the_tokens_that_a_head_knows_alone(
     sizes = tiny.sizes(vocab_size=64)
     head = Eagle3HeadConfig(**sizes, draft_vocab_size=9, feature_size=96)
     config = dataclasses.replace(
-        CONFIG, target=target, head=head, dtype=dtype, loss=LossConfig(alignment=2)
+        CONFIG, target=target, head=head, dtype=dtype, loss=Eagle3Loss(alignment=2)
     )
     weights = transformer.init_params(jax.random.key(0), target.config, dtype)
     known = np.array([3, 8, 9, 20, 21, 40, 41, 42, 63])
@@ -138,7 +141,7 @@ def test_every_step_draws_other_noise(
 def test_evaluation_is_the_loss_without_noise(
     rows: PackedRows, target_params: transformer.TransformerParams
 ) -> None:
-    quiet = dataclasses.replace(CONFIG, loss=LossConfig(noise=0.0))
+    quiet = dataclasses.replace(CONFIG, loss=EagleLoss(noise=0.0))
     _, wanted = step_of(quiet)(init_state(CONFIG, 0), target_params, rows)
     params = init_state(CONFIG, 0).params
     found = jax.jit(eval_step, static_argnames=("config",))(
@@ -234,10 +237,10 @@ def test_medusas_heads_are_measured_with_the_tree_that_they_draft(
         config=TrainConfig(
             tree=TreeConfig(depth=0), run=RunConfig(batch_size=4, eval_new_tokens=24)
         ),
-        step_config=dataclasses.replace(CONFIG, head=heads),
+        step_config=dataclasses.replace(CONFIG, head=heads, loss=LevelLoss()),
         sharding=shard_pair(MeshShape(), CONFIG.target.config, batch_size=4),
     )
-    found = evaluate(init_heads(jax.random.key(0), heads), target_params)
+    found = evaluate(head_of(heads).init(jax.random.key(0), heads), target_params)
     assert found.tokens_per_round > 1
 
 

@@ -13,21 +13,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from eagle_jax.drafting.heads import init_heads
-from eagle_jax.training.heads import count_vocabulary, new_eagle_head
 
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.generation.pair import load_pair
+from eagle_jax.heads import HEADS, export_head
+from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.parallel import MeshShape
 from eagle_jax.training.config import (
     DataConfig,
-    HeadConfig,
-    LossConfig,
     RunConfig,
     TrainConfig,
+    new_sizes,
 )
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.log import LOG
@@ -72,6 +71,8 @@ def train(pair: Path, texts: Path, output: Path, **given: Any) -> Trained:
     fields |= {name: given.pop(name) for name in names}
     tables = {name: given.pop(name) for name in ("head", "loss", "tree") & given.keys()}
     job = TrainJob(target=str(pair / "target"), output=output, **fields)
+    if "head" in tables:
+        tables = {"loss": None} | tables
     wanted = dataclasses.replace(config(**given), **tables)
     return train_head(job, wanted)
 
@@ -147,16 +148,16 @@ def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
     """The official layout has neither norms of queries nor experts."""
     biases = {"qkv_bias": True, "qk_norm": True}
     target = tiny.target_config(**biases, num_experts=4, experts_per_token=2)
-    head = new_eagle_head(target, TrainConfig())
+    head = new_sizes(target, TrainConfig())
     assert head.layer == tiny.LAYER
     assert (head.vocab_size, head.max_positions) == (64, 512)
-    assert new_eagle_head(target, CONFIG).max_positions == 32
+    assert new_sizes(target, CONFIG).max_positions == 32
 
 
 def test_a_head_has_the_sizes_that_are_set() -> None:
     def layer(**sizes: Any) -> Any:
-        wanted = dataclasses.replace(CONFIG, head=HeadConfig(**sizes))
-        return new_eagle_head(tiny.TARGET, wanted).layer
+        wanted = dataclasses.replace(CONFIG, head=HEADS["eagle2"].settings(**sizes))
+        return new_sizes(tiny.TARGET, wanted).layer
 
     found = layer(num_heads=2, intermediate_size=40)
     assert (found.num_heads, found.num_kv_heads, found.head_dim) == (2, 2, 16)
@@ -170,7 +171,7 @@ def test_a_head_has_the_sizes_that_are_set() -> None:
 def test_heads_of_every_kind_are_exported_and_drafted_with(
     tiny_pair: Path, data: Path, tmp_path: Path, kind: Any
 ) -> None:
-    head = HeadConfig(kind=kind, draft_heads=2, head_layers=1)
+    head = HEADS[kind].settings(draft_heads=2, head_layers=1)
     settings = {"steps": 2, "batch_size": 2, "eval_prompts": 1, "eval_new_tokens": 4}
     target = str(tiny_pair / "target")
     trained = train(tiny_pair, data, tmp_path / "run", head=head, **settings)
@@ -198,12 +199,12 @@ def test_an_eagle3_head_is_trained_and_drafted_with(
         data,
         tmp_path / "run",
         **STILL | {"steps": 2, "learning_rate": 0.01, "cache_features": True},
-        head=HeadConfig(kind="eagle3", draft_vocab_size=40),
-        loss=LossConfig(alignment=2),
+        head=HEADS["eagle3"].settings(draft_vocab_size=40),
+        loss=Eagle3Loss(alignment=2),
     )
     # It knows the tokens that its texts have most often, and gradients let them be.
     offsets = tensors_of(trained.head)["d2t"]
-    known = count_vocabulary(trained.data.rows, trained.step_config.head)
+    known = HEADS["eagle3"].vocabulary(trained.data.rows, trained.step_config.head)
     assert offsets.dtype == np.int64
     np.testing.assert_array_equal(offsets + np.arange(40), known)
     assert trained.data.features is not None
@@ -218,30 +219,23 @@ def test_an_eagle3_head_is_trained_and_drafted_with(
     assert drafted[0].token_ids == plain[0].token_ids
 
 
-@pytest.mark.parametrize("kind", ["eagle2", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle2", "eagle3"])
 def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
-    eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path, kind: Any
+    eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path, name: str
 ) -> None:
-    begun = tmp_path / "begun"
-    rope = RopeConfig(theta=77.0)
-    usual: Any
-    if kind == "eagle2":
-        usual = checkpoints.head_config(tiny_pair / "head")
-        layer = dataclasses.replace(usual.layer, rope=rope, qkv_bias=True)
-        head = dataclasses.replace(usual, layer=layer)
-        weights = init_heads(jax.random.key(0), head)
-        checkpoints.export_head(begun, head, weights, dtype="float32")
-    else:
-        usual = checkpoints.eagle3_config(eagle3_pair / "head")
-        layer = dataclasses.replace(usual.layer, rope=rope)
-        head = dataclasses.replace(usual, layer=layer, has_feature_norms=True)
-        weights = init_heads(jax.random.key(0), head)
-        checkpoints.export_eagle3(begun, head, weights, dtype="float32")
-    sizes = HeadConfig(kind=kind, include_embedding=False)
-    given = {"head": sizes, "begin_with": str(begun)}
+    begun, kind = tmp_path / "begun", HEADS[name]
+    usual = kind.read_config((tiny_pair if name == "eagle2" else eagle3_pair) / "head")
+    other: dict[str, Any] = {"rope": RopeConfig(theta=77.0)}
+    changed: dict[str, Any] = {"has_feature_norms": True}
+    if name == "eagle2":
+        other, changed = other | {"qkv_bias": True}, {}
+    layer = dataclasses.replace(usual.layer, **other)
+    head = dataclasses.replace(usual, layer=layer, **changed)
+    export_head(begun, head, kind.init(jax.random.key(0), head))
+    sizes = {"include_embedding": False} if name == "eagle2" else {}
+    given = {"head": kind.settings(**sizes), "begin_with": str(begun)}
     further = train(eagle3_pair, data, tmp_path / "further", **STILL, **given)
-    read = checkpoints.head_config if kind == "eagle2" else checkpoints.eagle3_config
-    assert read(further.head) == head
+    assert kind.read_config(further.head) == head
     kept, given = tensors_of(further.head), tensors_of(begun)
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
 
@@ -270,7 +264,7 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     safetensors.numpy.save_file(tensors, own / "model.safetensors")
 
     def begin(folder: Path, *named: str, kind: Any = "eagle2", **sizes: Any) -> None:
-        output, head = tmp_path / "run", HeadConfig(kind=kind, **sizes)
+        output, head = tmp_path / "run", HEADS[kind].settings(**sizes)
         given = {"head": head, "begin_with": str(folder)}
         refused(lambda: train(eagle3_pair, data, output, **given), *named)
         assert not output.exists()
@@ -279,7 +273,7 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     begin(eagle3, "holds an EAGLE-3 head", "kind eagle2")
     begin(eagle3, "size is 150, not 200", kind="eagle3", draft_vocab_size=200)
     begin(eagle3, "recycles_normed is", kind="eagle3", recycles_normed=True)
-    begin(eagle3, "(2, 3, 4), not (1, 2, 4)", kind="eagle3", feature_layers="1 2 4")
+    begin(eagle3, "is 2 3 4, not 1 2 4", kind="eagle3", feature_layers="1 2 4")
     begin(eagle2, "intermediate_size is 48, not 40", intermediate_size=40)
     begin(eagle2, "for EAGLE heads", kind="medusa")
     begin(tmp_path / "none", "none")
