@@ -40,6 +40,7 @@ def model_of(target: Any, params: Any, drafter: LookaheadDrafter) -> Model:
         given: Any, text: jax.Array, length: jax.Array, paths: jax.Array
     ) -> jax.Array:
         params, empty, slots = given
+        slots = slots[:, : text.shape[1]]
         before = target.forward(params, text, slots, None, empty)
         cache = target.commit(empty, before.entries, slots, length[None] - 1)
         cache = jax.tree.map(lambda x: jnp.repeat(x, most, axis=0), cache)
@@ -49,7 +50,8 @@ def model_of(target: Any, params: Any, drafter: LookaheadDrafter) -> Model:
         return jnp.argmax(target.unembed(params, output.hidden), axis=-1)
 
     def model(text: list[int], paths: Rows) -> Rows:
-        whole = np.zeros((1, CAPACITY), np.int32)
+        # A program for each of a few lengths: attention costs their square.
+        whole = np.zeros((1, -(-len(text) // 128) * 128), np.int32)
         whole[0, : len(text)] = text
         padded = np.zeros((most, len(steps)), np.int32)
         for row, path in enumerate(paths):
