@@ -34,6 +34,20 @@ LAYER = LayerConfig(
     rope=RopeConfig(theta=10000.0),
 )
 _LAYER_FIELDS = {field.name for field in dataclasses.fields(LayerConfig)}
+LLAMA3_ROPE = RopeConfig(
+    theta=500000.0,
+    kind="llama3",
+    factor=8.0,
+    low_freq_factor=1.5,
+    high_freq_factor=5.0,
+    original_max_positions=64,
+)
+ROPES = [
+    RopeConfig(theta=10000.0),
+    RopeConfig(theta=5e5),
+    RopeConfig(theta=1e4, kind="linear", factor=2.5),
+    LLAMA3_ROPE,
+]
 
 
 class Pair(NamedTuple):

@@ -294,7 +294,8 @@ def _load(
 
     parts: dict[Part, np.ndarray] = {}  # Several devices may hold the same one.
 
-    def read_part(index: tuple[slice, ...]) -> np.ndarray:
+    def read_part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
         sizes = zip(index, shape, strict=True)
         part = tuple(one.indices(size)[:2] for one, size in sizes)
         if part not in parts:

@@ -123,9 +123,9 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def _open_shards(index: Path) -> dict[str, StoredTensor]:
-    weight_map = read_json(index).get("weight_map")
-    is_map = isinstance(weight_map, dict) and weight_map
-    if not is_map or not all(isinstance(name, str) for name in weight_map.values()):
+    found = read_json(index).get("weight_map")
+    weight_map = found if isinstance(found, dict) else {}
+    if not weight_map or not all(isinstance(x, str) for x in weight_map.values()):
         raise InputError(f"{index}: weight_map must give a file name per tensor")
     stored: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):

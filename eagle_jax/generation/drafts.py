@@ -74,9 +74,10 @@ def open_draft_model(
     head = find_head(folder)
     if (head.family if head else SMALL_MODEL.kind) != weights.kind:
         methods = [row.name for row in METHODS.values() if row.weights is weights]
+        needs = "methods {} need" if len(methods) > 1 else "method {} needs"
         raise InputError(
-            f"{folder} holds {head.title if head else 'a whole model'}; method "
-            f"{' and '.join(methods)} needs {weights.description}"
+            f"{folder} holds {head.title if head else 'a whole model'}; "
+            f"{needs.format(', '.join(methods))} {weights.description}"
         )
     if head is None:
         small, _ = checkpoints.open_target(folder)

@@ -107,7 +107,7 @@ def check_output(output: Path, *, resume: bool) -> None:
 
 def begin_log(output: Path, config: Any, facts: Mapping[str, Any]) -> None:
     """Records what makes a run, and refuses to go on with another; steps may grow."""
-    settings = dataclasses.asdict(config) | facts
+    settings = dataclasses.asdict(config) | dict(facts)
     for name in MAY_CHANGE:
         del settings["run"][name]
     JsonLines(output / LOG, settings).close()

@@ -9,8 +9,6 @@ from eagle_jax.checkpoints import convert_pair, load_target
 from eagle_jax.heads import open_head
 from eagle_jax.models.transformer import TransformerParams
 
-collect_ignore = ["judged_heads.py"]  # It imports torch, and holds no doctest.
-
 
 @pytest.fixture(scope="session")
 def converted(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -84,8 +84,8 @@ def store(folder: Path, tensors: Tensors, kind: str) -> None:
 
         save_bin(tensors, folder / "pytorch_model.bin", torch.nn.Parameter)
     elif kind == "bin of before torch 1.6":
-        older = {"_use_new_zipfile_serialization": False}
-        save_bin(tensors, folder / "pytorch_model.bin", **older)
+        path = folder / "pytorch_model.bin"
+        save_bin(tensors, path, _use_new_zipfile_serialization=False)
     elif kind == "shards of bin":
         write_shards(folder, tensors, save_bin, "bin")
     else:

@@ -8,12 +8,11 @@ import pytest
 
 from eagle_jax.checkpoints import (
     check_max_length,
-    check_pair,
-    head_config,
     stop_tokens,
     stored_dtype,
     target_config,
 )
+from eagle_jax.heads import HEADS
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from tests.checkpoints.settings import LLAMA, MISTRAL, without, write
@@ -35,6 +34,7 @@ _LLAMA3_ROPE = RopeConfig(
     high_freq_factor=4.0,
     original_max_positions=256,
 )
+EAGLE = HEADS["eagle2"]
 _HEAD = without(LLAMA, "rope_theta", "num_hidden_layers")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _SWITCHED = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
@@ -102,7 +102,7 @@ def test_a_target_without_rope_base_warns_and_a_head_does_not(tmp_path: Path) ->
     assert config.layer.rope == RopeConfig(theta=10000.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        head = head_config(write(tmp_path, _HEAD))
+        head = EAGLE.read_config(write(tmp_path, _HEAD))
     assert head.layer.rope == RopeConfig(theta=10000.0)
 
 
@@ -259,7 +259,7 @@ def test_a_head_that_cannot_run_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     refused(
-        lambda: head_config(write(tmp_path, _HEAD | change)),
+        lambda: EAGLE.read_config(write(tmp_path, _HEAD | change)),
         named,
         str(tmp_path / "config.json"),
     )
@@ -285,7 +285,7 @@ def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "base"), [(target_config, LLAMA), (head_config, _HEAD)]
+    ("read", "base"), [(target_config, LLAMA), (EAGLE.read_config, _HEAD)]
 )
 def test_keys_that_nobody_knows_are_warned_about_once(
     tmp_path: Path, read: Any, base: dict[str, Any]
@@ -315,7 +315,7 @@ def test_everything_of_a_head_is_its_own(tmp_path: Path) -> None:
         "bias": False,
         "qkv_bias": True,
     }
-    head = head_config(write(tmp_path, _HEAD | own))
+    head = EAGLE.read_config(write(tmp_path, _HEAD | own))
     assert head.layer.num_kv_heads == 2
     assert head.layer.rms_norm_eps == 1e-6
     assert head.layer.rope == RopeConfig(theta=20000.0)
@@ -325,7 +325,7 @@ def test_everything_of_a_head_is_its_own(tmp_path: Path) -> None:
 
 
 def test_a_head_without_kv_heads_has_one_per_query_head(tmp_path: Path) -> None:
-    head = head_config(write(tmp_path, without(_HEAD, "num_key_value_heads")))
+    head = EAGLE.read_config(write(tmp_path, without(_HEAD, "num_key_value_heads")))
     assert head.layer.num_kv_heads == 8
     assert head.fc_bias
     assert not head.layer.qkv_bias
@@ -336,9 +336,11 @@ def test_a_head_of_another_target_is_refused(
     tmp_path: Path, name: str, given: int
 ) -> None:
     target = target_config(write(tmp_path, LLAMA))
-    check_pair(target, head_config(write(tmp_path, _HEAD)))
-    stranger = head_config(write(tmp_path, _HEAD | {name: given}))
-    refused(lambda: check_pair(target, stranger), f"{name} is {given}, the target's is")
+    EAGLE.check(target, EAGLE.read_config(write(tmp_path, _HEAD)))
+    stranger = EAGLE.read_config(write(tmp_path, _HEAD | {name: given}))
+    refused(
+        lambda: EAGLE.check(target, stranger), f"{name} is {given}, the target's is"
+    )
 
 
 def test_lengths_end_at_the_positions(tmp_path: Path) -> None:

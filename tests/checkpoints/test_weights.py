@@ -18,7 +18,6 @@ from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import (
-    head_config,
     load,
     load_target,
     names,
@@ -29,8 +28,8 @@ from eagle_jax.checkpoints import target_config as read_target_config
 from eagle_jax.checkpoints.load import load_params
 from eagle_jax.checkpoints.tensors import open_safetensors
 from eagle_jax.checkpoints.weights import Weights
-from eagle_jax.heads import load_head
-from eagle_jax.models import eagle_head, transformer
+from eagle_jax.heads import HEADS, load_head
+from eagle_jax.models import transformer
 from eagle_jax.models.transformer import TransformerParams
 from tests.checkpoints.folders import (
     KINDS,
@@ -43,6 +42,10 @@ from tests.checkpoints.folders import (
 from tests.helpers import refused
 from tests.tiny import head_config as tiny_head
 from tests.tiny import target_config as tiny_target
+
+EAGLE = HEADS["eagle2"]
+(TABLE,) = EAGLE.layouts(None).values()
+
 
 _UP = "model.layers.0.mlp.up_proj.weight"
 _PART = ((8, 24), (0, 32))
@@ -158,10 +161,10 @@ def test_a_pair_survives_the_round_trip_through_its_names(
     change_config(head, qkv_bias=True)
     key = jax.random.key(3)
     target_params = transformer.init_params(key, read_target_config(target))
-    head_params = eagle_head.init_params(key, head_config(head))
+    head_params = EAGLE.init(key, EAGLE.read_config(head))
     for folder, params, table in (
         (target, target_params, names.TRANSFORMER),
-        (head, head_params, names.EAGLE_HEAD),
+        (head, head_params, TABLE),
     ):
         named = names.by_name(params, table)
         whole = {name: np.ascontiguousarray(named[name]) for name in named}
@@ -180,12 +183,10 @@ def test_every_name_of_the_tables_is_used_once() -> None:
         return jax.tree.leaves(names.tensor_names(params, table))
 
     head = tiny_head(**biases)
-    head_params = dataclasses.replace(
-        eagle_head.init_params(key, head), embedding=jnp.ones(1)
-    )
-    found = used(head_params, names.EAGLE_HEAD)
+    head_params = dataclasses.replace(EAGLE.init(key, head), embedding=jnp.ones(1))
+    found = used(head_params, TABLE)
     assert len(set(found)) == len(found)
-    assert set(found) <= set(names.EAGLE_HEAD.values())
+    assert set(found) <= set(TABLE.values())
     mixture = tiny_target(**biases, num_experts=2, experts_per_token=1)
     every: set[str] = set()
     for config in (tiny_target(**biases), mixture):

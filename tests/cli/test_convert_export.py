@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from eagle_jax.checkpoints import export_medusa, target_config
+from eagle_jax.checkpoints import Export, target_config
 from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.heads import export_head
 from eagle_jax.heads.medusa import model as medusa_heads
 from tests import tiny
 from tests.conftest import Main, load_main
@@ -223,7 +224,7 @@ def medusa(pair: Path, tmp_path: Path) -> Path:
     heads = tiny.medusa(target_config(pair / "target").vocab_size)
     weights = tiny.random_like(shapes_of(medusa_heads.init_params, heads.config))
     folder = tmp_path / "medusa"
-    export_medusa(folder, heads.config, weights, base_model="some/model")
+    export_head(folder, heads.config, weights, Export(base_model="some/model"))
     return folder
 
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_jax.checkpoints.heads import eagle3_target
 
 from eagle_jax.checkpoints import load_target
 from eagle_jax.config import TreeConfig
@@ -20,7 +19,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads import load_head
+from eagle_jax.heads import HEADS, load_head
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
@@ -29,10 +28,13 @@ from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests import tiny
+from tests.heads.samples import USUAL
 from tests.helpers import check_recorded_rounds, make_draws, texts, whole_prompts
 
 VOCABULARY, KNOWN = 24, 14
-CONFIG = eagle3_target(tiny.target_config(num_layers=7, vocab_size=VOCABULARY))
+CONFIG = HEADS["eagle3"].target(
+    tiny.target_config(num_layers=7, vocab_size=VOCABULARY), USUAL
+)
 TARGET = Transformer(config=CONFIG)
 REDUCED = Eagle3HeadConfig(
     draft_vocab_size=KNOWN,
@@ -41,7 +43,7 @@ REDUCED = Eagle3HeadConfig(
 )
 FULL = dataclasses.replace(REDUCED, draft_vocab_size=VOCABULARY)
 NARROW = dataclasses.replace(REDUCED, layer=tiny.sizes(hidden_size=24)["layer"])
-HEADS = {"reduced": REDUCED, "full": FULL, "of another width": NARROW}
+SIZES = {"reduced": REDUCED, "full": FULL, "of another width": NARROW}
 BUSH = from_paths([(0,), (1,), (2,), (1, 0), (2, 0), (2, 1), (2, 1, 0)])
 SHAPES: dict[str, TreeConfig | Topology] = {
     "eagle2": TreeConfig(num_nodes=10, depth=3, width=4),
@@ -60,7 +62,11 @@ def official(shared: Path) -> tuple[Transformer, Eagle3Head, Params]:
     folder = shared / "models" / "random9-eagle3"
     config, head = load_head(folder, sizes, target)
     params = Params(target=target, drafter=Eagle3Head.join(head, target))
-    return Transformer(config=eagle3_target(sizes)), Eagle3Head(config=config), params
+    return (
+        Transformer(config=HEADS["eagle3"].target(sizes, config)),
+        Eagle3Head(config=config),
+        params,
+    )
 
 
 @pytest.mark.parametrize("trace", ["eagle3-nodes40-depth6-width6"])
@@ -88,7 +94,7 @@ Make = Callable[..., tuple[TreeDrafter, Params]]
 @pytest.fixture(scope="module")
 def make(target_params: Any) -> Make:
     def drafter(head: str, shape: str) -> tuple[TreeDrafter, Params]:
-        config = HEADS[head]
+        config = SIZES[head]
         weights = tiny.sharp(eagle3_head.init_params(jax.random.key(1), config))
         width = config.layer.hidden_size
         if width != CONFIG.layer.hidden_size:

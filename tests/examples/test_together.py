@@ -12,12 +12,14 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax import checkpoints
+from eagle_jax.checkpoints import Export
 from eagle_jax.config import load_config
+from eagle_jax.heads import export_head
 from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle.model import EagleHeadConfig
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.training.config import LossConfig
 from examples.embedded_pair import together as command
 from examples.embedded_pair.pair_step import (
     PairParams,
@@ -41,7 +43,7 @@ eval_rows = 2
 [loss]
 token_loss = "alpha"
 """
-LOSS = LossConfig(token_loss="alpha")
+LOSS = EagleLoss(token_loss="alpha")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def begun(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[str]:
     folder = tmp_path_factory.mktemp("together")
-    checkpoints.export_head(folder / "head", sizes[1], pair.head, with_bin=False)
+    export_head(folder / "head", sizes[1], pair.head, Export(with_pickle=False))
     texts = [json.dumps({"text": f"def f(x): return {i}\n"}) for i in range(80)]
     (folder / "texts.jsonl").write_text("\n".join(texts))
     (folder / "config.toml").write_text(CONFIG)
@@ -239,7 +241,7 @@ def test_a_head_with_an_embedding_table_of_its_own_is_refused(
 ) -> None:
     table = pair.target.embedding + 1
     head = dataclasses.replace(pair.head, embedding=table)
-    checkpoints.export_head(tmp_path / "head", sizes[1], head, with_bin=False)
+    export_head(tmp_path / "head", sizes[1], head, Export(with_pickle=False))
     given = ["--head", f"{tmp_path}/head", "--output", f"{tmp_path}/run"]
     assert together([*begun, *given]) == 2
     assert "an embedding table of its own" in capsys.readouterr().err

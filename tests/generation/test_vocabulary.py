@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from eagle_jax.config import DecodingConfig, TreeConfig
-from eagle_jax.drafting import DraftModel, EagleHead
+from eagle_jax.drafting import DraftModel
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.generation.vocabulary import read_vocabulary
+from eagle_jax.heads.eagle.draft import EagleHead
 from tests import tiny
 from tests.helpers import refused, settings_of
 

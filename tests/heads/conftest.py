@@ -1,0 +1,3 @@
+"""Nothing here but judges that import torch."""
+
+collect_ignore = ["judged_heads.py"]

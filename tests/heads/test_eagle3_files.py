@@ -1,0 +1,411 @@
+"""EAGLE-3 heads as they are stored: token maps, fields, and plain PyTorch's drafts."""
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from eagle_jax.checkpoints import convert_pair, load_target
+from eagle_jax.heads import HEADS, load_head, open_head
+from eagle_jax.heads.eagle3 import model as eagle3_head
+from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, feature_layers
+from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from tests import tiny
+from tests.checkpoints.folders import change_config, change_weights
+from tests.conftest import load_main
+from tests.eagle3_pair import HIDDEN, KNOWN, VOCABULARY
+from tests.heads.samples import (
+    EAGLE3,
+    NARROW,
+    RECYCLING,
+    SAME,
+    TARGET,
+    USUAL,
+    weights,
+    write,
+)
+from tests.heads.samples import KNOWN as SAMPLE_KNOWN
+from tests.helpers import refused
+
+Loaded = tuple[TransformerConfig, TransformerParams]
+
+KIND = HEADS["eagle3"]
+_FILE = "model.safetensors"
+_OFFSETS = np.zeros(KNOWN, np.int64)
+
+
+@pytest.fixture(scope="module")
+def target(eagle3_pair: Path) -> Loaded:
+    return load_target(eagle3_pair / "target")
+
+
+@pytest.fixture
+def head(eagle3_pair: Path, tmp_path: Path) -> Path:
+    """A copy of the head to change at will."""
+    return Path(shutil.copytree(eagle3_pair / "head", tmp_path / "head"))
+
+
+def load(folder: Path, target: Loaded) -> Any:
+    return load_head(folder, *target)[1]
+
+
+def test_tokens_of_the_head_are_the_stored_ones(head: Path, target: Loaded) -> None:
+    stored = load_file(head / _FILE)
+    offsets = load(head, target).offsets
+    assert offsets is not None and offsets.dtype == np.int32
+    tokens = np.arange(KNOWN) + np.asarray(offsets)
+    np.testing.assert_array_equal(tokens, np.flatnonzero(stored["t2d"]))
+    change_weights(head, t2d=None)  # It says nothing that d2t does not.
+    np.testing.assert_array_equal(load(head, target).offsets, offsets)
+
+
+@pytest.mark.torch
+def test_official_files_of_both_kinds_hold_one_head(
+    shared: Path, tmp_path: Path
+) -> None:
+    folder = shared / "models" / "random9-eagle3"
+    for name in ("config.json", "pytorch_model.bin"):
+        shutil.copyfile(folder / name, tmp_path / name)
+    pair = load_target(shared / "models" / "random9")
+    chex.assert_trees_all_equal(load(tmp_path, pair), load(folder, pair))
+
+
+def test_equal_vocabularies_need_no_map(head: Path, target: Loaded) -> None:
+    change_config(head, draft_vocab_size=VOCABULARY)
+    lm_head = np.ones((VOCABULARY, HIDDEN), np.float32)
+    change_weights(head, lm_head__weight=lm_head, d2t=None, t2d=None)
+    assert load(head, target).offsets is None
+    # A map that changes nothing is as good as none.
+    identity = np.zeros(VOCABULARY, np.int64)
+    change_weights(head, d2t=identity, t2d=identity == 0)
+    assert load(head, target).offsets is None
+
+
+@pytest.mark.parametrize(
+    ("offsets", "named"),
+    [
+        (None, "lacks d2t"),
+        (_OFFSETS[1:], "(149,)"),
+        (_OFFSETS.astype(np.float32), "float32"),
+        (_OFFSETS - 1, "ascending"),
+        (_OFFSETS + VOCABULARY - KNOWN + 1, "ascending"),
+        (_OFFSETS - np.arange(KNOWN), "ascending"),
+        (np.arange(KNOWN) * 2, "it holds offsets, not tokens"),
+    ],
+)
+def test_a_map_that_leads_nowhere_is_refused(
+    head: Path, target: Loaded, offsets: np.ndarray | None, named: str
+) -> None:
+    change_weights(head, d2t=offsets, t2d=None)
+    refused(lambda: load(head, target), str(head), named)
+
+
+def test_maps_that_disagree_are_refused(head: Path, target: Loaded) -> None:
+    flipped = load_file(head / _FILE)["t2d"].copy()
+    flipped[7] = ~flipped[7]
+    for is_known in (flipped, flipped[1:]):
+        change_weights(head, t2d=is_known)
+        refused(lambda: load(head, target), str(head), "d2t and t2d")
+
+
+def test_other_tensors_of_integers_are_refused(head: Path, target: Loaded) -> None:
+    change_weights(head, norm__weight=np.ones(HIDDEN, np.int64))
+    refused(lambda: load(head, target), "norm.weight", "int64")
+
+
+@pytest.mark.parametrize("name", EAGLE3)
+def test_a_map_is_written_where_vocabularies_differ(tmp_path: Path, name: str) -> None:
+    config = EAGLE3[name]
+    stored = load_file(write(tmp_path / "head", config) / _FILE)
+    has_maps = config is not SAME
+    assert ("d2t" in stored, "t2d" in stored) == (has_maps, has_maps)
+    if has_maps:
+        assert (stored["d2t"].dtype, stored["t2d"].dtype) == (np.int64, np.bool_)
+        np.testing.assert_array_equal(np.flatnonzero(stored["t2d"]), SAMPLE_KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "named"),
+    [
+        (None, "lacks d2t"),
+        (np.zeros(39, np.int32), "(39,)"),
+        (np.zeros(40, np.float32), "float32"),
+        (np.full(40, 25, np.int32), "ascending"),
+        (-np.arange(40, dtype=np.int32), "ascending"),
+    ],
+)
+def test_a_map_that_leads_nowhere_is_not_written(
+    tmp_path: Path, offsets: Any, named: str
+) -> None:
+    params = dataclasses.replace(weights(USUAL), offsets=offsets)
+    refused(lambda: write(tmp_path / "head", USUAL, params), "d2t", named)
+    assert not (tmp_path / "head").exists()
+
+
+def test_the_settings_of_a_head_are_the_published_ones(tmp_path: Path) -> None:
+    write(tmp_path / "head", NARROW, dtype="float16")
+    assert json.loads((tmp_path / "head" / "config.json").read_text()) == {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 24,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_hidden_layers": 1,
+        "vocab_size": 64,
+        "draft_vocab_size": 40,
+        "target_hidden_size": 32,
+        # The inputs of layers 1, 2 and 6 are the outputs of those before them.
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 5],
+        },
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "written_by": "eagle_jax",
+    }
+
+
+def test_everything_of_a_head_is_its_own(head: Path) -> None:
+    found = KIND.read_config(head)
+    assert found.layer.rope == RopeConfig(theta=10000.0)  # Where none is named.
+    assert found.layer.intermediate_size == 40
+    assert found.layer.num_kv_heads == 4
+    assert (found.vocab_size, found.draft_vocab_size) == (VOCABULARY, KNOWN)
+    assert found.feature_size == 3 * HIDDEN
+    change_config(head, rope_theta=5e5, num_hidden_layers=40, target_hidden_size=48)
+    found = KIND.read_config(head)
+    assert found.layer.rope == RopeConfig(theta=5e5)
+    assert found.feature_size == 3 * 48
+    change_config(head, draft_vocab_size=None, eagle_config={})
+    assert KIND.read_config(head).draft_vocab_size == VOCABULARY
+
+
+def test_speculators_means_the_recycled_state_by_norm_output(tmp_path: Path) -> None:
+    """SpecForge means what the output head reads, which is always normalised."""
+    folder = tmp_path / "head"
+    write(folder, USUAL)
+    change_config(folder, norm_output=True)
+    assert KIND.read_config(folder) == USUAL
+    change_config(folder, norm_output=False)
+    refused(lambda: KIND.read_config(folder), str(folder), "norm_output = false")
+    change_config(folder, speculators_model_type="eagle3")
+    assert KIND.read_config(folder) == USUAL
+    change_config(folder, norm_output=True)
+    assert KIND.read_config(folder) == RECYCLING
+
+
+def test_a_target_needs_three_different_features() -> None:
+    def wanted(num_layers: int) -> TransformerConfig:
+        return KIND.target(tiny.target_config(num_layers=num_layers), USUAL)
+
+    for num_layers in range(7, 100):
+        found = wanted(num_layers)
+        low, middle, high = found.feature_layers
+        assert 0 < low < middle < high < num_layers
+        assert (low, middle, high) == (2, num_layers // 2, num_layers - 3)
+        assert found.feature_size == 3 * 32
+    for num_layers in range(1, 7):
+        low, middle, high = feature_layers(num_layers)
+        assert not 0 < low < middle < high
+        refused(lambda n=num_layers: wanted(n), f"{num_layers} layers", "7")
+
+
+def judged_logits(folder: Path, table: Any, features: Any, tokens: Any) -> np.ndarray:
+    """Logits of a chain in plain PyTorch, written from the formulas.
+
+    The first pairs have true features `[n, F]`; those of the `tokens` after them are
+    drafted. Only the last true pair and what follows it predict.
+    """
+    import torch
+
+    linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
+    stored = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    config = json.loads((folder / "config.json").read_text())
+    is_speculators = "speculators_model_type" in config
+    config |= config.pop("transformer_layer_config", {})
+    prefix = "midlayer" if "midlayer.hidden_norm.weight" in stored else "layers.0"
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    size = config.get("head_dim", width // heads)
+    half, theta = size // 2, config["rope_theta"]
+    table = torch.tensor(np.asarray(stored.get("embed_tokens.weight", table)))
+
+    def norm(x: Any, name: str) -> Any:
+        scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + config["rms_norm_eps"])
+        return x * scale * stored[f"{name}.weight"]
+
+    def turn(x: Any, position: int) -> Any:
+        angle = position / theta ** (torch.arange(half) / half)
+        one, two = x[:, :half], x[:, half:]
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+
+    def project(x: Any, name: str) -> Any:
+        return linear(x, stored[f"{prefix}.{name}.weight"])
+
+    keys: list[Any] = []
+    values: list[Any] = []
+
+    def run(token: int, feature: Any) -> Any:
+        embedded = norm(table[token], f"{prefix}.input_layernorm")
+        read = torch.cat([embedded, norm(feature, f"{prefix}.hidden_norm")])
+        position, groups = len(keys), heads // config["num_key_value_heads"]
+        query, key, value = (
+            project(read, f"self_attn.{name}_proj").view(-1, size) for name in "qkv"
+        )
+        keys.append(turn(key, position).repeat_interleave(groups, 0))
+        values.append(value.repeat_interleave(groups, 0))
+        query = turn(query, position)
+        scores = torch.stack([(query * key).sum(-1) for key in keys]) / math.sqrt(size)
+        mixed = (scores.softmax(0)[..., None] * torch.stack(values)).sum(0)
+        x = feature + project(mixed.view(-1), "self_attn.o_proj")
+        inner = norm(x, f"{prefix}.post_attention_layernorm")
+        gated = silu(project(inner, "mlp.gate_proj")) * project(inner, "mlp.up_proj")
+        return x + project(gated, "mlp.down_proj")
+
+    found = []
+    features = torch.tensor(np.asarray(features))
+    feature = features[0]
+    for place, token in enumerate(tokens):
+        if place < len(features):
+            feature = features[place]
+            if config.get("fc_norm"):
+                parts = enumerate(feature.chunk(3))
+                feature = torch.cat([norm(x, f"fc_norm.{n}") for n, x in parts])
+            feature = linear(feature, stored["fc.weight"])
+        output = run(token, feature)
+        normed = norm(output, "norm")
+        feature = normed if is_speculators and config["norm_output"] else output
+        if place >= len(features) - 1:
+            found.append(linear(normed, stored["lm_head.weight"]))
+    return torch.stack(found).numpy()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("prefix", ["midlayer", "layers.0"])
+@pytest.mark.parametrize("name", EAGLE3)
+def test_plain_torch_drafts_the_same_from_an_exported_head(
+    tmp_path: Path, name: str, prefix: str
+) -> None:
+    target = tiny.target_params(TARGET)
+    write(tmp_path / "head", EAGLE3[name], layout=prefix, with_pickle=True)
+    config, params = load_head(tmp_path / "head", TARGET, target)
+    model, joined = Eagle3Head(config=config), Eagle3Head.join(params, target)
+    features = jax.random.normal(jax.random.key(5), (1, 5, config.feature_size))
+    drafted = [[9], [4]]
+
+    state = model.advance(
+        model.init_state(1, 8, 4),
+        jnp.array([[5, 6, 7, 0, 0]]),
+        features,
+        jnp.array([3]),
+    )
+    output, state = model.read(joined, state, jnp.array([8]))
+    outputs, earlier = [output[:, None]], None
+    for level, token in enumerate(drafted, 1):
+        above, seen = outputs[-1], jnp.ones((1, 1, level), bool)
+        inputs = jnp.array([token]), above, seen, earlier
+        output, earlier = model.step(joined, state, *inputs, level=level)
+        outputs.append(output)
+    logits = [model.logits(joined, output, level=1)[0, 0] for output in outputs]
+
+    tokens = [6, 7, 8, 9, 4]
+    judged = judged_logits(tmp_path / "head", target.embedding, features[0, :3], tokens)
+    np.testing.assert_allclose(np.stack(logits), judged, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_converted_head_is_the_one_that_was_published(
+    eagle3_pair: Path, tmp_path: Path, dtype: str | None
+) -> None:
+    head = eagle3_pair / "head"
+    convert_pair(
+        tmp_path / "pair", eagle3_pair / "target", open_head(head), dtype=dtype
+    )
+    target = load_target(tmp_path / "pair" / "target", None)
+    expected = load_head(head, *load_target(eagle3_pair / "target"), dtype)
+    converted = tmp_path / "pair" / "head"
+    chex.assert_trees_all_equal(load_head(converted, *target, None), expected)
+
+    output, back = tmp_path / "exported", load_main("export")
+    command = ["--head", str(converted), "--output", str(output)]
+    assert back([*command, "--prefix", "layers.0"]) == 0
+    chex.assert_trees_all_equal(load_head(output, *target, None), expected)
+    stored = load_file(output / "model.safetensors")
+    assert "layers.0.hidden_norm.weight" in stored and "d2t" in stored
+
+
+def test_export_writes_tables_of_eagle_3_heads_only_on_request(
+    eagle3_pair: Path, tmp_path: Path
+) -> None:
+    command = ["--head", f"{eagle3_pair}/head", "--target", f"{eagle3_pair}/target"]
+    command += ["--output", str(tmp_path / "head"), "--overwrite"]
+    for choice, has in (([], False), (["--embedding", "include"], True)):
+        assert load_main("export")([*command, *choice]) == 0
+        stored = load_file(tmp_path / "head" / "model.safetensors")
+        assert ("embed_tokens.weight" in stored) == has
+
+
+def test_a_prefix_is_for_eagle_3_heads(
+    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--head", f"{tiny_pair}/head", "--output", str(tmp_path / "head")]
+    assert load_main("export")([*command, "--prefix", "midlayer"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error:") and "--prefix" in line and "EAGLE-3" in line
+
+
+def _hub_head(folder: Path, **sizes: int) -> Eagle3HeadConfig:
+    common = {"model_type": "llama", "max_position_embeddings": 2048}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(common | sizes))
+    return KIND.read_config(folder)
+
+
+def test_published_sizes_have_the_published_bytes(tmp_path: Path) -> None:
+    llama = _hub_head(
+        tmp_path / "llama",
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        num_hidden_layers=1,
+        vocab_size=128256,
+        draft_vocab_size=32000,
+    )
+    vicuna = _hub_head(
+        tmp_path / "vicuna",
+        hidden_size=5120,
+        intermediate_size=13824,
+        num_attention_heads=40,
+        num_hidden_layers=40,
+        vocab_size=32000,
+        draft_vocab_size=32000,
+    )
+    for config, megabytes in ((llama, 849.4), (vicuna, 1277)):
+        shapes = jax.eval_shape(
+            lambda key, config=config: eagle3_head.init_params(key, config, "float16"),
+            jax.random.key(0),
+        )
+        has_map = config.draft_vocab_size < config.vocab_size
+        assert (shapes.offsets is not None) == has_map
+        leaves = jax.tree.leaves(dataclasses.replace(shapes, offsets=None))
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 1e6
+        assert size == pytest.approx(megabytes, rel=1e-3)

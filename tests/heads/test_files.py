@@ -1,0 +1,335 @@
+"""Heads of every kind in their published layouts: written, read and refused by name."""
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from eagle_jax.checkpoints import stored_dtype
+from eagle_jax.generation.pairs import open_pair
+from eagle_jax.heads import HEADS, find_head, head_of, load_head, open_head
+from eagle_jax.methods import METHODS
+from tests import tiny
+from tests.heads.samples import SAMPLES, TARGET, USUAL, read, table, weights, write
+from tests.helpers import file_bytes, refused, settings_of
+
+HEAD = tiny.HEAD
+
+_DEEP = tiny.target_config(num_layers=7)
+
+
+def tensors_of(folder: Path, config: Any) -> Path:
+    return folder / head_of(config).files[0]
+
+
+def change(folder: Path, config: Any, **tensors: Any) -> None:
+    """Sets tensors of a folder; `None` removes one, `__` stands for a dot."""
+    path = tensors_of(folder, config)
+    stored = safetensors.numpy.load_file(path)
+    path.unlink()  # It may be mapped into memory.
+    for name, tensor in tensors.items():
+        stored.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            stored[name.replace("__", ".")] = tensor
+    safetensors.numpy.save_file(stored, path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_an_exported_head_is_read_as_it_was(
+    tmp_path: Path, name: str, dtype: str
+) -> None:
+    config, params = SAMPLES[name], weights(SAMPLES[name], dtype)
+    for layout in head_of(config).layouts(config):
+        folder = write(tmp_path / "one", config, params, layout, dtype=dtype)
+        assert find_head(folder) is head_of(config)
+        assert stored_dtype(folder) == dtype
+        found, stored = read(folder)
+        assert found == config
+        chex.assert_trees_all_equal(stored, params)
+        write(tmp_path / "another name", found, stored, layout, dtype=dtype)
+        assert file_bytes(tmp_path / "another name") == file_bytes(folder)
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_pickle_alone_holds_the_same_head(tmp_path: Path, name: str) -> None:
+    import torch
+
+    config, params = SAMPLES[name], weights(SAMPLES[name], "bfloat16")
+    folder = write(
+        tmp_path / "head", config, params, dtype="bfloat16", with_pickle=True
+    )
+    safe, pickled = (folder / file for file in head_of(config).files)
+    stored = torch.load(pickled, weights_only=True)
+    floats = [tensor for tensor in stored.values() if tensor.is_floating_point()]
+    assert floats and all(tensor.dtype == torch.bfloat16 for tensor in floats)
+    assert stored.keys() == safetensors.numpy.load_file(safe).keys()
+    safe.unlink()
+    chex.assert_trees_all_equal(read(folder), (config, params))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_are_rounded_to_the_dtype_asked_for(tmp_path: Path, dtype: str) -> None:
+    params = weights(HEAD)
+    folder = write(tmp_path / "head", HEAD, params, dtype=dtype)
+    rounded = jax.tree.map(lambda x: x.astype(dtype), params)
+    chex.assert_trees_all_equal(read(folder)[1], rounded)
+    loaded = load_head(folder, TARGET, tiny.target_params(TARGET), "float32")[1]
+    chex.assert_trees_all_equal(
+        loaded, jax.tree.map(lambda x: x.astype("float32"), rounded)
+    )
+
+
+@pytest.mark.parametrize("name", ["eagle2", "eagle3"])
+def test_a_table_that_equals_the_targets_is_the_targets(
+    tmp_path: Path, name: str
+) -> None:
+    config, target = SAMPLES[name], tiny.target_params(TARGET)
+    params = weights(config)
+    for own in (None, target.embedding, target.embedding + 1):
+        given = dataclasses.replace(params, embedding=own)
+        folder = write(tmp_path / "head", config, given, overwrite=True)
+        found = load_head(folder, TARGET, target)[1].embedding
+        if own is None or own is target.embedding:
+            assert found is None
+        else:
+            np.testing.assert_array_equal(found, own)
+
+
+def test_a_head_of_another_width_needs_its_own_table(tmp_path: Path) -> None:
+    config = SAMPLES["eagle3, narrow, with layers"]
+    folder = write(tmp_path / "head", config)
+    change(folder, config, embed_tokens__weight=None)
+    refused(
+        lambda: read(folder), str(folder), "lacks an embedding table", "a head of 24"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape", "named"),
+    [
+        ("eagle2", "fc.bias", None, "lacks tensors: fc.bias"),
+        ("eagle2", "fc.weight", (32, 63), "fc.weight has shape (32, 63)"),
+        (
+            "eagle2",
+            "layers.1.mlp.up_proj.weight",
+            (4, 4),
+            "unexpected tensors: layers.1.mlp",
+        ),
+        ("eagle3", "lm_head.weight", None, "lacks tensors: lm_head.weight"),
+        (
+            "eagle3",
+            "midlayer.hidden_norm.weight",
+            None,
+            "lacks tensors: midlayer.hidden_norm",
+        ),
+        ("eagle3", "fc.bias", (32,), "unexpected tensors: fc.bias"),
+        (
+            "eagle3, feature norms",
+            "fc_norm.0.weight",
+            None,
+            "lacks tensors: fc_norm.0.weight",
+        ),
+        ("medusa", "0.0.linear.weight", None, "no Medusa heads"),
+        ("medusa", "2.0.linear.bias", None, "lacks tensors: 2.0.linear.bias"),
+        ("medusa", "2.2.weight", None, "lacks tensors: 2.2.weight"),
+        ("medusa", "9.0.linear.weight", (32, 32), "3.0.linear"),
+        ("medusa", "2.0.linear.weight", (31, 32), "has shape (31, 32)"),
+        ("medusa", "0.0.linear.weight", (), "hidden_size is 0"),
+        ("medusa", "lm_head.weight", (1, 1), "unexpected tensors: lm_head.weight"),
+        ("hydra", "hydra_mlp.0.1.linear.weight", None, "lacks hydra_mlp.0.1.linear"),
+        ("hydra", "hydra_lm_head.0.1.weight", None, "lacks hydra_lm_head.0.1.weight"),
+        (
+            "hydra",
+            "hydra_lm_head.2.1.bias",
+            None,
+            "lacks tensors: hydra_lm_head.2.1.bias",
+        ),
+        (
+            "hydra",
+            "hydra_mlp.1.1.res_connection.weight",
+            (32, 64),
+            "has shape (32, 64), but its sizes ask for (32, 96)",
+        ),
+        (
+            "hydra",
+            "prefix_embeding_layer.layers.1.mlp.up_proj.weight",
+            (48, 32),
+            "unexpected tensors: prefix_embeding_layer.layers.1",
+        ),
+    ],
+)
+def test_tensors_that_are_no_head_are_refused_by_name(
+    tmp_path: Path, name: str, tensor: str, shape: Any, named: str
+) -> None:
+    config = SAMPLES[name]
+    folder = write(tmp_path / "head", config)
+    given = None if shape is None else np.zeros(shape, np.float32)
+    change(folder, config, **{tensor.replace(".", "__"): given})
+    refused(lambda: read(folder), named)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "named"),
+    [
+        ("eagle2", {"num_hidden_layers": 2}, "an EAGLE-1/2 head has 1 layer"),
+        ("eagle2", {"hidden_act": "gelu"}, "hidden_act"),
+        ("eagle3", {"draft_vocab_size": 65}, "draft_vocab_size = 65"),
+        ("eagle3", {"draft_vocab_size": "many"}, "draft_vocab_size"),
+        ("eagle3", {"model_type": "gemma"}, "gemma"),
+        ("eagle3", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config"),
+        (
+            "eagle3",
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}},
+            "layer_ids",
+        ),
+        ("eagle3", {"speculators_model_type": "dflash"}, "dflash"),
+        ("eagle3", {"norm_output": False}, "norm_output = false"),
+        ("eagle3", {"fc_norm": True}, "lacks tensors: fc_norm.0.weight"),
+        (
+            "eagle3, feature norms",
+            {"fc_norm": False},
+            "unexpected tensors: fc_norm.0.weight",
+        ),
+        ("eagle3, recycling", {"norm_before_residual": True}, "norm_before_residual"),
+        ("eagle3, recycling", {"transformer_layer_config": [7]}, "[7] must be an obj"),
+        ("eagle3, recycling", {"fc_norm": [True]}, "fc_norm"),
+        (
+            "eagle3, recycling",
+            {"eagle_aux_hidden_state_layer_ids": [1, 2]},
+            "[1, 2] must be three layers",
+        ),
+        (
+            "medusa",
+            {"medusa_num_layers": 3},
+            "medusa_num_layers = 3, but the file has 2",
+        ),
+        ("hydra", {"hydra_num_layers": 3}, "hydra_num_layers = 3, but the file has 2"),
+        ("hydra", {"hydra_head_arch": "eagle-attn"}, "eagle-attn"),
+        ("hydra", {"hydra_head_arch": "mlp"}, "hydra_head_arch mlp"),
+        ("hydra", {"grounded_heads": False}, "grounded_heads = false"),
+        ("hydra", {"grounded_heads": "yes"}, "grounded_heads = 'yes'"),
+        ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset = 1"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused_by_name(
+    tmp_path: Path, name: str, fields: dict[str, Any], named: str
+) -> None:
+    folder = write(tmp_path / "head", SAMPLES[name])
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    refused(lambda: read(folder), str(folder), named)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_head_of_another_target_is_refused(tmp_path: Path, name: str) -> None:
+    config = SAMPLES[name]
+    folder = write(tmp_path / "head", config)
+    wide = tiny.sizes(hidden_size=48)["layer"]
+    others = [dataclasses.replace(_DEEP, layer=wide)]
+    if name != "medusa, borrowing":  # It has no vocabulary of its own.
+        others.append(dataclasses.replace(_DEEP, vocab_size=63))
+    for other in others:
+        refused(lambda other=other: open_head(folder, other))
+
+
+@pytest.mark.parametrize("name", ["medusa, borrowing", "hydra"])
+def test_what_the_files_leave_open_is_asked_of_the_target(
+    tmp_path: Path, name: str
+) -> None:
+    folder = write(tmp_path / "head", SAMPLES[name])
+    refused(lambda: open_head(folder), str(folder), "give the target, too")
+
+
+@pytest.mark.parametrize("name", ["eagle2", "eagle3", "medusa", "hydra"])
+def test_a_folder_of_another_kind_is_refused(
+    tiny_pair: Path, tmp_path: Path, name: str
+) -> None:
+    folder, target = write(tmp_path / "head", SAMPLES[name]), tiny_pair / "target"
+    own = head_of(SAMPLES[name])
+    for method in ("eagle1", "medusa", "hydra", "small-model"):
+        weights = METHODS[method].weights
+        assert weights is not None
+        wanted = f"{folder} holds {own.title}; method"
+        given = folder
+        if weights.kind == own.family:
+            wanted, given = "holds a whole model; method", target
+        settings = settings_of(method=method)
+        refused(
+            lambda given=given, settings=settings: open_pair(
+                str(target), str(given), settings
+            ),
+            wanted,
+            weights.description,
+        )
+
+
+@pytest.mark.parametrize(
+    ("changed", "how", "named"),
+    [
+        ({"fc_bias": None}, {}, "lack fc.bias"),
+        ({"fc": np.zeros((63, 32), np.float32)}, {}, "(32, 63)"),
+        ({"embedding": np.zeros((32, 64), np.float32)}, {}, "embed_tokens.weight"),
+        ({"fc": np.full((64, 32), np.nan, np.float32)}, {}, "NaN"),
+        (
+            {"fc": np.full((64, 32), 1e5, np.float32)},
+            {"dtype": "float16"},
+            "cannot hold",
+        ),
+        ({}, {"dtype": "int8"}, "'int8'"),
+    ],
+)
+def test_weights_that_are_no_head_are_not_written(
+    tmp_path: Path, changed: dict[str, Any], how: dict[str, Any], named: str
+) -> None:
+    params = dataclasses.replace(weights(HEAD), **changed)
+    refused(lambda: write(tmp_path / "head", HEAD, params, **how), named)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_layout_cannot_express_is_not_written(tmp_path: Path) -> None:
+    layer = dataclasses.replace(HEAD.layer, head_dim=16)
+    wide = dataclasses.replace(HEAD, layer=layer)
+    refused(lambda: write(tmp_path / "head", wide), "head_dim", "width 16")
+    # Fields that no kind of rotary embedding reads would come back as their defaults.
+    rope = dataclasses.replace(HEAD.layer.rope, factor=3.0)
+    odd = dataclasses.replace(HEAD, layer=dataclasses.replace(HEAD.layer, rope=rope))
+    refused(lambda: write(tmp_path / "head", odd), "would be read as")
+    refused(
+        lambda: write(tmp_path / "head", USUAL, layout="layer"),
+        "'layer'",
+        "midlayer or layers.0",
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_torch_there_is_no_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    write(tmp_path / "head", HEAD, with_pickle=None)
+    assert sorted(file_bytes(tmp_path / "head")) == ["config.json", "model.safetensors"]
+    refused(
+        lambda: write(tmp_path / "other", HEAD, with_pickle=True),
+        "pytorch_model.bin",
+        "torch extra",
+    )
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_head_has_a_name_a_title_and_settings_of_its_own() -> None:
+    assert {head.name for head in HEADS.values()} == HEADS.keys()
+    assert len({head.settings for head in HEADS.values()}) == len(HEADS)
+    assert table(HEAD).shape == (64, 32)
