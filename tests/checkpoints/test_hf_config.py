@@ -246,8 +246,6 @@ def test_a_target_that_cannot_run_is_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"draft_vocab_size": 256}, "EAGLE-3"),
-        ({"eagle_config": {"use_aux_hidden_state": True}}, "EAGLE-3"),
         ({"model_type": "gemma"}, "'gemma'"),
         ({"num_hidden_layers": 2}, "num_hidden_layers = 2"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
