@@ -4,12 +4,7 @@ import glob
 from typing import NoReturn
 
 import jax
-import jax.numpy as jnp
 from jax.extend import backend
-
-from eagle_jax.errors import InputError
-from eagle_jax.models.linear import linear
-from eagle_jax.models.quantized import GROUP_SIZE, quantize
 
 _TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 """Files that drivers of TPU chips make; other devices may have such files, too."""
@@ -36,26 +31,3 @@ def _find_no_tpu() -> NoReturn:
 def on_cpu() -> bool:
     """Returns whether the default device is a CPU, on which bfloat16 is slow."""
     return jax.devices()[0].platform == "cpu"
-
-
-def check_product(bits: int | None, dtype: str) -> None:
-    """Tries a tiny quantized product, before the long work of a whole model.
-
-    Args:
-        bits: The bits of quantized matrices, 8 or 4; `None` where there are none.
-        dtype: The type of what they are multiplied with; not "auto".
-
-    Raises:
-        InputError: If this device cannot compute the product.
-    """
-    if bits is None:
-        return
-    try:
-        weight = quantize(jnp.ones((GROUP_SIZE, 8)), bits)
-        jax.block_until_ready(jax.jit(linear)(jnp.ones((1, GROUP_SIZE), dtype), weight))
-    except Exception as error:  # Compilers have many kinds.
-        reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"{jax.devices()[0].device_kind} cannot multiply {dtype} with int{bits} "
-            f"weights: {reason}; choose another `quantization` or `dtype`"
-        ) from error

@@ -13,7 +13,7 @@ from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.devices import check_product, on_cpu
+from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.drafts import (
     DraftSource,
     open_draft_model,
@@ -241,8 +241,6 @@ def open_pair(
     @functools.cache
     def read_tokenizer() -> Any:
         return load_tokenizer(folder, config.vocab_size)
-
-    check_product(bits, dtype)
 
     def read_target(shardings: Any) -> TransformerParams:
         return checkpoints.load_target(folder, dtype, shardings, bits)[1]

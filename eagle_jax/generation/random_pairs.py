@@ -9,7 +9,7 @@ import jax
 from eagle_jax import checkpoints
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.devices import check_product, on_cpu
+from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.drafts import DraftSource
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.pairs import PairSource
@@ -71,7 +71,6 @@ def open_random(
         dtype = "float32" if on_cpu() else "bfloat16"
     check_memory(config, dtype, bits)
     bits = checkpoints.target_bits(None, config, bits)
-    check_product(bits, dtype)
 
     stop_tokens = (_NUM_BYTES + 1,) if with_tokenizer else ()
     draft = method.weights and _random_draft(config, dtype, method.weights)

@@ -12,7 +12,6 @@ import pytest
 from jax.extend import backend
 
 from eagle_jax.generation import devices
-from tests.helpers import refused
 
 ASK = """
 import jax
@@ -58,18 +57,6 @@ def test_a_tpu_is_left_out_where_there_is_none_and_no_platform_is_chosen(
     jax.config.update("jax_platforms", platforms)
     devices.leave_out_tpus()
     assert left_out == expected
-
-
-def test_a_device_without_the_product_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_: Any) -> None:
-        raise NotImplementedError("s8 operands are not supported\nsecond line")
-
-    devices.check_product(8, "float32")
-    monkeypatch.setattr(devices, "linear", fail)
-    named = ("cannot multiply float16 with int8", "s8 operands", "`dtype`")
-    refused(lambda: devices.check_product(8, "float16"), *named)
 
 
 @pytest.mark.skipif(
