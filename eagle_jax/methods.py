@@ -160,11 +160,8 @@ class Method:
                 f"choose one of {', '.join(free)}, which need none"
             )
         if draft is not None and self.weights is None:
-            warnings.warn(
-                f"method {self.name} drafts without weights: `draft` {draft} is not "
-                "read",
-                stacklevel=2,
-            )
+            told = f"drafts without weights: `draft` {draft} is not read"
+            warnings.warn(f"method {self.name} {told}", stacklevel=2)
 
 
 def _tree_drafter(
@@ -384,11 +381,7 @@ PLAIN = METHODS["autoregressive"]
 
 
 def find_method(name: str) -> Method:
-    """Returns a method by its name.
-
-    Raises:
-        InputError: If there is none of this name.
-    """
+    """Returns a method by its name."""
     if name not in METHODS:
         known = ", ".join(METHODS)
         raise InputError(f"method = {name!r} is no method; known are {known}")
