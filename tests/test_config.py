@@ -64,7 +64,6 @@ OPTIMIZER, RUN = OptimizerConfig, RunConfig
         ),
         *((OPTIMIZER, "clip", x, "above 0 and finite") for x in (0.0, NAN, INF)),
         *((OPTIMIZER, "weight_decay", x, "0 or more and finite") for x in (-1.0, INF)),
-        *((RUN, "explode", x, "above 1 and finite") for x in (1.0, INF)),
     ],
 )
 def test_what_lies_outside_its_range_is_refused(

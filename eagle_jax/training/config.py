@@ -33,9 +33,7 @@ class OptimizerConfig:
             less than those of the run.
         final_fraction: The fraction of the learning rate that is left when all steps
             are done.
-        clip: The bound of the gradient.
-        clip_by: What is bounded: "norm" for the global norm, "value" for each entry
-            (official code).
+        clip: The bound of the gradient's global norm.
     """
 
     learning_rate: float = 3e-5
@@ -45,7 +43,6 @@ class OptimizerConfig:
     warmup_steps: int = 2000
     final_fraction: float = 0.0
     clip: float = 0.5
-    clip_by: Literal["norm", "value"] = "norm"
 
     def __post_init__(self) -> None:
         """Refuses values outside their range."""
@@ -111,8 +108,6 @@ class RunConfig:
         eval_prompt_tokens: The number of first tokens that a plain text's prompt has.
         calibrate: Whether the head gets a calibration, fitted on the held-out prompts.
         keep: The number of newest checkpoints kept, beside the best.
-        explode: Stop when the loss is this many times its running mean, or before there
-            is one, the first loss; or the held-out loss that of the evaluation before.
     """
 
     steps: int = 10_000
@@ -127,7 +122,6 @@ class RunConfig:
     eval_prompt_tokens: int = 16
     calibrate: bool = True
     keep: int = 2
-    explode: float = 10.0
 
     def __post_init__(self) -> None:
         """Refuses counts below one."""
@@ -138,9 +132,6 @@ class RunConfig:
                 require(value >= 1, field.name, value, "at least 1")
                 require_int32(field.name, value)
         require(0 <= self.seed < 2**31, "seed", self.seed, "0 to 2**31 - 1")
-        require(
-            1 < self.explode < math.inf, "explode", self.explode, "above 1 and finite"
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

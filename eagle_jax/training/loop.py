@@ -84,7 +84,7 @@ class Trained:
 
 
 class DivergedError(InputError):
-    """The error of a loss that is no longer finite, or far above what it was."""
+    """The error of a loss that is no longer finite."""
 
 
 class Run:
@@ -123,7 +123,13 @@ class Run:
             else self._restore(latest)
         )
         self.first_step = latest or 0
-        self._open_log(trained.identity)
+        log = self._folder / LOG
+        self._log = (
+            JsonLines(log, trained.identity) if jax.process_index() == 0 else None
+        )
+        if self._log is not None:  # This run will write what followed again.
+            steps = [row["step"] for row in read_rows(log)]
+            self._log.keep(sum(step <= self.first_step for step in steps))
         self._step = jax.jit(
             train_step,
             static_argnames=("config",),
@@ -134,20 +140,6 @@ class Run:
             self._data, config=config, step_config=step_config, sharding=sharding
         )
 
-    def _open_log(self, identity: Mapping[str, Any]) -> None:
-        """Drops what this run will write again, and recalls the losses before it."""
-        path = self._folder / LOG
-        rows = [row for row in read_rows(path) if row["step"] <= self.first_step]
-        self._log = JsonLines(path, identity) if jax.process_index() == 0 else None
-        if self._log is not None:
-            self._log.keep(len(rows))
-        self._usual_loss: float | None = None
-        for row in rows:
-            self._remember(row["loss"])
-        # An overfitted head has not diverged: these are compared with one another.
-        held_out = [row["held_out_loss"] for row in rows if "held_out_loss" in row]
-        self._held_out_loss: float | None = held_out[-1] if held_out else None
-
     def train(self, observe: Callable[[LogRow], None]) -> Any:
         """Trains to the last step; returns the best head, float32.
 
@@ -155,8 +147,8 @@ class Run:
             observe: Called with every row of the log.
 
         Raises:
-            DivergedError: If the loss is no longer finite or explodes; no checkpoint
-                is written after that.
+            DivergedError: If the loss is no longer finite; no checkpoint is written
+                after that.
         """
         run = self._config.run
         tokens = self._tokens_before(self.first_step)
@@ -175,8 +167,7 @@ class Run:
             evaluation = None
             if evaluates:
                 evaluation = self._evaluate(self._state.params, self._target_params)
-                self._check(done, evaluation.loss, self._held_out_loss)
-                self._held_out_loss = evaluation.loss
+                self._check_finite(done, evaluation.loss)
             row = LogRow(
                 step=done,
                 tokens=tokens,
@@ -235,26 +226,16 @@ class Run:
     def _checked_means(self, pending: list[Metrics], done: int) -> dict[str, float]:
         """Returns the means of metrics, and stops a run that has diverged."""
         fetched = jax.device_get(pending)
-        losses = [float(metrics.loss) for metrics in fetched]
-        # A window that diverges is no yardstick: the first is judged by its first loss.
-        usual = losses[0] if self._usual_loss is None else self._usual_loss
-        for number, loss in enumerate(losses, done - len(losses) + 1):
-            self._check(number, loss, usual)
-        self._remember(float(np.mean(losses)))
+        for number, metrics in enumerate(fetched, done - len(fetched) + 1):
+            self._check_finite(number, float(metrics.loss))
         names = ("loss", "feature_loss", "token_loss", "agreement")
         return {
             name: float(np.mean([getattr(metrics, name) for metrics in fetched]))
             for name in names
         }
 
-    def _remember(self, loss: float) -> None:
-        usual = self._usual_loss
-        self._usual_loss = loss if usual is None else 0.9 * usual + 0.1 * loss
-
-    def _check(self, step: int, loss: float, before: float | None) -> None:
-        """Stops a run whose loss is not finite, or far above what it was before."""
-        limit = self._config.run.explode * (before or math.inf)
-        if math.isfinite(loss) and loss <= limit:
+    def _check_finite(self, step: int, loss: float) -> None:
+        if math.isfinite(loss):
             return
         latest = self._checkpoints.latest()
         kept = (
@@ -262,8 +243,7 @@ class Run:
             if latest is None
             else f"the last good checkpoint is {self._folder}/checkpoints/{latest}"
         )
-        usual = "" if before is None else f" (before: {before:.4g})"
         raise DivergedError(
-            f"the loss of step {step} is {loss:.4g}{usual}: training has diverged; "
-            f"{kept}; try a lower learning_rate or more warmup_steps"
+            f"the loss of step {step} is {loss:.4g}: training has diverged; {kept}; "
+            "try a lower learning_rate or more warmup_steps"
         )

@@ -82,15 +82,10 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         ],
         [warmup],
     )
-    clip = (
-        optax.clip_by_global_norm(config.clip)
-        if config.clip_by == "norm"
-        else optax.clip(config.clip)
-    )
     adamw = optax.adamw(
         schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay
     )
-    return optax.chain(clip, adamw)
+    return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
 
 
 def init_state(

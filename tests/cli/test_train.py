@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import chex
 import jax
@@ -22,7 +21,6 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax.checkpoints.draft_files import load_calibration
-from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.loop import Run
 from tests.conftest import Main, load_main
@@ -313,18 +311,7 @@ def test_two_processes_go_on_with_what_one_began(
     assert_like(run, output)
 
 
-def refused(train: Main, flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert train(flags) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("error: ")
-    return lines[-1]
-
-
-@pytest.mark.parametrize(
-    ("at", "factor", "every", "last"),
-    # Of the first lines of a log, too, which then are no yardstick.
-    [(0, float("nan"), 1, None), (0, 1e6, 20, None), (6, 1e6, 1, 4)],
-)
+@pytest.mark.parametrize(("at", "last"), [(0, None), (6, 4)])
 def test_divergence_names_the_step_and_the_last_good_checkpoint(
     train: Main,
     flags: list[str],
@@ -332,8 +319,6 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     at: int,
-    factor: float,
-    every: int,
     last: int | None,
 ) -> None:
     output = tmp_path / "diverges"
@@ -342,15 +327,14 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     def poisoned(self: Run, step: int) -> object:
         state, metrics, count = one_step(self, step)
         if step == at:  # Counted from 0.
-            state = dataclasses.replace(
-                state, params=jax.tree.map(lambda x: x * factor, state.params)
-            )
+            broken = jax.tree.map(lambda x: x * float("nan"), state.params)
+            state = dataclasses.replace(state, params=broken)
         return state, metrics, count
 
     monkeypatch.setattr(Run, "_one_step", poisoned)
-    given = [*flags, "--output", str(output), "--log-every", str(every)]
-    line = refused(train, given, capsys)
-    assert f"the loss of step {at + 2} is" in line and "diverged" in line
+    assert train([*flags, "--output", str(output)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"the loss of step {at + 2} is nan: training has diverged" in line
     kept = sorted(path.name for path in (output / "checkpoints").iterdir())
     if last is None:
         assert "no checkpoint was written" in line and not kept
@@ -359,51 +343,3 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     assert kept == [str(last)]
     assert "head/ holds the best so far" in line
     assert all(np.isfinite(tensor).all() for tensor in head_of(output).values())
-
-
-def test_a_first_step_of_a_new_head_is_no_yardstick_for_later_windows(
-    train: Main,
-    flags: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    losses = [10.0, 1.0, 1.0, 1.0, 1.0, 50.0]
-    one_step = Run._one_step
-
-    def scripted(self: Run, step: int) -> object:
-        state, metrics, count = one_step(self, step)
-        loss = np.float32(losses[min(step, len(losses) - 1)])
-        return state, dataclasses.replace(metrics, loss=loss), count
-
-    monkeypatch.setattr(Run, "_one_step", scripted)
-    given = [*flags, "--output", str(tmp_path / "run"), "--log-every", "4"]
-    line = refused(train, given, capsys)
-    # Of the first window 10 times its mean are allowed, 32.5, not 10 times its first.
-    assert "the loss of step 6 is 50 (before: 3.25)" in line
-
-
-@pytest.mark.parametrize(("held_out", "diverges"), [([90, 80, 95], 0), ([1, 11], 8)])
-def test_held_out_losses_are_compared_with_one_another(
-    train: Main,
-    flags: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    held_out: list[float],
-    diverges: int,
-) -> None:
-    """A head that knows its texts by heart has not diverged."""
-    losses = iter(held_out)
-
-    def make(*args: Any, **settings: Any) -> Callable[..., Evaluation]:
-        evaluate = make_evaluation(*args, **settings)
-        return lambda *state: dataclasses.replace(evaluate(*state), loss=next(losses))
-
-    monkeypatch.setattr("eagle_jax.training.loop.make_evaluation", make)
-    given = [*flags, "--output", str(tmp_path / "run")]
-    if not diverges:
-        assert train(given) == 0
-        return
-    line = refused(train, given, capsys)
-    assert f"the loss of step {diverges} is 11 (before: 1)" in line
