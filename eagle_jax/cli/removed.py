@@ -12,6 +12,7 @@ REMOVED = {
     "--inputs": "leave it out: heads read a feature and the token after it",
     "hydra-mlp": "train --kind hydra; heads without a prefix layer still draft",
     "llama-2-chat": "give --template tokenizer, whose chat template is the same",
+    "--too-long": "leave it out: longer samples are cut",
     "lambda": "give --token-loss alpha",
     "count-tokens": "give --draft-vocabulary N@FILE, where FILE is a text to count",
 }

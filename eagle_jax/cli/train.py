@@ -107,7 +107,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "learning_rate",
         "warmup_steps",
         "held_out",
-        "too_long",
         "max_malformed",
         "cache_features",
         "log_every",

@@ -65,16 +65,14 @@ class DataConfig:
     """The settings by which data becomes rows of tokens.
 
     Attributes:
-        row_length: The number of tokens per row, `T`; samples are packed into rows.
-        too_long: What becomes of longer samples: "cut" into pieces, "drop" or
-            "refuse".
+        row_length: The number of tokens per row, `T`; samples are packed into rows, and
+            longer ones are cut.
         held_out: The share of the samples that is evaluated on and not trained on.
         max_malformed: The share of malformed records that is passed over.
         cache_features: Compute the target's features once and keep them on disk.
     """
 
     row_length: int = 2048
-    too_long: Literal["cut", "drop", "refuse"] = "cut"
     held_out: float = 0.05
     max_malformed: float = 0.01
     cache_features: bool = False

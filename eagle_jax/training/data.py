@@ -74,7 +74,6 @@ def read_data(
                 part,
                 source.tokenizer,
                 max_length=config.data.row_length,
-                too_long=config.data.too_long,
                 vocab_size=source.config.vocab_size,
                 progress=update,
             )

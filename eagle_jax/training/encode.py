@@ -7,20 +7,13 @@ that template: no offset is written down here. Prompts are encoded exactly as
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from eagle_jax.errors import InputError
 from eagle_jax.generation.tokenizer import RefusedError, apply_chat_template
 from eagle_jax.training.conversations import Example, Message, check_ids
-
-TooLong = Literal["cut", "drop", "refuse"]
-"""Names of the treatments of a sample that is longer than the limit.
-
-`cut` splits plain text into consecutive pieces and keeps a conversation's beginning,
-since what follows would lack it. `drop` leaves the sample out. `refuse` raises.
-"""
 
 _PROBE = "cobalt violin"
 
@@ -46,7 +39,6 @@ class Encoded:
     Attributes:
         samples: The samples, in the examples' order; a cut text gives several.
         num_cut: The number of examples that were cut.
-        num_dropped: The number of examples left out because they were too long.
         num_empty: The number of examples left out because they hold nothing to be
             predicted: an answer that begins after the limit, a text of one token.
         refused: A line for each conversation that the chat template refuses, such as
@@ -56,7 +48,6 @@ class Encoded:
 
     samples: list[EncodedExample] = dataclasses.field(default_factory=list)
     num_cut: int = 0
-    num_dropped: int = 0
     num_empty: int = 0
     refused: list[str] = dataclasses.field(default_factory=list)
 
@@ -70,7 +61,6 @@ class Encoded:
         ]
         labels = {
             "too long and cut": self.num_cut,
-            "too long and left out": self.num_dropped,
             "left out, with nothing to predict": self.num_empty,
         }
         parts += [f"{count} {label}" for label, count in labels.items() if count]
@@ -84,7 +74,6 @@ def encode_examples(
     tokenizer: Any,
     *,
     max_length: int,
-    too_long: TooLong = "cut",
     vocab_size: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Encoded:
@@ -94,16 +83,16 @@ def encode_examples(
         examples: The examples that `read_examples` returned.
         tokenizer: A `transformers` tokenizer; conversations need a fast one with a
             chat template, plain text any, exact ids none (it may be `None`).
-        max_length: The largest number of tokens of a sample.
-        too_long: What becomes of longer samples.
+        max_length: The largest number of tokens of a sample. Longer plain text is cut
+            into consecutive pieces; of a conversation the beginning is kept, since what
+            follows would lack it.
         vocab_size: The number of tokens the target knows, `V`; ids of the data must be
             below it. `None` for the tokenizer's.
         progress: Called with the number of examples done, after each.
 
     Raises:
         InputError: If the tokenizer or its template cannot encode such examples, ids
-            are not the target's, a sample is too long and that is refused, or nothing
-            is left to train on.
+            are not the target's, or nothing is left to train on.
     """
     if any(example.messages and example.ids is None for example in examples):
         check_template(tokenizer)
@@ -117,18 +106,10 @@ def encode_examples(
             found.refused.append(str(error))
         else:
             check_ids(example.where, whole.tokens, vocab_size)
-            length = len(whole.tokens)
-            if length > max_length and too_long == "refuse":
-                raise InputError(
-                    f"{example.where} has {length} tokens, but the limit "
-                    f"(row_length) is {max_length}; raise it, or choose to cut or drop "
-                    "such samples (too_long)"
-                )
-            found.num_cut += length > max_length and too_long == "cut"
-            found.num_dropped += length > max_length and too_long == "drop"
-            pieces = _pieces(example, whole, max_length, too_long)
+            found.num_cut += len(whole.tokens) > max_length
+            pieces = _pieces(example, whole, max_length)
             learnable = [piece for piece in pieces if piece.loss_mask.any()]
-            found.num_empty += bool(pieces) and not learnable
+            found.num_empty += not learnable
             found.samples += learnable
         if progress is not None:
             progress(number)
@@ -210,14 +191,12 @@ def _sample(tokens: np.ndarray, loss_mask: np.ndarray | None = None) -> EncodedE
 
 
 def _pieces(
-    example: Example, whole: EncodedExample, max_length: int, too_long: TooLong
+    example: Example, whole: EncodedExample, max_length: int
 ) -> list[EncodedExample]:
     """Returns the pieces that are kept of a sample."""
     length = len(whole.tokens)
     if length <= max_length:
         return [whole]
-    if too_long == "drop":
-        return []
     starts = [0] if example.messages else range(0, length, max_length)
     spans = [slice(start, start + max_length) for start in starts]
     return [_sample(whole.tokens[span], whole.loss_mask[span]) for span in spans]

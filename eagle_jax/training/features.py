@@ -8,7 +8,6 @@ run that was stopped goes on with the first batch that is missing.
 import contextlib
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,8 +85,8 @@ def write_features(
             batch.
 
     Raises:
-        InputError: If the folder holds features of other settings, the disk is too
-            small, or features are not finite.
+        InputError: If the folder holds features of other settings, the disk is full,
+            or features are not finite.
     """
     store, log = FeatureStore(folder, batch_size), folder / "features.jsonl"
     settings = {**settings, "rows": rows.tokens.shape, "batch_size": batch_size}
@@ -103,9 +102,6 @@ def write_features(
         for start in range(first, len(rows), batch_size):
             numbers = range(start, min(start + batch_size, len(rows)))
             features = _compute(rows, numbers, compute, batch_size)
-            if start == first:
-                missing = -(-(len(rows) - first) // batch_size)
-                _check_space(folder, features.nbytes * missing)
             if lines is not None:
                 path = store.path_of(start)
                 write_whole(path, functools.partial(_save, features))
@@ -131,17 +127,6 @@ def _compute(
         )
     is_token = rows.segments[numbers.start : numbers.stop, :, None] > 0
     return np.where(is_token, features, np.zeros((), features.dtype))
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    """Refuses a disk that cannot hold what is still to be written, in bytes."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise InputError(
-            f"the features still need {needed / 1e9:.1f} GB in {folder}, but "
-            f"{free / 1e9:.1f} GB are free; free some space, give another folder, or "
-            "compute features as they are needed"
-        )
 
 
 def _save(features: np.ndarray, path: Path) -> None:

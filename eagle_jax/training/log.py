@@ -17,8 +17,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     lines = itertools.islice(read_log(path), 1, None)
     rows = {where: parse_json(line, where) for where, line in lines}
     for where, row in rows.items():
-        check_type(int, value_at(row, "step"), f"{where}: step")
-        check_type(float, value_at(row, "loss"), f"{where}: loss")
+        for name in ("step", "tokens"):
+            check_type(int, value_at(row, name), f"{where}: {name}")
     return list(rows.values())
 
 

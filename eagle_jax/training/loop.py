@@ -151,8 +151,8 @@ class Run:
                 after that.
         """
         run = self._config.run
-        tokens = self._tokens_before(self.first_step)
-        logged_tokens, pending = tokens, []
+        tokens = logged_tokens = self._tokens
+        pending: list[Metrics] = []
         started = time.perf_counter()
         for step in range(self.first_step, run.steps):
             self._state, metrics, count = self._one_step(step)
@@ -215,13 +215,6 @@ class Run:
             config=self._step_config,
         )
         return state, metrics, int((rows.segments > 0).sum())
-
-    def _tokens_before(self, step: int) -> int:
-        """Returns the tokens that earlier steps trained on."""
-        run, rows = self._config.run, self._data.rows
-        per_row = (rows.segments > 0).sum(axis=1)
-        batches = (rows_at(len(rows), i, run.batch_size, run.seed) for i in range(step))
-        return sum(int(per_row[batch].sum()) for batch in batches)
 
     def _checked_means(self, pending: list[Metrics], done: int) -> dict[str, float]:
         """Returns the means of metrics, and stops a run that has diverged."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from eagle_jax.checkpoints import check_max_length, resolve
@@ -56,17 +55,13 @@ class Counts:
 
     def __str__(self) -> str:
         """Returns the line that a run ends with."""
-        parts = [f"{self.texts} texts", f"{self.tokens} tokens to learn from"]
+        line = f"{self.texts} texts | {self.tokens} tokens to learn from"
         if self.left_out:
-            parts.append(
-                f"{self.left_out} left out: no room for an answer, or refused by the "
-                "chat template"
-            )
+            line += f" | {self.left_out} left out, without an answer"
         if self.refused:
-            parts.append(
-                f"{len(self.refused)} refused from some turn on ({self.refused[0]})"
-            )
-        return " | ".join(parts)
+            count, first = len(self.refused), self.refused[0]
+            line += f" | {count} refused from some turn on ({first})"
+        return line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,13 +96,11 @@ class RegenerateJob:
                 raise InputError(f"`{name}` {value} must be at least 1")
         if config.sampling.acceptance != "coupled":
             raise InputError(
-                f'acceptance = "{config.sampling.acceptance}" would make the texts '
-                'depend on the head; leave it at "coupled"'
+                'the texts would depend on the head; leave acceptance at "coupled"'
             )
         if self.samples is not None and config.sampling.temperature == 0:
             raise InputError(
-                "`samples` at temperature 0 would write one text many times; give "
-                "temperature 1"
+                "`samples` would write one text many times at temperature 0"
             )
         if self.data is not None:
             check_apart(self.output, self.data)
@@ -148,7 +141,7 @@ def regenerate_file(
     pair.check_memory(batch_size=1, max_length=least)
     counts = Counts()
     tasks, total = _tasks(job, config, pair, counts.refused, report)
-    settings = _settings(job, config, max_length)
+    settings = _settings(job, config, pair, max_length)
     with JsonLines(output, settings, overwrite=job.overwrite) as lines:
         first = next_index(output)
         if first:
@@ -285,16 +278,15 @@ def _tasks(
 
 
 def _settings(
-    job: RegenerateJob, config: RegenerateConfig, max_length: int
+    job: RegenerateJob, config: RegenerateConfig, pair: PairSource, max_length: int
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
-    dtype = config.regeneration.dtype
     settings = dataclasses.asdict(config.sampling)
     settings |= dataclasses.asdict(config.regeneration) | {
         "target": str(resolve(job.target).resolve()),
         "data": "samples" if job.data is None else fingerprint(job.data),
         "max_length": max_length,
-        "dtype": f"auto on {jax.default_backend()}" if dtype == "auto" else dtype,
+        "dtype": pair.dtype,
     }
     del settings["batch_size"]
     return settings

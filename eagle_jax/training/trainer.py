@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import jax
 
 from eagle_jax import checkpoints
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import DecodingConfig
 from eagle_jax.errors import InputError
@@ -191,8 +189,9 @@ def _run(
 
     def export(params: Any) -> None:
         fetched, embedding = sharding.fetch((params, table))
-        if is_first:
-            _export(trained, fetched, embedding, keeps_calibration=was_finished)
+        # A head that was finished before has got a calibration since.
+        if is_first and not (was_finished and trained.head.is_dir()):
+            _export(trained, fetched, embedding)
 
     with (
         contextlib.closing(run),
@@ -228,22 +227,14 @@ def _run(
     return dataclasses.replace(trained, summary=summary)
 
 
-def _export(
-    trained: Trained, params: Any, embedding: Any, *, keeps_calibration: bool
-) -> None:
+def _export(trained: Trained, params: Any, embedding: Any) -> None:
     """Writes the best heads in the published layout of their kind."""
-    head, folder = trained.step_config.head, trained.head
-    fitted = folder / CALIBRATION_FILE
-
-    def also(unfinished: Path) -> None:
-        if keeps_calibration and fitted.is_file():
-            shutil.copy(fitted, unfinished)
-
+    head = trained.step_config.head
     params = head_of(head).tie(params)
     if embedding is not None:
         params = dataclasses.replace(params, embedding=embedding)
-    how = checkpoints.Export(base_model=str(trained.target), also=also, overwrite=True)
-    export_head(folder, head, params, how)
+    how = checkpoints.Export(base_model=str(trained.target), overwrite=True)
+    export_head(trained.head, head, params, how)
 
 
 def _write_features(

@@ -212,7 +212,7 @@ def _data(folder: Path) -> Path:
     ):
         for number in range(3):
             answers.append({"index": number, "text": "a"})
-            log.append({"step": number, "loss": 1.0})
+            log.append({"step": number, "tokens": 9, "loss": 1.0})
     features = {"features": np.zeros((2, 3, 4), np.float32)}
     safetensors.numpy.save_file(features, folder / "features-00000.safetensors")
     return folder

@@ -293,24 +293,6 @@ def test_a_conversation_cut_before_its_answer_is_left_out() -> None:
     assert "1 left out, with nothing to predict" in encoded.summary()
 
 
-def test_long_samples_are_dropped_or_refused_when_asked_for() -> None:
-    tokenizer = _tokenizer()
-    examples = [
-        Example(where="line 1", text="abcdefghij"),
-        Example(where="line 2", text="ab"),
-    ]
-    encoded = encode_examples(examples, tokenizer, max_length=11, too_long="drop")
-    assert len(encoded.samples) == 1 and encoded.num_dropped == 1
-    assert encoded.num_cut == 0
-    refused(
-        lambda: encode_examples(examples, tokenizer, max_length=11, too_long="refuse"),
-        "line 1 has 12 tokens, but the limit",
-    )
-    for too_long in ("drop", "refuse"):
-        encoded = encode_examples(examples, tokenizer, max_length=12, too_long=too_long)
-        assert len(encoded.samples) == 2
-
-
 def test_conversations_that_the_template_refuses_are_left_out_and_counted() -> None:
     template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}"

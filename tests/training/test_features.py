@@ -1,5 +1,3 @@
-import collections
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +133,3 @@ def test_features_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     broken = Target(scale=np.nan)
     refused(lambda: _write(tmp_path, _rows(), compute=broken), "not finite")
     assert not list(tmp_path.glob("*.safetensors"))
-
-
-def test_a_disk_that_is_too_small_is_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = collections.namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 500))
-    compute = Target()
-    refused(
-        lambda: _write(tmp_path, _rows(), compute=compute),
-        "still need 0.0 GB",
-        "are free",
-    )
-    assert len(compute.sizes) == 1 and not list(tmp_path.glob("*.safetensors"))
