@@ -124,12 +124,12 @@ class Run:
         )
         self.first_step = latest or 0
         log = self._folder / LOG
-        self._log = (
-            JsonLines(log, trained.identity) if jax.process_index() == 0 else None
-        )
+        rows = [row for row in read_rows(log) if row["step"] <= self.first_step]
+        self._tokens = rows[-1]["tokens"] if rows else 0
+        is_first = jax.process_index() == 0
+        self._log = JsonLines(log, trained.identity) if is_first else None
         if self._log is not None:  # This run will write what followed again.
-            steps = [row["step"] for row in read_rows(log)]
-            self._log.keep(sum(step <= self.first_step for step in steps))
+            self._log.keep(len(rows))
         self._step = jax.jit(
             train_step,
             static_argnames=("config",),

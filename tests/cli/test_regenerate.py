@@ -1,14 +1,12 @@
 """Regenerating texts from the command line: its files, its resumption, its refusals."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle_jax.generation.tokenizer import load_tokenizer
-from eagle_jax.logs import JsonLines
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
 from tests.chats import BOS, CHATS
@@ -143,35 +141,3 @@ def test_ids_of_another_target_are_refused_before_anything_is_loaded(
     shown = capsys.readouterr().err.splitlines()[-1]
     assert "line 2 has the id 300, but the target knows only 300" in shown
     assert not output.exists()
-
-
-def test_what_the_template_refused_is_told_once(
-    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pair = Path(shutil.copytree(chat_pair, tmp_path / "pair"))
-    path = pair / "target" / "chat_template.jinja"
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No') }}"
-    path.write_text(refusing + "{% endif %}" + path.read_text())
-    data = ["--data", _data(tmp_path), "--limit", 2]
-    assert run(_command(pair, tmp_path / "out.jsonl", *data)) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("1 refused from some turn on (line 1: the chat template") == 1
-
-
-def test_ctrl_c_keeps_what_was_written(
-    run: Main, chat_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    real, calls = JsonLines.append, []
-
-    def append(self: JsonLines, result: Any) -> None:
-        calls.append(self)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        real(self, result)
-
-    monkeypatch.setattr(JsonLines, "append", append)
-    output = tmp_path / "out.jsonl"
-    assert run(_command(chat_pair, output, "--samples", 4)) == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
-    assert len(_records(output)) == 2

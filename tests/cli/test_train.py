@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
 import random
 import shutil
 import signal
@@ -56,8 +55,6 @@ KINDS = {
     "eagle2": (),
     "eagle3": ("--kind", "eagle3", "--alignment", "3", "--draft-vocab-size", "40"),
 }
-# How often a run of each kind is killed; set the variable to be surer.
-NUM_KILLS = int(os.environ.get("EAGLE_JAX_KILLS", "1"))
 
 
 @pytest.fixture(scope="module")
@@ -177,27 +174,6 @@ def test_a_trained_head_has_a_calibration_of_both_kinds(
         assert json.loads(path.read_text())[kind]["rows"] > 0
 
 
-def test_the_trained_head_generates(
-    main: Main, run: Path, tiny_pair: Path, tmp_path: Path
-) -> None:
-    flags = ["--target", f"{tiny_pair}/target", "--draft", f"{run}/head"]
-    tree = ["--num-nodes", "5", "--depth", "2", "--width", "2"]
-    out = tmp_path / "out.json"
-    text = ["--prompt", "ten hats", "--max-new-tokens", "12", "--json", str(out)]
-    assert main([*flags, *tree, *text, "--compare"]) == 0
-    assert json.loads(out.read_text())["totals"]["identical"] is True
-
-
-def test_cached_features_train_the_same_head(
-    train: Main, flags: list[str], run: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "cached"
-    assert train([*flags, "--output", str(output), "--cache-features"]) == 0
-    assert (output / "features" / "features.jsonl").is_file()
-    for name, tensor in head_of(run).items():
-        np.testing.assert_allclose(head_of(output)[name], tensor, rtol=0, atol=1e-5)
-
-
 def start(flags: list[str], output: Path) -> subprocess.Popen[str]:
     command = [sys.executable, str(SCRIPT), *flags, "--output", str(output)]
     return subprocess.Popen(
@@ -220,7 +196,6 @@ def kill(process: subprocess.Popen[str], output: Path, at: str, step: int) -> No
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
-@pytest.mark.parametrize("seed", range(NUM_KILLS))
 @pytest.mark.parametrize(("kind", "at"), [("eagle3", "step"), ("eagle2", "checkpoint")])
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_killed_run_resumes_bit_for_bit(
@@ -230,11 +205,9 @@ def test_a_killed_run_resumes_bit_for_bit(
     train: Main,
     kind: str,
     at: str,
-    seed: int,
+    step: int,
 ) -> None:
     output, flags, run = tmp_path / "killed", flags_of(kind), run_of(kind)
-    # Checkpoints follow steps 3 and 7, and each takes a while.
-    step = random.Random(seed).choice((3, 7) if at == "checkpoint" else range(1, 12))
     kill(start(flags, output), output, at, step)
     assert train([*flags, "--output", str(output), "--resume"]) == 0
     assert_same_head(run, output)

@@ -165,23 +165,6 @@ def test_a_conversation_that_the_template_refuses_is_left_out(tokenizer: Any) ->
     assert refused == ["line 1: the chat template refuses the conversation: No"]
 
 
-def test_a_conversation_ends_before_a_turn_that_the_template_cannot_mark(
-    tokenizer: Any,
-) -> None:
-    before = tokenizer.chat_template
-    tokenizer.chat_template = (  # Qwen3's shows what was thought in the last turn.
-        "{% for m in messages %}[{{ m.role }}]{% if loop.last and m.role == "
-        "'assistant' %}<think>{% endif %}{{ m.content }}{% endfor %}"
-    )
-    refused: list[str] = []
-    try:
-        records = _all(_chat_tasks(tokenizer, refused=refused), Parrot())
-    finally:
-        tokenizer.chat_template = before
-    assert [len(record["messages"]) for _, record in records] == [3, 2, 2]
-    assert [line.split(":")[0] for line in refused] == ["line 1", "line 3"]
-
-
 def test_a_document_is_gone_on_with_after_a_random_prefix(tokenizer: Any) -> None:
     text = "there is another one that he likes"
     examples = [Example(where="", text=text)] * 60

@@ -18,7 +18,6 @@ from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.generation.pair import load_pair
 from eagle_jax.heads import HEADS, export_head
-from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.parallel import MeshShape
@@ -167,19 +166,28 @@ def test_a_head_has_the_sizes_that_are_set() -> None:
     refused(lambda: layer(num_kv_heads=3), "num_kv_heads = 3", "num_heads = 4")
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+SMALL = {"draft_heads": 2, "head_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [("eagle3", {"draft_vocab_size": 40}), ("medusa", SMALL), ("hydra", SMALL)],
+)
 def test_heads_of_every_kind_are_exported_and_drafted_with(
-    tiny_pair: Path, data: Path, tmp_path: Path, kind: Any
+    eagle3_pair: Path, data: Path, tmp_path: Path, kind: Any, sizes: Any
 ) -> None:
-    head = HEADS[kind].settings(draft_heads=2, head_layers=1)
-    settings = {"steps": 2, "batch_size": 2, "eval_prompts": 1, "eval_new_tokens": 4}
-    target = str(tiny_pair / "target")
-    trained = train(tiny_pair, data, tmp_path / "run", head=head, **settings)
-    choices = tmp_path / "choices.json"
-    choices.write_text("[[0], [1], [0, 0], [1, 0]]")
-    tree = StaticConfig(choices=str(choices))
+    settings = STILL | {"steps": 2, "learning_rate": 0.01, "cache_features": True}
+    settings["head"] = HEADS[kind].settings(**sizes)
+    trained = train(eagle3_pair, data, tmp_path / "run", **settings)
+    assert trained.data.features is not None
+    target, tree = str(eagle3_pair / "target"), TREE
+    if kind != "eagle3":
+        choices = tmp_path / "choices.json"
+        choices.write_text("[[0], [1], [0, 0], [1, 0]]")
+        tree = StaticConfig(choices=str(choices))
+    method = "eagle2" if kind == "eagle3" else kind
     plain = load_pair(target, method="autoregressive")
-    pair = load_pair(target, str(trained.head), method=kind, tree=tree)
+    pair = load_pair(target, str(trained.head), method=method, tree=tree)
     plain, drafted = (
         loaded.generate("ten hats", max_new_tokens=12) for loaded in (plain, pair)
     )
@@ -189,34 +197,6 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
 
 def tensors_of(head: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(head / "model.safetensors")
-
-
-def test_an_eagle3_head_is_trained_and_drafted_with(
-    eagle3_pair: Path, data: Path, tmp_path: Path
-) -> None:
-    trained = train(
-        eagle3_pair,
-        data,
-        tmp_path / "run",
-        **STILL | {"steps": 2, "learning_rate": 0.01, "cache_features": True},
-        head=HEADS["eagle3"].settings(draft_vocab_size=40),
-        loss=Eagle3Loss(alignment=2),
-    )
-    # It knows the tokens that its texts have most often, and gradients let them be.
-    offsets = tensors_of(trained.head)["d2t"]
-    known = HEADS["eagle3"].vocabulary(trained.data.rows, trained.step_config.head)
-    assert offsets.dtype == np.int64
-    np.testing.assert_array_equal(offsets + np.arange(40), known)
-    assert trained.data.features is not None
-    features = trained.data.features.read(np.array([0]))
-    assert features.shape[-1] == 4 * tiny.LAYER.hidden_size
-    target = str(eagle3_pair / "target")
-    plain = load_pair(target, method="autoregressive")
-    pair = load_pair(target, str(trained.head), tree=TREE)
-    plain, drafted = (
-        loaded.generate("ten hats", max_new_tokens=12) for loaded in (plain, pair)
-    )
-    assert drafted[0].token_ids == plain[0].token_ids
 
 
 @pytest.mark.parametrize("name", ["eagle2", "eagle3"])
