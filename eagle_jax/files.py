@@ -92,10 +92,8 @@ def check_new_folder(
     if not overwrite:
         raise InputError(f"{path} exists already; give another name, or `overwrite`")
     if any(path.iterdir()) and not is_ours(path):
-        raise InputError(
-            f"{path} is not replaced: it holds something else than what this command "
-            "wrote; remove it yourself or give another name"
-        )
+        why = "it holds something else than what this command wrote; give another name"
+        raise InputError(f"{path} is not replaced: {why}")
 
 
 def check_apart(output: Path, *sources: Path) -> None:
@@ -121,28 +119,15 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or f"{error}"
-        if error.filename and path.name not in f"{error.filename}":
-            reason += f" ({error.filename})"
-        raise InputError(
-            f"cannot write {path}: {reason}; free some space or give another place"
-        ) from error
+        is_other = error.filename and path.name not in f"{error.filename}"
+        reason = f"{error}" if is_other else error.strerror or f"{error}"
+        advice = "free some space or give another place"
+        raise InputError(f"cannot write {path}: {reason}; {advice}") from error
 
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Yields a hidden name beside an output, for what is not to be seen yet."""
-    with only_writer(path):
-        _tidy(path)
-        try:
-            yield _hidden(path, "unfinished")
-        finally:
-            _tidy(path)
-
-
-@contextlib.contextmanager
-def only_writer(path: Path) -> Iterator[None]:
-    """Refuses an output that another process writes, and keeps others out of it."""
+    """Yields a hidden name beside an output, which no other process writes."""
     place = _hidden(path, "lock")
     with contextlib.ExitStack() as stack:
         while True:
@@ -153,7 +138,9 @@ def only_writer(path: Path) -> Iterator[None]:
                 if os.path.samestat(os.fstat(file.fileno()), place.stat()):
                     break
         stack.callback(place.unlink, missing_ok=True)
-        yield
+        stack.callback(_tidy, path)
+        _tidy(path)
+        yield _hidden(path, "unfinished")
 
 
 def lock(file: IO[bytes], path: Path) -> None:

@@ -18,7 +18,6 @@ from eagle_jax import files
 from eagle_jax.files import (
     check_apart,
     new_folder,
-    only_writer,
     unfinished,
     write_json,
     write_whole,
@@ -44,13 +43,13 @@ def _names(folder: Path) -> list[str]:
 
 def test_an_output_has_one_writer_however_that_ends(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    with pytest.raises(KeyError), only_writer(output):
+    with pytest.raises(KeyError), unfinished(output):
         message = f"{output} is being written by another process; wait for it"
-        refused(lambda: only_writer(output).__enter__(), message)
-        with only_writer(tmp_path / "other"):
+        refused(lambda: unfinished(output).__enter__(), message)
+        with unfinished(tmp_path / "other"):
             pass
         raise KeyError
-    with only_writer(output):
+    with unfinished(output):
         pass
     assert not _names(tmp_path)
 
@@ -67,9 +66,9 @@ def test_a_lock_on_a_name_that_was_removed_meanwhile_is_taken_again(
         flock(file, operation)
 
     monkeypatch.setattr(files.fcntl, "flock", last_holder_leaves)
-    with only_writer(output):
+    with unfinished(output):
         assert len(calls) == 2
-        refused(lambda: only_writer(output).__enter__(), "another process")
+        refused(lambda: unfinished(output).__enter__(), "another process")
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> None:
@@ -103,7 +102,7 @@ def test_without_locks_nothing_is_refused(
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(files.fcntl, "flock", unknown)
-    with only_writer(tmp_path / "a"), only_writer(tmp_path / "a"):
+    with unfinished(tmp_path / "a"), unfinished(tmp_path / "a"):
         pass
 
 

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
 from eagle_jax.errors import InputError, first_line
-from eagle_jax.files import is_left_behind, only_writer, writing
+from eagle_jax.files import is_left_behind, unfinished, writing
 from eagle_jax.parsing import resolved
 from eagle_jax.training.log import LOG
 
@@ -30,7 +30,7 @@ def writing_run(folder: Path) -> Iterator[None]:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        with only_writer(folder / LOG):
+        with unfinished(folder / LOG):
             yield
     finally:
         with contextlib.suppress(OSError):
