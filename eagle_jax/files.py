@@ -1,8 +1,7 @@
 """Writing safely: whole files and whole folders, by one process at a time.
 
-A whole file or folder has a hidden name until it is on the disk: a process that is
-killed at any moment leaves the old one or the new one. An output has one writer at a
-time: the operating system locks it, and drops the lock with the process.
+Each has a hidden name until it is on the disk: a process that is killed at any moment
+leaves the old one or the new one. Its lock is the operating system's, which drops it.
 """
 
 import contextlib
@@ -85,13 +84,11 @@ def check_new_folder(
     parent = resolved(path).parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"cannot write {path}: {parent} is no folder to write to")
-    if not path.exists():
-        return
-    if not path.is_dir():
+    if path.exists() and not path.is_dir():
         raise InputError(f"cannot write {path}: it is no folder; give another name")
-    if not overwrite:
+    if path.is_dir() and not overwrite:
         raise InputError(f"{path} exists already; give another name, or `overwrite`")
-    if any(path.iterdir()) and not is_ours(path):
+    if path.is_dir() and any(path.iterdir()) and not is_ours(path):
         why = "it holds something else than what this command wrote; give another name"
         raise InputError(f"{path} is not replaced: {why}")
 

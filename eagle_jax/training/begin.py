@@ -18,21 +18,9 @@ from eagle_jax.training.config import TrainConfig
 _NO_SIZES = ("kind", "include_embedding")  # Of settings: the rest is the head's.
 
 
-@dataclasses.dataclass(frozen=True)
-class Beginning:
-    """A head to begin with.
-
-    Attributes:
-        sizes: Its sizes.
-        read: The function from the target's parameters and all shardings to its
-            weights, float32.
-    """
-
-    sizes: Any
-    read: Callable[[Any, PairSharding], Any]
-
-
-def open_beginning(folder: Path, source: PairSource, config: TrainConfig) -> Beginning:
+def open_beginning(
+    folder: Path, source: PairSource, config: TrainConfig
+) -> tuple[Any, Callable[[Any, PairSharding], Any]]:
     """Opens a head to begin with, whose sizes, rope and biases are kept.
 
     Args:
@@ -41,6 +29,10 @@ def open_beginning(folder: Path, source: PairSource, config: TrainConfig) -> Beg
             in this run its embedding table and the head's must be equal: a head may
             have been exported so.
         config: All settings of the run; sizes that `head` does not set are the head's.
+
+    Returns:
+        Its sizes, and the function from the target's parameters and all shardings to
+        its weights, float32.
     """
     kind, target = config.kind, source.config
     assert source.folder is not None, "targets are trained for from their files"
@@ -72,7 +64,7 @@ def open_beginning(folder: Path, source: PairSource, config: TrainConfig) -> Beg
         params = opened.load(target_params, "float32", shardings)
         return dataclasses.replace(params, embedding=None)  # It is the target's.
 
-    return Beginning(sizes, read)
+    return sizes, read
 
 
 def _check_sizes(

@@ -1,6 +1,7 @@
 """A training run: steps, evaluations and checkpoints until the last step."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -21,8 +22,8 @@ from eagle_jax.training.data import TrainingData
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.packing import rows_at
-from eagle_jax.training.sharding import first_state, state_shapes, state_shardings
-from eagle_jax.training.step import StepConfig, TrainState, train_step
+from eagle_jax.training.sharding import state_shapes, state_shardings
+from eagle_jax.training.step import StepConfig, TrainState, init_state, train_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,20 +109,17 @@ class Run:
         shardings = state_shardings(step_config, sharding)
         self._shapes = state_shapes(step_config, shardings)
         latest = self._checkpoints.latest()
-        self._state = (
-            first_state(
-                step_config,
-                shardings,
-                config.run.seed,
+        if latest is None:
+            rows, head = trained.data.rows, step_config.head
+            # Each shard is made on its own device.
+            init = functools.partial(init_state, step_config, config.run.seed)
+            self._state = jax.jit(init, out_shardings=shardings)(
                 self._target_params,
-                vocabulary=step_config.kind.vocabulary(
-                    trained.data.rows, step_config.head
-                ),
+                vocabulary=step_config.kind.vocabulary(rows, head),
                 params=trained.first,
             )
-            if latest is None
-            else self._restore(latest)
-        )
+        else:
+            self._state = self._restore(latest)
         self.first_step = latest or 0
         log = self._folder / LOG
         rows = [row for row in read_rows(log) if row["step"] <= self.first_step]

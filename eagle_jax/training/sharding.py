@@ -1,6 +1,5 @@
 """Shardings of a run's state: the optimizer's moments as the head's weights."""
 
-import functools
 from typing import Any
 
 import jax
@@ -30,26 +29,6 @@ def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
     )
     everywhere: Any = sharding.everywhere
     return TrainState(step=everywhere, params=head, opt_state=opt_state, key=everywhere)
-
-
-def first_state(
-    config: StepConfig,
-    shardings: TrainState,
-    seed: int,
-    target_params: Any,
-    **start: Any,
-) -> TrainState:
-    """Returns a run's first state, each shard made on its own device.
-
-    Args:
-        config: The static settings of a step.
-        shardings: The shardings that `state_shardings` returned.
-        seed: The seed of the weights and the noise.
-        target_params: The target's parameters, see `init_state`.
-        **start: What weights begin with, see `init_state`.
-    """
-    init = functools.partial(init_state, config, seed)
-    return jax.jit(init, out_shardings=shardings)(target_params, **start)
 
 
 def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:

@@ -93,8 +93,11 @@ def train_head(
     decode = GenerateConfig(tree=config.tree, decoding=decoding)
     source = open_pair(job.target, None, decode)
     begun_folder = checkpoints.resolve(job.begin_with) if job.begin_with else None
-    begun = open_beginning(begun_folder, source, config) if begun_folder else None
-    head = begun.sizes if begun else new_sizes(source.config, config)
+    head, read = (
+        open_beginning(begun_folder, source, config)
+        if begun_folder
+        else (new_sizes(source.config, config), None)
+    )
     mesh = job.mesh or MeshShape(data=jax.device_count())
     sharding = _shard(source, config, mesh, head)
     check_apart(job.output, folder, *([begun_folder] if begun_folder else []))
@@ -114,7 +117,7 @@ def train_head(
     config.kind.vocabulary(data.rows, head)  # Refuses rows that have no labels.
     report(f"loading {job.target}")
     pair = source.load(sharding)
-    first = begun.read(pair.params.target, sharding) if begun else None
+    first = read(pair.params.target, sharding) if read else None
     _claim(job, identity)
     trained = Trained(
         target=folder,
