@@ -101,12 +101,9 @@ class Checkpoints:
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
         )
-        try:
+        self._folder = folder
+        with self._telling("read the checkpoints"):
             self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
-        except Exception as error:  # Orbax has many kinds.
-            raise InputError(
-                f"cannot read the checkpoints in {folder}: {first_line(error)}"
-            ) from error
 
     def latest(self) -> int | None:
         """Returns the newest checkpoint's step, `None` without any."""
@@ -125,23 +122,23 @@ class Checkpoints:
             state: The state, a pytree of arrays.
             metrics: The metrics by which the best checkpoint is chosen.
         """
-        try:
+        with self._telling(f"write the checkpoint of step {step}"):
             self._manager.save(step, args=ocp.args.StandardSave(state), metrics=metrics)
             self._manager.wait_until_finished()
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"cannot write the checkpoint of step {step} to "
-                f"{self._manager.directory}: {first_line(error)}"
-            ) from error
 
     def restore(self, step: int, like: Any) -> Any:
         """Reads a checkpoint that was kept, with the shapes and shardings of `like`."""
-        try:
+        with self._telling(f"read the checkpoint of step {step}"):
             return self._manager.restore(step, args=ocp.args.StandardRestore(like))
-        except Exception as error:  # Orbax and tensorstore have many kinds.
+
+    @contextlib.contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        """Turns errors, of which Orbax and tensorstore have many kinds, into a line."""
+        try:
+            yield
+        except Exception as error:
             raise InputError(
-                f"cannot read the checkpoint of step {step} in "
-                f"{self._manager.directory}: {first_line(error)}"
+                f"cannot {what} in {self._folder}: {first_line(error)}"
             ) from error
 
     def close(self) -> None:

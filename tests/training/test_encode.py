@@ -126,6 +126,8 @@ def _predicted(tokenizer: Any, sample: EncodedExample) -> list[str]:
         (_marked("<|end|>", "\n"), "A poet 漢<|end|>", "She\n\nwrites<|end|>"),
         (_marked("<|end|>\n", ""), "A poet 漢<|end|>", "She\n\nwrites<|end|>"),
         (NEXT_ENDS, "A poet 漢<|start|>", "She\n\nwrites"),
+        # The next turn's start token is nobody's answer.
+        (NEXT_ENDS.replace("<|start|>", "<s>"), "A poet 漢", "She\n\nwrites"),
         (
             WITHOUT_PROMPT,
             "<|start|>assistant A poet 漢<|eot|>",
@@ -158,16 +160,6 @@ def test_what_generation_is_fed_begins_what_is_trained_on(template: str) -> None
         np.testing.assert_array_equal(whole.tokens[:size], prompt.tokens)
         np.testing.assert_array_equal(whole.loss_mask[:size], prompt.loss_mask)
         assert whole.loss_mask[size] and len(_predicted(tokenizer, prompt)) == runs
-
-
-def test_the_next_turns_start_token_is_nobodys_answer() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}<s>[{{ m.content }}]"
-        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    tokenizer = _tokenizer(template)
-    found = _predicted(tokenizer, _one(tokenizer, _chat(CHAT[1:])))
-    assert found == ["A poet 漢", "She\n\nwrites"]
 
 
 def test_a_token_that_joins_prompt_and_answer_is_predicted() -> None:
@@ -209,17 +201,14 @@ def test_a_sentencepiece_tokenizer_gets_the_same_masks(shared: Path) -> None:
 
 
 def test_a_plain_text_is_predicted_but_for_its_start_token() -> None:
+    from tokenizers import processors
+
     tokenizer = _tokenizer()
     sample = _one(tokenizer, Example(where="line 1", text="so so"))
     fed = cli_text.encode(tokenizer, "so so", chat=False)
     assert sample.tokens.tolist() == [*fed, tokenizer.eos_token_id]
     assert sample.loss_mask.tolist() == [False] + [True] * len(fed)
-
-
-def test_an_end_token_that_the_tokenizer_adds_is_not_added_twice() -> None:
-    from tokenizers import processors
-
-    tokenizer = _tokenizer()
+    # An end token that the tokenizer adds is not added twice.
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 258), ("</s>", 259)]
     )
@@ -282,13 +271,9 @@ def test_a_long_conversation_keeps_its_beginning() -> None:
     assert encoded.num_cut == 1 and len(encoded.samples) == 1
     np.testing.assert_array_equal(encoded.samples[0].tokens, whole.tokens[:size])
     np.testing.assert_array_equal(encoded.samples[0].loss_mask, whole.loss_mask[:size])
-
-
-def test_a_conversation_cut_before_its_answer_is_left_out() -> None:
-    tokenizer = _tokenizer(CHATML)
-    long = [{"role": "user", "content": "a" * 100}, CHAT[2]]
-    short = [{"role": "user", "content": "a"}, CHAT[2]]
-    encoded = encode_examples([_chat(long), _chat(short)], tokenizer, max_length=80)
+    # One that is cut before its answer is left out.
+    long = [{"role": "user", "content": "a" * 400}, CHAT[2]]
+    encoded = encode_examples([_chat(long), _chat(CHAT)], tokenizer, max_length=size)
     assert len(encoded.samples) == 1 and encoded.num_empty == 1
     assert "1 left out, with nothing to predict" in encoded.summary()
 
@@ -340,11 +325,6 @@ def test_conversations_that_the_template_cannot_mark_are_left_out_and_counted() 
         ("{% for m in messages %}", "no valid template"),
         ("{{ raise_exception('never') }}",
          "refuses the conversation: never; mend the template"),
-        (
-            "{% for m in messages %}{{ m.role }}{% if loop.last and "
-            "not add_generation_prompt %}!{% endif %}{{ m.content }}{% endfor %}",
-            "line 7: the chat template renders turn 3 differently when it is the last",
-        ),
     ],
 )  # fmt: skip
 def test_a_template_that_shows_no_answer_is_refused(
