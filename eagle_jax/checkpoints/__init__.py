@@ -1,6 +1,5 @@
 """Hugging Face folders in and out, and pairs converted for quick loading."""
 
-from eagle_jax.checkpoints.export import export_target
 from eagle_jax.checkpoints.export_files import Export, has_torch, is_export
 from eagle_jax.checkpoints.hf_config import stored_dtype, target_config
 from eagle_jax.checkpoints.hf_fields import stop_tokens
@@ -21,7 +20,6 @@ __all__ = [
     "check_max_length",
     "check_small_model",
     "convert_pair",
-    "export_target",
     "has_torch",
     "is_export",
     "load_target",

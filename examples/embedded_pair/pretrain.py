@@ -26,6 +26,7 @@ from eagle_jax.files import write_json, write_whole
 from eagle_jax.generation.memory import check_training
 from eagle_jax.training.checkpoint import writing_run
 from examples.embedded_pair import corpus
+from examples.embedded_pair.export_target import export_target
 from examples.embedded_pair.loop import (
     begin_log,
     check_output,
@@ -114,7 +115,7 @@ def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     write_json(output / "calibration_prompts.json", corpus.prompts(tests)[::2])
     state, perplexity = _train(config, streams, output / "checkpoints")
     model_folder = output / "model"
-    checkpoints.export_target(
+    export_target(
         model_folder,
         config.model.transformer(),
         state.params,

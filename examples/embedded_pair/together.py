@@ -35,6 +35,7 @@ from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
 from eagle_jax.training.packing import pack, rows_at
 from examples.embedded_pair import corpus
+from examples.embedded_pair.export_target import export_target
 from examples.embedded_pair.loop import (
     begin_log,
     check_output,
@@ -211,7 +212,7 @@ def _export(
             if (begun / name).is_file():
                 shutil.copy(begun / name, folder / name)
 
-    checkpoints.export_target(
+    export_target(
         output / "model",
         sizes["target"],
         params.target,

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from eagle_jax.checkpoints.export import layer_fields, rope_scaling
 from eagle_jax.checkpoints.export_files import WRITTEN_BY
 from eagle_jax.checkpoints.hf_config import FAMILIES, layer_config
 from eagle_jax.checkpoints.hf_fields import (
@@ -12,6 +11,8 @@ from eagle_jax.checkpoints.hf_fields import (
     check_keys,
     read_rope,
 )
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.rope import RopeConfig
 
 # Heads that name no positions were trained for so many.
 _HEAD_POSITIONS = 2048
@@ -80,3 +81,34 @@ def common_fields(config: Any, dtype: str) -> dict[str, Any]:
     if config.layer.qkv_bias:  # Its presence counts there, not its value.
         fields["qkv_bias"] = True
     return fields
+
+
+def layer_fields(layer: LayerConfig) -> dict[str, Any]:
+    """Returns the fields of `config.json` that say the sizes of a layer."""
+    return {
+        "hidden_act": "silu",
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.num_kv_heads,
+        "rms_norm_eps": layer.rms_norm_eps,
+    }
+
+
+def rope_scaling(rope: RopeConfig, *, kind_field: str) -> dict[str, Any] | None:
+    """Returns `rope_scaling`; older code reads the kind as `type`, not `rope_type`.
+
+    Args:
+        rope: The rotary embedding.
+        kind_field: The field that says the kind.
+    """
+    if rope.kind == "default":
+        return None
+    scaling = {kind_field: rope.kind, "factor": rope.factor}
+    if rope.kind == "linear":
+        return scaling
+    return scaling | {
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "original_max_position_embeddings": rope.original_max_positions,
+    }

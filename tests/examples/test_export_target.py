@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.checkpoints import Export, export_target, load_target, stop_tokens
+from eagle_jax.checkpoints import Export, load_target, stop_tokens
 from eagle_jax.models import transformer
 from eagle_jax.models.rope import RopeConfig
+from examples.embedded_pair.export_target import export_target
 from tests.helpers import file_bytes, refused
 from tests.tiny import LLAMA3_ROPE, ROPES, TARGET, random_target, target_config
 

@@ -1,4 +1,4 @@
-"""Exports targets as Hugging Face folders; heads share the fields of their layer."""
+"""Exports targets as Hugging Face folders."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,9 +14,8 @@ from eagle_jax.checkpoints.export_files import (
 )
 from eagle_jax.checkpoints.hf_config import FAMILIES, family_of, target_config
 from eagle_jax.checkpoints.load import shapes_of
+from eagle_jax.heads.eagle.files import layer_fields, rope_scaling
 from eagle_jax.models import transformer
-from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 
 
@@ -97,34 +96,3 @@ def target_fields(
         ids = list(stop_tokens)
         fields["eos_token_id"] = ids[0] if len(ids) == 1 else ids
     return fields
-
-
-def layer_fields(layer: LayerConfig) -> dict[str, Any]:
-    """Returns the fields of `config.json` that say the sizes of a layer."""
-    return {
-        "hidden_act": "silu",
-        "hidden_size": layer.hidden_size,
-        "intermediate_size": layer.intermediate_size,
-        "num_attention_heads": layer.num_heads,
-        "num_key_value_heads": layer.num_kv_heads,
-        "rms_norm_eps": layer.rms_norm_eps,
-    }
-
-
-def rope_scaling(rope: RopeConfig, *, kind_field: str) -> dict[str, Any] | None:
-    """Returns `rope_scaling`; older code reads the kind as `type`, not `rope_type`.
-
-    Args:
-        rope: The rotary embedding.
-        kind_field: The field that says the kind.
-    """
-    if rope.kind == "default":
-        return None
-    scaling = {kind_field: rope.kind, "factor": rope.factor}
-    if rope.kind == "linear":
-        return scaling
-    return scaling | {
-        "low_freq_factor": rope.low_freq_factor,
-        "high_freq_factor": rope.high_freq_factor,
-        "original_max_position_embeddings": rope.original_max_positions,
-    }
