@@ -42,8 +42,13 @@ _METADATA = {"format": "pt"}
 _NAMES = {
     *(_CONFIG, "generation_config.json", "tokenizer.json"),
     *(f"{stem}.{suffix}" for stem, suffix in WEIGHT_FILES),
-    *("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "chat_template.jinja", CALIBRATION_FILE, VOCABULARY_FILE),
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    CALIBRATION_FILE,
+    VOCABULARY_FILE,
 }
 
 

@@ -43,9 +43,15 @@ MAPS = ("d2t", "t2d")
 _PARTS = (".values", ".scales")
 
 _MATRICES = (
-    *("_proj.weight", "fc.weight", "lm_head.weight"),
-    *(".gate.weight", ".w1.weight", ".w2.weight", ".w3.weight"),
-    *(".linear.weight", ".res_connection.weight"),
+    "_proj.weight",
+    "fc.weight",
+    "lm_head.weight",
+    ".gate.weight",
+    ".w1.weight",
+    ".w2.weight",
+    ".w3.weight",
+    ".linear.weight",
+    ".res_connection.weight",
     # Output heads of Medusa and Hydra are numbered: 4.1.weight, hydra_lm_head.0.weight.
     *(f"{digit}.weight" for digit in range(10)),
 )

@@ -37,6 +37,10 @@ from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.parsing import read_json
 
+_SETTINGS = (
+    "method max_new_tokens max_length batch_size dtype quantization ignore_eos "
+    "temperature top_p top_k min_p seed acceptance draft_vocabulary"
+)
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 
 
@@ -92,9 +96,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_settings(
         parser,
         GenerateConfig,
-        *("method", "max_new_tokens", "max_length", "batch_size", "dtype"),
-        *("quantization", "ignore_eos", "temperature", "top_p", "top_k", "min_p"),
-        *("seed", "acceptance", "draft_vocabulary", *METHOD_SETTINGS),
+        *_SETTINGS.split(),
+        *METHOD_SETTINGS,
     )
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.random is None

@@ -226,7 +226,9 @@ def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
     is_static = isinstance(trials[0].tree, Topology)
     table = Table(
         "nodes/depth" if is_static else "/".join(sizes(method)),
-        *("measurements", "tokens/round", "speedup"),
+        "measurements",
+        "tokens/round",
+        "speedup",
         title=f"{method.name}, batch size {size}, {jax.devices()[0].device_kind}",
     )
     for trial in trials:

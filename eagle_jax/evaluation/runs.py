@@ -16,19 +16,16 @@ from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
 from eagle_jax.methods import METHODS, PLAIN
 
-SETUP = (
-    *("target", "dtype", "device"),
-    *("template", "system_prompt", "max_new_tokens", "max_length"),
-    *("ignore_eos", "top_p", "top_k", "min_p", "seed"),
+_SETUP = (
+    "target dtype device template system_prompt max_new_tokens max_length ignore_eos "
+    "top_p top_k min_p seed"
 )
+SETUP = tuple(_SETUP.split())
 """The settings, besides temperature and batch size, that compared runs must share."""
 
-TREE = (
-    *("draft", "num_nodes", "depth", "width"),
-    *("rank_by", "rerank", "calibration"),
-    *("kappa", "sharpness", "shared_noise", "acceptance"),
-    *("choices", "level", "window", "guesses", "min_match", "max_ngram"),
-)
+_OWN = [name for method in METHODS.values() for name in method.own_settings]
+
+TREE = ("draft", "acceptance", *dict.fromkeys(_OWN))
 """The settings of one method."""
 
 

@@ -6,8 +6,12 @@ import re
 from collections.abc import Sequence
 
 COLLECTIVES = (
-    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
-    *("collective-permute", "collective-broadcast"),
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
 )
 """The operations that move data between devices."""
 
