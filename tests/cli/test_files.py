@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import resource
@@ -116,21 +117,21 @@ def test_a_pipe_is_left_to_who_reads_it(tmp_path: Path) -> None:
     check_writable(pipe)  # Opening it would wait for a reader.
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may become longer than nothing."""
+    """No file may become longer than nothing, not even that of the tests' output."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_full_disk_is_refused_and_an_old_file_kept(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_full_disk_is_refused_and_an_old_file_kept(tmp_path: Path) -> None:
     old = _file(tmp_path, "old.json", "old")
-    request.getfixturevalue("full_disk")
-    refused(lambda: check_writable(old), str(old), "File too large")
-    refused(lambda: check_folder(tmp_path), str(tmp_path), "File too large")
+    with full_disk():
+        refused(lambda: check_writable(old), str(old), "File too large")
+        refused(lambda: check_folder(tmp_path), str(tmp_path), "File too large")
     assert old.read_text() == "old"
     assert list(tmp_path.iterdir()) == [old]

@@ -66,7 +66,7 @@ _CASES = [
     (f"{_REWRITE} --samples 2", "give either --data FILE or --samples N"),
     (f"{_REWRITE} --limit 0", "--limit 0 must be at least 1"),
     (f"{_REWRITE} --max-length 5000", "max_length = 5000"),
-    (f"{_REWRITE} --config typical.toml", "make the texts depend on the"),
+    (f"{_REWRITE} --config typical.toml", "the texts would depend on the"),
     (f"{_REWRITE} --output /dev/full", _FULL),
     (
         f"{_REWRITE} --draft {assets.HEAD} --num-nodes 1000000",
@@ -107,7 +107,7 @@ _CASES = [
     (f"convert {_TARGET} --output circle.json", _CIRCLE),
     (f"convert {_TARGET} --output ~nobody-of-that-name/out", "home"),
     ("convert --target nowhere --output out", "nowhere is no folder"),
-    (f"export --head {assets.TARGET} --output out", "config.json"),
+    (f"export --head {assets.TARGET} --output out", "holds a whole model"),
     ("report records --output /proc/out", "cannot write to /proc/out"),
     ("compile_report --only nosuch", "--only 'nosuch': no case begins so"),
     ("compile_report --layers 2", "--layers = 2 must be at least 3"),

@@ -7,6 +7,8 @@ import pytest
 from eagle_jax.cli.command import Parser
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.settings import ChainLoss, LevelSettings
 from eagle_jax.training.config import TrainConfig
 from tests.helpers import refused
 
@@ -43,16 +45,24 @@ def test_flags_outside_their_range_are_refused(flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"),
+    ("kind", "names", "more"),
     [
-        (GenerateConfig, ("draft_vocabulary", "max_length", "calibration", "choices")),
-        (TrainConfig, ("alignment", "draft_heads", "feature_layers")),
+        (
+            GenerateConfig,
+            ("draft_vocabulary", "max_length", "calibration", "choices"),
+            (),
+        ),
+        (
+            TrainConfig,
+            ("alignment", "draft_heads", "feature_layers"),
+            (ChainLoss, LevelSettings, Eagle3Settings),
+        ),
     ],
 )
 def test_the_help_of_settings_says_only_what_can_be_typed(
-    kind: type, names: tuple[str, ...]
+    kind: type, names: tuple[str, ...], more: tuple[type, ...]
 ) -> None:
     parser = Parser()
-    add_settings(parser, kind, *names)
+    add_settings(parser, kind, *names, more=more)
     text = " ".join(parser.format_help().split())
     assert "by default" in text and "None" not in text
