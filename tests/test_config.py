@@ -134,9 +134,10 @@ def test_settings_files_are_read_strictly(
 
 def test_a_name_among_others_or_none_is_read(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
-    path.write_text('[loss]\nlabels = "target"')
+    text = '[head]\nkind = "medusa"\n[loss]\nlabels = "{}"'
+    path.write_text(text.format("target"))
     assert load_config(path, TrainConfig).loss.labels == "target"
-    path.write_text('[loss]\nlabels = "targets"')
+    path.write_text(text.format("targets"))
     wanted = "labels = 'targets' must be one of 'tokens', 'target'"
     refused(lambda: load_config(path, TrainConfig), wanted)
 

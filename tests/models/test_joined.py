@@ -9,7 +9,12 @@ import pytest
 
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.joined import join_products
-from eagle_jax.models.layers import LayerParams, decoder_layer, init_layer
+from eagle_jax.models.layers import (
+    AttentionContext,
+    LayerParams,
+    decoder_layer,
+    init_layer,
+)
 from eagle_jax.models.quantized import quantize_layers
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import Transformer, TransformerConfig
@@ -67,9 +72,8 @@ def test_the_layer_of_an_eagle3_head_may_be_joined() -> None:
 
     def run(layer: LayerParams) -> jax.Array:
         mask, length = jnp.tri(2, dtype=bool)[None], jnp.zeros(1, jnp.int32)
-        return decoder_layer(
-            layer, tiny.LAYER, x, rotary, cached, length, mask, inputs=inputs
-        )[0]
+        context = AttentionContext(cached=cached, length=length, mask=mask)
+        return decoder_layer(layer, tiny.LAYER, x, rotary, context, inputs=inputs)[0]
 
     np.testing.assert_allclose(run(join_products(layer)), run(layer), rtol=1e-5)
 

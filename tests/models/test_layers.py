@@ -12,6 +12,7 @@ from eagle_jax.models import attention
 from eagle_jax.models.attention import attend
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import (
+    AttentionContext,
     LayerParams,
     decoder_layer,
     init_layer,
@@ -179,15 +180,12 @@ def test_a_layer_is_attention_and_feed_forward_with_what_it_has(
     x, cached = drawn(B, T, 32), key_values(S, 1)
     positions = jnp.array(LENGTHS[:, None] + np.arange(T))
     rotary = rotary_tables(positions, config.rope, A)
-    found, new = decoder_layer(
-        params,
-        config,
-        jnp.array(x),
-        rotary,
-        jax.tree.map(jnp.array, cached),
-        jnp.array(LENGTHS),
-        jnp.array(np.stack([CAUSAL] * B)),
+    context = AttentionContext(
+        cached=jax.tree.map(jnp.array, cached),
+        length=jnp.array(LENGTHS),
+        mask=jnp.array(np.stack([CAUSAL] * B)),
     )
+    found, new = decoder_layer(params, config, jnp.array(x), rotary, context)
     wanted = layer_judge(params, x, cached, rotary)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     assert new.keys.shape == new.values.shape == (B, G, T, A)
@@ -205,8 +203,13 @@ def test_unconfirmed_tokens_of_earlier_calls_are_seen_as_those_of_one() -> None:
 
     def run(start: int, end: int, earlier: KeyValues | None) -> Any:
         rotary = rotary_tables(positions[:, start:end], config.rope, A)
-        part = (x[:, start:end], rotary, cached, jnp.array(LENGTHS))
-        return decoder_layer(params, config, *part, mask[:, start:end, :end], earlier)
+        context = AttentionContext(
+            cached=cached,
+            length=jnp.array(LENGTHS),
+            mask=mask[:, start:end, :end],
+            earlier=earlier,
+        )
+        return decoder_layer(params, config, x[:, start:end], rotary, context)
 
     whole, new = run(0, 3, None)
     first, earlier = run(0, 2, None)
@@ -224,11 +227,16 @@ def test_the_only_output_that_is_wanted_is_that_of_all() -> None:
     cached = jax.tree.map(jnp.array, key_values(S, 1))
     positions = jnp.array(LENGTHS[:, None] + np.arange(T))
     rotary = rotary_tables(positions, config.rope, A)
-    mask, first = jnp.array(np.stack([CAUSAL, SIBLINGS])), jnp.maximum(positions - 3, 0)
+    context = AttentionContext(
+        cached=cached,
+        length=jnp.array(LENGTHS),
+        mask=jnp.array(np.stack([CAUSAL, SIBLINGS])),
+        first=jnp.maximum(positions - 3, 0),
+    )
 
     def run(last: jax.Array | None) -> Any:
-        part = (jnp.array(drawn(B, T, 32)), rotary, cached, jnp.array(LENGTHS), mask)
-        return decoder_layer(params, config, *part, first=first, last=last)
+        x = jnp.array(drawn(B, T, 32))
+        return decoder_layer(params, config, x, rotary, context, last=last)
 
     whole, new = run(None)
     found, same = run(places)
