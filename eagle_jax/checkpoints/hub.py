@@ -11,9 +11,6 @@ CALIBRATION_FILE = "calibration.json"
 VOCABULARY_FILE = "draft_vocabulary.json"
 """The name of the draft vocabulary beside a draft model; `generation` describes it."""
 
-TEXT_FILES = ("*.json", "*.model", "*.jinja")
-"""The patterns of settings, the tokenizer's files and the chat template."""
-
 WEIGHT_FILES = (
     ("model", "safetensors"),
     ("pytorch_model", "bin"),
@@ -24,11 +21,10 @@ WEIGHT_FILES = (
 )
 """The stems and suffixes of files of weights, the first that is there is read."""
 
+# Settings, the tokenizer's files and the chat template.
+_TEXT_FILES = ("*.json", "*.model", "*.jinja")
 _SAFETENSORS = ("model*.safetensors", "*_lm_head.safetensors")
 _PICKLES = ("pytorch_model*.bin", "*_lm_head.pt")
-
-ABOUT_DRAFTS = (CALIBRATION_FILE, VOCABULARY_FILE)
-"""The names of files beside a draft model that say how to draft with it."""
 
 
 def resolve(name: str) -> Path:
@@ -63,10 +59,10 @@ def resolve(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        patterns = [*TEXT_FILES, *_SAFETENSORS]
+        patterns = [*_TEXT_FILES, *_SAFETENSORS]
         path = Path(snapshot_download(name, allow_patterns=patterns))
         if not any(any(path.glob(pattern)) for pattern in _SAFETENSORS):
-            patterns = [*TEXT_FILES, *_PICKLES]
+            patterns = [*_TEXT_FILES, *_PICKLES]
             path = Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise InputError(

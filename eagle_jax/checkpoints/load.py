@@ -14,7 +14,6 @@ from jax.sharding import Sharding
 from eagle_jax.checkpoints.hf_config import DTYPES, target_config
 from eagle_jax.checkpoints.names import (
     TRANSFORMER,
-    is_quantized,
     is_transposed,
     tensor_names,
 )
@@ -40,8 +39,7 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     """Reads the sizes of a target and lists its tensors; no tensor is read.
 
     Args:
-        folder: The target's folder, from `resolve`: a Hugging Face folder, or half of
-            a converted pair.
+        folder: The target's folder, from `resolve`.
 
     Returns:
         The target's sizes and its files.
@@ -69,13 +67,12 @@ def load_target(
     """Loads a target.
 
     Args:
-        folder: The target's folder, from `resolve`: a Hugging Face folder, or half of
-            a converted pair.
+        folder: The target's folder, from `resolve`.
         dtype: The dtype of the weights; `None` for the one they are stored in.
         shardings: A `jax.sharding.Sharding` for all weights, or one for each in a
             `TransformerParams`; `None` for the default device.
         bits: 8 or 4 to quantize the matrices of its layers as they are read; `None`
-            to take them as they are stored, which may be quantized too.
+            to take them as they are stored.
 
     Returns:
         The target's sizes and weights.
@@ -84,61 +81,43 @@ def load_target(
         InputError: If the target cannot be used, naming the field or tensor.
     """
     config, files = open_target(folder)
-    bits = target_bits(files, config, bits)
-    shapes = target_shapes(config, bits)
-    as_stored = target_shapes(config, files.bits)
-    wanted = tensor_names(as_stored, TRANSFORMER)
+    check_bits(config, bits)
+    stored = target_shapes(config, None)
+    wanted = tensor_names(stored, TRANSFORMER)
     if config.tie_embeddings:
         files.forget(TRANSFORMER["output_head"])  # Some store it all the same.
-    return config, load_params(
-        files, wanted, shapes, weights_dtype(files, dtype), shardings
-    )
+    check_shapes(files, wanted, stored)
+    kind, shapes = weights_dtype(files, dtype), target_shapes(config, bits)
+    return config, load_params(files, wanted, shapes, kind, shardings)
 
 
 def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerParams:
-    """Returns the shapes of a target's weights, with the bits of `target_bits`."""
+    """Returns the shapes of a target's weights, quantized to the bits, if any."""
     shapes = shapes_of(transformer.init_params, config)
     return shapes if bits is None else quantize_layers(shapes, bits)
 
 
-def target_bits(
-    files: Weights | None, config: TransformerConfig, bits: int | None
-) -> int | None:
-    """Returns the bits of the matrices of a target's layers, before any is read.
+def check_bits(config: TransformerConfig, bits: int | None) -> None:
+    """Refuses bits of quantized matrices that a target's sizes do not allow.
 
     Args:
-        files: The checkpoint; `None` where there is none.
         config: The target's sizes.
-        bits: The bits that are asked for, 8 or 4; `None` for what is stored.
-
-    Returns:
-        8 or 4, or `None` for matrices that are not quantized.
-
-    Raises:
-        InputError: If the checkpoint is quantized in another way, or a size does not
-            divide.
+        bits: 8 or 4; `None` for matrices that are not quantized.
     """
-    if files is not None and files.bits is not None:
-        if bits not in (None, files.bits):
-            raise InputError(
-                f"{files.folder} holds int{files.bits} weights, of which no int{bits} "
-                f"weights can be made; give `quantization` int{files.bits} or none, or "
-                "convert the original checkpoint"
-            )
-        return files.bits
+    if bits is None:
+        return
     sizes = {
         "hidden_size": config.layer.hidden_size,
         "intermediate_size": config.layer.intermediate_size,
         "heads times head_dim": config.layer.num_heads * config.layer.head_dim,
     }
     for name, size in sizes.items():
-        if bits is not None and not has_groups(size, bits):
+        if not has_groups(size, bits):
             raise InputError(
                 f"int{bits} weights have a scale for each {GROUP_SIZE} inputs, and two "
                 f"such groups side by side, which do not divide {name} = {size}; "
                 "choose `quantization` int8 or none"
             )
-    return bits
 
 
 def read_embedding(folder: Path, dtype: str) -> jax.Array:
@@ -153,6 +132,7 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
     for other in files.names() - {name}:
         files.forget(other)
     shape = target_shapes(config, None).embedding
+    check_shapes(files, name, shape)
     return load_params(files, name, shape, jnp.dtype(dtype))
 
 
@@ -208,7 +188,7 @@ def load_params(
 
     Args:
         files: The checkpoint.
-        names: A pytree of tensor names.
+        names: A pytree of tensor names, checked by `check_shapes`.
         shapes: A pytree of `jax.ShapeDtypeStruct`, of the same structure; a
             `QuantizedMatrix` of them for a matrix that is to be quantized.
         dtype: The dtype of the result, except for the parts of quantized matrices.
@@ -219,19 +199,15 @@ def load_params(
         A pytree of device arrays.
 
     Raises:
-        InputError: If tensors are missing, unexpected, of the wrong shape or too
-            large for `dtype`.
+        InputError: If a tensor cannot be read, or is too large for `dtype`.
     """
-    check_names(files, names)
-
     with ThreadPoolExecutor(_READERS) as readers:
 
         def load(name: str, shape: Any, sharding: Any = None) -> Any:
             if isinstance(shape, QuantizedMatrix):
                 array = _load_wide(readers, files, name, shape, sharding)
             else:
-                kind = shape.dtype if is_quantized(name) else dtype
-                array = _load(readers, files, name, shape.shape, kind, sharding)
+                array = _load(readers, files, name, shape.shape, dtype, sharding)
             return jax.block_until_ready(array)  # Else the host may hold many.
 
         if shardings is None or isinstance(shardings, Sharding):
@@ -241,22 +217,28 @@ def load_params(
         return jax.tree.map(load, names, shapes, shardings)
 
 
-def check_shapes(files: Weights, names: Any, shapes: Any, wants: str) -> None:
+def check_shapes(files: Weights, names: Any, shapes: Any) -> None:
     """Refuses a checkpoint before any tensor is read.
 
     Args:
         files: The checkpoint.
         names: A pytree of tensor names.
         shapes: A pytree of `jax.ShapeDtypeStruct`, of the same structure.
-        wants: What asks for these shapes, as in "config.json asks for".
 
     Raises:
         InputError: If tensors are missing, unexpected or of the wrong shape.
     """
-    check_names(files, names)
-    listed = zip(jax.tree.leaves(names), jax.tree.leaves(shapes), strict=True)
-    for name, shape in listed:
-        _check_shape(files, name, files.parts(name)[0], shape.shape, wants)
+    wanted = dict(zip(jax.tree.leaves(names), jax.tree.leaves(shapes), strict=True))
+    _refuse(files.folder, "lacks", wanted.keys() - files.names())
+    _refuse(files.folder, "holds unexpected", files.names() - wanted.keys())
+    for name, ours in wanted.items():
+        stored, _ = files.parts(name)
+        shape = ours.shape[::-1] if is_transposed(name) else ours.shape
+        if stored != shape:
+            raise InputError(
+                f"{files.folder}: tensor {name} has shape {stored}, but its sizes ask "
+                f"for {shape}"
+            )
 
 
 def _load_wide(
@@ -265,7 +247,7 @@ def _load_wide(
     """Loads one matrix and quantizes it.
 
     It is read in float32, which holds what any checkpoint holds: so the integers do not
-    depend on the dtype of the other weights, and those of a store are the same.
+    depend on the dtype of the other weights.
     """
     wide: Any = sharding.values if isinstance(sharding, QuantizedMatrix) else sharding
     matrix = _load(readers, files, name, shape.shape, jnp.dtype("float32"), wide)
@@ -283,8 +265,7 @@ def _load(
     sharding: Sharding | None,
 ) -> jax.Array:
     """Loads one tensor."""
-    stored_shape, read = files.parts(name)
-    _check_shape(files, name, stored_shape, shape)
+    _, read = files.parts(name)
 
     def read_converted(block: Part) -> np.ndarray:
         tensor = read(block)
@@ -334,32 +315,6 @@ def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
             f"{what} has values that {dtype} cannot hold; choose another dtype"
         )
     raise InputError(f"{what} holds NaN or infinite values")
-
-
-def _check_shape(
-    files: Weights,
-    name: str,
-    stored: tuple[int, ...],
-    ours: tuple[int, ...],
-    wants: str = "config.json asks for",
-) -> None:
-    wanted = ours[::-1] if is_transposed(name) else ours
-    if stored != wanted:
-        raise InputError(
-            f"{files.folder}: tensor {name} has shape {stored}, but {wants} {wanted}"
-        )
-
-
-def check_names(files: Weights, names: Any) -> None:
-    """Refuses a checkpoint in which tensors are missing or unexpected.
-
-    Args:
-        files: The checkpoint.
-        names: A pytree of tensor names.
-    """
-    wanted = set(jax.tree.leaves(names))
-    _refuse(files.folder, "lacks", wanted - files.names())
-    _refuse(files.folder, "holds unexpected", files.names() - wanted)
 
 
 def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:

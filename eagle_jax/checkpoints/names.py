@@ -40,8 +40,6 @@ MAPS = ("d2t", "t2d")
 """The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""
 
 
-_PARTS = (".values", ".scales")
-
 _MATRICES = (
     "_proj.weight",
     "fc.weight",
@@ -69,25 +67,17 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
     def name(path: tuple[Any, ...], leaf: Any) -> str:
         del leaf
         text = jax.tree_util.keystr(path, simple=True, separator=".")
-        part = text[-len(_PARTS[0]) :] if is_quantized(text) else ""
-        text = text.removesuffix(part)
         number = re.compile(r"(?<![^.])\d+(?=\.)")
         known = text if text in table else number.sub("{}", text)
-        return table[known].format(*number.findall(text)) + part
+        return table[known].format(*number.findall(text))
 
     return jax.tree_util.tree_map_with_path(name, params)
-
-
-def is_quantized(name: str) -> bool:
-    """Returns whether a tensor is part of a quantized matrix, stored as we hold it."""
-    return name.endswith(_PARTS)
 
 
 def is_transposed(name: str) -> bool:
     """Returns whether files hold this tensor `[out, in]` and we hold it `[in, out]`.
 
-    That is every matrix but the embedding tables and the quantized ones. A vector is
-    its own transpose.
+    That is every matrix but the embedding tables. A vector is its own transpose.
     """
     return name.endswith(_MATRICES)
 

@@ -28,8 +28,6 @@ _BLOCK_BYTES = 4 * 2**20
 _TILE = 8
 # A CPU device takes an array at a multiple of this as it is, and copies any other.
 _ALIGNMENT = 64
-# Chunks of a store that are kept, as several readers take parts of the same ones.
-_CACHE_BYTES = 256 * 2**20
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -108,48 +106,6 @@ def _slices(part: Part) -> tuple[slice, ...]:
     return tuple(slice(*ends) for ends in part)
 
 
-def open_store(path: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of an Orbax folder by name, see `orbax_store`.
-
-    They are read through the library that Orbax writes with: Orbax itself reads whole
-    tensors, or what lies on the devices of a sharding.
-    """
-    import tensorstore as ts
-
-    base = {"driver": "file", "path": f"{path.resolve()}/"}
-    files = {"driver": "ocdbt", "base": base}
-    end = "/.zarray"  # The file that describes a tensor.
-    # A part is cut from a larger chunk, of which the next part is cut as well.
-    context = ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
-    try:
-        listed = ts.KvStore.open(files).result().list().result()
-        keys = [key.decode() for key in listed]
-        opened = {
-            key.removesuffix(end): ts.open(
-                {"driver": "zarr", "kvstore": files | {"path": key.removesuffix(end)}},
-                read=True,
-                context=context,
-            )
-            for key in keys
-            if key.endswith(end)
-        }
-        stores = {name: one.result() for name, one in opened.items()}
-        if not stores:
-            raise ValueError("it holds no tensors")
-    except (OSError, RuntimeError, ValueError, LookupError) as error:
-        raise InputError(
-            f"cannot read {path}: {first_line(error)}; convert the checkpoint again"
-        ) from error
-    return {
-        name: StoredTensor(
-            dtype=store.dtype.name,
-            shape=tuple(store.shape),
-            read_part=lambda part, store=store: store[_slices(part)].read().result(),
-        )
-        for name, store in stores.items()
-    }
-
-
 def open_bin(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a `.bin` or `.pt` file by name, which needs torch."""
     try:
@@ -217,8 +173,8 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
 def saving(path: Path) -> Iterator[None]:
     """Turns the errors of libraries that write `path` into `OSError`.
 
-    safetensors, torch and tensorstore have an error of their own each for a full
-    disk, and torch's does not say so.
+    safetensors and torch have an error of their own each for a full disk, and torch's
+    does not say so.
     """
     from safetensors import SafetensorError
 

@@ -1,26 +1,22 @@
 """The tensors of a checkpoint by name, whichever way it is stored."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.hub import WEIGHT_FILES, file_inside
-from eagle_jax.checkpoints.names import MAPS, is_quantized
+from eagle_jax.checkpoints.names import MAPS
 from eagle_jax.checkpoints.tensors import (
     Part,
     StoredTensor,
     open_bin,
     open_safetensors,
-    open_store,
 )
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
-
-STORE_PARAMS = "params"
-"""The name of the Orbax folder in one half of a converted pair."""
 
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
@@ -35,15 +31,11 @@ class Weights:
 
     Attributes:
         folder: The folder of the checkpoint.
-        bits: The bits of its quantized matrices, 8 or 4; `None` if it has none.
     """
 
-    def __init__(
-        self, folder: Path, stored: dict[str, StoredTensor], bits: int | None = None
-    ) -> None:
+    def __init__(self, folder: Path, stored: dict[str, StoredTensor]) -> None:
         """Keeps what is known before any tensor is read."""
         self.folder = folder
-        self.bits = bits
         self._stored = stored
 
     def names(self) -> set[str]:
@@ -55,9 +47,10 @@ class Weights:
         self._stored.pop(name, None)
 
     def dtype(self) -> jnp.dtype:
-        """Returns the narrowest type that holds every unquantized tensor exactly."""
-        named = ((name, self._stored[name].dtype) for name in self.names())
-        return common_dtype(kind for name, kind in named if not is_quantized(name))
+        """Returns the narrowest type that holds all floating-point tensors exactly."""
+        kinds = {self._stored[name].dtype for name in self.names()}
+        known = [jnp.dtype(kind) for kind in kinds.intersection(_FLOATS)]
+        return functools.reduce(jnp.promote_types, known or [jnp.dtype("float32")])
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor of finite floating-point numbers, or one of `MAPS`."""
@@ -92,19 +85,12 @@ def open_weights(folder: Path) -> Weights:
     only through torch with `weights_only=True`.
 
     Args:
-        folder: A Hugging Face folder or one half of a converted pair, which is known
-            by its `params/`.
+        folder: A Hugging Face folder.
 
     Raises:
         InputError: If weights are missing or broken, as far as that can be seen
             without reading them.
     """
-    if (folder / STORE_PARAMS).is_dir():
-        stored = open_store(folder / STORE_PARAMS)
-        scales = [one.shape for name, one in stored.items() if name.endswith(".scales")]
-        # Integers of 8 bits share one scale in each column, those of 4 never do.
-        bits = (8 if scales[0][0] == 1 else 4) if scales else None
-        return Weights(folder, stored, bits)
     for stem, kind in WEIGHT_FILES:
         index = folder / f"{stem}.{kind}.index.json"
         if (folder / f"{stem}.{kind}").is_file():
@@ -144,8 +130,6 @@ def _check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
     """Refuses weights that no model can have."""
     if name in MAPS and tensor.dtype.kind in "biu":
         return
-    if is_quantized(name) and tensor.dtype == np.int8:
-        return
     if not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise InputError(
             f"{folder}: tensor {name} holds {tensor.dtype}, no floating-point "
@@ -156,12 +140,6 @@ def _check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
             f"{folder}: tensor {name} holds NaN or infinite values; the checkpoint is "
             "damaged"
         )
-
-
-def common_dtype(dtypes: Iterable[str]) -> jnp.dtype:
-    """Returns the narrowest type that holds all floating-point types among these."""
-    known = [jnp.dtype(dtype) for dtype in dtypes if dtype in _FLOATS]
-    return functools.reduce(jnp.promote_types, known) if known else jnp.dtype("float32")
 
 
 def is_finite(tensor: np.ndarray) -> bool:

@@ -1,6 +1,6 @@
 """Exports an EAGLE head, or heads of Medusa or Hydra, in the published format.
 
-    eagle-jax export --head pairs/mine/head --output my-head
+    eagle-jax export --head FOLDER --output my-head
     eagle-jax export --head FOLDER --target FOLDER --output my-head
     eagle-jax export --head my-eagle3-head --prefix layers.0 --output for-speculators
 
@@ -45,11 +45,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "layout of the published ones."
     )
     add = parser.add_argument
-    add(
-        "--head",
-        required=True,
-        help="the head: a folder or hub name, published or converted",
-    )
+    add("--head", required=True, help="the head: a folder or hub name")
     add("--output", required=True, type=Path, metavar="DIR", help="the new folder")
     add(
         "--target",

@@ -15,7 +15,6 @@ COMMANDS = (
     "tune",
     "train",
     "regenerate",
-    "convert",
     "export",
     "benchmark",
     "compile-report",

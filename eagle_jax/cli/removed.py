@@ -14,6 +14,7 @@ REMOVED = {
     "llama-2-chat": "give --template tokenizer, whose chat template is the same",
     "--too-long": "leave it out: longer samples are cut",
     "lambda": "give --token-loss alpha",
+    "convert": "give the folder itself: it is read in slices, quantized as it is read",
     "count-tokens": "give --draft-vocabulary N@FILE, where FILE is a text to count",
 }
 """The advice for each flag, value or command that is gone."""

@@ -295,10 +295,10 @@ def load_pair(
     """Loads a target and its drafter.
 
     Args:
-        target: The target's Hugging Face folder, Orbax store or hub name.
-        draft: The folder, store or hub name of the weights that the method drafts with:
-            an EAGLE head, Medusa or Hydra heads, or a smaller model; `None` for a
-            method without weights.
+        target: The target's Hugging Face folder or hub name.
+        draft: The folder or hub name of the weights that the method drafts with: an
+            EAGLE head, Medusa or Hydra heads, or a smaller model; `None` for a method
+            without weights.
         config: The method, its settings, and those that a later call does not give;
             `None` for the defaults.
         mesh: The shape of the mesh that the models are sharded over, of which `data`

@@ -226,8 +226,9 @@ def open_pair(
     decoding, method = settings.decoding, settings.method
     folder = checkpoints.resolve(target_name)
     # Says what is broken before anything is read.
-    config, files = checkpoints.open_target(folder)
-    bits = checkpoints.target_bits(files, config, decoding.bits)
+    config, _ = checkpoints.open_target(folder)
+    bits = decoding.bits
+    checkpoints.check_bits(config, bits)
     dtype: str = decoding.dtype
     if dtype == "auto":
         dtype = "float32" if on_cpu() else checkpoints.stored_dtype(folder)

@@ -23,8 +23,8 @@ def target_shardings(
         sharding: The sharding that `shard_pair` returned; `None` for the default
             device.
         config: The target's sizes.
-        bits: The bits that `checkpoints.target_bits` returned, whose scales may be of
-            groups that the mesh cannot split.
+        bits: The bits of its quantized matrices, whose scales may be of groups that
+            the mesh cannot split; `None` for none.
     """
     if sharding is None:
         return None

@@ -70,7 +70,7 @@ def open_random(
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
     check_memory(config, dtype, bits)
-    bits = checkpoints.target_bits(None, config, bits)
+    checkpoints.check_bits(config, bits)
 
     stop_tokens = (_NUM_BYTES + 1,) if with_tokenizer else ()
     draft = method.weights and _random_draft(config, dtype, method.weights)

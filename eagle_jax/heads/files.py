@@ -12,13 +12,12 @@ from jax.sharding import Sharding
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.export_files import Export, host_tensors, write_export
 from eagle_jax.checkpoints.load import (
-    check_names,
     check_shapes,
     load_params,
     shapes_of,
     weights_dtype,
 )
-from eagle_jax.checkpoints.weights import STORE_PARAMS, Weights, open_weights
+from eagle_jax.checkpoints.weights import Weights, open_weights
 from eagle_jax.errors import InputError
 from eagle_jax.heads.head import Head, combine, partition
 from eagle_jax.heads.kinds import find_head, head_of
@@ -93,24 +92,12 @@ class OpenHead:
         name = getattr(self.names, _TABLE, None)
         return None if name is None else self.files.read(name).astype(jnp.dtype(dtype))
 
-    def tensors(self, target: Any, dtype: str | None) -> dict[str, Any]:
-        """Reads weights and maps by the names that they have in published folders.
-
-        Args:
-            target: The target's weights, see `load`.
-            dtype: The dtype of the weights; `None` for the one they are stored in.
-        """
-        params, offsets = partition(self.load(target, dtype))
-        table = _layout(self.head, self.config, None)
-        return names.by_name(params, table) | self.head.maps(self.config, offsets)
-
 
 def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead:
     """Opens the head in a folder, without reading its weights.
 
     Args:
-        folder: The folder, from `resolve`: a published one, or half of a converted
-            pair.
+        folder: The folder, from `resolve`.
         target: The target's sizes; `None` to open it without its target, which heads
             do not allow whose files leave a size open.
 
@@ -136,9 +123,7 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
                 f"{folder} lacks an embedding table: the target's is "
                 f"{target.layer.hidden_size} wide and does not fit a head of {width}"
             )
-    check_names(files, wanted)
-    if not (folder / STORE_PARAMS).is_dir():  # A store would be read for them.
-        check_shapes(files, wanted, shapes, "its sizes ask for")
+    check_shapes(files, wanted, shapes)
     return OpenHead(
         folder=folder,
         head=head,

@@ -5,17 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle_jax.checkpoints import convert_pair, load_target
-from eagle_jax.heads import open_head
+from eagle_jax.checkpoints import load_target
 from eagle_jax.models.transformer import TransformerParams
-
-
-@pytest.fixture(scope="session")
-def converted(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny pair, converted; copy before changing."""
-    output = tmp_path_factory.mktemp("converted") / "pair"
-    convert_pair(output, tiny_pair / "target", open_head(tiny_pair / "head"))
-    return output
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Folders of weights, changed."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-
-from eagle_jax.checkpoints.orbax_store import write_store
 
 Tensors = dict[str, np.ndarray]
 
@@ -86,18 +82,13 @@ def store(folder: Path, tensors: Tensors, kind: str) -> None:
     elif kind == "bin of before torch 1.6":
         path = folder / "pytorch_model.bin"
         save_bin(tensors, path, _use_new_zipfile_serialization=False)
-    elif kind == "shards of bin":
-        write_shards(folder, tensors, save_bin, "bin")
     else:
-        with tempfile.TemporaryDirectory() as name:
-            write_store(Path(name), folder, tensors)
-            shutil.move(Path(name) / "params", folder)
+        write_shards(folder, tensors, save_bin, "bin")
 
 
 _TORCH = ("bin", "bin of before torch 1.6", "shards of bin")
 KINDS = (
     "safetensors",
     "shards",
-    "Orbax",
     *(pytest.param(kind, marks=pytest.mark.torch) for kind in _TORCH),
 )

@@ -197,6 +197,16 @@ def test_what_is_no_heads_weights_is_refused_by_name(
 def test_values_that_the_dtype_cannot_hold_are_refused(target: Path) -> None:
     _tensor(_UP, lambda x: x + np.float32(1e6))(target)
     refused(lambda: load_target(target, "float16"), _UP, "float16 cannot hold")
+    _tensor(_UP, lambda x: x.astype(np.float64))(target)
+    refused(lambda: load_target(target, None), "float64", "`dtype`")
+
+
+def test_sizes_that_the_groups_do_not_divide_are_refused(target: Path) -> None:
+    change_config(target, intermediate_size=172)
+    named = ("do not divide intermediate_size = 172", "`quantization` int8")
+    # Said from the settings alone: the weights do not even fit them.
+    refused(lambda: load_target(target, bits=4), *named)
+    refused(lambda: load_target(target, bits=8), "(48, 32)", "(172, 32)")
 
 
 def test_a_file_that_becomes_shorter_is_refused(target: Path) -> None:

@@ -30,6 +30,7 @@ from eagle_jax.checkpoints.tensors import open_safetensors
 from eagle_jax.checkpoints.weights import Weights
 from eagle_jax.heads import HEADS, load_head
 from eagle_jax.models import transformer
+from eagle_jax.models.quantized import quantize
 from eagle_jax.models.transformer import TransformerParams
 from tests.checkpoints.folders import (
     KINDS,
@@ -89,6 +90,19 @@ def test_a_part_is_a_slice_of_the_whole(target: Path, kind: str) -> None:
         assert found.dtype == ml_dtypes.bfloat16
         (first, last), (left, right) = part
         np.testing.assert_array_equal(found, whole[_UP][first:last, left:right])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_matrices_are_quantized_as_they_are_read(target: Path, bits: int) -> None:
+    wide: Any = load_target(target)[1]
+    for dtype in ("float32", "bfloat16"):  # The integers do not depend on it.
+        found = load_target(target, dtype, bits=bits)[1]
+        for layer, wide_layer in zip(found.layers, wide.layers, strict=True):
+            expected = jax.jit(quantize, static_argnums=1)(wide_layer.key, bits)
+            chex.assert_trees_all_equal(layer.key, expected)
+            norm = wide_layer.input_norm.astype(dtype)
+            chex.assert_trees_all_equal(layer.input_norm, norm)
+        chex.assert_trees_all_equal(found.embedding, wide.embedding.astype(dtype))
 
 
 def test_parts_of_tensors_with_any_number_of_axes_are_read(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from eagle_jax import assets
 from tests.conftest import load_main
 
 _TARGET = f"--target {assets.TARGET}"
+_HEAD = f"--head {assets.HEAD}"
 _HUGE = "--random hidden=1000000,layers=1000000,heads=4,vocabulary=1000000"
 _EVALUATE = "evaluate --questions questions.jsonl --output out --methods"
 _TRAIN = f"train {_TARGET} --data texts.jsonl --output out"
@@ -103,10 +104,10 @@ _CASES = [
     ("calibrate --max-new-tokens 1", "--max-new-tokens = 1 must be at least 2"),
     ("calibrate --num-nodes 1000000", f"num_nodes = 1000000{_MEMORY}"),
     ("calibrate --prompts one.json", "--prompts = one.json must be 2 prompts or more"),
-    (f"convert {_TARGET} --output /proc/out", "cannot write /proc/out"),
-    (f"convert {_TARGET} --output circle.json", _CIRCLE),
-    (f"convert {_TARGET} --output ~nobody-of-that-name/out", "home"),
-    ("convert --target nowhere --output out", "nowhere is no folder"),
+    (f"export {_HEAD} --output /proc/out", "cannot write /proc/out"),
+    (f"export {_HEAD} --output circle.json", _CIRCLE),
+    (f"export {_HEAD} --output ~nobody-of-that-name/out", "home"),
+    ("export --head nowhere --output out", "nowhere is no folder"),
     (f"export --head {assets.TARGET} --output out", "holds a whole model"),
     ("report records --output /proc/out", "cannot write to /proc/out"),
     ("compile_report --only nosuch", "--only 'nosuch': no case begins so"),

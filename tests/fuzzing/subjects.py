@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from eagle_jax.checkpoints import convert_pair, has_torch
+from eagle_jax.checkpoints import has_torch
 from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
@@ -21,7 +21,6 @@ from eagle_jax.evaluation.runs import groups, in_order
 from eagle_jax.generation import text
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
-from eagle_jax.heads import open_head
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from eagle_jax.training.conversations import read_examples
@@ -136,8 +135,6 @@ def make_subjects(
     calibrations = dict.fromkeys(("greedy", "sampled"), calibration)
     _write(pair / "head" / "calibration.json", {"vocab_size": 300} | calibrations)
     shards = Path(shutil.copytree(pair, home / "shards"))
-    converted = home / "converted"
-    convert_pair(converted, pair / "target", open_head(pair / "head"))
     tensors = _take(shards)
     write_shards(shards / "target", tensors, safetensors.numpy.save_file, "safetensors")
     weights = ["*/*.safetensors", "target/chat_template.jinja"]
@@ -149,11 +146,6 @@ def make_subjects(
         "eagle3": Subject(
             source=eagle3_pair,
             files=["head/config.json", "head/model.safetensors"],
-            read=read_pair,
-        ),
-        "store": Subject(
-            source=converted,
-            files=["*/params/**/*", "*/config.json"],
             read=read_pair,
         ),
         "settings": Subject(source=tables_folder, files=["*.toml"], read=read_settings),

@@ -26,8 +26,7 @@ CASES = int(os.environ.get("EAGLE_JAX_FUZZ", "25"))
 FIRST_SEED = int(os.environ.get("EAGLE_JAX_FUZZ_SEED", "0"))
 CPU_SECONDS, KIBIBYTES = 10, 4 * 2**20
 
-NAMES = ["pair", "shards", "eagle3", "store", "settings", "run", "records", "file"]
-NAMES += ["data"]
+NAMES = ["pair", "shards", "eagle3", "settings", "run", "records", "file", "data"]
 RUN = """
 [data]
 row_length = 16

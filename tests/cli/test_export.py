@@ -1,4 +1,4 @@
-"""The commands that convert a pair and export a head, from flags to exit codes."""
+"""The command that exports a head, from flags to exit codes."""
 
 import json
 import shutil
@@ -6,26 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import chex
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import Export, target_config
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.heads import export_head, open_head
+from eagle_jax.heads import export_head
 from eagle_jax.heads.medusa import model as medusa_heads
 from tests import tiny
 from tests.conftest import Main, load_main
 
 _TABLE = "embed_tokens.weight"
 _EXPORTED = ["config.json", "model.safetensors", "pytorch_model.bin"]
-
-
-@pytest.fixture(scope="module")
-def convert() -> Main:
-    """`main` of `scripts/convert.py`."""
-    return load_main("convert")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +31,6 @@ def export() -> Main:
 def pair(tiny_pair: Path, tmp_path: Path) -> Path:
     """A copy of the tiny pair to change at will."""
     return Path(shutil.copytree(tiny_pair, tmp_path / "source"))
-
-
-def _folders(pair: Path) -> list[str]:
-    return ["--target", str(pair / "target"), "--draft", str(pair / "head")]
 
 
 def _check_refusal(capsys: pytest.CaptureFixture[str], *named: str) -> None:
@@ -60,67 +49,14 @@ def _change_weights(folder: Path, **tensors: Any) -> None:
     save_file(load_file(path) | tensors, path)
 
 
-def test_a_converted_pair_generates_the_same_tokens(
-    main: Main, convert: Main, pair: Path, tmp_path: Path
-) -> None:
-    converted = tmp_path / "converted"
-    assert convert([*_folders(pair), "--output", str(converted)]) == 0
-    shutil.move(converted, tmp_path / "moved")  # Nothing in it knows where it lay.
-    ids = []
-    for folder in (pair, tmp_path / "moved"):
-        output = tmp_path / "out.json"
-        argv = [*_folders(folder), "--dtype", "float32", "--max-new-tokens", "8"]
-        argv += ["--num-nodes", "5", "--depth", "2", "--width", "2"]
-        assert main([*argv, "--prompt", "the", "--json", str(output)]) == 0
-        ids.append(json.loads(output.read_text())["runs"][0]["generated_ids"])
-    assert len(ids[0]) == 8
-    assert ids[0] == ids[1]
-
-
-def test_convert_says_what_it_wrote(
-    convert: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "converted"
-    assert convert([*_folders(pair)[:2], "--output", str(output)]) == 0
-    out, err = capsys.readouterr()
-    assert out == f"wrote {output / 'target'}\n"
-    assert "warning" not in err and "WARNING" not in err
-    assert [path.name for path in output.iterdir()] == ["target"]
-
-
-def test_convert_replaces_only_when_asked(
-    convert: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "converted"
-    argv = [*_folders(pair), "--output", str(output)]
-    assert convert(argv) == 0
-    capsys.readouterr()
-    assert convert([*argv, "--dtype", "bfloat16"]) == 2
-    _check_refusal(capsys, str(output), "--overwrite")
-    assert convert([*argv, "--dtype", "bfloat16", "--overwrite"]) == 0
-    config = json.loads((output / "head" / "config.json").read_text())
-    assert config["torch_dtype"] == "bfloat16"
-
-
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", ["published", "converted"])
 def test_export_writes_the_head_that_it_was_given(
-    convert: Main,
-    export: Main,
-    pair: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
+    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = pair / "head"
     calibration = source / "calibration.json"
     calibration.write_text('{"vocab_size": 1}')
-    if kind == "converted":
-        converted = tmp_path / "converted"
-        assert convert([*_folders(pair), "--output", str(converted)]) == 0
-        source = converted / "head"
     output = tmp_path / "exported"
-    capsys.readouterr()
     argv = ["--head", str(source), "--output", str(output)]
     assert export([*argv, "--target", str(pair / "target")]) == 0
     out, _ = capsys.readouterr()
@@ -229,7 +165,7 @@ def medusa(pair: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.torch
-def test_export_converts_heads_of_medusa(
+def test_export_writes_heads_of_medusa_in_another_dtype(
     export: Main,
     pair: Path,
     medusa: Path,
@@ -253,8 +189,7 @@ def test_export_converts_heads_of_medusa(
         np.testing.assert_array_equal(after[name], tensor.astype("bfloat16"))
 
 
-def test_heads_of_medusa_are_converted_and_have_no_table(
-    convert: Main,
+def test_heads_of_medusa_have_no_table(
     export: Main,
     pair: Path,
     medusa: Path,
@@ -266,10 +201,3 @@ def test_heads_of_medusa_are_converted_and_have_no_table(
     assert export([*argv, *target, "--embedding", "include"]) == 2
     _check_refusal(capsys, "--embedding", str(medusa), "no embedding table")
     assert not Path(output).exists()
-    assert convert([*target, "--draft", str(medusa), "--output", output]) == 0
-    sizes = target_config(pair / "target")
-    stored, published = (
-        open_head(folder, sizes) for folder in (Path(output) / "head", medusa)
-    )
-    assert stored.config == published.config
-    chex.assert_trees_all_equal(stored.load(None, None), published.load(None, None))
