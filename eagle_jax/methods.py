@@ -95,9 +95,8 @@ class Method:
         settings: Its own settings, a frozen dataclass.
         make: The function from such settings to its drafter; `None` decodes plainly.
         weights: The weights that it drafts with; `None` without any.
-        tree: Its published tree, if its trees are static: others are `choices`.
-        trials: The settings that `eagle-jax tune` tries. Static trees it finds itself;
-            a method that has neither is not tuned.
+        trials: The settings that `eagle-jax tune` tries; a method that has none, as one
+            whose tree is static, is not tuned.
         has_confidence: Whether all its drafts have probabilities: those of a model, not
             of earlier text.
     """
@@ -106,7 +105,6 @@ class Method:
     settings: type
     make: Callable[[Any, Context], Drafter] | None
     weights: Weights | None = None
-    tree: Topology | None = None
     trials: tuple[Any, ...] = ()
     has_confidence: bool = True
 
@@ -114,11 +112,6 @@ class Method:
     def is_plain(self) -> bool:
         """Whether this is plain decoding, one token per pass."""
         return self.make is None
-
-    @property
-    def is_tuned(self) -> bool:
-        """Whether `eagle-jax tune` finds its settings."""
-        return bool(self.trials) or self.tree is not None
 
     @property
     def own_settings(self) -> tuple[str, ...]:
@@ -314,7 +307,6 @@ _ROWS = (
         settings=StaticConfig,
         make=_static(MEDUSA_TREE),
         weights=MEDUSA,
-        tree=MEDUSA_TREE,
     ),
     Method(
         name="lookahead",
@@ -333,7 +325,6 @@ _ROWS = (
         settings=StaticConfig,
         make=_static(MEDUSA_TREE),
         weights=HYDRA,
-        tree=MEDUSA_TREE,
     ),
     Method(
         name="chain",
@@ -347,7 +338,6 @@ _ROWS = (
         settings=StaticConfig,
         make=_static(EAGLE1_TREE),
         weights=EAGLE,
-        tree=EAGLE1_TREE,
     ),
     Method(
         name="eagle2",
@@ -360,7 +350,6 @@ _ROWS = (
         name="recycling",
         settings=RecyclingConfig,
         make=_recycling,
-        tree=RECYCLING_TREE,
         has_confidence=False,
     ),
     Method(

@@ -158,7 +158,7 @@ def test_the_switch_copies_no_more_than_a_verification_holds(
 def test_no_method_has_settings_of_another() -> None:
     for name, method in METHODS.items():
         assert method.name == name
-        assert not (method.trials and (method.is_plain or method.tree))
+        assert not (method.trials and method.is_plain)
         assert all(type(settings) is method.settings for settings in method.trials)
     refused(lambda: find_method("eagle3"), "'eagle3' is no method; known are")
 

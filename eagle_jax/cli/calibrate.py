@@ -26,7 +26,7 @@ from eagle_jax.config import DecodingConfig, TreeConfig, require
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file, describe
 from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import open_pair
+from eagle_jax.generation.pair import load_pair
 from eagle_jax.methods import METHODS
 
 _METHODS = [name for name, row in METHODS.items() if row.settings is TreeConfig]
@@ -60,26 +60,21 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     require(new_tokens >= 2, "--max-new-tokens", new_tokens, "at least 2")
     require(config.tree.levels >= 1, "--depth", config.tree.levels, "at least 1")
     complete_pair(arguments)
-    source = open_pair(
-        arguments.target,
-        arguments.draft,
-        dataclasses.replace(
-            config, tree=dataclasses.replace(config.tree, calibration="none")
-        ),
-    )
-    source.check_memory(
+    tree = dataclasses.replace(config.tree, calibration="none")
+    config = dataclasses.replace(config, tree=tree)
+    pair = load_pair(arguments.target, arguments.draft, config, is_lazy=True)
+    pair.source.check_memory(
         batch_size=config.decoding.batch_size, max_length=1 + new_tokens, grows=False
     )
-    prompts = fitting_prompts(arguments, source, new_tokens)
+    prompts = fitting_prompts(arguments, pair, new_tokens)
     require(len(prompts) >= 2, "--prompts", arguments.prompts, "2 prompts or more")
     say(f"loading {arguments.target}")
-    pair = source.load()
-    fits = calibrate_pair(pair, config, prompts, progress)
+    fits = calibrate_pair(pair.loaded, config, prompts, progress)
     origin = [
         f"target {arguments.target}, draft {arguments.draft}",
         f"{len(prompts)} prompts of {arguments.prompts}, {new_tokens} tokens each",
     ]
-    content = calibration_file(pair.target.config.vocab_size, fits, origin)
+    content = calibration_file(pair.source.config.vocab_size, fits, origin)
     write_json(arguments.output, content)
     for kind, fitted in fits.items():
         table = Table("depth", "exponents by rank", title=f"{kind} text")

@@ -7,8 +7,7 @@ from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.errors import InputError
-from eagle_jax.generation.pairs import PairSource
-from eagle_jax.generation.text import encode
+from eagle_jax.generation.pair import Pair
 from eagle_jax.methods import find_method
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
@@ -32,14 +31,12 @@ def complete_pair(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: If a part of the pair is missing.
     """
-    method = find_method(arguments.method)
-    weights = method.weights
+    weights = find_method(arguments.method).weights
     has_embedded = weights is None or weights.embedded is not None
     if has_embedded and arguments.target is None and arguments.draft is None:
         arguments.target = str(assets.TARGET)
         arguments.draft = weights and str(weights.embedded)
         arguments.prompts = arguments.prompts or _EMBEDDED_PROMPTS
-    method.check_draft(arguments.draft)
     if arguments.target is None:
         raise InputError(
             "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
@@ -49,13 +46,13 @@ def complete_pair(arguments: argparse.Namespace) -> None:
 
 
 def fitting_prompts(
-    arguments: argparse.Namespace, source: PairSource, max_new_tokens: int
+    arguments: argparse.Namespace, pair: Pair, max_new_tokens: int
 ) -> list[list[int]]:
     """Reads the prompts that the target has positions for.
 
     Args:
         arguments: The flags of the pair.
-        source: The pair.
+        pair: The pair.
         max_new_tokens: The number of tokens to generate after each prompt.
 
     Returns:
@@ -65,13 +62,14 @@ def fitting_prompts(
         InputError: If the prompts cannot be read, or none fits.
     """
     prompts = read_prompts(arguments.prompts)
-    longest = source.config.max_positions - max_new_tokens
+    positions = pair.source.config.max_positions
+    longest = positions - max_new_tokens
     if longest < 1:
         raise InputError(
             f"--max-new-tokens {max_new_tokens} leaves no room for a prompt; the "
-            f"target has {source.config.max_positions} positions"
+            f"target has {positions} positions"
         )
-    encoded = [encode(source.tokenizer, text, chat=arguments.chat) for text in prompts]
+    encoded = [pair.encode(text, chat=arguments.chat) for text in prompts]
     fitting = [ids for ids in encoded if len(ids) <= longest]
     if not fitting:
         raise InputError(

@@ -7,6 +7,8 @@ REMOVED = {
     "--skip-compilation": "leave it out: compiling is no longer timed",
     "--costs": "leave it out: trees are run on the machine that they are for",
     "--sweep": "leave it out: all trees of --grid are run",
+    "--max-nodes": "static trees are no longer tuned; give `choices` in [tree]",
+    "--max-depth": "static trees are no longer tuned; give `choices` in [tree]",
     "--finalists": "leave it out: the slower half is dropped until two are left",
     "--by": "leave it out: exponents are by depth and rank",
     "--inputs": "leave it out: heads read a feature and the token after it",

@@ -3,21 +3,17 @@
     eagle-jax tune
     eagle-jax tune --target FOLDER --draft FOLDER --prompts FILE --batch-size 4
     eagle-jax tune --grid "3/2/1 8/7/1 10/4/4"
-    eagle-jax tune --method medusa --target FOLDER --draft FOLDER --prompts FILE
     eagle-jax tune --method lookup --target FOLDER --prompts FILE
 
 It runs a few trees for real, in turns with plain decoding, drops the slower half, and
-so on until two are left. For methods whose tree is static it first measures how often
-drafts of each depth and rank are right, and runs the best trees of a few sizes. Without
-a target it tunes the embedded pair. The file that it writes is for `eagle-jax generate
---config`.
+so on until two are left. Without a target it tunes the embedded pair. The file that it
+writes is for `eagle-jax generate --config`.
 """
 
 import argparse
 import dataclasses
 import importlib.metadata
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +27,14 @@ from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prom
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, check_read, join_settings
 from eagle_jax.config import DecodingConfig, require
-from eagle_jax.decoding.requests import bucket_length
-from eagle_jax.drafting import RecyclingDrafter, TreeDrafter
 from eagle_jax.errors import InputError
-from eagle_jax.files import is_special, write_whole
+from eagle_jax.files import write_whole
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
-from eagle_jax.generation.runner import Runner
-from eagle_jax.interface import Drafter
+from eagle_jax.generation.pair import load_pair
+from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.methods import METHODS, PLAIN
-from eagle_jax.tree import Topology
-from eagle_jax.tuning import static
-from eagle_jax.tuning.contest import MOST_TREES, Contest, Tree, Trial, settings_file
+from eagle_jax.tuning.contest import MOST_TREES, Contest, Trial, settings_file
 from eagle_jax.tuning.trees import parse_grid, settings, show, sizes
-
-_STATIC = [name for name, row in METHODS.items() if row.tree is not None]
-_MAX_NODES = 64
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,10 +50,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add(
         "--method",
-        choices=[name for name, row in METHODS.items() if row.is_tuned],
+        choices=[name for name, row in METHODS.items() if row.trials],
         default=DecodingConfig.method,
-        help="the tree of eagle1, medusa, hydra and recycling is static: its paths go "
-        "into a JSON file beside the settings",
     )
     add(
         "--calibration",
@@ -79,8 +65,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-size", type=int, default=1)
     add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
-    add("--max-nodes", type=int, help="largest static tree, root included; default 64")
-    add("--max-depth", type=int, help="deepest static tree; default 8")
     add("--repeats", type=int, default=2, help="measurements before a half is dropped")
     add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
     return parser.parse_args(argv)
@@ -88,74 +72,40 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _tune(arguments: argparse.Namespace) -> int:
     config = _check(arguments)
-    given = _settings(arguments, config)
-    source = open_pair(
-        arguments.target,
-        arguments.draft,
-        dataclasses.replace(config, tree=given[0]),
-    )
-    drafter_of = _drafters(source, config)
-    trees: list[Tree] = [*given]
-    if config.method.tree is not None:
-        assert source.drafter is not None, "plain decoding is not tuned"
-        depth = arguments.max_depth or static.MAX_DEPTH
-        trees = [static.recorded_tree(source.drafter, depth)]
+    trees, rule = _settings(arguments, config), config.sampling.rule
+    config = dataclasses.replace(config, tree=trees[0])
+    pair = load_pair(arguments.target, arguments.draft, config, is_lazy=True)
     for tree in trees:
-        dataclasses.replace(source, drafter=drafter_of(tree)).check_memory(
+        pair.source.with_settings(tree, rule).check_memory(
             batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
         )
-    prompts = fitting_prompts(arguments, source, arguments.max_new_tokens)
+    prompts = fitting_prompts(arguments, pair, arguments.max_new_tokens)
     prompts = _choose(prompts, arguments)
     say(f"loading {arguments.target}")
-    pair = source.load()
+    runner = pair.runner(prompts, config, arguments.batch_size)
     contest = Contest(
-        plain=_plain_runner(pair, config, prompts),
-        drafter_of=drafter_of,
+        plain=dataclasses.replace(runner, drafter=None),
+        drafter_of=lambda tree: pair.source.make_drafter(tree, rule),
         prompts=prompts,
         repeats=arguments.repeats,
         progress=progress,
     )
-    if isinstance(trees[0], Topology):
-        rates = static.measure_rates(contest, trees[0])
-        nodes = arguments.max_nodes or _MAX_NODES
-        trees = [*static.static_trees(rates, max_nodes=nodes)]
     trials = contest.run(trees)
     Console().print(_table(config, trials))
-    comments = _origin(arguments, pair, len(prompts))
-    _write(arguments.output, config, trials[0], comments)
+    comments = _origin(arguments, pair.loaded, len(prompts))
+    write_whole(arguments.output, settings_file(trials[0], config, comments))
+    _print_best(arguments.output, config, trials[0])
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> GenerateConfig:
     """Refuses flags that cannot be run, before long work; returns the settings."""
     check_writable(arguments.output)
-    for name, least in (
-        ("num_prompts", 1),
-        ("max_depth", 1),
-        ("repeats", 1),
-        ("max_nodes", 2),
-        ("max_new_tokens", 2),
-    ):
-        value = getattr(arguments, name)
-        holds = value is None or value >= least
-        require(holds, "--" + name.replace("_", "-"), value, f"at least {least}")
+    for name, least in (("num_prompts", 1), ("repeats", 1), ("max_new_tokens", 2)):
+        value, flag = getattr(arguments, name), "--" + name.replace("_", "-")
+        require(value >= least, flag, value, f"at least {least}")
     config = join_settings(GenerateConfig, None, arguments)
     complete_pair(arguments)
-    method = arguments.method
-    if config.method.tree is not None:
-        if is_special(arguments.output):
-            raise InputError(
-                f"`output` {arguments.output} is no file, and the tree of {method} is "
-                "written beside it; give a file name"
-            )
-        depth, wanted = arguments.max_depth or 1, f"at most {static.MAX_DEPTH}"
-        fits = depth <= static.MAX_DEPTH
-        require(fits, "--max-depth", depth, f"{wanted} for a static tree")
-    elif arguments.max_nodes is not None or arguments.max_depth is not None:
-        raise InputError(
-            "--max-nodes and --max-depth are for methods whose tree is static: "
-            f"{', '.join(_STATIC)}; leave them out for {method}"
-        )
     for flag, name in (("grid", "num_nodes"), ("calibration", "calibration")):
         if getattr(arguments, flag) is not None:
             check_read(config, name, flag)
@@ -163,9 +113,7 @@ def _check(arguments: argparse.Namespace) -> GenerateConfig:
 
 
 def _settings(arguments: argparse.Namespace, config: GenerateConfig) -> list[Any]:
-    """Returns the settings that may be tried; a static tree has only its defaults."""
-    if config.method.tree is not None:
-        return [config.tree]
+    """Returns the settings that are tried."""
     grid = None if arguments.grid is None else parse_grid(arguments.grid)
     trees = settings(config.method, grid)
     if len(trees) > MOST_TREES:
@@ -179,22 +127,6 @@ def _settings(arguments: argparse.Namespace, config: GenerateConfig) -> list[Any
     return [dataclasses.replace(tree, calibration=calibration) for tree in trees]
 
 
-def _drafters(source: PairSource, config: GenerateConfig) -> Callable[[Tree], Drafter]:
-    """Returns the function from a tree to the pair's drafter that grows it."""
-    rule = config.sampling.rule
-
-    def drafter_of(tree: Tree) -> Drafter:
-        if isinstance(tree, Topology):
-            drafter = source.drafter
-            assert isinstance(drafter, TreeDrafter | RecyclingDrafter), "it is static"
-            return dataclasses.replace(drafter, tree=tree)
-        made = source.make_drafter(tree, rule)
-        assert made is not None, "plain decoding is not tuned"
-        return made
-
-    return drafter_of
-
-
 def _choose(prompts: list[list[int]], arguments: argparse.Namespace) -> list[list[int]]:
     """Returns as many prompts as are wanted, taken evenly from all."""
     if len(prompts) < arguments.batch_size:
@@ -206,26 +138,11 @@ def _choose(prompts: list[list[int]], arguments: argparse.Namespace) -> list[lis
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
-def _plain_runner(
-    pair: LoadedPair, config: GenerateConfig, prompts: list[list[int]]
-) -> Runner:
-    longest = max(map(len, prompts))
-    return Runner(
-        pair=pair,
-        drafter=None,
-        config=config,
-        max_length=longest + config.decoding.max_new_tokens,
-        prompt_bucket=bucket_length(longest),
-        batch_size=config.decoding.batch_size,
-    )
-
-
 def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
     """Returns a table of trees beside plain decoding."""
     method, size = config.method, config.decoding.batch_size
-    is_static = isinstance(trials[0].tree, Topology)
     table = Table(
-        "nodes/depth" if is_static else "/".join(sizes(method)),
+        "/".join(sizes(method)),
         "measurements",
         "tokens/round",
         "speedup",
@@ -257,17 +174,8 @@ def _origin(
     ]
 
 
-def _write(
-    output: Path, config: GenerateConfig, best: Trial, comments: Sequence[str]
-) -> None:
-    """Writes the settings file, and prints in one line what is in it."""
-    choices = output.with_suffix(".choices.json")
-    if isinstance(best.tree, Topology) and best.speedup > 1:
-        write_whole(choices, json.dumps(best.tree.paths) + "\n")
-    text = settings_file(
-        best, config, choices=f"{choices.resolve()}", comments=comments
-    )
-    write_whole(output, text)
+def _print_best(output: Path, config: GenerateConfig, best: Trial) -> None:
+    """Prints in one line what is in the settings file."""
     found = show(best.tree, config.method)
     if best.speedup > 1:
         print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")

@@ -13,17 +13,13 @@ from eagle_jax.generation.runner import Runner
 from eagle_jax.interface import Drafter
 from eagle_jax.methods import PLAIN
 from eagle_jax.progress import Progress
-from eagle_jax.tree import Topology
 from eagle_jax.tuning.trees import show, sizes
 
 Tree = Any
-"""The settings of a method, or a static tree."""
+"""The settings of a method."""
 
 MOST_TREES = 12
 """The most trees measured in turns: their programs must all be kept meanwhile."""
-
-NO_ROUNDS = "every text ends with its first token; give other prompts"
-"""Why nothing can be measured on some prompts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +111,7 @@ class Contest:
     """
 
     plain: Runner
-    drafter_of: Callable[[Tree], Drafter]
+    drafter_of: Callable[[Tree], Drafter | None]
     prompts: list[list[int]]
     repeats: int
     progress: Progress
@@ -171,7 +167,7 @@ class Contest:
                 lengths[way] += [len(row.generated_ids) for row in result.rows]
                 rounds[way] += sum(len(row.accept_lengths) for row in result.rows)
         if not decoded_tokens(lengths[None]):
-            raise InputError(NO_ROUNDS)
+            raise InputError("every text ends with its first token; give other prompts")
         return {
             way: Timing(
                 tokens=decoded_tokens(lengths[way]),
@@ -183,16 +179,13 @@ class Contest:
         }
 
 
-def settings_file(
-    best: Trial, config: GenerateConfig, *, choices: str = "", comments: Sequence[str]
-) -> str:
+def settings_file(best: Trial, config: GenerateConfig, comments: Sequence[str]) -> str:
     """Returns a settings file of `GenerateConfig`.
 
     Args:
         best: The quickest tree; plain decoding is recommended if that is quicker.
         config: The settings that were tuned for: above temperature 0 the tree is that
             of sampled text, and a type of "auto" is left out of the file.
-        choices: The file that holds the paths of a static tree.
         comments: Lines that say where the figures come from.
     """
     tree, pays, decoding = best.tree, best.speedup > 1, config.decoding
@@ -206,13 +199,10 @@ def settings_file(
     if pays:
         table = "sampled_tree" if config.sampling.temperature > 0 else "tree"
         lines += ["", f"[{table}]"]
-        if isinstance(tree, Topology):
-            lines.append(f"choices = {_quoted(choices)}")
-        else:
-            names = sizes(config.method)
-            lines += [f"{name} = {getattr(tree, name)}" for name in names]
-            if getattr(tree, "calibration", None) is not None:
-                lines.append(f"calibration = {_quoted(tree.calibration)}")
+        names = sizes(config.method)
+        lines += [f"{name} = {getattr(tree, name)}" for name in names]
+        if getattr(tree, "calibration", None) is not None:
+            lines.append(f"calibration = {_quoted(tree.calibration)}")
     chosen = decoding.method if pays else PLAIN.name
     lines += ["", "[decoding]", f'method = "{chosen}"']
     lines.append(f"batch_size = {decoding.batch_size}")

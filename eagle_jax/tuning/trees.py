@@ -1,4 +1,4 @@
-"""The trees and the settings that are tried, of methods whose tree is not static.
+"""The settings that are tried.
 
 They reach from what pays on slow machines to what is published.
 """
@@ -11,14 +11,13 @@ from typing import Any
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.errors import InputError
 from eagle_jax.methods import METHODS, Method
-from eagle_jax.tree import Topology
 
 
 def settings(method: Method, given: Sequence[TreeConfig] | None = None) -> list[Any]:
     """Returns the settings of a method that are tried.
 
     Args:
-        method: The method, one whose tree is not static.
+        method: The method.
         given: Trees that are tried instead of the method's own, of methods that read
             `num_nodes`: each with every other setting that is tried.
     """
@@ -70,7 +69,5 @@ def sizes(method: Method) -> list[str]:
 
 
 def show(tree: Any, method: Method = METHODS[DecodingConfig.method]) -> str:
-    """Returns a method's `sizes` as `parse_grid` reads them; no width if static."""
-    if isinstance(tree, Topology):
-        return f"{tree.num_nodes}/{tree.depth}"
+    """Returns a method's `sizes` as `parse_grid` reads them."""
     return "/".join(str(getattr(tree, name)) for name in sizes(method))

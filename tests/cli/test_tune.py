@@ -53,10 +53,10 @@ def test_what_is_written_can_be_generated_with(output: str, flags: list[str]) ->
     assert names == ["prompts.json", "tuned.toml"]
 
 
-def test_every_method_but_plain_decoding_is_tuned(
+def test_every_method_with_settings_to_try_is_tuned(
     tune: Main, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for method in {*METHODS} - {"autoregressive"}:
+    for method in (name for name, row in METHODS.items() if row.trials):
         given = ["--method", method, "--target", "a", "--draft", "b", "--repeats", "0"]
         assert tune(given) == 2
         assert "--repeats = 0 must be at least 1" in capsys.readouterr().err
@@ -99,25 +99,6 @@ def test_every_setting_of_a_tree_is_run(
     config = load_config(tmp_path / "tuned.toml", GenerateConfig)
     assert config.decoding.method == method
     assert show(config.tree, METHODS[method]) == tree
-
-
-@pytest.mark.parametrize("method", ["eagle1", "recycling"])
-def test_a_static_tree_is_found_for_a_method_that_has_one(
-    tune: Main, tiny_pair: Path, flags: list[str], tmp_path: Path, method: str
-) -> None:
-    prompts = flags[flags.index("--prompts") + 1]
-    given = ["--target", f"{tiny_pair}/target"]
-    given += ["--draft", f"{tiny_pair}/head"] if METHODS[method].weights else []
-    given += ["--method", method, "--prompts", prompts, "--max-depth", "2"]
-    given += ["--max-new-tokens", "8", "--repeats", "1", "--max-nodes", "3"]
-    assert tune([*given, "--output", f"{tmp_path}/tuned.toml"]) == 0
-    config = load_config(tmp_path / "tuned.toml", GenerateConfig)
-    pays = config.decoding.method == method
-    assert pays or config.decoding.method == "autoregressive"
-    choices = tmp_path / "tuned.choices.json"
-    assert choices.is_file() == pays
-    assert not pays or config.tree.choices == str(choices)
-    assert not pays or len(json.loads(choices.read_text())) == 2
 
 
 def test_drafts_are_accepted_in_the_trees_that_are_run(output: str) -> None:

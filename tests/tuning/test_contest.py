@@ -26,7 +26,7 @@ from eagle_jax.tuning.contest import (
 )
 from eagle_jax.tuning.trees import parse_grid, show
 
-NOT_STATIC = [name for name, method in METHODS.items() if method.trials]
+TUNED = [name for name, method in METHODS.items() if method.trials]
 
 
 def trial(settings: str, speedup: float) -> Trial:
@@ -66,7 +66,7 @@ def test_the_best_tree_is_recommended_if_it_pays(tmp_path: Path, method: str) ->
     assert config.method == PLAIN
 
 
-@pytest.mark.parametrize("method", NOT_STATIC)
+@pytest.mark.parametrize("method", TUNED)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_setting_that_is_tried_is_generated_with(
     tmp_path: Path, method: str, temperature: float
