@@ -46,8 +46,8 @@ _BELOW = {
         "interface logs methods models parallel parsing progress tree"
     ),
     "benchmarks": (
-        "config decoding drafting heads interface methods models parallel testing "
-        "training"
+        "config decoding drafting generation heads interface methods models parallel "
+        "testing training"
     ),
     "evaluation": (
         "assets checkpoints config decoding drafting errors files generation heads "

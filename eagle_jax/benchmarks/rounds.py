@@ -5,7 +5,6 @@ timed in turn, over and over, so that a ratio compares neighbours in time.
 """
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -18,37 +17,14 @@ from eagle_jax.benchmarks.timing import (
     time_loop,
     verify_body,
 )
-from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import find_tree_drafter
-from eagle_jax.interface import Params
+from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.methods import PLAIN
 
 FIGURES = ("round", "bare verify", "bare drafts", "overhead", "round / token")
 """The figures of a method; the last two are ratios, the others milliseconds."""
-
-"""The name of plain decoding, whose round is one token."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Spread:
-    """The summary of repeated measurements, in milliseconds or the figure's own unit.
-
-    Attributes:
-        median: The median.
-        low: The smallest measurement.
-        high: The largest measurement.
-    """
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> "Spread":
-        """Returns the summary of measurements."""
-        return cls(median=statistics.median(values), low=min(values), high=max(values))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,13 +33,14 @@ class RoundCost:
 
     Attributes:
         num_nodes: The number of nodes that the target verifies, `N`.
-        figures: Its `FIGURES`: "bare verify" is the target's call over as many rows,
-            "bare drafts" the draft model's calls alone, 0 without one; "overhead" is
-            the round over their sum, and "round / token" over one of plain decoding.
+        figures: The measurements of its `FIGURES`: "bare verify" is the target's call
+            over as many rows, "bare drafts" the draft model's calls alone, 0 without
+            one; "overhead" is the round over their sum, and "round / token" over one
+            of plain decoding.
     """
 
     num_nodes: int
-    figures: dict[str, Spread]
+    figures: dict[str, list[float]]
 
 
 def arbitrary_requests(
@@ -86,7 +63,7 @@ def arbitrary_requests(
 
 
 def time_rounds(
-    methods: Mapping[str, tuple[Decoder, Params]],
+    pairs: Mapping[str, LoadedPair],
     requests: Requests,
     *,
     num_slots: int,
@@ -97,7 +74,7 @@ def time_rounds(
     """Times a token of plain decoding and a round of every method, all in turn.
 
     Args:
-        methods: Decoders with their parameters, by name; they share their target.
+        pairs: The methods' pairs by name; they share the target's weights.
         requests: The requests, `B` rows of more than `iterations` new tokens.
         num_slots: The number of cache slots, `S`.
         iterations: The number of calls per measurement.
@@ -107,34 +84,29 @@ def time_rounds(
     Returns:
         The cost of each by its name, plain decoding first.
     """
-    first, weights = next(iter(methods.values()))
-    plain = dataclasses.replace(first, drafter=None), weights
+    plain = dataclasses.replace(next(iter(pairs.values())), drafter=None)
     programs: dict[tuple[str, str], Callable[[], float]] = {}
     nodes: dict[str, int] = {}
-    for name, (decoder, params) in {PLAIN.name: plain, **methods}.items():
-        library = autoregressive if decoder.drafter is None else speculative
-        settings = (decoder, params, requests)
-        programs[name, "round"] = time_decoding(library, *settings, num_slots=num_slots)
-        state = library.prefill(*settings, num_slots=num_slots)
-        nodes[name] = num_nodes(decoder, params, state)
-        bodies = {"bare verify": verify_body(decoder.target, nodes[name])}
-        grower = find_tree_drafter(decoder.drafter)
+    for name, pair in {PLAIN.name: plain, **pairs}.items():
+        decoder = Decoder(target=pair.target, drafter=pair.drafter, acceptance="greedy")
+        programs[name, "round"], state = time_decoding(
+            decoder, pair.params, requests, num_slots=num_slots
+        )
+        nodes[name] = num_nodes(decoder, pair.params, state)
+        bodies = {"bare verify": verify_body(pair.target, nodes[name])}
+        grower = find_tree_drafter(pair.drafter)
         if grower is not None:
             bodies["bare drafts"] = draft_calls(grower)
         for figure, body in bodies.items():
-            programs[name, figure] = time_loop(body, params, state, iterations)
+            programs[name, figure] = time_loop(body, pair.params, state, iterations)
     found = in_turn(programs, repeats, measured=report)
     times = {key: 1e3 * np.array(seconds) for key, seconds in found.items()}
-    return {
-        name: RoundCost(num_nodes=count, figures=_figures(name, times))
-        for name, count in nodes.items()
-    }
-
-
-def _figures(name: str, times: dict[tuple[str, str], np.ndarray]) -> dict[str, Spread]:
-    measured, verify = times[name, "round"], times[name, "bare verify"]
-    drafts = times.get((name, "bare drafts"), np.zeros_like(verify))
-    token = times[PLAIN.name, "round"]
-    columns = (measured, verify, drafts, measured / (verify + drafts), measured / token)
-    found = zip(FIGURES, columns, strict=True)
-    return {figure: Spread.of(values.tolist()) for figure, values in found}
+    costs: dict[str, RoundCost] = {}
+    for name, count in nodes.items():
+        measured, verify = times[name, "round"], times[name, "bare verify"]
+        drafts = times.get((name, "bare drafts"), np.zeros_like(verify))
+        ratios = (measured / (verify + drafts), measured / times[PLAIN.name, "round"])
+        columns = zip(FIGURES, (measured, verify, drafts, *ratios), strict=True)
+        figures = {figure: values.tolist() for figure, values in columns}
+        costs[name] = RoundCost(num_nodes=count, figures=figures)
+    return costs

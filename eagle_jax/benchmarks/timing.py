@@ -6,13 +6,13 @@ in turn, over and over, so that differences compare neighbours in time.
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from types import ModuleType
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
@@ -52,32 +52,33 @@ def in_turn(
 
 
 def time_decoding(
-    library: ModuleType,
-    decoder: Decoder,
-    params: Params,
-    requests: Requests,
-    *,
-    num_slots: int,
-) -> Callable[[], float]:
-    """Returns a function that times one step of a decoding loop, in seconds.
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+) -> tuple[Callable[[], float], DecodeState]:
+    """Returns a timer of one round, or of one token without a drafter, in seconds.
 
     Args:
-        library: The module `speculative` for rounds, or `autoregressive` for tokens.
         decoder: The decoder. Static.
         params: The parameters of target and drafter.
         requests: The requests, `B` rows, of which the longest says how many steps are
             timed.
         num_slots: The number of cache slots, `S`. Static.
+
+    Returns:
+        The timer, and the state in which its rounds begin.
     """
+    library = autoregressive if decoder.drafter is None else speculative
+
+    def prefill() -> DecodeState:
+        state = library.prefill(decoder, params, requests, num_slots=num_slots)
+        return jax.block_until_ready(state)
 
     def run() -> float:
-        state = library.prefill(decoder, params, requests, num_slots=num_slots)
-        jax.block_until_ready(state)
+        state = prefill()
         started = time.perf_counter()
         state = jax.block_until_ready(library.decode(decoder, params, state))
         return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
 
-    return run
+    return run, prefill()
 
 
 def verify_body(target: Target, num_nodes: int) -> Body:

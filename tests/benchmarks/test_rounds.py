@@ -27,9 +27,9 @@ def test_every_method_is_a_row_below_plain_decoding(
     shown = [row[1].strip() for row in rows if len(row) > len(FIGURES)]
     assert shown == list(costs) == ["autoregressive", "lookup", "eagle2"]
     assert [cost["num_nodes"] for cost in costs.values()] == [1, 5, 5]
-    assert costs["autoregressive"]["figures"]["round / token"]["median"] == 1
+    assert costs["autoregressive"]["figures"]["round / token"] == [1, 1]
     for method, cost in costs.items():
-        figures = {name: spread["median"] for name, spread in cost["figures"].items()}
+        figures = {name: max(times) for name, times in cost["figures"].items()}
         assert tuple(figures) == FIGURES
         assert (figures["bare drafts"] > 0) == (method == "eagle2")
         assert min(figures["round"], figures["bare verify"]) > 0

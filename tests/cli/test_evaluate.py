@@ -2,14 +2,10 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from eagle_jax import checkpoints
@@ -20,7 +16,6 @@ from tests.conftest import Main, load_main
 Records = dict[str, list[dict[str, Any]]]
 Evaluate = Callable[..., Records]
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "evaluate.py"
 CATEGORIES = ["writing", "qa", "qa", "writing"]
 # All prompts of a conversation lie in one bucket: a compilation serves them all.
 TURNS = [
@@ -33,18 +28,6 @@ EAGLE2, LOOKUP = "eagle2:num_nodes=6,depth=2,width=2", "lookup:num_nodes=5,depth
 EAGLE2_ID = "eagle2-num_nodes=6-depth=2-width=2"
 LOOKUP_ID = "lookup-num_nodes=5-depth=2"
 NEW_TOKENS = 4
-
-# Kills itself by a signal that cannot be caught, with two records on their way.
-KILLED = """
-import os, runpy, sys
-real, calls = os.fsync, []
-def fsync(handle):
-    calls.append(handle)
-    os.kill(os.getpid(), 9) if len(calls) == 3 else real(handle)
-os.fsync = fsync
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @pytest.fixture(scope="session")
@@ -189,41 +172,7 @@ def test_answers_are_fed_back(
             assert len(prompt) == length
 
 
-def test_a_kill_loses_and_repeats_nothing(
-    evaluate: Evaluate,
-    flags: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (whole,) = evaluate(tmp_path / "whole", ["autoregressive"]).values()
-    folder = tmp_path / "killed"
-    settings = ["--methods", "autoregressive", "--output", str(folder)]
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": jax.config.values["jax_compilation_cache_dir"],
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(SCRIPT), *flags, *settings],
-        env=os.environ | cache,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL
-    path = folder / "autoregressive-t0-b1.jsonl"
-    written = path.read_bytes()
-    assert written.count(b"\n") == 3, "the settings and two records"
-    path.write_bytes(written + b'{"question_id": 8')  # And a third one, torn.
-    (resumed,) = evaluate(folder, ["autoregressive"]).values()
-    assert path.read_bytes().startswith(written)
-    assert sorted(r["question_id"] for r in resumed) == [81, 82, 83, 84]
-    assert texts(resumed) == texts(whole)
-    assert "2 of 4 questions are on record already" in capsys.readouterr().err
-    before = path.read_bytes()
-    evaluate(folder, ["autoregressive"])
-    assert path.read_bytes() == before, "nothing is left to be done"
-
-
-def test_ctrl_c_keeps_what_is_on_record(
+def test_ctrl_c_loses_and_repeats_nothing(
     evaluate: Evaluate,
     evaluate_main: Main,
     flags: list[str],
@@ -244,96 +193,71 @@ def test_ctrl_c_keeps_what_is_on_record(
         patch.setattr(os, "fsync", interrupted)
         assert evaluate_main(given) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
-    (records,) = read(tmp_path).values()
-    assert len(records) == 1
-    (records,) = evaluate(tmp_path, ["autoregressive"]).values()
-    assert len(texts(records)) == len(records) == 4
+    path = tmp_path / "autoregressive-t0-b1.jsonl"
+    written = path.read_bytes()
+    assert written.count(b"\n") == 2, "the settings and a record"
+    (resumed,) = evaluate(tmp_path, ["autoregressive"]).values()
+    assert "1 of 4 questions are on record already" in capsys.readouterr().err
+    (whole,) = evaluate(tmp_path / "whole", ["autoregressive"]).values()
+    assert texts(resumed) == texts(whole)
+    assert len(resumed) == 4
+    before = path.read_bytes()
+    assert before.startswith(written)
+    evaluate(tmp_path, ["autoregressive"])
+    assert path.read_bytes() == before, "nothing is left to be done"
 
 
-def test_long_prompts_lose_their_beginning(
-    evaluate: Evaluate,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    runs = evaluate(tmp_path, ["autoregressive", LOOKUP], "--max-length", "16")
-    for records in runs.values():
-        lengths = [n for r in records for n in r["choices"][0]["prompt_tokens"]]
-        assert set(lengths) == {12}
-    plain, lookup = runs.values()
-    assert texts(plain) == texts(lookup)
-    warned = [
-        line for line in capsys.readouterr().err.splitlines() if "warning" in line
-    ]
-    assert len(warned) == 2, "once per file"
-    assert "6 prompts were longer than max_length - max_new_tokens = 12" in warned[0]
-
-
-def test_the_end_of_a_long_prompt_is_kept(evaluate: Evaluate, tmp_path: Path) -> None:
-    prompts = tmp_path / "two.json"
-    prompts.write_text(json.dumps([start + "1!2?3%4&5=6+7-8*" for start in "XZ"]))
-    flags = ["--questions", str(prompts), "--max-length", "16"]
-    (records,) = evaluate(tmp_path, ["autoregressive"], *flags).values()
-    assert texts(records)[0] == texts(records)[1]
-
-
-def test_questions_are_chosen_and_joined(evaluate: Evaluate, tmp_path: Path) -> None:
-    other = tmp_path / "more.txt"
-    other.write_text("one\n\ntwo\n")
-    flags = ["--per-category", "1", "--categories", "qa,more"]
-    runs = evaluate(tmp_path / "one", ["autoregressive"], *flags[:3], "qa")
-    (records,) = runs.values()
-    assert [r["category"] for r in records] == ["qa"]
-    assert type(records[0]["question_id"]) is int
-    files = ["--questions", str(other), str(tmp_path / "mine.json")]
-    (tmp_path / "mine.json").write_text(json.dumps(["ten"]))
-    runs = evaluate(tmp_path / "two", ["autoregressive"], *files)
-    (records,) = runs.values()
-    assert [r["question_id"] for r in records] == ["more-0", "more-1", "mine-0"]
-    assert [r["category"] for r in records] == ["more", "more", "mine"]
-
-
-def test_rejection_has_runs_of_its_own_above_temperature_zero(
+def test_long_prompts_lose_their_beginning_and_keep_noise_of_their_own(
     evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of static trees, whose nodes are drawn there."""
+    """Texts that end alike are continued alike; a turn draws with its own seed."""
+    end = "1!2?3%4&5=6+7-8*"
+    path = tmp_path / "cut.jsonl"
+    questions = [
+        {"question_id": number, "category": "qa", "turns": [f"{start}{end}"] * 2}
+        for number, start in enumerate("XZ")
+    ]
+    path.write_text("".join(json.dumps(question) + "\n" for question in questions))
+    flags = ["--questions", str(path), "--max-length", "16", "--temperatures", "0", "1"]
+    runs = evaluate(tmp_path / "out", ["autoregressive"], *flags)
+    greedy, sampled = runs.values()
+    assert {n for r in greedy for n in r["choices"][0]["prompt_tokens"]} == {12}
+    first, second = texts(greedy).values()
+    assert first == second
+    turns = [turn for record in texts(sampled).values() for turn in record]
+    assert len({tuple(turn) for turn in turns}) == 4
+    lines = capsys.readouterr().err.splitlines()
+    warned = [line for line in lines if "warning" in line]
+    assert len(warned) == 2, "once per file"
+    assert "4 prompts were longer than max_length - max_new_tokens = 12" in warned[0]
+
+
+def test_runs_that_decode_alike_are_one_and_each_says_how_lossless_it_is(
+    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rejection draws other tokens of one distribution: they compare with nothing."""
     chain = "chain:depth=2"
-    methods = ["autoregressive", chain, f"{chain},acceptance=rejection"]
+    rules = ["coupled", "rejection", "typical"]
+    methods = ["autoregressive", *(f"{chain},acceptance={rule}" for rule in rules)]
     runs = evaluate(tmp_path, methods, "--nodes", "--temperatures", "0", "1")
-    rules = {name: records[0]["run"]["acceptance"] for name, records in runs.items()}
-    assert rules == {
+    found = {name: records[0]["run"]["acceptance"] for name, records in runs.items()}
+    name = "chain-depth=2-acceptance"
+    assert found == {
         "autoregressive-t0-b1": "greedy",
-        "chain-depth=2-t0-b1": "greedy",
+        f"{name}=coupled-t0-b1": "greedy",
         "autoregressive-t1-b1": "coupled",
-        "chain-depth=2-t1-b1": "coupled",
-        "chain-depth=2-acceptance=rejection-t1-b1": "rejection",
+        **{f"{name}={rule}-t1-b1": rule for rule in rules},
     }
-    plain, coupled = runs["autoregressive-t1-b1"], runs["chain-depth=2-t1-b1"]
-    drawn = runs["chain-depth=2-acceptance=rejection-t1-b1"]
+    plain, coupled = runs["autoregressive-t1-b1"], runs[f"{name}=coupled-t1-b1"]
+    drawn = runs[f"{name}=rejection-t1-b1"]
     assert texts(plain) == texts(coupled) != texts(runs["autoregressive-t0-b1"])
     assert texts(drawn) != texts(plain)
     for record in (*coupled, *drawn):
         check_record(record)
-    (line,) = [
-        line for line in capsys.readouterr().out.splitlines() if "rejection" in line
-    ]
-    assert " of " not in line, "other draws of one distribution compare with nothing"
-
-
-def test_typical_acceptance_is_said_not_to_be_lossless(
-    evaluate: Evaluate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    methods = ["autoregressive", "chain:depth=2,acceptance=typical"]
-    flags = ["--temperatures", "1", "--per-category", "1"]
-    runs = evaluate(tmp_path, methods, *flags)
-    (record, *_) = runs["chain-depth=2-acceptance=typical-t1-b1"]
-    assert record["run"]["acceptance"] == "typical"
-    out = capsys.readouterr().out
-    (row,) = [
-        line
-        for line in out.splitlines()
-        if "chain-depth=2-acceptance=typical-t1-b1" in line
-    ]
-    assert "not lossless" in row
+    shown = [line for line in capsys.readouterr().out.splitlines() if "-t1-b1" in line]
+    _, like_plain, rejection, typical = shown
+    assert "0 of 4" in like_plain and " of " not in rejection
+    assert "not lossless" in typical
 
 
 def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:
@@ -360,18 +284,3 @@ def test_other_settings_are_refused_before_any_weights_are_read(
     assert evaluate_main([*flags, *methods, "--seed", "3"]) == 2
     assert "seed was 0 and is 3 now; use the same settings" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_two_turns_with_the_same_cut_prompt_draw_other_noise(
-    evaluate_main: Main, tiny_pair: Path, tmp_path: Path
-) -> None:
-    turns = ["1!2?3%4&5=6+7-8*9"] * 2
-    question = {"question_id": 1, "category": "qa", "turns": turns}
-    (tmp_path / "two.jsonl").write_text(json.dumps(question) + "\n")
-    flags = ["--target", f"{tiny_pair}/target", "--questions", f"{tmp_path}/two.jsonl"]
-    flags += ["--methods", "autoregressive", "--temperatures", "1"]
-    flags += ["--max-length", "16", "--max-new-tokens", "8", "--output"]
-    assert evaluate_main([*flags, f"{tmp_path}/out"]) == 0
-    (records,) = read(tmp_path / "out").values()
-    first, second = records[0]["choices"][0]["token_ids"]
-    assert first != second
