@@ -50,11 +50,8 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def flags(tiny_pair: Path, questions: Path) -> list[str]:
     """All flags but the methods and the output."""
-    return [
-        *("--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"),
-        *("--small-model", f"{tiny_pair}/target", "--questions", str(questions)),
-        *("--max-new-tokens", str(NEW_TOKENS)),
-    ]
+    pair = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
+    return [*pair, "--questions", str(questions), "--max-new-tokens", str(NEW_TOKENS)]
 
 
 def read(folder: Path) -> Records:
@@ -261,8 +258,11 @@ def test_runs_that_decode_alike_are_one_and_each_says_how_lossless_it_is(
 
 
 def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:
-    flags = ["--max-new-tokens", "1", "--nodes", "--per-category", "1"]
+    prompts = tmp_path / "plain.txt"
+    prompts.write_text("ten\n\nno\n")
+    flags = ["--max-new-tokens", "1", "--nodes", "--questions", str(prompts)]
     (records,) = evaluate(tmp_path, [LOOKUP], *flags).values()
+    assert [r["category"] for r in records] == ["plain"] * 2
     choice = records[0]["choices"][0]
     assert choice["accept_lengths"] == []
     assert choice["decoding_steps"] == [0] * len(choice["turns"])

@@ -108,6 +108,8 @@ _CASES = [
     ("export --head nowhere --output out", "nowhere is no folder"),
     (f"export --head {assets.TARGET} --output out", "holds a whole model"),
     ("report records --output /proc/out", "cannot write to /proc/out"),
+    ("report records --output out", "holds no *.jsonl"),
+    ("report records --output one.json", "is no folder; give another name"),
     ("compile_report --only nosuch", "--only 'nosuch': no case begins so"),
     ("compile_report --layers 2", "--layers = 2 must be at least 3"),
 ]
