@@ -8,10 +8,15 @@ import pytest
 from eagle_jax.benchmarks.rounds import FIGURES
 from eagle_jax.cli import benchmark
 
-_SMALL = (
-    "--num-nodes 5 --depth 2 --width 2 --prompt-length 4 --slots 1 --iterations 3 "
-    "--repeats 2"
-).split()
+_SMALL = [
+    "--num-nodes=5",
+    "--depth=2",
+    "--width=2",
+    "--prompt-length=4",
+    "--slots=1",
+    "--iterations=3",
+    "--repeats=2",
+]
 
 
 def test_every_method_is_a_row_below_plain_decoding(

@@ -97,7 +97,7 @@ _CASES = [
     ("benchmark --training --row-length 1000000000000", "row_length = 1000000000000"),
     ("benchmark --training --row-length -1", "row_length = -1 must be at least 1"),
     ("calibrate --output /dev/full", _FULL),
-    (f"calibrate {_TARGET}", "method eagle2 needs --draft"),
+    (f"calibrate {_TARGET} --prompts one.json", "method eagle2 needs --draft"),
     ("calibrate --depth 0", "--depth = 0 must be at least 1"),
     ("calibrate --max-new-tokens 1", "--max-new-tokens = 1 must be at least 2"),
     ("calibrate --num-nodes 1000000", f"num_nodes = 1000000{_MEMORY}"),
