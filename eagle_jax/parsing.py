@@ -37,14 +37,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_json_if_any(path: Path) -> dict[str, Any] | None:
-    """Returns a file's JSON object, or `None` where the file is missing or has none."""
-    try:
-        return read_json(path)
-    except InputError:
-        return None
-
-
 def value_at(record: Any, *names: str) -> Any:
     """Returns the value under names, one in the other; `None` if there is none."""
     for name in names:

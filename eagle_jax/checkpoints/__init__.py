@@ -7,7 +7,6 @@ from eagle_jax.checkpoints.hub import resolve
 from eagle_jax.checkpoints.load import (
     check_bits,
     check_max_length,
-    check_small_model,
     load_target,
     open_target,
     read_embedding,
@@ -18,7 +17,6 @@ __all__ = [
     "Export",
     "check_bits",
     "check_max_length",
-    "check_small_model",
     "has_torch",
     "is_export",
     "load_target",

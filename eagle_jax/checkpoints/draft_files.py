@@ -82,22 +82,15 @@ def find_calibration(
         return Calibration(sampled=sampled)
     if tree.calibration == "none":
         return UNCALIBRATED
-    is_own = tree.calibration is None
-    path = folder / CALIBRATION_FILE if folder and is_own else None
+    sizes: Any = {"vocab_size": vocab_size, "depth": tree.levels, "kind": kind}
     if tree.calibration is not None:
-        path = Path(tree.calibration)
-    elif path is None or not path.is_file():
+        return load_calibration(Path(tree.calibration), **sizes)
+    own = folder and folder / CALIBRATION_FILE
+    if own is None or not own.is_file():
         return UNCALIBRATED
     try:
-        return load_calibration(
-            path,
-            vocab_size=vocab_size,
-            depth=tree.levels,
-            kind=kind,
-        )
+        return load_calibration(own, **sizes)
     except InputError as error:
-        if not is_own:
-            raise
         warnings.warn(f"confidences are not calibrated: {error}", stacklevel=2)
         return UNCALIBRATED
 

@@ -27,7 +27,7 @@ from eagle_jax.checkpoints.tensors import (
 )
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind, new_folder
-from eagle_jax.parsing import read_json_if_any
+from eagle_jax.parsing import read_json
 
 WRITTEN_BY = "eagle_jax"
 """The value of `written_by` in an export, which may be replaced on request."""
@@ -61,8 +61,7 @@ class Export:
         base_model: The name of the target, which the official code of heads of Medusa
             and Hydra loads.
         files: The names of the safetensors file and of the torch pickle.
-        with_pickle: Whether to write the pickle, which needs torch; `None` writes it
-            where torch is installed.
+        with_pickle: Whether to write the pickle where torch is installed.
         also: A function that is called with the unfinished folder, to add other files.
         overwrite: Whether to replace an earlier export; its draft vocabulary stays.
     """
@@ -70,7 +69,7 @@ class Export:
     dtype: str = "float32"
     base_model: str | None = None
     files: tuple[str, str] = ("model.safetensors", "pytorch_model.bin")
-    with_pickle: bool | None = None
+    with_pickle: bool = True
     also: Callable[[Path], object] | None = None
     overwrite: bool = False
 
@@ -81,8 +80,10 @@ def is_export(folder: Path) -> bool:
         is_known = path.name in _NAMES and not path.is_dir()
         if not is_known and not is_left_behind(path.name, [CALIBRATION_FILE]):
             return False
-    fields = read_json_if_any(folder / _CONFIG) or {}
-    return fields.get("written_by") == WRITTEN_BY
+    try:
+        return read_json(folder / _CONFIG).get("written_by") == WRITTEN_BY
+    except InputError:
+        return False
 
 
 def has_torch() -> bool:
@@ -118,13 +119,13 @@ def host_tensors(
         raise InputError(f"the weights {verb} {odd[0]}; they do not fit their sizes")
     tensors = {}
     for name, shape in wanted.items():
-        if given[name].shape != shape.shape:
+        tensor = np.asarray(given[name])
+        if tensor.shape != shape.shape:
             raise InputError(
-                f"{name} has shape {given[name].shape}, but its sizes ask for "
-                f"{shape.shape}"
+                f"{name} has shape {tensor.shape}, but its sizes ask for {shape.shape}"
             )
         # A copy in C order: torch wants memory that it may write to.
-        tensor = np.array(given[name], order="C")
+        tensor = np.array(tensor.T if names.is_transposed(name) else tensor, order="C")
         tensors[name] = convert(tensor, jnp.dtype(dtype), f"tensor {name}")
     return tensors
 
@@ -148,10 +149,10 @@ def write_export(
         how: How it is written.
 
     Raises:
-        InputError: If there is no torch for a pickle, sizes or a single bit are read
-            back otherwise, or the folder cannot be written.
+        InputError: If sizes or a single bit are read back otherwise, or the folder
+            cannot be written.
     """
-    with_pickle = has_torch() if how.with_pickle is None else how.with_pickle
+    with_pickle = how.with_pickle and has_torch()
     with new_folder(folder, overwrite=how.overwrite, is_ours=is_export) as unfinished:
         text = json.dumps(fields, indent=1) + "\n"
         (unfinished / _CONFIG).write_text(text, encoding="utf-8")
@@ -183,12 +184,8 @@ def _write_safetensors(path: Path, tensors: Tensors) -> None:
 
 def _write_pickle(path: Path, tensors: Tensors) -> None:
     """Writes a state dict; torch stores the file's name in it, so that never varies."""
-    try:
-        import torch
-    except ImportError as error:
-        raise InputError(
-            f"{path.name} needs torch; install the torch extra (pip install '.[torch]')"
-        ) from error
+    import torch
+
     table = collections.OrderedDict()
     for name, tensor in tensors.items():
         if tensor.dtype == jnp.bfloat16:  # torch takes no bfloat16 from NumPy.

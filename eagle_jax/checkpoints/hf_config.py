@@ -91,18 +91,6 @@ FAMILIES = {
 """The families of targets by `model_type`."""
 
 
-def family_of(config: TransformerConfig) -> str:
-    """Returns the family that a model is exported as."""
-    layer = config.layer
-    if layer.qk_norm:
-        return "qwen3"
-    if layer.qkv_bias:
-        return "qwen2"
-    if layer.num_experts:
-        return "mixtral"
-    return "llama" if config.sliding_window is None else "mistral"
-
-
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be stored in."""
 

@@ -94,7 +94,9 @@ def load_target(
 def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerParams:
     """Returns the shapes of a target's weights, quantized to the bits, if any."""
     shapes = shapes_of(transformer.init_params, config)
-    return shapes if bits is None else quantize_layers(shapes, bits)
+    if bits is None:
+        return shapes
+    return jax.eval_shape(lambda params: quantize_layers(params, bits), shapes)
 
 
 def check_bits(config: TransformerConfig, bits: int | None) -> None:
@@ -134,15 +136,6 @@ def read_embedding(folder: Path, dtype: str) -> jax.Array:
     shape = target_shapes(config, None).embedding
     check_shapes(files, name, shape)
     return load_params(files, name, shape, jnp.dtype(dtype))
-
-
-def check_small_model(target: TransformerConfig, small: TransformerConfig) -> None:
-    """Refuses a small model with another vocabulary than the target's."""
-    if small.vocab_size != target.vocab_size:
-        raise InputError(
-            f"the small model has {small.vocab_size} tokens, the target "
-            f"{target.vocab_size}; give a model with the target's tokenizer"
-        )
 
 
 def check_max_length(target: TransformerConfig, max_length: int) -> None:

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import jax
-import numpy as np
 
 LAYER = {
     "input_norm": "input_layernorm.weight",
@@ -83,20 +82,11 @@ def is_transposed(name: str) -> bool:
 
 
 def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:
-    """Returns the leaves of a pytree by tensor name, each as files hold it.
+    """Returns the leaves of a pytree by tensor name.
 
     Args:
         params: A pytree of arrays or of their shapes; absent tensors are `None`.
         table: Names by path, see `tensor_names`.
     """
     listed = jax.tree.leaves(tensor_names(params, table))
-    named = zip(listed, jax.tree.leaves(params), strict=True)
-    return {name: _as_in_file(name, leaf) for name, leaf in named}
-
-
-def _as_in_file(name: str, leaf: Any) -> Any:
-    if not is_transposed(name):
-        return leaf
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape[::-1], leaf.dtype)
-    return np.asarray(leaf).T  # A view: on CPUs nothing is copied.
+    return dict(zip(listed, jax.tree.leaves(params), strict=True))

@@ -16,8 +16,12 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.interface import Drafter
 from eagle_jax.models import transformer
-from eagle_jax.models.quantized import map_matrices, num_bytes
-from eagle_jax.models.transformer import Transformer, TransformerConfig
+from eagle_jax.models.quantized import num_bytes, quantize_layers
+from eagle_jax.models.transformer import (
+    Transformer,
+    TransformerConfig,
+    TransformerParams,
+)
 from eagle_jax.tree.structure import empty_candidates
 
 _MEMINFO = Path("/proc/meminfo")
@@ -81,15 +85,12 @@ def check_training(
 
 
 def _weight_bytes(target: TransformerConfig, dtype: str, bits: int | None) -> int:
-    shapes = jax.eval_shape(
-        lambda: transformer.init_params(jax.random.key(0), _one_layer(target), dtype)
-    )
-    if bits is not None:
+    def make() -> TransformerParams:
+        one = _one_layer(target)
+        params = transformer.init_params(jax.random.key(0), one, dtype)
+        return params if bits is None else quantize_layers(params, bits)
 
-        def packed(matrix: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((matrix.size * bits // 8,), jnp.int8)
-
-        shapes = map_matrices(packed, shapes)
+    shapes = jax.eval_shape(make)
     return num_bytes(shapes) + (target.num_layers - 1) * num_bytes(shapes.layers)
 
 

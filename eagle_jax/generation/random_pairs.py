@@ -69,8 +69,8 @@ def open_random(
     dtype, bits = decoding.dtype, decoding.bits
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
-    check_memory(config, dtype, bits)
     checkpoints.check_bits(config, bits)
+    check_memory(config, dtype, bits)
 
     stop_tokens = (_NUM_BYTES + 1,) if with_tokenizer else ()
     draft = method.weights and _random_draft(config, dtype, method.weights)

@@ -5,7 +5,6 @@ model whose weights these integers stand for. The largest weight is 127.5 steps,
 not 127 or 7: it is off by half a step, as others may be, and steps are smaller.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -95,51 +94,22 @@ def has_groups(rows: int, bits: int) -> bool:
     return bits == 8 or rows % (2 * min(GROUP_SIZE, rows // 2)) == 0
 
 
-def map_matrices(change: Callable[..., Any], params: Any, *others: Any) -> Any:
-    """Returns a model with its decoder layers' matrices changed.
+def quantize_layers(params: Any, bits: int) -> Any:
+    """Returns a model whose decoder layers' matrices are quantized.
 
     Embedding, output head, norms, biases and routers stay as they are.
 
     Args:
-        change: The function from a matrix, and the leaves of the others in its place,
-            to the new leaf.
-        params: A pytree of weights, of their shapes or of anything in their place; none
-            is quantized.
-        *others: Pytrees of the same structure.
-    """
-
-    def one(path: tuple[Any, ...], leaf: Any, *more: Any) -> Any:
-        return change(leaf, *more) if path[-1].name in _MATRICES else leaf
-
-    return jax.tree_util.tree_map_with_path(one, params, *others)
-
-
-def quantize_layers(params: Any, bits: int) -> Any:
-    """Returns a model whose decoder layers' matrices are quantized.
-
-    Args:
-        params: A pytree of weights, or of their shapes.
+        params: A pytree of weights.
         bits: The bits of an integer, 8 or 4.
     """
 
-    def change(leaf: Any) -> Any:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(lambda weight: quantize(weight, bits), leaf)
-        return quantize(leaf, bits)
+    def change(path: tuple[Any, ...], leaf: Any) -> Any:
+        return quantize(leaf, bits) if path[-1].name in _MATRICES else leaf
 
-    return map_matrices(change, params)
-
-
-def bits_of(params: Any) -> int | None:
-    """Returns the bits of a model's quantized matrices, `None` if it has none."""
-    leaves = jax.tree.leaves(params, is_leaf=_is_quantized)
-    return next((leaf.bits for leaf in leaves if _is_quantized(leaf)), None)
+    return jax.tree_util.tree_map_with_path(change, params)
 
 
 def num_bytes(params: Any) -> int:
     """Returns the bytes of a model's weights, or of weights with the given shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-
-
-def _is_quantized(leaf: Any) -> bool:
-    return isinstance(leaf, QuantizedMatrix)

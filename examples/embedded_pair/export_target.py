@@ -12,7 +12,7 @@ from eagle_jax.checkpoints.export_files import (
     host_tensors,
     write_export,
 )
-from eagle_jax.checkpoints.hf_config import FAMILIES, family_of, target_config
+from eagle_jax.checkpoints.hf_config import FAMILIES, target_config
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.heads.eagle.files import layer_fields, rope_scaling
 from eagle_jax.models import transformer
@@ -66,7 +66,7 @@ def target_fields(
         stop_tokens: The tokens that end a text.
         bos_token: The token that begins a text; `None` for none.
     """
-    family = family_of(config)
+    family = _family_of(config)
     fields = {
         "architectures": [FAMILIES[family].architecture],
         "model_type": family,
@@ -96,3 +96,13 @@ def target_fields(
         ids = list(stop_tokens)
         fields["eos_token_id"] = ids[0] if len(ids) == 1 else ids
     return fields
+
+
+def _family_of(config: TransformerConfig) -> str:
+    if config.layer.qk_norm:
+        return "qwen3"
+    if config.layer.qkv_bias:
+        return "qwen2"
+    if config.layer.num_experts:
+        return "mixtral"
+    return "llama" if config.sliding_window is None else "mistral"

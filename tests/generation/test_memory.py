@@ -88,7 +88,7 @@ def test_rows_slots_and_batches_that_cannot_be_in_memory_are_refused() -> None:
 @pytest.mark.parametrize(
     "sizes",
     [
-        "hidden=1000000,layers=1,heads=4,vocabulary=300",
+        "hidden=1024000,layers=1,heads=4,vocabulary=300",
         "hidden=64,layers=999999999,heads=4,vocabulary=300",
         "hidden=64,layers=1,heads=4,vocabulary=999999999",
     ],

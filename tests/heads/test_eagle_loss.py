@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eagle_jax.checkpoints import names
+from eagle_jax.checkpoints.export_files import host_tensors
 from eagle_jax.heads import chains, head_of
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.loss import EagleLoss, add_noise, eagle_loss
@@ -129,7 +129,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def numpy_weights(setting: SimpleNamespace) -> dict[str, np.ndarray]:
     """The head's weights in `[out, in]`, as the official files hold them."""
     (table,) = head_of(HEAD).layouts(HEAD).values()
-    named = names.by_name(setting.params, table)
+    named = host_tensors(setting.params, setting.params, table, "float32")
     return {
         ours.removeprefix("layer."): np.asarray(named[official], np.float64)
         for ours, official in table.items()
