@@ -94,7 +94,7 @@ FAMILIES = {
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be stored in."""
 
-_MOST_LAYERS = 10_000
+_MOST_LAYERS, _MOST_EXPERTS = 10_000, 1_024
 _QWEN_FULL_LAYERS = 28
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = ("full_attention", _SLIDING)
@@ -175,7 +175,7 @@ def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfi
         )
     num_experts = experts_per_token = 0
     if family.is_mixture:
-        num_experts = fields.size("num_local_experts", default=8)
+        num_experts = fields.size("num_local_experts", default=8, most=_MOST_EXPERTS)
         experts_per_token = fields.size(
             "num_experts_per_tok", default=2, most=num_experts
         )

@@ -15,7 +15,10 @@ from eagle_jax.files import is_left_behind, unfinished, writing
 from eagle_jax.parsing import resolved
 from eagle_jax.training.log import LOG
 
-_OURS = {LOG, "curve.png", "checkpoints", "features", "head"}
+FEATURES = "features.npy"
+"""The file of a run's features, if they are kept."""
+
+_OURS = {LOG, FEATURES, "curve.png", "checkpoints", "head"}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from eagle_jax.progress import Progress, Report
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import EncodedExample, encode_examples
-from eagle_jax.training.features import FeatureStore
 from eagle_jax.training.packing import hold_out, pack, rows_at
 
 _LINES = 20  # More malformed records than these would flood the log.
@@ -26,8 +25,8 @@ class TrainingData:
         rows: The rows to train on, `[R, T]` NumPy arrays.
         held_out: The rows to evaluate on, `[R', T]` NumPy arrays.
         prompts: The held-out prompts to decode, as lists of ids.
-        features: The target's features of `rows`, or `None` to compute them in the
-            step.
+        features: The target's features of `rows`, `[R, T, F]`; `None` to compute them
+            in the step.
         stop_tokens: The ids that end a text.
         max_length: The tokens of prompt and output of a decoded text at most; `None`
             for what the prompts and the new tokens need.
@@ -36,7 +35,7 @@ class TrainingData:
     rows: PackedRows
     held_out: PackedRows
     prompts: Sequence[Sequence[int]]
-    features: FeatureStore | None = None
+    features: np.ndarray | None = None
     stop_tokens: tuple[int, ...] = ()
     max_length: int | None = None
 

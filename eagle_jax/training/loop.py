@@ -203,7 +203,7 @@ class Run:
         run, data = self._config.run, self._data
         chosen = rows_at(len(data.rows), step, run.batch_size, run.seed)
         rows = data.rows[chosen]
-        features = None if data.features is None else data.features.read(chosen)
+        features = None if data.features is None else data.features[chosen]
         rows_there, features = self._sharding.put_rows((rows, features))
         state, metrics = self._step(
             self._state,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from eagle_jax import checkpoints
 from eagle_jax.checkpoints.load import shapes_of
@@ -24,11 +25,11 @@ from eagle_jax.models.transformer import Transformer
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.begin import open_beginning
-from eagle_jax.training.checkpoint import check_output, remove_run
+from eagle_jax.training.checkpoint import FEATURES, check_output, remove_run
 from eagle_jax.training.config import TrainConfig, new_sizes
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.data import read_data
-from eagle_jax.training.features import FeatureStore, write_features
+from eagle_jax.training.features import cached_features
 from eagle_jax.training.log import LOG, plot_log
 from eagle_jax.training.loop import DivergedError, LogRow, Run, Trained
 from eagle_jax.training.packing import rows_at
@@ -182,7 +183,7 @@ def _run(
     is_first = jax.process_index() == 0
     if config.data.cache_features:
         with progress("computing features", len(trained.data.rows)) as update:
-            features = _write_features(trained, sharding, update)
+            features = _features(trained, sharding, update)
         data = dataclasses.replace(trained.data, features=features)
         trained = dataclasses.replace(trained, data=data)
     run = Run(trained, sharding)
@@ -240,26 +241,21 @@ def _export(trained: Trained, params: Any, embedding: Any) -> None:
     export_head(trained.head, head, params, how)
 
 
-def _write_features(
+def _features(
     trained: Trained, sharding: PairSharding, update: Callable[[int], None]
-) -> FeatureStore:
-    """Computes the target's features of all rows, or what the run's folder lacks.
+) -> np.ndarray:
+    """Returns the target's features of all rows, kept in the run's folder.
 
-    They are kept in the type that they are computed in, so stored features give the
-    same numbers as computed ones.
+    They have the type that they are computed in, so kept features give the same
+    numbers as computed ones.
     """
-    step = trained.step_config
+    step, params = trained.step_config, trained.pair.params.target
     compute = jax.jit(functools.partial(read_target, step))
-    params = trained.pair.params.target
-    return write_features(
-        trained.head.parent / "features",
+    return cached_features(
+        trained.head.parent / FEATURES,
         trained.data.rows,
         lambda batch: sharding.fetch(compute(params, sharding.put_rows(batch))),
-        settings={
-            "target": str(trained.target.resolve()),
-            "feature_layers": step.target.config.feature_layers,
-            "dtype": step.dtype,
-        },
         batch_size=trained.config.run.batch_size,
+        dtype=step.dtype,
         progress=update,
     )

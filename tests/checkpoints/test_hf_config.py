@@ -162,6 +162,7 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="names no rope_theta; taking 1e\\+06"):
         assert layer("mixtral", **unnamed).rms_norm_eps == 1e-5
     refused(lambda: layer("mixtral", num_experts_per_tok=9), "num_experts_per_tok = 9")
+    refused(lambda: layer("mixtral", num_local_experts=2**24), "num_local_experts")
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:

@@ -284,7 +284,7 @@ def test_two_processes_go_on_with_what_one_began(
     assert "several processes write no calibration" in errors
     assert "step" not in others and silent == ""
     assert printed.startswith(f"{output / 'head'} | step 12")
-    assert (output / "features" / "features.jsonl").is_file()
+    assert (output / "features.npy").is_file()
     assert_like(run, output)
 
 

@@ -1,135 +1,71 @@
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors
-import safetensors.numpy
 
-from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.features import FeatureStore, write_features
-from eagle_jax.training.packing import PackedRows, pack
+from eagle_jax.training.features import cached_features
+from eagle_jax.training.packing import PackedRows
 from tests.helpers import refused
 
-LENGTH, WIDTH = 6, 4
+LENGTH, WIDTH, COUNT = 6, 4, 11
 
 
-def _rows(seed: int = 0, count: int = 11) -> PackedRows:
-    random = np.random.default_rng(seed)
-    samples = [
-        EncodedExample(
-            tokens=random.integers(1, 200, size).astype(np.int32),
-            loss_mask=np.ones(size, np.bool_),
-        )
-        for size in random.integers(4, LENGTH + 1, count)
-    ]
-    return pack(samples, LENGTH)
+def _rows() -> PackedRows:
+    tokens = np.arange(COUNT * LENGTH, dtype=np.int32).reshape(COUNT, LENGTH)
+    ones = np.ones_like(tokens)
+    return PackedRows(
+        tokens=tokens, segments=ones, positions=ones, loss_mask=ones.astype(bool)
+    )
 
 
 class Target:
-    """Computes features that name their token, position and column."""
+    """Computes features that name their token and column."""
 
-    def __init__(self, *, fail_after: int | None = None, scale: float = 1.0) -> None:
+    def __init__(self, dtype: str = "float32", fail_after: int = 99) -> None:
         self.sizes: list[int] = []
-        self._left, self._scale = fail_after, scale
+        self._dtype, self._left = jnp.dtype(dtype), fail_after
 
     def __call__(self, rows: PackedRows) -> np.ndarray:
-        if self._left is not None:
-            if self._left == 0:
-                raise KeyboardInterrupt
-            self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+        self._left -= 1
         self.sizes.append(len(rows))
-        base = rows.tokens + rows.positions / 8
-        return self._scale * (base[..., None] + np.arange(WIDTH) / 16)
+        features = rows.tokens[..., None] + np.arange(WIDTH) / 16
+        return features.astype(self._dtype)
 
 
-def _expected(rows: PackedRows) -> np.ndarray:
-    return np.where(rows.segments[..., None] > 0, Target()(rows), 0)
+def _kept(path: Path, compute: Target, **changes: Any) -> np.ndarray:
+    given: dict[str, Any] = {"batch_size": 4, "dtype": "float32"}
+    given |= {"progress": lambda done: None} | changes
+    return cached_features(path, _rows(), compute, **given)
 
 
-def _write(folder: Path, rows: PackedRows, **changes: Any) -> FeatureStore:
-    given = {"compute": Target(), "settings": {"target": "a"}, "batch_size": 4}
-    given |= {"progress": lambda done: None}
-    return write_features(folder, rows, **(given | changes))
-
-
-def _bytes(folder: Path) -> dict[str, bytes]:
-    assert all(path.is_file() for path in folder.iterdir())
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 50])
-def test_what_is_read_is_what_was_computed(tmp_path: Path, batch_size: int) -> None:
-    rows, compute = _rows(), Target()
-    store = _write(tmp_path, rows, compute=compute, batch_size=batch_size)
-    assert len(rows) == 11
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 50])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_read_is_what_was_computed(
+    tmp_path: Path, batch_size: int, dtype: str
+) -> None:
+    path, compute, seen = tmp_path / "features.npy", Target(dtype), []
+    given: dict[str, Any] = {"batch_size": batch_size, "dtype": dtype}
+    found = _kept(path, compute, progress=seen.append, **given)
     chosen = np.array([7, 0, 10, 7, 3])
-    np.testing.assert_array_equal(store.read(chosen), _expected(rows)[chosen])
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found[chosen], Target(dtype)(_rows())[chosen])
     assert set(compute.sizes) == {batch_size}  # One compilation.
-    last = (len(rows) - 1) // batch_size
-    shard = safetensors.numpy.load_file(tmp_path / f"features-{last:05}.safetensors")
-    wanted = _expected(rows)[last * batch_size :]
-    np.testing.assert_array_equal(shard["features"], wanted)
+    assert seen == sorted(seen) and seen[-1] == COUNT
+    again = Target(dtype)
+    np.testing.assert_array_equal(_kept(path, again, **given), found)
+    assert again.sizes == []
 
 
-@pytest.mark.parametrize("kind", [np.float32, ml_dtypes.bfloat16])
-def test_features_are_kept_in_the_type_that_they_are_computed_in(
-    tmp_path: Path, kind: type
-) -> None:
-    rows = _rows()
-    store = _write(tmp_path, rows, compute=lambda rows: Target()(rows).astype(kind))
-    found = store.read(np.arange(len(rows)))
-    assert found.dtype == kind
-    np.testing.assert_array_equal(found, _expected(rows).astype(kind))
-
-
-def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    rows = _rows()
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    _write(whole, rows)
+def test_features_are_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "features.npy"
     with pytest.raises(KeyboardInterrupt):
-        _write(stopped, rows, compute=Target(fail_after=1))
-    assert sorted(_bytes(stopped)) == ["features-00000.safetensors", "features.jsonl"]
-    half = stopped / ".features-00001.safetensors.unfinished"
-    half.write_bytes(b"half")
-    compute, seen = Target(), []
-    _write(stopped, rows, compute=compute, progress=seen.append)
-    assert len(compute.sizes) == 2
-    assert seen == [4, 8, 11]
-    assert _bytes(stopped) == _bytes(whole)
-    compute = Target()
-    _write(stopped, rows, compute=compute)
-    assert compute.sizes == []
-
-
-@pytest.mark.parametrize("broken", [b"", None])
-def test_a_broken_file_is_named(tmp_path: Path, broken: bytes | None) -> None:
-    store = _write(tmp_path, _rows())
-    path = tmp_path / "features-00001.safetensors"
-    path.write_bytes(path.read_bytes()[:-8] if broken is None else broken)
-    refused(lambda: store.read(np.array([5])), str(path), "remove its folder and go on")
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"settings": {"target": "b"}}, "target was 'a' and is 'b' now"),
-        ({"rows": _rows(0, 14)}, "rows was [11, 6] and is [14, 6] now"),
-        ({"batch_size": 3}, "batch_size was 4 and is 3 now"),
-    ],
-)
-def test_features_of_something_else_are_refused_and_left_alone(
-    tmp_path: Path, change: dict[str, Any], named: str
-) -> None:
-    _write(tmp_path, _rows())
-    before, compute = _bytes(tmp_path), Target()
-    given = {"rows": _rows(), "compute": compute} | change
-    refused(lambda: _write(tmp_path, **given), named)
-    assert compute.sizes == [] and _bytes(tmp_path) == before
-
-
-def test_features_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    broken = Target(scale=np.nan)
-    refused(lambda: _write(tmp_path, _rows(), compute=broken), "not finite")
-    assert not list(tmp_path.glob("*.safetensors"))
+        _kept(path, Target(fail_after=1))
+    assert not path.exists()
+    whole = _kept(path, Target())
+    np.testing.assert_array_equal(whole, Target()(_rows()))
+    path.write_bytes(path.read_bytes()[:-8])
+    refused(lambda: _kept(path, Target()), str(path), "remove it and go on")
