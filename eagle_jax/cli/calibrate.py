@@ -17,16 +17,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.files import check_writable
-from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prompts
+from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import DecodingConfig, TreeConfig, require
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file, describe
 from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pair import load_pair
 from eagle_jax.methods import METHODS
 
 _METHODS = [name for name, row in METHODS.items() if row.settings is TreeConfig]
@@ -59,16 +58,10 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     new_tokens = config.decoding.max_new_tokens
     require(new_tokens >= 2, "--max-new-tokens", new_tokens, "at least 2")
     require(config.tree.levels >= 1, "--depth", config.tree.levels, "at least 1")
-    complete_pair(arguments)
+    # What is decoded with has calibrations of its own.
     tree = dataclasses.replace(config.tree, calibration="none")
     config = dataclasses.replace(config, tree=tree)
-    pair = load_pair(arguments.target, arguments.draft, config, is_lazy=True)
-    pair.source.check_memory(
-        batch_size=config.decoding.batch_size, max_length=1 + new_tokens, grows=False
-    )
-    prompts = fitting_prompts(arguments, pair, new_tokens)
-    require(len(prompts) >= 2, "--prompts", arguments.prompts, "2 prompts or more")
-    say(f"loading {arguments.target}")
+    pair, prompts = open_measured(arguments, config, least=2)
     fits = calibrate_pair(pair.loaded, config, prompts, progress)
     origin = [
         f"target {arguments.target}, draft {arguments.draft}",

@@ -7,8 +7,9 @@ from eagle_jax import assets
 from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.errors import InputError
-from eagle_jax.generation.pair import Pair
-from eagle_jax.methods import find_method
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.pair import Pair, load_pair
+from eagle_jax.methods import Method
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
@@ -22,16 +23,54 @@ def add_pair_flags(parser: Parser) -> None:
     add("--chat", action="store_true", help="wrap prompts in the chat template")
 
 
-def complete_pair(arguments: argparse.Namespace) -> None:
-    """Fills in the embedded pair where none is named.
+def open_measured(
+    arguments: argparse.Namespace, config: GenerateConfig, *, least: int
+) -> tuple[Pair, list[list[int]]]:
+    """Opens the pair of the flags, the embedded one where none is named.
 
     Args:
-        arguments: The flags of the pair, and `method`, the method that drafts.
+        arguments: The flags of the pair; those of the embedded pair are filled in.
+        config: The settings, of which the method is read, the tree, and the lengths of
+            the texts and the batches that must be in memory.
+        least: The number of prompts that are needed.
+
+    Returns:
+        The pair, whose weights are not read yet, and the prompts that the target has
+        positions for: what is too long is left out aloud.
 
     Raises:
-        InputError: If a part of the pair is missing.
+        InputError: If a part of the pair is missing, or there are too few prompts.
     """
-    weights = find_method(arguments.method).weights
+    _complete(arguments, config.method)
+    pair = load_pair(arguments.target, arguments.draft, config, is_lazy=True)
+    new_tokens = config.decoding.max_new_tokens
+    pair.source.check_memory(
+        batch_size=config.decoding.batch_size, max_length=1 + new_tokens
+    )
+    positions = pair.source.config.max_positions
+    longest = positions - new_tokens
+    if longest < 1:
+        raise InputError(
+            f"--max-new-tokens {new_tokens} leaves no room for a prompt; the target "
+            f"has {positions} positions"
+        )
+    texts = read_prompts(arguments.prompts)
+    encoded = [pair.encode(text, chat=arguments.chat) for text in texts]
+    fitting = [ids for ids in encoded if len(ids) <= longest]
+    if len(fitting) < least:
+        raise InputError(
+            f"{arguments.prompts} has {len(fitting)} prompts of up to {longest} tokens "
+            f"and {least} are needed; give more prompts"
+        )
+    if missing := len(encoded) - len(fitting):
+        say(f"warning: {missing} prompts of over {longest} tokens are left out")
+    say(f"loading {arguments.target}")
+    return pair, fitting
+
+
+def _complete(arguments: argparse.Namespace, method: Method) -> None:
+    """Fills in the embedded pair where none is named, and refuses half a pair."""
+    weights = method.weights
     has_embedded = weights is None or weights.embedded is not None
     if has_embedded and arguments.target is None and arguments.draft is None:
         arguments.target = str(assets.TARGET)
@@ -43,41 +82,3 @@ def complete_pair(arguments: argparse.Namespace) -> None:
         )
     if arguments.prompts is None:
         raise InputError("give --prompts FILE: what is measured depends on the text")
-
-
-def fitting_prompts(
-    arguments: argparse.Namespace, pair: Pair, max_new_tokens: int
-) -> list[list[int]]:
-    """Reads the prompts that the target has positions for.
-
-    Args:
-        arguments: The flags of the pair.
-        pair: The pair.
-        max_new_tokens: The number of tokens to generate after each prompt.
-
-    Returns:
-        The prompts' ids; what is too long is left out aloud.
-
-    Raises:
-        InputError: If the prompts cannot be read, or none fits.
-    """
-    prompts = read_prompts(arguments.prompts)
-    positions = pair.source.config.max_positions
-    longest = positions - max_new_tokens
-    if longest < 1:
-        raise InputError(
-            f"--max-new-tokens {max_new_tokens} leaves no room for a prompt; the "
-            f"target has {positions} positions"
-        )
-    encoded = [pair.encode(text, chat=arguments.chat) for text in prompts]
-    fitting = [ids for ids in encoded if len(ids) <= longest]
-    if not fitting:
-        raise InputError(
-            f"{arguments.prompts} has no prompt of up to {longest} tokens; give one"
-        )
-    if len(fitting) < len(encoded):
-        say(
-            f"warning: {len(encoded) - len(fitting)} prompts of over {longest} tokens "
-            "are left out"
-        )
-    return fitting

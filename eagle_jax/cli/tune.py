@@ -21,20 +21,23 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.files import check_writable
-from eagle_jax.cli.pair_flags import add_pair_flags, complete_pair, fitting_prompts
+from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, check_read, join_settings
 from eagle_jax.config import DecodingConfig, require
-from eagle_jax.errors import InputError
 from eagle_jax.files import write_whole
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pair import load_pair
-from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.methods import METHODS, PLAIN
-from eagle_jax.tuning.contest import MOST_TREES, Contest, Trial, settings_file
-from eagle_jax.tuning.trees import parse_grid, settings, show, sizes
+from eagle_jax.tuning.trials import (
+    Trial,
+    parse_grid,
+    run_trials,
+    settings_file,
+    show,
+    sizes,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,94 +51,66 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="Find the tree that pays.")
     add_pair_flags(parser)
     add = parser.add_argument
-    add(
-        "--method",
-        choices=[name for name, row in METHODS.items() if row.trials],
-        default=DecodingConfig.method,
-    )
-    add(
-        "--calibration",
-        metavar="FILE",
-        help="of eagle-jax calibrate; default the head's own, none for none",
-    )
-    add_settings(parser, GenerateConfig, "draft_vocabulary")
+    tried = [name for name, row in METHODS.items() if row.trials]
+    add("--method", choices=tried, default=DecodingConfig.method)
+    origin = "of eagle-jax calibrate; default the head's own, none for none"
+    add("--calibration", metavar="FILE", help=origin)
+    add_settings(parser, GenerateConfig, "draft_vocabulary", "batch_size", "dtype")
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
     add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
     add("--temperature", type=float, default=0.0)
-    add("--batch-size", type=int, default=1)
-    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    add("--grid", metavar="TREES", help='only these, such as "8/7/1 60/6/10"')
+    form = (
+        'only these, in the form of the table that it prints, such as "8/7/1 60/6/10"'
+    )
+    add("--grid", metavar="SETTINGS", help=form)
     add("--repeats", type=int, default=2, help="measurements before a half is dropped")
     add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
     return parser.parse_args(argv)
 
 
 def _tune(arguments: argparse.Namespace) -> int:
-    config = _check(arguments)
-    trees, rule = _settings(arguments, config), config.sampling.rule
-    config = dataclasses.replace(config, tree=trees[0])
-    pair = load_pair(arguments.target, arguments.draft, config, is_lazy=True)
-    for tree in trees:
-        pair.source.with_settings(tree, rule).check_memory(
-            batch_size=arguments.batch_size, max_length=1 + arguments.max_new_tokens
-        )
-    prompts = fitting_prompts(arguments, pair, arguments.max_new_tokens)
-    prompts = _choose(prompts, arguments)
-    say(f"loading {arguments.target}")
-    runner = pair.runner(prompts, config, arguments.batch_size)
-    contest = Contest(
-        plain=dataclasses.replace(runner, drafter=None),
-        drafter_of=lambda tree: pair.source.make_drafter(tree, rule),
-        prompts=prompts,
-        repeats=arguments.repeats,
-        progress=progress,
-    )
-    trials = contest.run(trees)
-    Console().print(_table(config, trials))
-    comments = _origin(arguments, pair.loaded, len(prompts))
-    write_whole(arguments.output, settings_file(trials[0], config, comments))
-    _print_best(arguments.output, config, trials[0])
-    return 0
-
-
-def _check(arguments: argparse.Namespace) -> GenerateConfig:
-    """Refuses flags that cannot be run, before long work; returns the settings."""
     check_writable(arguments.output)
     for name, least in (("num_prompts", 1), ("repeats", 1), ("max_new_tokens", 2)):
         value, flag = getattr(arguments, name), "--" + name.replace("_", "-")
         require(value >= least, flag, value, f"at least {least}")
     config = join_settings(GenerateConfig, None, arguments)
-    complete_pair(arguments)
-    for flag, name in (("grid", "num_nodes"), ("calibration", "calibration")):
-        if getattr(arguments, flag) is not None:
-            check_read(config, name, flag)
-    return config
+    size, rule = config.decoding.batch_size, config.sampling.rule
+    trees = _trees(arguments, config)
+    largest = max(trees, key=lambda tree: getattr(tree, "num_nodes", 0))
+    config = dataclasses.replace(config, tree=largest)
+    pair, prompts = open_measured(arguments, config, least=size)
+    count = max(min(arguments.num_prompts, len(prompts)), size)
+    prompts = [prompts[i * len(prompts) // count] for i in range(count)]
+    plain = pair.runner(prompts, config, size)
+    runners = {None: dataclasses.replace(plain, drafter=None)}
+    for tree in trees:
+        drafter = pair.source.make_drafter(tree, rule)
+        runners[tree] = dataclasses.replace(plain, drafter=drafter)
+    trials = run_trials(runners, prompts, arguments.repeats, progress)
+    Console().print(_table(config, trials))
+    draft = f", draft {arguments.draft}" if arguments.draft else ""
+    comments = [
+        f"eagle-jax tune, {jax.devices()[0].device_kind}, texts in "
+        f"{pair.source.dtype}, jax {importlib.metadata.version('jax')}",
+        f"target {arguments.target}{draft}",
+        f"{count} prompts of {arguments.prompts}, {arguments.max_new_tokens} tokens "
+        f"each, temperature {arguments.temperature:g}",
+    ]
+    write_whole(arguments.output, settings_file(trials[0], config, comments))
+    _print_best(arguments.output, config, trials[0])
+    return 0
 
 
-def _settings(arguments: argparse.Namespace, config: GenerateConfig) -> list[Any]:
+def _trees(arguments: argparse.Namespace, config: GenerateConfig) -> Sequence[Any]:
     """Returns the settings that are tried."""
-    grid = None if arguments.grid is None else parse_grid(arguments.grid)
-    trees = settings(config.method, grid)
-    if len(trees) > MOST_TREES:
-        raise InputError(
-            f"--grid gives {arguments.method} {len(trees)} settings to run, and at "
-            f"most {MOST_TREES} are run in turns; name fewer trees"
-        )
+    trees: Sequence[Any] = config.method.trials
+    if arguments.grid is not None:
+        trees = parse_grid(arguments.grid, config.method)
     if arguments.calibration is None:
         return trees
-    calibration = arguments.calibration
-    return [dataclasses.replace(tree, calibration=calibration) for tree in trees]
-
-
-def _choose(prompts: list[list[int]], arguments: argparse.Namespace) -> list[list[int]]:
-    """Returns as many prompts as are wanted, taken evenly from all."""
-    if len(prompts) < arguments.batch_size:
-        raise InputError(
-            f"{arguments.prompts} has {len(prompts)} prompts that fit, for "
-            f"--batch-size {arguments.batch_size}; give more prompts"
-        )
-    count = max(min(arguments.num_prompts, len(prompts)), arguments.batch_size)
-    return [prompts[i * len(prompts) // count] for i in range(count)]
+    check_read(config, "calibration")
+    given = {"calibration": arguments.calibration}
+    return [dataclasses.replace(tree, **given) for tree in trees]
 
 
 def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
@@ -157,21 +132,6 @@ def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
         )
     table.add_row("plain decoding", "", "1.000", "1.00")
     return table
-
-
-def _origin(
-    arguments: argparse.Namespace, pair: LoadedPair, num_prompts: int
-) -> list[str]:
-    """Returns the lines that say where the figures come from."""
-    version = importlib.metadata.version("jax")
-    return [
-        f"eagle-jax tune, {jax.devices()[0].device_kind}, texts in "
-        f"{pair.target.dtype}, jax {version}",
-        f"target {arguments.target}"
-        + (f", draft {arguments.draft}" if arguments.draft else ""),
-        f"{num_prompts} prompts of {arguments.prompts}, {arguments.max_new_tokens} "
-        f"tokens each, temperature {arguments.temperature:g}",
-    ]
 
 
 def _print_best(output: Path, config: GenerateConfig, best: Trial) -> None:

@@ -15,16 +15,17 @@ from eagle_jax.config import (
 )
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.methods import METHODS, PLAIN
-from eagle_jax.tuning import trees
-from eagle_jax.tuning.contest import (
+from eagle_jax.tuning.trials import (
     MOST_TREES,
     Timing,
     Tree,
     Trial,
     halve,
+    parse_grid,
     settings_file,
+    show,
 )
-from eagle_jax.tuning.trees import parse_grid, show
+from tests.helpers import refused
 
 TUNED = [name for name, method in METHODS.items() if method.trials]
 
@@ -71,15 +72,23 @@ def test_the_best_tree_is_recommended_if_it_pays(tmp_path: Path, method: str) ->
 def test_every_setting_that_is_tried_is_generated_with(
     tmp_path: Path, method: str, temperature: float
 ) -> None:
-    tried = trees.settings(METHODS[method])
-    assert len(tried) == len(set(tried)) <= MOST_TREES
-    assert len({show(tree, METHODS[method]) for tree in tried}) == len(tried)
+    tried = METHODS[method].trials
+    shown = [show(tree, METHODS[method]) for tree in tried]
+    assert parse_grid(" ".join(shown), METHODS[method]) == list(tried)
     for tree in tried:
         best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5, measurements=1)
         file = tmp_path / "tuned.toml"
         file.write_text(settings_file(best, tuned(method, temperature), comments=()))
         config = load_config(file, GenerateConfig).at(temperature)
         assert (config.tree, config.decoding.method) == (tree, method)
+
+
+@pytest.mark.parametrize("text", ["", "8/7", "8-7-1", "8/7/1,9/8/1", "1/3/2", "8/0/2"])
+def test_grids_that_draft_nothing_are_refused(text: str) -> None:
+    refused(lambda: parse_grid(text), "`grid`")
+    refused(lambda: parse_grid(f"60/6/{'9' * 5000}"), "must be num_nodes/depth/width")
+    many = " ".join(f"{n}/1/1" for n in range(2, 3 + MOST_TREES))
+    refused(lambda: parse_grid(many), "13 settings to run in turns; give 1 to 12")
 
 
 def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:

@@ -1,0 +1,243 @@
+"""Trials of settings: run in turns on prompts, and the slower half dropped."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eagle_jax.config import DecodingConfig
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
+from eagle_jax.errors import InputError, one_line
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.runner import Runner
+from eagle_jax.methods import METHODS, PLAIN, Method
+from eagle_jax.progress import Progress
+
+Tree = Any
+"""The settings of a method."""
+
+MOST_TREES = 12
+"""The most trees measured in turns: their programs must all be kept meanwhile."""
+
+_DEFAULT = METHODS[DecodingConfig.method]
+
+
+def parse_grid(text: str, method: Method = _DEFAULT) -> list[Tree]:
+    """Reads settings of a method, written as `show` writes them, between blanks.
+
+    >>> [show(tree) for tree in parse_grid("8/7/1 60/6/10")]
+    ['8/7/1', '60/6/10']
+
+    Raises:
+        InputError: If there are none or too many, or some are written otherwise or
+            draft nothing.
+    """
+    names, trees = sizes(method), dict[Tree, None]()
+    for part in text.split():
+        numbers = part.split("/")
+        is_known = all(n.isdecimal() and len(n) <= 10 for n in numbers)
+        if not is_known or len(numbers) != len(names):
+            raise InputError(f"`grid` {part[:99]!r} must be {'/'.join(names)}")
+        values = dict(zip(names, map(int, numbers), strict=True))
+        if 0 in values.values() or values.get("num_nodes") == 1:
+            raise InputError(f"`grid` {part} drafts nothing; give larger numbers")
+        trees[method.settings(**values)] = None
+    if not 1 <= len(trees) <= MOST_TREES:
+        raise InputError(
+            f"`grid` has {len(trees)} settings to run in turns; give 1 to {MOST_TREES}"
+        )
+    return list(trees)
+
+
+def sizes(method: Method) -> list[str]:
+    """Returns the names of the numbers that a method reads, those of a tree first."""
+    default = method.settings()
+    return [name for name in method.own_settings if type(getattr(default, name)) is int]
+
+
+def show(tree: Tree, method: Method = _DEFAULT) -> str:
+    """Returns a method's `sizes` as `parse_grid` reads them."""
+    return "/".join(str(getattr(tree, name)) for name in sizes(method))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The measurements of one way of decoding.
+
+    Attributes:
+        tokens: The decoded tokens of one measurement, without the prefills' own.
+        tokens_per_round: The decoded tokens per round of a row.
+        seconds: The time of each measurement without prefills, in seconds.
+    """
+
+    tokens: int
+    tokens_per_round: float
+    seconds: tuple[float, ...]
+
+    def speedup(self, plain: "Timing") -> float:
+        """Returns the speed over plain decoding's, the median over measurements."""
+        # Plain decoding is measured on after a tree was dropped.
+        pairs = zip(self.seconds, plain.seconds, strict=False)
+        per_second = [theirs / ours for ours, theirs in pairs]
+        return statistics.median(per_second) * self.tokens / plain.tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A tree with its figures.
+
+    Attributes:
+        tree: The tree.
+        tokens_per_round: The tokens per round.
+        speedup: The speed over plain decoding's.
+        measurements: How often it was measured: less often if it was dropped.
+    """
+
+    tree: Tree
+    tokens_per_round: float
+    speedup: float
+    measurements: int
+
+
+def halve(
+    trees: Sequence[Tree],
+    measure: Callable[[Sequence[Tree | None]], Mapping[Tree | None, Timing]],
+) -> list[Trial]:
+    """Measures trees, drops the slower half, and again until two or one are measured.
+
+    Args:
+        trees: The trees, which all differ.
+        measure: The function that measures trees, and plain decoding where one is
+            `None`, once more, and returns all their measurements so far.
+
+    Returns:
+        The trees, those that were measured longest first, the quickest of these first.
+    """
+    dropped: list[Trial] = []
+    left = list(trees)
+    while True:
+        timings = measure([None, *left])
+        plain = timings[None]
+        trials = [
+            Trial(
+                tree=tree,
+                tokens_per_round=timings[tree].tokens_per_round,
+                speedup=timings[tree].speedup(plain),
+                measurements=len(timings[tree].seconds),
+            )
+            for tree in left
+        ]
+        trials.sort(key=lambda trial: -trial.speedup)
+        if len(left) <= 2:
+            return trials + dropped
+        kept = -(-len(left) // 2)
+        left = [trial.tree for trial in trials[:kept]]
+        dropped = trials[kept:] + dropped
+
+
+def run_trials(
+    runners: Mapping[Tree | None, Runner],
+    prompts: Sequence[list[int]],
+    repeats: int,
+    progress: Progress,
+) -> list[Trial]:
+    """Runs trees for real, see `halve`.
+
+    Args:
+        runners: What decodes with each tree, and plainly for `None`; `MOST_TREES` trees
+            at most, in batches of one size.
+        prompts: The prompts' ids.
+        repeats: The number of measurements of each tree before some are dropped.
+        progress: Called to show how far work is, with a label and a total, as
+            `eagle_jax.cli.progress.progress` is.
+
+    Raises:
+        InputError: If no text has a second token.
+    """
+    with progress("compiling", len(runners)) as done:
+        for number, runner in enumerate(runners.values(), 1):
+            runner.warm_up(by_round=False)
+            done(number)
+    timings: dict[Tree | None, Timing] = {}
+
+    def measure(ways: Sequence[Tree | None]) -> Mapping[Tree | None, Timing]:
+        with progress(f"{len(ways) - 1} trees", repeats) as done:
+            for repeat in range(repeats):
+                measured = _measure({way: runners[way] for way in ways}, prompts)
+                for way, timing in measured.items():
+                    before = timings[way].seconds if way in timings else ()
+                    timings[way] = dataclasses.replace(
+                        timing, seconds=before + timing.seconds
+                    )
+                done(repeat + 1)
+        return timings
+
+    return halve([tree for tree in runners if tree is not None], measure)
+
+
+def _measure(
+    runners: Mapping[Tree | None, Runner], prompts: Sequence[list[int]]
+) -> dict[Tree | None, Timing]:
+    """Decodes all prompts once with each runner, batch by batch in turns."""
+    seconds = dict.fromkeys(runners, 0.0)
+    rounds = dict.fromkeys(runners, 0)
+    lengths: dict[Tree | None, list[int]] = {way: [] for way in runners}
+    size = runners[None].batch_size
+    for start in range(0, len(prompts), size):
+        batch = list(prompts[start : start + size])
+        seeds = list(range(start, start + len(batch)))
+        for way, runner in runners.items():
+            result = runner.run(batch, seeds)
+            seconds[way] += result.decode_seconds
+            lengths[way] += [len(row.generated_ids) for row in result.rows]
+            rounds[way] += sum(len(row.accept_lengths) for row in result.rows)
+    if not decoded_tokens(lengths[None]):
+        raise InputError("every text ends with its first token; give other prompts")
+    return {
+        way: Timing(
+            tokens=decoded_tokens(lengths[way]),
+            # Plain decoding has no rounds: each of its steps gives a token.
+            tokens_per_round=tokens_per_round(lengths[way], rounds[way]) or 1.0,
+            seconds=(seconds[way],),
+        )
+        for way in runners
+    }
+
+
+def settings_file(best: Trial, config: GenerateConfig, comments: Sequence[str]) -> str:
+    """Returns a settings file of `GenerateConfig`.
+
+    Args:
+        best: The quickest tree; plain decoding is recommended if that is quicker.
+        config: The settings that were tuned for: above temperature 0 the tree is that
+            of sampled text, and a type of "auto" is left out of the file.
+        comments: Lines that say where the figures come from.
+    """
+    tree, pays, decoding = best.tree, best.speedup > 1, config.decoding
+    figures = (
+        f"measured: {best.tokens_per_round:.2f} tokens per round, {best.speedup:.2f} "
+        "times the speed of plain decoding"
+    )
+    if not pays:
+        figures = f"no tree pays; the best, {show(tree, config.method)}: {figures}"
+    lines = [f"# {one_line(line)}".rstrip() for line in (*comments, figures)]
+    tables: dict[str, dict[str, Any]] = {}
+    if pays:
+        own = {name: getattr(tree, name) for name in sizes(config.method)}
+        own["calibration"] = getattr(tree, "calibration", None)
+        is_sampled = config.sampling.temperature > 0
+        tables["sampled_tree" if is_sampled else "tree"] = own
+    tables["decoding"] = {
+        "method": decoding.method if pays else PLAIN.name,
+        "batch_size": decoding.batch_size,
+        "dtype": None if decoding.dtype == "auto" else decoding.dtype,
+        "draft_vocabulary": decoding.draft_vocabulary if pays else None,
+    }
+    for name, values in tables.items():
+        lines += ["", f"[{name}]"]
+        for key, value in values.items():
+            if value is not None:
+                # A string of TOML has no pairs of surrogates.
+                lines.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
