@@ -1,14 +1,7 @@
 """The tokenizer that a checkpoint carries, and its chat template."""
 
-import atexit
-import contextlib
-import functools
-import json
 import os
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,42 +13,6 @@ from eagle_jax.parsing import read_json
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_MAX_SECONDS = 10
-_MAX_MEMORY = 2**30
-_MAX_TEXT = 2**24
-_RENDERER_LOCK = threading.Lock()
-
-# Each line of input is a conversation. What exceeds a limit ends the process: time, of
-# this process alone, by a signal, and memory, which counts from what imports took.
-_RENDER = """
-import contextlib, json, os, sys
-from transformers.utils.chat_template_utils import render_jinja_template
-with contextlib.suppress(ImportError, OSError, ValueError):  # Not on every system.
-    import resource
-    with open("/proc/self/statm") as file:
-        MEMORY += int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-def limit(seconds):
-    with contextlib.suppress(ImportError, AttributeError):
-        import signal
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-for line in sys.stdin:
-    limit(SECONDS)
-    try:
-        texts, blocks = render_jinja_template(**json.loads(line))
-        answer = {"text": texts[0], "blocks": blocks[0] if blocks else []}
-    except MemoryError:
-        os._exit(1)
-    except Exception as error:
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        is_broken = bool(kinds & {"TemplateSyntaxError", "RecursionError"})
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        answer = {"text": "", "error": reason[:1000], "is_broken": is_broken}
-    if len(answer["text"]) > TEXT:
-        os._exit(1)
-    print(json.dumps(answer), flush=True)
-    limit(0)
-"""
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
@@ -112,10 +69,10 @@ def apply_chat_template(
     *,
     add_generation_prompt: bool,
 ) -> tuple[str, list[tuple[int, int]] | None]:
-    """Renders a conversation as `tokenizer.apply_chat_template` does, within limits.
+    """Renders a conversation as `tokenizer.apply_chat_template` does.
 
-    A template is a program that came with a checkpoint. It runs in a process of its
-    own, which is kept for the next conversation.
+    A template is a program that came with a checkpoint. It runs in Jinja's sandbox: it
+    reaches nothing but what it is given.
 
     Args:
         tokenizer: A `transformers` tokenizer with a chat template.
@@ -128,76 +85,34 @@ def apply_chat_template(
 
     Raises:
         RefusedError: If the template raises an error for these messages.
-        InputError: If the template is not valid, or takes too long or too much memory.
+        InputError: If the template is not valid.
     """
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     refused = "the chat template refuses the conversation"
     if not messages:
         raise RefusedError(f"{refused}: it has no message")
     try:
         template = tokenizer.get_chat_template()
         has_blocks = _GENERATION_BLOCK.search(template) is not None
-        given = [{k: v for k, v in m.items() if v is not None} for m in messages]
-        own = {
-            "conversations": [given],
-            "chat_template": template,
-            "add_generation_prompt": add_generation_prompt,
-            "return_assistant_tokens_mask": has_blocks,
-        }
-        request = json.dumps(tokenizer.special_tokens_map | own)
-    except Exception as error:
+        texts, blocks = render_jinja_template(
+            conversations=[[_without_none(message) for message in messages]],
+            chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            return_assistant_tokens_mask=has_blocks,
+            **tokenizer.special_tokens_map,
+        )
+    except (TemplateSyntaxError, RecursionError) as error:
+        told = f"the chat template is no valid template: {first_line(error)}"
+        raise InputError(told) from error
+    except Exception as error:  # Templates raise what they like.
         raise RefusedError(f"{refused}: {first_line(error)}") from error
-    answer = _ask_renderer(request)
-    if answer.get("is_broken"):
-        raise InputError(f"the chat template is no valid template: {answer['error']}")
-    if "error" in answer:
-        raise RefusedError(f"{refused}: {answer['error']}")
-    blocks = [(start, end) for start, end in answer["blocks"]]
-    return answer["text"], blocks if has_blocks else None
+    return texts[0], blocks[0] if has_blocks else None
 
 
-def _ask_renderer(request: str) -> dict[str, Any]:
-    """Returns what `_RENDER` answers to a line of JSON."""
-    with _RENDERER_LOCK:
-        child = _renderer(os.getpid())
-        assert child.stdin is not None and child.stdout is not None
-        try:
-            child.stdin.write(request + "\n")
-            child.stdin.flush()
-            return json.loads(child.stdout.readline())
-        except BaseException as error:  # Ctrl-C, too: an answer may be on its way.
-            _end(child)
-            _renderer.cache_clear()
-            if not isinstance(error, (OSError, ValueError)):
-                raise
-            raise InputError(
-                f"the chat template is not rendered to its end: at most {_MAX_SECONDS} "
-                f"s, {_MAX_MEMORY / 2**30:g} GiB and {_MAX_TEXT / 2**20:g} MiB of text "
-                "are allowed; use a checkpoint with another template"
-            ) from error
-
-
-@functools.cache
-def _renderer(process: int) -> subprocess.Popen[str]:
-    """Returns the renderer of a process, which ends when its input does."""
-    del process  # A fork must not write to its parent's.
-    limits = f"SECONDS, MEMORY, TEXT = {_MAX_SECONDS}, {_MAX_MEMORY}, {_MAX_TEXT}"
-    child = subprocess.Popen(
-        # As for grammars, nothing of the current folder is imported.
-        [sys.executable, "-P", "-c", limits + _RENDER],
-        cwd=os.sep,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the parent.
-    )
-    atexit.register(_end, child)
-    return child
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(OSError), child:  # It may not have read all its input.
-        child.kill()
+def _without_none(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def _tokenizer_class(folder: Path) -> Any:

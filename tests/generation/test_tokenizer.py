@@ -1,12 +1,8 @@
 """What is done with the tokenizer of a checkpoint, and what never."""
 
-import concurrent.futures
-import functools
 import json
 import shutil
-import signal
 import sys
-import threading
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +10,6 @@ from typing import Any
 import pytest
 
 from eagle_jax import load_pair
-from eagle_jax.generation import tokenizer as tokenizers
 from eagle_jax.generation.tokenizer import apply_chat_template, load_tokenizer
 from tests.helpers import refused
 
@@ -145,42 +140,10 @@ def test_a_conversation_is_rendered_as_by_transformers(
         assert not marked or marked == [turn["content"] for turn in turns]
 
 
-def test_a_template_without_an_end_is_refused_and_others_go_on(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = "{% for a in range(99999) %}"
-    another = functools.cache(tokenizers._renderer.__wrapped__)
-    monkeypatch.setattr(tokenizers, "_renderer", another)
-    monkeypatch.setattr(tokenizers, "_MAX_SECONDS", 0.5)
-    for endless in (rows * 3 + "{% endfor %}" * 3, "{{ 'x' * 3000000000 }}"):
-        tokenizer.chat_template = endless
-        refused(lambda: _asked(tokenizer), "0.5 s, 1 GiB and 16 MiB of text")
-        tokenizer.chat_template = "{{ messages[0].content }}"
-        assert _asked(tokenizer) == TURNS[0]["content"]
-    tokenizer.chat_template = "{{ 'x' * 17000000 }}"
-    refused(lambda: _asked(tokenizer), "16 MiB of text")
-
-
-def test_an_interrupted_rendering_leaves_no_answer_behind(tokenizer: Any) -> None:
-    tokenizer.chat_template = "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2
-    main = threading.get_ident()
-    threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        _asked(tokenizer)
-    tokenizer.chat_template = "{{ messages[0].content }}"
-    assert _asked(tokenizer) == TURNS[0]["content"]
-
-
-def test_threads_get_their_own_conversations(tokenizer: Any) -> None:
-    tokenizer.chat_template = "{{ messages[0].content }}"
-
-    def ask(number: int) -> str:
-        turns = [{"role": "user", "content": str(number)}]
-        return apply_chat_template(tokenizer, turns, add_generation_prompt=True)[0]
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, range(200))) == list(map(str, range(200)))
-
-
-def _asked(tokenizer: Any) -> str:
-    return apply_chat_template(tokenizer, TURNS, add_generation_prompt=True)[0]
+def test_a_template_reaches_nothing_but_what_it_is_given(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    refused(
+        lambda: apply_chat_template(tokenizer, TURNS, add_generation_prompt=True),
+        "refuses the conversation",
+        "unsafe",
+    )
