@@ -16,7 +16,6 @@ from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import load_target, open_weights, resolve
 from eagle_jax.errors import InputError
-from eagle_jax.heads import load_head
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import TransformerParams
 from tests.checkpoints.folders import (
@@ -31,7 +30,6 @@ from tests.helpers import refused
 
 _QUERY = "model.layers.1.self_attn.q_proj.weight"
 _UP = "model.layers.0.mlp.up_proj.weight"
-_NORM = "layers.0.input_layernorm.weight"
 _INDEX, _BIN = "model.safetensors.index.json", "pytorch_model.bin"
 _SHARD = "model-00002-of-00002.safetensors"
 
@@ -171,27 +169,6 @@ def test_what_is_no_targets_weights_is_refused_by_name(
 ) -> None:
     change(target)
     refused(lambda: load_target(target), str(target), *named)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (
-            lambda folder: change_weights(
-                folder, **{_NORM.replace(".", "__"): np.ones(32, np.float32)}
-            ),
-            ("unexpected", _NORM),
-        ),
-        (lambda folder: change_config(folder, bias=False), ("unexpected", "fc.bias")),
-        (_tensor("fc.bias", lambda _: None), ("lacks", "fc.bias")),
-        (_tensor("fc.bias", lambda x: x * np.nan), ("fc.bias", "NaN", "damaged")),
-    ],
-)
-def test_what_is_no_heads_weights_is_refused_by_name(
-    head: Path, target: Path, change: Change, named: tuple[str, ...]
-) -> None:
-    change(head)
-    refused(lambda: load_head(head, *load_target(target)), *named)
 
 
 def test_values_that_the_dtype_cannot_hold_are_refused(target: Path) -> None:

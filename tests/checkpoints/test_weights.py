@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,18 +16,14 @@ from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
 from eagle_jax.checkpoints import (
-    load,
     load_target,
     names,
     open_weights,
     tensors,
 )
-from eagle_jax.checkpoints import target_config as read_target_config
-from eagle_jax.checkpoints.export_files import host_tensors
-from eagle_jax.checkpoints.load import load_params
+from eagle_jax.checkpoints.load import load_params, shapes_of
 from eagle_jax.checkpoints.tensors import open_safetensors
-from eagle_jax.checkpoints.weights import Weights
-from eagle_jax.heads import HEADS, load_head
+from eagle_jax.heads import HEADS
 from eagle_jax.models import transformer
 from eagle_jax.models.quantized import quantize
 from eagle_jax.models.transformer import TransformerParams
@@ -42,7 +36,6 @@ from tests.checkpoints.folders import (
     take_weights,
 )
 from tests.helpers import refused
-from tests.tiny import head_config as tiny_head
 from tests.tiny import target_config as tiny_target
 
 EAGLE = HEADS["eagle2"]
@@ -170,40 +163,13 @@ def test_derived_buffers_are_read_over(
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
-def test_a_pair_survives_the_round_trip_through_its_names(
-    head: Path, target: Path
-) -> None:
-    change_config(head, qkv_bias=True)
-    key = jax.random.key(3)
-    target_params = transformer.init_params(key, read_target_config(target))
-    head_params = EAGLE.init(key, EAGLE.read_config(head))
-    for folder, params, table in (
-        (target, target_params, names.TRANSFORMER),
-        (head, head_params, TABLE),
-    ):
-        save_file(host_tensors(params, params, table, "float32"), folder / SINGLE)
-    loaded = load_target(target)
-    chex.assert_trees_all_equal(loaded[1], target_params)
-    chex.assert_trees_all_equal(load_head(head, *loaded)[1], head_params)
-
-
-def test_every_name_of_the_tables_is_used_once() -> None:
-    """By a head and targets that have all there is, in two layers and experts."""
-    biases = {"qkv_bias": True, "qk_norm": True}
-    key = jax.random.key(0)
-
-    def used(params: Any, table: dict[str, str]) -> list[str]:
-        return jax.tree.leaves(names.tensor_names(params, table))
-
-    head = tiny_head(**biases)
-    head_params = dataclasses.replace(EAGLE.init(key, head), embedding=jnp.ones(1))
-    found = used(head_params, TABLE)
-    assert len(set(found)) == len(found)
-    assert set(found) <= set(TABLE.values())
-    mixture = tiny_target(**biases, num_experts=2, experts_per_token=1)
+def test_every_name_of_the_table_is_used_once() -> None:
+    """By targets that have all there is, in two layers and experts."""
     every: set[str] = set()
-    for config in (tiny_target(**biases), mixture):
-        found = used(transformer.init_params(key, config), names.TRANSFORMER)
+    for experts in ({}, {"num_experts": 2, "experts_per_token": 1}):
+        config = tiny_target(qkv_bias=True, qk_norm=True, **experts)
+        shapes = shapes_of(transformer.init_params, config)
+        found = jax.tree.leaves(names.tensor_names(shapes, names.TRANSFORMER))
         assert len(set(found)) == len(found)
         every |= set(found)
     numbered = [
@@ -212,45 +178,6 @@ def test_every_name_of_the_tables_is_used_once() -> None:
         for numbers in itertools.product(range(2), repeat=name.count("{}"))
     ]
     assert every == set(numbered)
-
-
-def test_a_head_keeps_no_table_but_one_of_its_own(head: Path, target: Path) -> None:
-    name = "embed_tokens.weight"
-    assert name in load_file(head / SINGLE)
-    params = load_head(head, *load_target(target))[1]
-    assert params.embedding is None
-    assert params.fc_bias is not None
-    _rewrite(head, lambda stored: stored.update({name: stored[name] + 1}))
-    params = load_head(head, *load_target(target))[1]
-    np.testing.assert_array_equal(params.embedding, load_file(head / SINGLE)[name])
-    _rewrite(head, lambda stored: stored.pop(name))
-    assert load_head(head, *load_target(target))[1].embedding is None
-
-
-def test_loading_holds_a_few_blocks_of_what_it_reads(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive: set[int] = set()
-    most_alive = reads = 0
-    lock = threading.Lock()
-    read = Weights._read
-
-    def counted(files: Weights, name: str, part: Any) -> np.ndarray:
-        nonlocal most_alive, reads
-        tensor = read(files, name, part)
-        with lock:
-            reads += 1
-            alive.add(reads)
-            weakref.finalize(tensor, alive.discard, reads)
-            most_alive = max(most_alive, len(alive))
-        return tensor
-
-    monkeypatch.setattr(Weights, "_read", counted)
-    monkeypatch.setattr(tensors, "_BLOCK_BYTES", 1024)
-    params = load_target(target)[1]
-    assert reads > 3 * len(jax.tree.leaves(params))
-    assert most_alive <= load._READERS
-    assert not alive
 
 
 def _status_bytes(name: str) -> int:

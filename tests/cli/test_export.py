@@ -6,15 +6,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from eagle_jax.checkpoints import Export, target_config
+from eagle_jax.checkpoints import Export, load_target, target_config
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.heads import export_head
+from eagle_jax.heads import export_head, load_head
 from eagle_jax.heads.medusa import model as medusa_heads
 from tests import tiny
+from tests.checkpoints.folders import change_weights
 from tests.conftest import Main, load_main
 
 _TABLE = "embed_tokens.weight"
@@ -34,19 +36,12 @@ def pair(tiny_pair: Path, tmp_path: Path) -> Path:
 
 
 def _check_refusal(capsys: pytest.CaptureFixture[str], *named: str) -> None:
-    """Checks that the last command said in one line that names all of these."""
+    """Checks that the last command ended with a line that names all of these."""
     out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    errors = [line for line in err.splitlines() if line.startswith("error:")]
-    assert errors == err.splitlines()[-1:]
+    line = err.splitlines()[-1]
+    assert out == "" and line.startswith("error:")
     for name in named:
-        assert name in errors[0]
-
-
-def _change_weights(folder: Path, **tensors: Any) -> None:
-    path = folder / "model.safetensors"
-    save_file(load_file(path) | tensors, path)
+        assert name in line
 
 
 @pytest.mark.torch
@@ -65,11 +60,8 @@ def test_export_writes_the_head_that_it_was_given(
         "every weight read back bit for bit\n"
     )
     assert (output / "calibration.json").read_text() == calibration.read_text()
-    expected = load_file(pair / "head" / "model.safetensors")
-    written = load_file(output / "model.safetensors")
-    assert written.keys() == expected.keys()
-    for name, tensor in expected.items():
-        np.testing.assert_array_equal(written[name], tensor)
+    expected = load_file(source / "model.safetensors")
+    chex.assert_trees_all_equal(load_file(output / "model.safetensors"), expected)
 
 
 def _export_table(export: Main, pair: Path, output: Path, *flags: str) -> Any:
@@ -80,7 +72,7 @@ def _export_table(export: Main, pair: Path, output: Path, *flags: str) -> Any:
 
 
 def test_export_includes_the_table_as_asked(
-    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    export: Main, pair: Path, eagle3_pair: Path, tmp_path: Path
 ) -> None:
     output, target = tmp_path / "exported", ["--target", str(pair / "target")]
     theirs = load_file(pair / "target" / "model.safetensors")[
@@ -100,42 +92,29 @@ def test_export_includes_the_table_as_asked(
     np.testing.assert_array_equal(_export_table(export, pair, output, *target), theirs)
     narrow = _export_table(export, pair, output, *target, "--dtype", "float16")
     np.testing.assert_array_equal(narrow, theirs.astype(np.float16))
+    target = ["--target", str(eagle3_pair / "target")]  # Published ones have none.
+    assert _export_table(export, eagle3_pair, output, *target) is None
+    include = [*target, "--embedding", "include"]
+    assert _export_table(export, eagle3_pair, output, *include) is not None
 
 
 def test_export_never_loses_a_table_that_is_the_heads_own(
     export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--head", str(pair / "head"), "--output", str(tmp_path / "exported")]
+    head, target = str(pair / "head"), ["--target", str(pair / "target")]
+    argv = ["--head", head, "--output", str(tmp_path / "exported")]
     omit = ["--embedding", "omit"]
     assert export([*argv, *omit]) == 2
     _check_refusal(capsys, "--embedding omit needs --target")
     own = load_file(pair / "head" / "model.safetensors")[_TABLE] + 1
-    _change_weights(pair / "head", **{_TABLE: own})
-    target = ["--target", str(pair / "target")]
+    change_weights(pair / "head", embed_tokens__weight=own)
     assert export([*argv, *target, *omit]) == 2
     _check_refusal(capsys, "would change the head", str(pair / "target"))
+    assert export(["--head", head, "--output", head, "--overwrite"]) == 2
+    _check_refusal(capsys, head, "is read from it")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
     table = _export_table(export, pair, tmp_path / "exported", *target)
     np.testing.assert_array_equal(table, own)
-
-
-def test_export_refuses_what_it_cannot_use(
-    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "exported"
-    argv = ["--head", str(pair / "head"), "--output", str(output)]
-    assert export(["--head", str(pair), "--output", str(output)]) == 2
-    _check_refusal(capsys, str(pair), "config.json")
-    assert export([*argv[:2], "--output", str(pair / "head"), "--overwrite"]) == 2
-    _check_refusal(capsys, str(pair / "head"), "is read from it")
-    assert export([*argv[:2], "--output", str(pair / "target"), "--overwrite"]) == 2
-    _check_refusal(capsys, str(pair / "target"), "holds something else")
-    _change_weights(pair / "head", **{"fc.bias": np.full(32, 1e30, np.float32)})
-    assert export([*argv, "--dtype", "float16"]) == 2
-    _check_refusal(capsys, "fc.bias", "float16 cannot hold")
-    (pair / "head" / "model.safetensors").unlink()
-    assert export(argv) == 2
-    _check_refusal(capsys, str(pair / "head"), "holds no weights")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_export_warns_where_torch_is_missing(
@@ -154,50 +133,35 @@ def test_export_warns_where_torch_is_missing(
     assert sorted(path.name for path in output.iterdir()) == _EXPORTED[:2]
 
 
-@pytest.fixture
-def medusa(pair: Path, tmp_path: Path) -> Path:
-    """Medusa heads in float32 for the tiny target."""
-    heads = tiny.medusa(target_config(pair / "target").vocab_size)
-    weights = tiny.random_like(shapes_of(medusa_heads.init_params, heads.config))
-    folder = tmp_path / "medusa"
-    export_head(folder, heads.config, weights, Export(base_model="some/model"))
-    return folder
-
-
-@pytest.mark.torch
-def test_export_writes_heads_of_medusa_in_another_dtype(
-    export: Main,
-    pair: Path,
-    medusa: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_heads_of_medusa_keep_their_target_and_have_no_table(
+    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, target = tmp_path / "exported", ["--target", str(pair / "target")]
-    argv = ["--head", str(medusa), "--output", str(output), *target]
+    medusa, output, target = tmp_path / "medusa", tmp_path / "new", pair / "target"
+    heads = tiny.medusa(target_config(target).vocab_size)
+    weights = tiny.random_like(shapes_of(medusa_heads.init_params, heads.config))
+    export_head(medusa, heads.config, weights, Export(base_model="some/model"))
+    argv = ["--head", str(medusa), "--output", str(output), "--target", str(target)]
+    assert export([*argv, "--embedding", "include"]) == 2
+    _check_refusal(capsys, "--embedding", str(medusa), "no embedding table")
+    assert not output.exists()
     assert export([*argv, "--dtype", "bfloat16"]) == 0
-    out, _ = capsys.readouterr()
-    files = "config.json, medusa_lm_head.pt, medusa_lm_head.safetensors"
-    assert out == (
-        f"wrote {output}: {files}; bfloat16, every weight read back bit for bit\n"
-    )
     fields = json.loads((output / "config.json").read_text())
     assert fields["base_model_name_or_path"] == "some/model"
-    before, after = (
-        load_file(folder / "medusa_lm_head.safetensors") for folder in (medusa, output)
-    )
-    for name, tensor in before.items():
-        np.testing.assert_array_equal(after[name], tensor.astype("bfloat16"))
 
 
-def test_heads_of_medusa_have_no_table(
+def test_the_names_of_an_eagle_3_heads_layer_can_be_chosen(
     export: Main,
-    pair: Path,
-    medusa: Path,
+    eagle3_pair: Path,
+    tiny_pair: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    output, target = str(tmp_path / "new"), ["--target", str(pair / "target")]
-    argv = ["--head", str(medusa), "--output", output]
-    assert export([*argv, *target, "--embedding", "include"]) == 2
-    _check_refusal(capsys, "--embedding", str(medusa), "no embedding table")
-    assert not Path(output).exists()
+    head, output = eagle3_pair / "head", tmp_path / "exported"
+    argv = ["--output", str(output), "--prefix"]
+    assert export(["--head", str(tiny_pair / "head"), *argv, "midlayer"]) == 2
+    _check_refusal(capsys, "--prefix", "EAGLE-3")
+    assert export(["--head", str(head), *argv, "layers.0"]) == 0
+    target = load_target(eagle3_pair / "target")
+    chex.assert_trees_all_equal(load_head(output, *target), load_head(head, *target))
+    stored = load_file(output / "model.safetensors")
+    assert "layers.0.hidden_norm.weight" in stored and "d2t" in stored

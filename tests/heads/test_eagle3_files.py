@@ -23,7 +23,6 @@ from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 from tests import tiny
 from tests.checkpoints.folders import change_config, change_weights
-from tests.conftest import load_main
 from tests.eagle3_pair import HIDDEN, KNOWN, VOCABULARY
 from tests.heads.samples import (
     EAGLE3,
@@ -329,40 +328,6 @@ def test_plain_torch_drafts_the_same_from_an_exported_head(
     tokens = [6, 7, 8, 9, 4]
     judged = judged_logits(tmp_path / "head", target.embedding, features[0, :3], tokens)
     np.testing.assert_allclose(np.stack(logits), judged, rtol=1e-5, atol=1e-5)
-
-
-def test_the_prefix_of_an_exported_layer_can_be_chosen(
-    eagle3_pair: Path, tmp_path: Path
-) -> None:
-    head, output = eagle3_pair / "head", tmp_path / "exported"
-    command = ["--head", str(head), "--output", str(output), "--prefix", "layers.0"]
-    assert load_main("export")(command) == 0
-    target = load_target(eagle3_pair / "target", None)
-    chex.assert_trees_all_equal(
-        load_head(output, *target, None), load_head(head, *target, None)
-    )
-    stored = load_file(output / "model.safetensors")
-    assert "layers.0.hidden_norm.weight" in stored and "d2t" in stored
-
-
-def test_export_writes_tables_of_eagle_3_heads_only_on_request(
-    eagle3_pair: Path, tmp_path: Path
-) -> None:
-    command = ["--head", f"{eagle3_pair}/head", "--target", f"{eagle3_pair}/target"]
-    command += ["--output", str(tmp_path / "head"), "--overwrite"]
-    for choice, has in (([], False), (["--embedding", "include"], True)):
-        assert load_main("export")([*command, *choice]) == 0
-        stored = load_file(tmp_path / "head" / "model.safetensors")
-        assert ("embed_tokens.weight" in stored) == has
-
-
-def test_a_prefix_is_for_eagle_3_heads(
-    tiny_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["--head", f"{tiny_pair}/head", "--output", str(tmp_path / "head")]
-    assert load_main("export")([*command, "--prefix", "midlayer"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("error:") and "--prefix" in line and "EAGLE-3" in line
 
 
 def _hub_head(folder: Path, **sizes: int) -> Eagle3HeadConfig:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 import safetensors.numpy
 
-from eagle_jax.checkpoints import Export, export_files
+from eagle_jax.checkpoints import Export
 from eagle_jax.heads import export_head
 from tests import tiny
 from tests.heads.samples import weights, write
@@ -80,15 +80,6 @@ def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
         )
     assert file_bytes(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
-def test_an_interrupted_export_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(export_files, "_check_bits", fail(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "head", HEAD)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.torch

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +241,7 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path, name: str) -> None:
     if name != "medusa, borrowing":  # It has no vocabulary of its own.
         others.append(dataclasses.replace(_DEEP, vocab_size=63))
     for other in others:
-        refused(lambda other=other: open_head(folder, other))
+        refused(lambda other=other: open_head(folder, other), " target")
 
 
 @pytest.mark.parametrize("name", ["medusa, borrowing", "hydra"])
@@ -313,14 +312,6 @@ def test_what_a_layout_cannot_express_is_not_written(tmp_path: Path) -> None:
         "midlayer or layers.0",
     )
     assert not list(tmp_path.iterdir())
-
-
-def test_without_torch_there_is_no_pickle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    write(tmp_path / "head", HEAD, with_pickle=True)
-    assert sorted(file_bytes(tmp_path / "head")) == ["config.json", "model.safetensors"]
 
 
 def test_a_head_has_a_name_a_title_and_settings_of_its_own() -> None:
