@@ -73,7 +73,6 @@ def forget_programs() -> Iterator[None]:
     and it aborts.
     """
     yield
-    PROGRAMS.clear()  # It warns of more than its limit.
     maps = Path("/proc/self/maps")
     if not maps.exists() or len(maps.read_bytes().splitlines()) > _MOST_MAPS:
         _clear_programs()

@@ -16,7 +16,7 @@ from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all, is_queue
 from eagle_jax.generation.rows import Row
-from eagle_jax.generation.runner import Runner, Snapshot
+from eagle_jax.generation.runner import Runner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,11 +135,11 @@ class Session:
         compiled, rows = runner.programs.compile_seconds, []
         started = None  # The prefill's time is no part of decoding.
         try:
-            for snapshot in runner.rounds(encoded, seeds):
+            for texts, done in runner.rounds(encoded, seeds):
                 if started is not None:
                     self.decode_seconds += runner.clock() - started
-                rows = snapshot.rows
-                watch.look(snapshot)
+                rows = texts
+                watch.look(rows, done)
                 started = runner.clock()
         except KeyboardInterrupt:
             if not rows:
@@ -186,19 +186,19 @@ class _Watch:
         self._view, self._tokenizer = view, tokenizer
         self._stream: text.TextStream | None = None
 
-    def look(self, snapshot: Snapshot) -> None:
+    def look(self, rows: list[Row], done: Round | None) -> None:
         """Looks at the batch after its prefill or a round."""
         if self._view.stream:
-            row = snapshot.rows[0]
+            row = rows[0]
             if self._stream is None:
                 self._stream = text.TextStream(self._tokenizer, row.prompt_ids)
             is_last = row.stop_reason != StopReason.RUNNING
             new = self._stream.update(row.generated_ids, is_last=is_last)
             print(new, end="", flush=True)
-        if snapshot.round is None:
+        if done is None:
             return
-        for row, count in enumerate(jax.device_get(snapshot.round.count)):
+        for number, count in enumerate(jax.device_get(done.count)):
             if count:
-                self.last[row] = snapshot.round
+                self.last[number] = done
                 if self._view.trace:
-                    self.trees[row].append(results.tree_record(snapshot.round, row))
+                    self.trees[number].append(results.tree_record(done, number))

@@ -170,10 +170,10 @@ class QuestionAnswerer:
         bucket = self._bucket(conversation)
         runner = dataclasses.replace(self._runner(bucket), batch_size=1)
         tokens: list[int] = []
-        for snapshot in runner.rounds([conversation.prompt], [conversation.seed]):
-            tokens = snapshot.rows[0].generated_ids
-            if snapshot.round is not None:
-                conversation.trees.extend(VerifiedTree.of(snapshot.round).values())
+        for (row,), done in runner.rounds([conversation.prompt], [conversation.seed]):
+            tokens = row.generated_ids
+            if done is not None:
+                conversation.trees.extend(VerifiedTree.of(done).values())
         if tokens != timed.generated_ids:
             raise InputError(
                 f"{self.plan.model_id}: decoded round by round, question "

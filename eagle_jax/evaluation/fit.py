@@ -282,8 +282,8 @@ def _decode(
     for start in range(0, len(prompts), runner.batch_size):
         batch = list(prompts[start : start + runner.batch_size])
         seeds = list(range(start, start + len(batch)))
-        for snapshot in runner.rounds(batch, seeds):
-            if snapshot.round is not None:
-                for row, tree in VerifiedTree.of(snapshot.round).items():
+        for _, done in runner.rounds(batch, seeds):
+            if done is not None:
+                for row, tree in VerifiedTree.of(done).items():
                     trees.setdefault(start + row, []).append(tree)
     return trees

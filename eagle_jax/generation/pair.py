@@ -212,8 +212,7 @@ class Pair:
         ids = self.encode(prompts[0], chat=chat)
         runner = self.runner([ids], of_call(self.config, settings), 1, **grammar)
         shown = text.TextStream(self.tokenizer, ids)
-        for snapshot in runner.rounds([ids], [runner.config.sampling.seed]):
-            (row,) = snapshot.rows
+        for (row,), _ in runner.rounds([ids], [runner.config.sampling.seed]):
             is_last = row.stop_reason != StopReason.RUNNING
             if piece := shown.update(row.generated_ids, is_last=is_last):
                 yield piece

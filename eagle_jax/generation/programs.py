@@ -2,7 +2,6 @@
 
 import threading
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
@@ -34,7 +33,6 @@ class Programs:
         self.compile_seconds = 0.0
         self._most = most
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
-        self._has_dropped = False
         self._lock = threading.Lock()
 
     @property
@@ -63,24 +61,14 @@ class Programs:
                 self.compile_seconds += time.perf_counter() - started
         with self._lock:
             self._kept[key] = program
-            self._drop_oldest()
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
         return program
 
     def clear(self) -> None:
         """Drops every program."""
         with self._lock:
             self._kept.clear()
-
-    def _drop_oldest(self) -> None:
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-            if not self._has_dropped:
-                warnings.warn(
-                    f"more than {self._most} compiled programs: those unused longest "
-                    "are dropped, and compiled again when they are needed",
-                    stacklevel=2,
-                )
-            self._has_dropped = True
 
 
 PROGRAMS = Programs()

@@ -26,19 +26,6 @@ from eagle_jax.interface import Drafter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A batch between two rounds, on the host.
-
-    Attributes:
-        rows: The text of each request so far.
-        round: The round that is done; `None` after the prefill and in plain decoding.
-    """
-
-    rows: list[Row]
-    round: Round | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchResult:
     """A decoded batch.
 
@@ -126,7 +113,9 @@ class Runner:
             compile_seconds=self.programs.compile_seconds - compiled_before,
         )
 
-    def rounds(self, prompts: list[list[int]], seeds: list[int]) -> Iterator[Snapshot]:
+    def rounds(
+        self, prompts: list[list[int]], seeds: list[int]
+    ) -> Iterator[tuple[list[Row], Round | None]]:
         """Decodes up to `batch_size` prompts, and yields the batch after each round.
 
         Args:
@@ -134,12 +123,13 @@ class Runner:
             seeds: The seeds, one per prompt.
 
         Yields:
-            The batch after the prefill, then after every round, with the rows that were
-            made up to fill it.
+            The texts so far, those that were made up to fill the batch included, after
+            the prefill and then after every round; and that round, `None` after the
+            prefill and in plain decoding.
         """
         state = self._prefill(self.filled(prompts, seeds))
         rows = read_rows(state, self.fetch)
-        yield Snapshot(rows=rows, round=None)
+        yield rows, None
         while longest := longest_running(rows):
             num_slots = state.tokens.shape[1]
             if longest + self.decoder.depth + 1 > num_slots:
@@ -147,7 +137,7 @@ class Runner:
                 state = self.grow(state, larger)
             state, done = self._advance(state)
             rows = read_rows(state, self.fetch)
-            yield Snapshot(rows=rows, round=done)
+            yield rows, done
         self.judge_fit(row.accept_lengths for row in rows)
 
     @functools.cached_property
