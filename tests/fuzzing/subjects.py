@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import safetensors.numpy
+from safetensors.numpy import save_file
 
 from eagle_jax.checkpoints import has_torch
 from eagle_jax.checkpoints.draft_files import load_calibration
@@ -24,11 +23,10 @@ from eagle_jax.generation.pairs import open_pair
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.config import RegenerateConfig, TrainConfig
 from eagle_jax.training.conversations import read_examples
-from eagle_jax.training.features import FeatureStore
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.regenerate import next_index
 from examples.embedded_pair.training import PretrainConfig
-from tests.checkpoints.folders import save_bin, write_shards
+from tests.checkpoints.folders import save_bin, take_weights, write_shards
 from tests.evaluation import synthetic
 from tests.helpers import settings_of
 
@@ -83,22 +81,17 @@ def read_report(folder: Path) -> None:
         tables.n_alpha_table(group)
 
 
-def read_record_file(folder: Path) -> None:
-    """Goes on with a file of records."""
-    JsonLines(folder / "run.jsonl", synthetic.RUN).close()
-    read_records(folder / "run.jsonl", synthetic.RUN, [])
-
-
 def read_data(folder: Path) -> None:
-    """Reads questions, prompts, conversations, a log, answers and features."""
+    """Reads records to go on with, questions, prompts, texts and answers."""
     for act in (
+        lambda: JsonLines(folder / "run.jsonl", synthetic.RUN).close(),
+        lambda: read_records(folder / "run.jsonl", synthetic.RUN, []),
         lambda: read_questions(folder / "question.jsonl"),
         lambda: read_prompts(folder / "prompts.json"),
         lambda: read_examples(folder / "chats.json"),
         lambda: read_examples(folder / "chats.jsonl"),
         lambda: read_rows(folder / LOG),
         lambda: next_index(folder / "answers.jsonl"),
-        lambda: FeatureStore(folder, batch_size=2).read(np.array([0])),
         lambda: load_calibration(
             folder / "calibration.json", vocab_size=300, depth=2, kind="sampled"
         ),
@@ -107,87 +100,49 @@ def read_data(folder: Path) -> None:
 
 
 def make_subjects(
-    home: Path,
-    *,
-    chat_pair: Path,
-    eagle3_pair: Path,
-    configs: Path,
-    run: Path,
-    resume: Callable[[Path], object],
+    home: Path, *, chat_pair: Path, eagle3_pair: Path, tables: Path
 ) -> dict[str, Subject]:
-    """Writes good files into a folder.
+    """Writes good files into an empty folder, for all readers but training.
 
     Args:
-        home: An empty folder.
+        home: The folder.
         chat_pair: A target with a chat template, and its head.
         eagle3_pair: Likewise, of EAGLE-3.
-        configs: Files of settings.
-        run: Of training.
-        resume: Goes on with it.
-
-    Returns:
-        By name.
+        tables: A folder with files of settings.
     """
-    settings = ["target/*.json", "head/config.json", "head/calibration.json"]
     pair = Path(shutil.copytree(chat_pair, home / "pair"))
     (pair / "target" / "generation_config.json").write_text('{"eos_token_id": [299]}')
-    calibration = {"kappa": 1.5, "sharpness": 1.0, "exponents": [[1, 1], [1, 1]]}
-    calibrations = dict.fromkeys(("greedy", "sampled"), calibration)
-    _write(pair / "head" / "calibration.json", {"vocab_size": 300} | calibrations)
-    shards = Path(shutil.copytree(pair, home / "shards"))
-    tensors = _take(shards)
-    write_shards(shards / "target", tensors, safetensors.numpy.save_file, "safetensors")
-    weights = ["*/*.safetensors", "target/chat_template.jinja"]
-    tables_folder = Path(shutil.copytree(configs, home / "tables"))
-    shutil.copy(CONFIGS / "embedded.toml", tables_folder)
-    subjects = {
-        "pair": Subject(source=pair, files=[*settings, *weights], read=read_pair),
-        "shards": Subject(source=shards, files=["target/*.index.json"], read=read_pair),
-        "eagle3": Subject(
-            source=eagle3_pair,
-            files=["head/config.json", "head/model.safetensors"],
-            read=read_pair,
-        ),
-        "settings": Subject(source=tables_folder, files=["*.toml"], read=read_settings),
-        "run": Subject(
-            source=run,
-            files=[LOG, "checkpoints/*/*/*", "checkpoints/**/*"],
-            read=resume,
-        ),
-        **_records(home),
-        "data": Subject(source=_data(home / "data"), files=["*"], read=read_data),
-    }
-    if not has_torch():
-        return subjects
+    part = {"kappa": 1.5, "sharpness": 1.0, "exponents": [[1, 1], [1, 1]]}
+    calibration = {"vocab_size": 300, "greedy": part, "sampled": part}
+    _write(pair / "head" / "calibration.json", calibration)
     bins = Path(shutil.copytree(pair, home / "bins"))
-    save_bin(_take(bins), bins / "target" / "pytorch_model.bin")
-    return subjects | {
-        "bins": Subject(source=bins, files=["target/*.bin"], read=read_pair)
+    write_shards(
+        pair / "target", take_weights(pair / "target"), save_file, "safetensors"
+    )
+    settings = Path(shutil.copytree(tables, home / "tables"))
+    shutil.copy(CONFIGS / "embedded.toml", settings)
+    records = synthetic.write_evaluation(home / "records", questions=3)
+    files = ["target/*.json", "head/*.json", "*/*.safetensors", "target/*.jinja"]
+    eagle3 = ["head/config.json", "head/model.safetensors"]
+    data = _data(home / "data", calibration)
+    subjects = {
+        "pair": Subject(source=pair, files=files, read=read_pair),
+        "eagle3": Subject(source=eagle3_pair, files=eagle3, read=read_pair),
+        "settings": Subject(source=settings, files=["*.toml"], read=read_settings),
+        "records": Subject(source=records, files=["*"], read=read_report),
+        "data": Subject(source=data, files=["*"], read=read_data),
     }
+    if has_torch():
+        tensors = take_weights(bins / "target")
+        save_bin(tensors, bins / "target" / "pytorch_model.bin")
+        subject = Subject(source=bins, files=["target/*.bin"], read=read_pair)
+        subjects["bins"] = subject
+    return subjects
 
 
-def _take(pair: Path) -> dict[str, np.ndarray]:
-    """Removes and returns a target's tensors."""
-    path = pair / "target" / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    path.unlink()
-    return tensors
-
-
-def _records(home: Path) -> dict[str, Subject]:
-    """Runs of all methods, and one file that is gone on with."""
-    everything = synthetic.write_evaluation(home / "records", questions=3)
-    lines = [synthetic.record(number) for number in range(3)]
-    synthetic.write(home / "file" / "run.jsonl", lines)
-    return {
-        "records": Subject(source=everything, files=["*"], read=read_report),
-        "file": Subject(source=home / "file", files=["*"], read=read_record_file),
-    }
-
-
-def _data(folder: Path) -> Path:
+def _data(folder: Path, calibration: dict[str, Any]) -> Path:
     """Writes what `read_data` reads."""
-    folder.mkdir()
+    synthetic.write(folder / "run.jsonl", [synthetic.record(n) for n in range(3)])
     question = {"question_id": 1, "category": "math", "turns": ["one", "two"]}
     said = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
     chats = [{"id": n, "conversations": said} for n in range(2)]
@@ -196,8 +151,7 @@ def _data(folder: Path) -> Path:
         (folder / f"{name}.jsonl").write_text(content)
     _write(folder / "chats.json", chats)
     _write(folder / "prompts.json", ["a", "b"])
-    calibration = {"kappa": 1.5, "sharpness": 1.0, "exponents": [[1, 1], [1, 1]]}
-    _write(folder / "calibration.json", {"vocab_size": 300, "sampled": calibration})
+    _write(folder / "calibration.json", calibration)
     with (
         JsonLines(folder / "answers.jsonl", {"seed": 0}) as answers,
         JsonLines(folder / LOG, {"seed": 0}) as log,
@@ -205,8 +159,6 @@ def _data(folder: Path) -> Path:
         for number in range(3):
             answers.append({"index": number, "text": "a"})
             log.append({"step": number, "tokens": 9, "loss": 1.0})
-    features = {"features": np.zeros((2, 3, 4), np.float32)}
-    safetensors.numpy.save_file(features, folder / "features-00000.safetensors")
     return folder
 
 

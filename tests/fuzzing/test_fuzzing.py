@@ -18,6 +18,7 @@ import jax
 import pytest
 
 from eagle_jax.errors import InputError
+from eagle_jax.training.log import LOG
 from tests.conftest import load_main
 from tests.fuzzing.mutations import changed_copy
 from tests.fuzzing.subjects import Subject, make_subjects
@@ -26,7 +27,7 @@ CASES = int(os.environ.get("EAGLE_JAX_FUZZ", "25"))
 FIRST_SEED = int(os.environ.get("EAGLE_JAX_FUZZ_SEED", "0"))
 CPU_SECONDS, KIBIBYTES = 10, 4 * 2**20
 
-NAMES = ["pair", "shards", "eagle3", "settings", "run", "records", "file", "data"]
+NAMES = ["pair", "eagle3", "settings", "run", "records", "data"]
 RUN = """
 [data]
 row_length = 16
@@ -77,14 +78,14 @@ def subjects(
     flags += ["--config", str(home / "config.toml")]
     train = load_main("train")
     assert train([*flags, "--output", str(home / "run")]) == 0
-    return make_subjects(
-        home,
-        chat_pair=chat_pair,
-        eagle3_pair=eagle3_pair,
-        configs=Path(__file__).parents[2] / "examples" / "embedded_pair",
-        run=home / "run",
-        resume=lambda run: train([*flags, "--output", str(run), "--resume"]),
+    run = Subject(
+        source=home / "run",
+        files=[LOG, "checkpoints/*/*/*", "checkpoints/**/*"],
+        read=lambda run: train([*flags, "--output", str(run), "--resume"]),
     )
+    tables = Path(__file__).parents[2] / "examples" / "embedded_pair"
+    pairs = {"chat_pair": chat_pair, "eagle3_pair": eagle3_pair}
+    return make_subjects(home, tables=tables, **pairs) | {"run": run}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_changed_files_are_read_or_refused_in_one_line(
 ) -> None:
     subject = subjects[name]
     (tmp_path / "outside").mkdir()
-    (secret,) = subjects["pair"].source.glob("target/*.safetensors")
+    (secret,) = subjects["pair"].source.glob("head/*.safetensors")
     shutil.copyfile(secret, tmp_path / "outside" / "secret.safetensors")
     failures = []
     for seed in range(FIRST_SEED, FIRST_SEED + CASES):
