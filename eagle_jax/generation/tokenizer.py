@@ -96,7 +96,7 @@ def apply_chat_template(
     try:
         template = tokenizer.get_chat_template()
         has_blocks = _GENERATION_BLOCK.search(template) is not None
-        texts, blocks = render_jinja_template(
+        rendered: Any = render_jinja_template(
             conversations=[[_without_none(message) for message in messages]],
             chat_template=template,
             add_generation_prompt=add_generation_prompt,
@@ -108,7 +108,8 @@ def apply_chat_template(
         raise InputError(told) from error
     except Exception as error:  # Templates raise what they like.
         raise RefusedError(f"{refused}: {first_line(error)}") from error
-    return texts[0], blocks[0] if has_blocks else None
+    (text,), blocks = rendered
+    return text, blocks[0] if has_blocks else None
 
 
 def _without_none(message: Mapping[str, Any]) -> dict[str, Any]:
