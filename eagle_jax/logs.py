@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, lock, writing
 from eagle_jax.parsing import check_same, parse_json, resolved, value_at
 
 
-class JsonLines:
+class JsonLines(contextlib.AbstractContextManager["JsonLines"]):
     """A log of JSON lines: the settings of its run, then a line per result.
 
     It is only appended to. Whenever its process is killed, the next one goes on after
@@ -73,10 +73,6 @@ class JsonLines:
     def close(self) -> None:
         """Closes the file, so that another process may write it."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Closes the file."""

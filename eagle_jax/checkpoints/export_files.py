@@ -152,12 +152,15 @@ def write_export(
         InputError: If sizes or a single bit are read back otherwise, or the folder
             cannot be written.
     """
+    from safetensors.numpy import save_file
+
     with_pickle = how.with_pickle and has_torch()
     with new_folder(folder, overwrite=how.overwrite, is_ours=is_export) as unfinished:
         text = json.dumps(fields, indent=1) + "\n"
         (unfinished / _CONFIG).write_text(text, encoding="utf-8")
         safe, pickled = (unfinished / name for name in how.files)
-        _write_safetensors(safe, tensors)
+        with saving(safe):
+            save_file(tensors, safe, metadata=_METADATA)
         if with_pickle:
             _write_pickle(pickled, tensors)
         read = read_config(unfinished)
@@ -175,13 +178,6 @@ def write_export(
             how.also(unfinished)
 
 
-def _write_safetensors(path: Path, tensors: Tensors) -> None:
-    from safetensors.numpy import save_file
-
-    with saving(path):
-        save_file(tensors, path, metadata=_METADATA)
-
-
 def _write_pickle(path: Path, tensors: Tensors) -> None:
     """Writes a state dict; torch stores the file's name in it, so that never varies."""
     import torch
@@ -197,24 +193,17 @@ def _write_pickle(path: Path, tensors: Tensors) -> None:
 
 
 def _check_bits(path: Path, stored: dict[str, StoredTensor], tensors: Tensors) -> None:
-    is_equal = stored.keys() == tensors.keys() and all(
-        _same_bits(stored[name].read(), tensor) for name, tensor in tensors.items()
-    )
+    is_equal = stored.keys() == tensors.keys()
+    for name in tensors if is_equal else ():
+        read, written = stored[name].read(), tensors[name]
+        is_equal &= (read.dtype, read.shape) == (written.dtype, written.shape)
+        # Not as numbers: negative zero equals zero.
+        is_equal &= read.tobytes() == written.tobytes()
     if not is_equal:
         raise InputError(
             f"{path.name} reads back differently from what was written; is the disk "
             "failing?"
         )
-
-
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Returns whether two arrays agree in dtype, shape and every bit."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    # Not as numbers: negative zero equals zero.
-    kind = f"u{one.dtype.itemsize}"
-    mine, theirs = (np.ascontiguousarray(x).view(kind) for x in (one, other))
-    return np.array_equal(mine, theirs)
 
 
 def _difference(config: Any, read: Any) -> str:

@@ -70,29 +70,3 @@ def resolve(name: str) -> Path:
             f"({first_line(error)})"
         ) from error
     return resolve(str(path))
-
-
-def file_inside(folder: Path, name: str, list_name: str) -> Path:
-    """Returns a file that a list in a checkpoint names.
-
-    It must lie in the checkpoint's folder, also where links lead; those of the hub's
-    cache lead from `snapshots/REVISION` to `blobs`, the only place outside.
-
-    Args:
-        folder: The checkpoint's folder.
-        name: The file as the list names it, by a path relative to the folder.
-        list_name: The name of the file that holds the list.
-    """
-    path, where = folder / name, f"{folder / list_name} names {name!r}"
-    try:
-        homes = [folder.resolve()]
-        real, is_file = path.resolve(), path.is_file()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{where}: {error}") from error
-    if homes[0].parent.name == "snapshots":
-        homes.append((homes[0].parent.parent / "blobs").resolve())
-    if not any(real.is_relative_to(home) for home in homes):
-        raise InputError(f"{where}, which lies outside its folder; put the file there")
-    if not is_file:
-        raise InputError(f"{where}, but {path} is missing")
-    return path

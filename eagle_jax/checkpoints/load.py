@@ -197,10 +197,15 @@ def load_params(
     with ThreadPoolExecutor(_READERS) as readers:
 
         def load(name: str, shape: Any, sharding: Any = None) -> Any:
-            if isinstance(shape, QuantizedMatrix):
-                array = _load_wide(readers, files, name, shape, sharding)
-            else:
+            if not isinstance(shape, QuantizedMatrix):
                 array = _load(readers, files, name, shape.shape, dtype, sharding)
+            else:  # In float32: the integers do not depend on the dtype of the others.
+                wide, kind = sharding, jnp.dtype("float32")
+                if isinstance(sharding, QuantizedMatrix):
+                    wide = sharding.values
+                matrix = _load(readers, files, name, shape.shape, kind, wide)
+                narrow = jax.jit(quantize, static_argnums=1, out_shardings=sharding)
+                array = narrow(matrix, shape.bits)
             return jax.block_until_ready(array)  # Else the host may hold many.
 
         if shardings is None or isinstance(shardings, Sharding):
@@ -232,21 +237,6 @@ def check_shapes(files: Weights, names: Any, shapes: Any) -> None:
                 f"{files.folder}: tensor {name} has shape {stored}, but its sizes ask "
                 f"for {shape}"
             )
-
-
-def _load_wide(
-    readers: Executor, files: Weights, name: str, shape: QuantizedMatrix, sharding: Any
-) -> QuantizedMatrix:
-    """Loads one matrix and quantizes it.
-
-    It is read in float32, which holds what any checkpoint holds: so the integers do not
-    depend on the dtype of the other weights.
-    """
-    wide: Any = sharding.values if isinstance(sharding, QuantizedMatrix) else sharding
-    matrix = _load(readers, files, name, shape.shape, jnp.dtype("float32"), wide)
-    return jax.jit(quantize, static_argnums=1, out_shardings=sharding)(
-        matrix, shape.bits
-    )
 
 
 def _load(

@@ -7,7 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.hub import WEIGHT_FILES, file_inside
+from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
 from eagle_jax.checkpoints.tensors import (
     Part,
@@ -72,7 +72,18 @@ class Weights:
             raise InputError(
                 f"{self.folder}: cannot read {name}: {first_line(error)}"
             ) from error
-        _check_tensor(self.folder, name, tensor)
+        if name in MAPS and tensor.dtype.kind in "biu":
+            return tensor
+        if not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise InputError(
+                f"{self.folder}: tensor {name} holds {tensor.dtype}, no floating-point "
+                "numbers; weights that others quantized are not supported"
+            )
+        if not is_finite(tensor):
+            raise InputError(
+                f"{self.folder}: tensor {name} holds NaN or infinite values; the "
+                "checkpoint is damaged"
+            )
         return tensor
 
 
@@ -115,7 +126,7 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
         raise InputError(f"{index}: weight_map must give a file name per tensor")
     stored: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())):
-        path = file_inside(index.parent, shard, index.name)
+        path = _file_inside(index, shard)
         opened = _open_file(path)
         for name in opened.keys() & stored.keys():
             raise InputError(f"{path} holds {name}, as another shard does")
@@ -126,20 +137,25 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
     return stored
 
 
-def _check_tensor(folder: Path, name: str, tensor: np.ndarray) -> None:
-    """Refuses weights that no model can have."""
-    if name in MAPS and tensor.dtype.kind in "biu":
-        return
-    if not jnp.issubdtype(tensor.dtype, jnp.floating):
-        raise InputError(
-            f"{folder}: tensor {name} holds {tensor.dtype}, no floating-point "
-            "numbers; weights that others quantized are not supported"
-        )
-    if not is_finite(tensor):
-        raise InputError(
-            f"{folder}: tensor {name} holds NaN or infinite values; the checkpoint is "
-            "damaged"
-        )
+def _file_inside(index: Path, name: str) -> Path:
+    """Returns a file that an index names by a path relative to the index.
+
+    It must lie in the checkpoint's folder, also where links lead; those of the hub's
+    cache lead from `snapshots/REVISION` to `blobs`, the only place outside.
+    """
+    path, where = index.parent / name, f"{index} names {name!r}"
+    try:
+        homes = [index.parent.resolve()]
+        real, is_file = path.resolve(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{where}: {error}") from error
+    if homes[0].parent.name == "snapshots":
+        homes.append((homes[0].parent.parent / "blobs").resolve())
+    if not any(real.is_relative_to(home) for home in homes):
+        raise InputError(f"{where}, which lies outside its folder; put the file there")
+    if not is_file:
+        raise InputError(f"{where}, but {path} is missing")
+    return path
 
 
 def is_finite(tensor: np.ndarray) -> bool:
