@@ -12,8 +12,8 @@ from pathlib import Path
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_folder, expand_home
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.record_files import read_runs
 from eagle_jax.evaluation.report import write_report
+from eagle_jax.evaluation.runs import read_runs
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from eagle_jax.decoding.requests import bucket_length
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan
 from eagle_jax.evaluation.questions import Question
-from eagle_jax.evaluation.records import Record, Turn
+from eagle_jax.evaluation.records import COLUMNS, Record
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all
@@ -31,14 +32,16 @@ class _Conversation:
         prompt: The ids of the next turn's prompt.
         seed: The next turn's seed, its own among all questions and turns: prompts that
             are cut to one length would share their noise otherwise.
-        turns: The answers so far.
+        columns: The lists of its record so far, see `Record`.
         trees: The trees of all rounds so far, where they are looked at.
     """
 
     question: Question
     prompt: list[int] = dataclasses.field(default_factory=list)
     seed: int = 0
-    turns: list[Turn] = dataclasses.field(default_factory=list)
+    columns: dict[str, list[Any]] = dataclasses.field(
+        default_factory=lambda: {name: [] for name in COLUMNS}
+    )
     trees: list[VerifiedTree] = dataclasses.field(default_factory=list)
 
 
@@ -118,7 +121,7 @@ class QuestionAnswerer:
 
     def _next(self, conversation: _Conversation) -> _Conversation:
         """Sets the next turn's prompt, without its beginning if too long, and seed."""
-        answers = [turn.text for turn in conversation.turns]
+        answers = conversation.columns["turns"]
         turns = conversation.question.turns[: len(answers) + 1]
         ids = encode(
             self._pair.tokenizer,
@@ -138,20 +141,22 @@ class QuestionAnswerer:
         row, question = served.row, conversation.question
         if self._has_nodes:
             self._look_at_rounds(conversation, row)
-        conversation.turns.append(
-            Turn(
-                text=text.continuation(
-                    self._pair.tokenizer, row.prompt_ids, row.generated_ids
-                ),
-                token_ids=row.generated_ids,
-                prompt_tokens=len(row.prompt_ids),
-                wall_time=served.prefill_seconds + served.decode_seconds,
-                decode_time=served.decode_seconds,
-                accept_lengths=[accepted + 1 for accepted in row.accept_lengths],
-                stop_reason=row.stop_reason.name.lower(),
-            )
-        )
-        if len(conversation.turns) < len(question.turns):
+        turn = {
+            "turns": text.continuation(
+                self._pair.tokenizer, row.prompt_ids, row.generated_ids
+            ),
+            "wall_time": served.prefill_seconds + served.decode_seconds,
+            "decode_time": served.decode_seconds,
+            "decoding_steps": len(row.accept_lengths),
+            "prompt_tokens": len(row.prompt_ids),
+            "token_ids": row.generated_ids,
+            "stop_reasons": row.stop_reason.name.lower(),
+        }
+        columns = conversation.columns
+        for name, value in turn.items():
+            columns[name].append(value)
+        columns["accept_lengths"] += [accepted + 1 for accepted in row.accept_lengths]
+        if len(columns["turns"]) < len(question.turns):
             self._next(conversation)
             return
         conversation.prompt = []
@@ -160,7 +165,7 @@ class QuestionAnswerer:
             category=question.category,
             question=question.fingerprint,
             number=question.number,
-            turns=tuple(conversation.turns),
+            **columns,
             nodes=tuple(conversation.trees) if self._has_nodes else None,
             model_id=self.plan.model_id,
         )

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,12 +14,11 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.answers import QuestionAnswerer
 from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan, run_settings
 from eagle_jax.evaluation.questions import Question
-from eagle_jax.evaluation.record_files import read_records
 from eagle_jax.evaluation.records import Record, versions
-from eagle_jax.evaluation.runs import EvaluatedRun
+from eagle_jax.evaluation.runs import EvaluatedRun, read_run
 from eagle_jax.evaluation.templates import check_template
 from eagle_jax.generation.pairs import PairSource, open_pair
-from eagle_jax.logs import JsonLines
+from eagle_jax.logs import JsonLines, check_log, read_log
 from eagle_jax.models.transformer import TransformerParams
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 
@@ -96,13 +96,39 @@ def evaluate(
         )
         path = config.path(run)
         with JsonLines(path, settings) as log:
-            records = read_records(path, settings, questions)
-            _answer(answerer, log, records, questions, report, progress)
-        answers = {record.key: record for record in records}
-        found[run.model_id] = EvaluatedRun(
-            paths=(path,), settings=settings, answers=answers
-        )
+            known = read_records(path, settings, questions)
+            _answer(answerer, log, known, questions, report, progress)
+        found[run.model_id] = read_run(path)
     return found
+
+
+def read_records(
+    path: Path, settings: Mapping[str, Any], questions: Iterable[Question]
+) -> list[Record]:
+    """Reads the records that a run can go on with.
+
+    Args:
+        path: The file, which need not exist.
+        settings: The settings of the run.
+        questions: The questions that are asked; the file may hold others, too.
+
+    Raises:
+        InputError: If the file holds other settings, other questions of the same ids
+            or something else.
+    """
+    check_log(path, settings)
+    if not path.exists() or not any(read_log(path)):
+        return []
+    records = [*read_run(path).answers.values()]
+    asked = {q.question_id: (q.fingerprint, q.number) for q in questions}
+    for record in records:
+        answered = record.question, record.number
+        if asked.get(record.question_id, answered) != answered:
+            raise InputError(
+                f"{path} answers another question {record.question_id!r}: choose "
+                "another `output`"
+            )
+    return records
 
 
 def _settings(
@@ -126,7 +152,7 @@ def _settings(
 def _answer(
     answerer: QuestionAnswerer,
     log: JsonLines,
-    records: list[Record],
+    records: Sequence[Record],
     questions: Sequence[Question],
     report: Report,
     progress: Progress,
@@ -142,7 +168,6 @@ def _answer(
         with progress(name, total, done) as update:
             for record in answerer.answer(missing):
                 log.append(record.to_json())
-                records.append(record)
                 done += 1
                 update(done)
     if answerer.num_cut:

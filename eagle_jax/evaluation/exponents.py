@@ -98,7 +98,7 @@ def tokens_per_root(
     accepted = []
     for tree in trees:
         exponents = _exponents(confidence, tree.depths, tree.ranks)
-        values = np.where(tree.is_node, 0.0, -np.inf)
+        values = np.where(tree.log_values > -np.inf, 0.0, -np.inf)
         for node in tree.drafted:
             parent = tree.parents[node]
             step = min(tree.log_values[node] - tree.log_values[parent], 0.0)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -35,20 +35,18 @@ class VerifiedTree:
 
     Attributes:
         parents: `[N]` int, each node's parent, see `DraftTree`.
-        log_values: `[N]` float, the logs of path values, see `DraftTree`.
-        is_node: `[N]` bool, false in padding.
+        log_values: `[N]` float, the logs of path values; -inf in padding.
         accepted: The accepted nodes from the root's child on, in order.
     """
 
     parents: np.ndarray
     log_values: np.ndarray
-    is_node: np.ndarray
     accepted: Sequence[int]
 
     @property
     def drafted(self) -> np.ndarray:
         """`[M]` int, the indices of real nodes without the root."""
-        return 1 + np.flatnonzero(self.is_node[1:])
+        return 1 + np.flatnonzero(self.log_values[1:] > -np.inf)
 
     @property
     def depths(self) -> np.ndarray:
@@ -83,7 +81,6 @@ class VerifiedTree:
             row: cls(
                 parents=tree.parents[row],
                 log_values=np.asarray(tree.log_values[row], np.float64),
-                is_node=tree.is_node[row],
                 accepted=acceptance.path[row][1 : accepted + 1].tolist(),
             )
             for row, accepted in enumerate(acceptance.num_accepted.tolist())
@@ -112,36 +109,32 @@ class VerifiedTree:
             for parent, node in itertools.pairwise([0, *accepted])
         ):
             raise InputError("`nodes`: a tree's parents and accepted nodes do not fit")
-        log_values = np.asarray(values)
-        return cls(
-            parents=parents,
-            log_values=log_values,
-            is_node=log_values > -np.inf,
-            accepted=accepted,
-        )
+        return cls(parents=parents, log_values=np.array(values), accepted=accepted)
 
     def to_json(self) -> dict[str, Any]:
         """Returns parents, log values (`None` in padding) and accepted nodes."""
-        values = zip(self.log_values.tolist(), self.is_node, strict=True)
+        values = self.log_values.tolist()
         return {
             "parents": self.parents.tolist(),
-            "log_values": [round(x, _DIGITS) if known else None for x, known in values],
+            "log_values": [None if x == -np.inf else round(x, _DIGITS) for x in values],
             "accepted": list(self.accepted),
         }
 
-    def tried(self) -> Iterator[tuple[int, int, float, bool]]:
-        """Yields `TRIED` fields of every child of the root and of accepted nodes."""
-        ranks, nodes = self.ranks, self.drafted
-        path = [0, *self.accepted, None]
-        for level, (parent, following) in enumerate(itertools.pairwise(path), 1):
-            for node in nodes[self.parents[nodes] == parent].tolist():
-                confidence = self.log_values[node] - self.log_values[parent]
-                yield level, int(ranks[node]), float(confidence), node == following
-
 
 def tried_in(trees: Iterable[VerifiedTree]) -> np.ndarray:
-    """Returns the tried nodes of some rounds, `[M]` of `TRIED`."""
-    tried = np.array([node for tree in trees for node in tree.tried()], TRIED)
+    """Returns the tried nodes of some rounds, `[M]` of `TRIED`.
+
+    They are the children of the roots and of accepted nodes.
+    """
+    found = []
+    for tree in trees:
+        ranks, nodes, values = tree.ranks, tree.drafted, tree.log_values
+        path = [0, *tree.accepted, None]
+        for level, (parent, following) in enumerate(itertools.pairwise(path), 1):
+            for node in nodes[tree.parents[nodes] == parent].tolist():
+                confidence = values[node] - values[parent]
+                found.append((level, ranks[node], confidence, node == following))
+    tried = np.array(found, TRIED)
     # Rounding in the logarithm may leave a probability just above 1.
     tried["log_confidence"] = np.clip(tried["log_confidence"], _IMPOSSIBLE, 0.0)
     return tried
@@ -153,13 +146,16 @@ class Reliability:
 
     Attributes:
         count: `[bins]` int, the number of nodes.
-        accepted: `[bins]` int, the number of accepted nodes.
-        total: `[bins]` float64, the sum of the predictions.
+        predicted: `[bins]` float64, the mean prediction; NaN in an empty bin.
+        rates: `[bins]` float64, the share accepted; NaN in an empty bin.
+        expected_error: The expected calibration error: the distance between both,
+            averaged over nodes; NaN without nodes.
     """
 
     count: np.ndarray
-    accepted: np.ndarray
-    total: np.ndarray
+    predicted: np.ndarray
+    rates: np.ndarray
+    expected_error: float
 
     @classmethod
     def of(cls, predicted: np.ndarray, is_accepted: np.ndarray) -> "Reliability":
@@ -170,28 +166,14 @@ class Reliability:
             is_accepted: `[M]` bool, whether each node was accepted.
         """
         places = np.minimum((predicted * NUM_BINS).astype(int), NUM_BINS - 1)
-        return cls(
-            count=np.bincount(places, minlength=NUM_BINS),
-            accepted=np.bincount(places[is_accepted], minlength=NUM_BINS),
-            total=np.bincount(places, weights=predicted, minlength=NUM_BINS),
+        count, accepted, total = (
+            np.bincount(places, weights=weights, minlength=NUM_BINS)
+            for weights in (None, is_accepted, predicted)
         )
-
-    @property
-    def predicted(self) -> np.ndarray:
-        """`[bins]` float64, the mean prediction; NaN in an empty bin."""
-        return divide(self.total, self.count)
-
-    @property
-    def rates(self) -> np.ndarray:
-        """`[bins]` float64, the share accepted; NaN in an empty bin."""
-        return divide(self.accepted, self.count)
-
-    @property
-    def expected_error(self) -> float:
-        """The expected calibration error, NaN without nodes.
-
-        It is the distance between mean prediction and rate, averaged over nodes.
-        """
-        nodes = self.count.sum()
-        error = np.abs(self.accepted - self.total).sum()
-        return float(error / nodes) if nodes else float("nan")
+        error = np.abs(accepted - total).sum()
+        return cls(
+            count=count,
+            predicted=divide(total, count),
+            rates=divide(accepted, count),
+            expected_error=error / len(predicted) if len(predicted) else np.nan,
+        )

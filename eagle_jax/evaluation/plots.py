@@ -54,7 +54,8 @@ def confidence(group: Group) -> Figure | None:
     found = [
         (name, _reliability(trees), style)
         for name, run, style in _drafting(group)
-        if run.has_confidence and (trees := run.trees())
+        if run.has_confidence
+        and (trees := [t for a in run.answers.values() for t in a.nodes or ()])
     ]
     if not found:
         return None

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.fields import get
-from eagle_jax.parsing import check_type, parse_json
+from eagle_jax.parsing import check_type, parse_json, value_at
 
 QuestionId = int | str
 
@@ -189,6 +188,11 @@ def choose(
         members.sort(key=lambda question: _hash(f"{category}:{question.question_id}"))
         chosen.update(question.number for question in members[:per_category])
     return [question for question in questions if question.number in chosen]
+
+
+def get(record: Any, name: str, kind: Any) -> Any:
+    """Returns a field, and refuses one that is missing or of another type."""
+    return check_type(kind, value_at(record, name), f"`{name}`")
 
 
 def _name(path: Path) -> str:

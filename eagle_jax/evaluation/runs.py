@@ -1,20 +1,26 @@
-"""Runs of an evaluation: their settings and answers, and which can be compared.
+"""Runs of an evaluation: their files, and which of them can be compared.
 
-A run is one method with its settings at one temperature and one batch size.
+A run is one method with its settings at one temperature and one batch size. A file
+holds one: a line of its settings, then a line per answered question, see `JsonLines`.
 """
 
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eagle_jax.config import shortest
-from eagle_jax.decoding.rates import Rates, n_alpha
-from eagle_jax.evaluation.nodes import VerifiedTree
-from eagle_jax.evaluation.records import QuestionKey, Record, speed, tau
+from eagle_jax.decoding.rates import tokens_per_round
+from eagle_jax.errors import InputError
+from eagle_jax.evaluation.questions import get
+from eagle_jax.evaluation.records import MOST_LEVELS, QuestionKey, Record, speed
+from eagle_jax.logs import read_log
 from eagle_jax.methods import METHODS, PLAIN
+from eagle_jax.parsing import check_type, parse_json
+
+T = TypeVar("T")
 
 _SETUP = (
     "target dtype device template system_prompt max_new_tokens max_length ignore_eos "
@@ -100,30 +106,21 @@ class EvaluatedRun:
 
     def tau(self, task: str | None = None) -> float | None:
         """Returns tokens per step over all steps of a task, or of all for `None`."""
-        return tau(self.of_task(task).values())
-
-    def trees(self) -> list[VerifiedTree]:
-        """Returns the trees of all questions, where they were looked at."""
-        return [tree for a in self.answers.values() for tree in a.nodes or ()]
-
-    def n_alpha(self) -> Rates:
-        """Returns n-alpha, which for a tree is its acceptance by depth."""
-        accepted = [n - 1 for a in self.answers.values() for n in a.accept_lengths]
-        return n_alpha(accepted, self.settings.get("depth") or 0)
-
-    def joined(self, other: "EvaluatedRun") -> "EvaluatedRun":
-        """Returns the run with the answers of one of the same settings."""
-        paths, answers = self.paths + other.paths, self.answers | other.answers
-        return dataclasses.replace(self, paths=paths, answers=answers)
+        answers = self.of_task(task).values()
+        new_tokens = [number for answer in answers for number in answer.new_tokens]
+        steps = sum(len(answer.accept_lengths) for answer in answers)
+        return tokens_per_round(new_tokens, steps)
 
     def key(self, *without: str) -> str:
         """Returns a text that is equal for runs whose other settings are equal."""
         left = {n: value for n, value in self.settings.items() if n not in without}
         return json.dumps(left, sort_keys=True)
 
-    def setup(self) -> dict[str, Any]:
-        """Returns the settings that runs must share to be compared."""
-        return {name: self.settings.get(name) for name in SETUP}
+    @property
+    def setup(self) -> str:
+        """A text that is equal for runs that can be compared."""
+        names = ("temperature", "batch_size", *SETUP)
+        return json.dumps([self.settings.get(name) for name in names])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,8 +155,7 @@ def groups(runs: list[EvaluatedRun]) -> list[Group]:
     """Returns groups by temperature and batch size, in this order."""
     found: dict[str, list[EvaluatedRun]] = {}
     for run in sorted(runs, key=lambda run: (run.temperature, run.batch_size)):
-        setup = [run.temperature, run.batch_size, run.setup()]
-        found.setdefault(json.dumps(setup, sort_keys=True), []).append(run)
+        found.setdefault(run.setup, []).append(run)
     differing, result = varying(runs, SETUP), []
     for members in found.values():
         first = members[0]
@@ -194,13 +190,7 @@ def find_baseline(
         A run of the same setup, temperature and batch size; of several the one with
         the most questions in common.
     """
-    candidates = [
-        other
-        for other in runs
-        if other.is_baseline
-        and other.setup() == run.setup()
-        and (other.temperature, other.batch_size) == (run.temperature, run.batch_size)
-    ]
+    candidates = [o for o in runs if o.is_baseline and o.setup == run.setup]
     return max(candidates, key=lambda o: len(shared(run, o, None)), default=None)
 
 
@@ -255,3 +245,80 @@ def varying(runs: Collection[EvaluatedRun], names: Iterable[str]) -> list[str]:
         for name in names
         if len({json.dumps(run.settings.get(name)) for run in runs}) > 1
     ]
+
+
+def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
+    """Reads every `*.jsonl` of some folders.
+
+    Files with the same settings and different questions are one run: a task may have
+    a folder of its own.
+
+    Args:
+        folders: The folders of evaluations.
+
+    Returns:
+        The runs, in the order of folders and file names.
+
+    Raises:
+        InputError: If a folder is missing or holds no record, or a line is broken or
+            lacks a field.
+    """
+    runs: list[EvaluatedRun] = []
+    for folder in folders:
+        files = [path for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size]
+        found = [read_run(path) for path in files]
+        if not any(run.answers for run in found):
+            raise InputError(
+                f"{folder} holds no *.jsonl file with records; give the output folder "
+                "of eagle-jax evaluate"
+            )
+        for new in found:
+            for place, run in enumerate(runs):
+                is_apart = run.answers.keys().isdisjoint(new.answers)
+                if run.key() == new.key() and is_apart:
+                    paths, answers = run.paths + new.paths, run.answers | new.answers
+                    runs[place] = dataclasses.replace(run, paths=paths, answers=answers)
+                    break
+            else:
+                runs += [new] if new.answers else []
+    return runs
+
+
+def read_run(path: Path) -> EvaluatedRun:
+    """Reads the file of one run.
+
+    Raises:
+        InputError: If a line is broken or lacks a field.
+    """
+    head, *lines = list(read_log(path)) or [(f"{path}:1", b"")]
+    settings = _parse(_read_settings, *head)
+    answers = [_parse(Record.from_json, *line) for line in lines]
+    sizes = {len(tree.parents) for answer in answers for tree in answer.nodes or ()}
+    if len(sizes) > 1:
+        raise InputError(f"{path} holds trees of different sizes")
+    by_key = {answer.key: answer for answer in answers}
+    return EvaluatedRun(paths=(path,), settings=settings, answers=by_key)
+
+
+def _read_settings(head: Any) -> dict[str, Any]:
+    """Returns the settings that a file's first line holds."""
+    run = get(head, "run", dict)
+    for name in ("method", "label"):
+        get(run, name, str)
+    get(run, "temperature", float)
+    get(run, "batch_size", int)
+    depth = get(run, "depth", int | None) or 0
+    if not 0 <= depth <= MOST_LEVELS:
+        raise InputError(f"`depth` = {depth} must be 0 to {MOST_LEVELS}")
+    check_type(dict, run.get("versions", {}), "`versions`")
+    return run
+
+
+def _parse(read: Callable[[Any], T], where: str, line: bytes) -> T:
+    """Returns what a line of a file holds."""
+    value = parse_json(line, where)
+    try:
+        return read(value)
+    except InputError as error:
+        wanted = "expected records of eagle-jax evaluate"
+        raise InputError(f"{where}: {error}; {wanted}") from error

@@ -4,6 +4,7 @@ import json
 from statistics import median
 
 from eagle_jax.config import shortest
+from eagle_jax.decoding.rates import n_alpha
 from eagle_jax.evaluation.runs import (
     SETUP,
     TREE,
@@ -75,11 +76,11 @@ def ablation_tables(group: Group) -> dict[str, str]:
 
 def n_alpha_table(group: Group) -> dict[str, str]:
     """Returns n-alpha of the chains, if any, with how often it was tried, by title."""
-    chains = [
-        (name, run.n_alpha())
-        for name, run in zip(group.names, group.runs, strict=True)
-        if run.method == "chain"
-    ]
+    chains = []
+    for name, run in zip(group.names, group.runs, strict=True):
+        if run.method == "chain":
+            accepted = [n - 1 for a in run.answers.values() for n in a.accept_lengths]
+            chains.append((name, n_alpha(accepted, run.settings.get("depth") or 0)))
     if not chains:
         return {}
     longest = max(len(rates.tried) for _, rates in chains)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.evaluation.nodes import VerifiedTree
-from eagle_jax.evaluation.records import Record, Turn
+from eagle_jax.evaluation.records import Record
 
 RUN = {
     **{"method": "eagle2", "label": "eagle2", "temperature": 0.0, "top_p": 1.0},
@@ -36,28 +36,21 @@ def record(
 ) -> dict[str, Any]:
     """One question's line and its run; what is not given is plain and small."""
     ids = token_ids or [list(range(number)) for number in new_tokens]
-    # All steps are the first turn's: only their sum is looked at.
-    steps = [list(accept_lengths), *[[]] * (len(ids) - 1)]
-    turns = [
-        Turn(
-            text="text",
-            token_ids=list(tokens),
-            prompt_tokens=3,
-            wall_time=wall,
-            decode_time=decode,
-            accept_lengths=lengths,
-            stop_reason="max_tokens",
-        )
-        for tokens, wall, decode, lengths in zip(
-            ids, seconds, decode_seconds, steps, strict=True
-        )
-    ]
+    others = len(ids) - 1
     made = Record(
         question_id=question_id,
         category=category,
         question="0" * 16,
         number=question_id,
-        turns=tuple(turns),
+        turns=["text"] * len(ids),
+        wall_time=list(seconds),
+        decode_time=list(decode_seconds),
+        # All steps are the first turn's: only their sum is looked at.
+        decoding_steps=[len(accept_lengths), *[0] * others],
+        accept_lengths=list(accept_lengths),
+        prompt_tokens=[3] * len(ids),
+        token_ids=[*map(list, ids)],
+        stop_reasons=["max_tokens"] * len(ids),
         nodes=None if nodes is None else tuple(nodes),
         model_id="toy",
         answer_id="a" * 22,
@@ -165,6 +158,5 @@ def tree(
     return VerifiedTree(
         parents=np.array(parents + [-1] * padding),
         log_values=np.array(log_values + [-np.inf] * padding),
-        is_node=np.arange(size) < len(parents),
         accepted=accepted,
     )

@@ -58,7 +58,6 @@ def two_branches(
     return VerifiedTree(
         parents=np.array([-1, 0, 0, 1, 2, 0]),
         log_values=np.append(np.log(values), -np.inf),
-        is_node=np.arange(6) < 5,
         accepted=[[], [1], [2], [1, 3], [2, 4]][accepted],
     )
 
@@ -251,7 +250,6 @@ def test_what_cannot_be_fitted_is_refused() -> None:
     root = VerifiedTree(
         parents=np.array([-1]),
         log_values=np.zeros(1),
-        is_node=np.array([True]),
         accepted=[],
     )
     refused(lambda: fit_of({0: [root], 1: [root]}), "nothing was drafted")

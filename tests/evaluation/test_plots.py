@@ -8,8 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from eagle_jax.evaluation import plots
-from eagle_jax.evaluation.record_files import read_runs
-from eagle_jax.evaluation.runs import Group, groups
+from eagle_jax.evaluation.runs import Group, groups, read_runs
 from tests.evaluation.synthetic import plain, record, tree, write
 
 # Two rounds of a chain of two tokens, of which three were accepted.

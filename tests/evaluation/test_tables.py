@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from eagle_jax.evaluation import tables
-from eagle_jax.evaluation.record_files import read_runs
 from eagle_jax.evaluation.runs import (
     EvaluatedRun,
     Group,
     find_baseline,
     groups,
+    read_runs,
     speedups,
 )
 from tests.evaluation.synthetic import plain, record, tree, write

@@ -14,9 +14,9 @@ from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.config import CONFIGS, TreeConfig, load_config
 from eagle_jax.evaluation import tables
+from eagle_jax.evaluation.evaluate import read_records
 from eagle_jax.evaluation.questions import read_questions
-from eagle_jax.evaluation.record_files import read_records, read_runs
-from eagle_jax.evaluation.runs import groups, in_order
+from eagle_jax.evaluation.runs import groups, in_order, read_runs
 from eagle_jax.generation import text
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
