@@ -1,6 +1,5 @@
 """The report of an evaluation: its tables and figures."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,34 +18,13 @@ from eagle_jax.evaluation.runs import (
 from eagle_jax.files import write_whole
 from eagle_jax.progress import Report
 
+_Maker = Callable[[Group], Mapping[str, str] | Figure | None]
+"""A function from a group to its tables by title, or its figure."""
+
 _DPI = 150
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Section:
-    """A section of the report.
-
-    Attributes:
-        title: Its title.
-        make: The function from a group to its tables by title, or its figure.
-        reason: The reason for which it is left out where no group has data.
-        words: What stands above its content.
-        file: The beginning of the names of its figures.
-    """
-
-    title: str
-    make: Callable[[Group], Mapping[str, str] | Figure | None]
-    reason: str
-    words: str = ""
-    file: str = ""
-
-
-_SECTIONS = (
-    _Section(
-        title="Table 1: speedup and tau",
-        make=tables.speedup_tables,
-        reason="no runs but ablations, which are in Table 3",
-        words=f"""\
+_TABLE_1 = f"""\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
 token and the stop token included. Cells are medians over questions of the speedup over
 plain decoding of the same question, with the same settings, temperature and batch size.
@@ -56,33 +34,43 @@ over tasks.
 lossless counts the questions whose tokens are plain decoding's in every turn, of those
 that both runs hold; rejection draws other tokens of the same distribution.
 {NOT_LOSSLESS}.
-"-" stands for what is missing.""",
-    ),
-    _Section(
-        title="Table 3: ablations",
-        make=tables.ablation_tables,
-        reason="no run with rank_by=confidence or rerank=false",
-        words="Counted as in Table 1.",
-    ),
-    _Section(
-        title="n-alpha",
-        make=tables.n_alpha_table,
-        reason="no chain run; decode with the method chain",
-        words="""\
+"-" stands for what is missing."""
+_N_ALPHA = """\
 Share of chains whose next token was accepted after n accepted ones, and how many were
-tried.""",
+tried."""
+
+# Each with the words above its tables or the name of its figures' files, and the reason
+# for which it is left out where no group has data.
+_SECTIONS: tuple[tuple[str, _Maker, str, str], ...] = (
+    (
+        "Table 1: speedup and tau",
+        tables.speedup_tables,
+        _TABLE_1,
+        "no runs but ablations, which are in Table 3",
     ),
-    _Section(
-        title="Figure 5: acceptance by position",
-        make=plots.positions,
-        reason="no eagle1 run recorded its nodes; decode eagle1 with --nodes",
-        file="figure-5-positions",
+    (
+        "Table 3: ablations",
+        tables.ablation_tables,
+        "Counted as in Table 1.",
+        "no run with rank_by=confidence or rerank=false",
     ),
-    _Section(
-        title="Figure 6: acceptance by confidence",
-        make=plots.confidence,
-        reason="no run of a draft model recorded its nodes; decode with --nodes",
-        file="figure-6-confidence",
+    (
+        "n-alpha",
+        tables.n_alpha_table,
+        _N_ALPHA,
+        "no chain run; decode with the method chain",
+    ),
+    (
+        "Figure 5: acceptance by position",
+        plots.positions,
+        "figure-5-positions",
+        "no eagle1 run recorded its nodes; decode eagle1 with --nodes",
+    ),
+    (
+        "Figure 6: acceptance by confidence",
+        plots.confidence,
+        "figure-6-confidence",
+        "no run of a draft model recorded its nodes; decode with --nodes",
     ),
 )
 
@@ -102,14 +90,23 @@ def write_report(runs: Sequence[EvaluatedRun], output: Path, report: Report) -> 
     output.mkdir(parents=True, exist_ok=True)
     compared = groups(runs)
     parts, left_out = ["# Evaluation", _runs_section(runs, compared)], []
-    for section in _SECTIONS:
-        shown = [part for group in compared for part in _show(section, group, output)]
+    for title, make, words, reason in _SECTIONS:
+        above, shown = [f"## {title}"], list[str]()
+        for group in compared:
+            made = make(group)
+            if isinstance(made, Figure):
+                file = f"{words}-{group.slug}.png"
+                save = functools.partial(made.savefig, format="png", dpi=_DPI)
+                write_whole(output / file, save)
+                shown.append(f"![{title}, {group.title}]({file})")
+            elif made:
+                above = [f"## {title}", words]
+                shown += [f"### {name}\n\n{table}" for name, table in made.items()]
         if shown:
-            title = f"## {section.title}"
-            parts.append("\n\n".join(filter(None, [title, section.words, *shown])))
-            report(f"made {section.title}")
+            parts.append("\n\n".join([*above, *shown]))
+            report(f"made {title}")
         else:
-            left_out.append(f"- {section.title}: {section.reason}.")
+            left_out.append(f"- {title}: {reason}.")
     parts.append("## Left out\n\n" + ("\n".join(left_out) or "Nothing."))
     text = "\n\n".join(parts)
     file = output / "report.md"
@@ -117,18 +114,6 @@ def write_report(runs: Sequence[EvaluatedRun], output: Path, report: Report) -> 
     write_whole(file, text + "\n")
     figures = _count(text.count("]("), "figure")
     return f"wrote {file}: {_count(len(runs), 'run')}, {figures}"
-
-
-def _show(section: _Section, group: Group, output: Path) -> list[str]:
-    """Returns what a section shows of a group; a figure is written to its file."""
-    made = section.make(group)
-    if isinstance(made, Figure):
-        file = f"{section.file}-{group.slug}.png"
-        write_whole(
-            output / file, functools.partial(made.savefig, format="png", dpi=_DPI)
-        )
-        return [f"![{section.title}, {group.title}]({file})"]
-    return [f"### {title}\n\n{table}" for title, table in (made or {}).items()]
 
 
 def _runs_section(runs: list[EvaluatedRun], compared: list[Group]) -> str:
