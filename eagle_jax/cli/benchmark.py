@@ -116,7 +116,7 @@ def _open(arguments: argparse.Namespace, method: str) -> PairSource:
     config = GenerateConfig(tree=TreeConfig(**sizes), decoding=decoding)
     config = config.with_method(method)
     if arguments.target is None:
-        return open_random(arguments.random or "50m", config, with_tokenizer=False)
+        return open_random(arguments.random or "50m", config)
     return open_pair(arguments.target, arguments.draft, config)
 
 

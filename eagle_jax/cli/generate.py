@@ -32,7 +32,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pair import Pair, load_pair, load_random_pair
+from eagle_jax.generation.pair import load_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.parsing import read_json
@@ -74,7 +74,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--draft",
         help="EAGLE, Medusa or Hydra heads, or a smaller model: a folder or hub name",
     )
-    add("--random", metavar="SIZES", help="a pair with random weights, such as tiny")
     add(
         "--prompt",
         action="append",
@@ -100,8 +99,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         *METHOD_SETTINGS,
     )
     arguments = parser.parse_args(argv)
-    is_embedded = arguments.target is None and arguments.random is None
-    if is_embedded and arguments.draft is None:
+    is_embedded = arguments.target is None and arguments.draft is None
+    if is_embedded:
         arguments.target = str(assets.TARGET)
         arguments.config = arguments.config or CONFIGS / "embedded.toml"
     default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
@@ -136,23 +135,10 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
             f"--stream shows one text at a time, but batch_size = "
             f"{config.decoding.batch_size}; leave out one of them"
         )
-    if (arguments.target is None) == (arguments.random is None):
+    if arguments.target is None:
         raise InputError(
-            "give --target FOLDER (with --draft FOLDER) or --random tiny, or neither "
-            "for the embedded pair"
+            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
         )
-    if arguments.target:
-        config.method.check_draft(arguments.draft)
-
-
-def _open(arguments: argparse.Namespace, config: GenerateConfig) -> Pair:
-    """Opens the pair, without reading its weights."""
-    shape = mesh_shape(arguments)
-    if arguments.random is not None:
-        return load_random_pair(arguments.random, config, mesh=shape)
-    return load_pair(
-        arguments.target, arguments.draft, config, mesh=shape, is_lazy=True
-    )
 
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
@@ -160,13 +146,16 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     prompts = list(arguments.prompt)
     if arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
-    pair = _open(arguments, config)
+    pair = load_pair(
+        arguments.target,
+        arguments.draft,
+        config,
+        mesh=mesh_shape(arguments),
+        is_lazy=True,
+    )
     encoded = [pair.encode(prompt, chat=arguments.chat) for prompt in prompts]
     schema = arguments.json_schema and read_json(arguments.json_schema)
-    if arguments.target is None:
-        say("random weights: the text is noise; give --target and --draft for text")
-    else:
-        say(f"loading {arguments.target}")
+    say(f"loading {arguments.target}")
     runner = pair.runner(
         encoded,
         config,
@@ -215,8 +204,7 @@ def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]
     settings, dtype = dataclasses.asdict(runner.config), runner.pair.target.dtype
     settings["decoding"] |= {"dtype": dtype, "max_length": runner.max_length}
     names = {"target": arguments.target, "draft": arguments.draft}
-    names |= {"random": arguments.random, "chat": arguments.chat}
-    schema = arguments.json_schema
+    schema, names = arguments.json_schema, names | {"chat": arguments.chat}
     names |= {"regex": arguments.regex, "json_schema": schema and str(schema)}
     shape = mesh_shape(arguments)
     names |= {"mesh": None if shape is None else str(shape)}

@@ -6,6 +6,7 @@ REMOVED = {
     "--contexts": "give eagle-jax benchmark --prompt-length and --slots",
     "--skip-compilation": "leave it out: compiling is no longer timed",
     "--costs": "leave it out: trees are run on the machine that they are for",
+    "--random": "leave it out: without --target the embedded pair writes text",
     "--sweep": "leave it out: all trees of --grid are run",
     "--max-nodes": "static trees are no longer tuned; give `choices` in [tree]",
     "--max-depth": "static trees are no longer tuned; give `choices` in [tree]",

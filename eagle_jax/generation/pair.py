@@ -26,7 +26,6 @@ from eagle_jax.generation.batches import decode_all
 from eagle_jax.generation.config import GenerateConfig, of_call, with_settings
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
-from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.transformer import TransformerConfig
@@ -324,14 +323,6 @@ def load_pair(
             f"the package {error.name} is not installed, which reading checkpoints "
             "needs; pip install 'eagle-jax[hf]'"
         ) from error
-
-
-def load_random_pair(
-    sizes: str, config: GenerateConfig, *, mesh: MeshShape | None = None
-) -> Pair:
-    """Makes a pair with random weights and a tokenizer of bytes, see `open_random`."""
-    source = open_random(sizes, config, with_tokenizer=True)
-    return _sharded(source, config, mesh, config.decoding.batch_size)
 
 
 def load_embedded_pair() -> Pair:

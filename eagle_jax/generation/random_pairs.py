@@ -1,6 +1,5 @@
-"""Pairs with random weights, for timing and for a first look."""
+"""Pairs with random weights and without a tokenizer, for timing."""
 
-import functools
 import re
 from typing import Any
 
@@ -34,12 +33,9 @@ RANDOM_SIZES = {
 """The sizes of random pairs by name."""
 
 _REQUIRED_SIZES = ("hidden", "layers", "heads", "vocabulary")
-_NUM_BYTES = 256
 
 
-def open_random(
-    sizes: str, settings: GenerateConfig, *, with_tokenizer: bool
-) -> PairSource:
+def open_random(sizes: str, settings: GenerateConfig) -> PairSource:
     """Opens a pair whose weights will be random.
 
     Args:
@@ -47,8 +43,6 @@ def open_random(
         settings: The method and its settings. The dtype "auto" is float32 on CPUs and
             bfloat16 elsewhere; there is no random small model, and a draft vocabulary
             is a file or nothing.
-        with_tokenizer: Whether the pair has a tokenizer of bytes, which needs a
-            vocabulary of at least 258.
 
     Raises:
         InputError: If a size is missing, unknown or impossible, or the draft vocabulary
@@ -61,18 +55,11 @@ def open_random(
             "FOLDER"
         )
     config = _random_config(sizes)
-    if with_tokenizer and config.vocab_size < _NUM_BYTES + 2:
-        raise InputError(
-            f"`random` vocabulary={config.vocab_size} must be at least "
-            f"{_NUM_BYTES + 2}: the bytes, <s> and </s>"
-        )
     dtype, bits = decoding.dtype, decoding.bits
     if dtype == "auto":
         dtype = "float32" if on_cpu() else "bfloat16"
     checkpoints.check_bits(config, bits)
     check_memory(config, dtype, bits)
-
-    stop_tokens = (_NUM_BYTES + 1,) if with_tokenizer else ()
     draft = method.weights and _random_draft(config, dtype, method.weights)
 
     def make_target(shardings: Any) -> TransformerParams:
@@ -81,18 +68,14 @@ def open_random(
         )
         return make(jax.random.key(0), config, dtype, bits)
 
-    @functools.cache
-    def read_tokenizer() -> Any:
-        return _byte_tokenizer() if with_tokenizer else None
-
     source = PairSource(
         config=config,
         dtype=dtype,
         method=method,
         draft=draft,
         read_target=make_target,
-        read_tokenizer=read_tokenizer,
-        stop_tokens=stop_tokens,
+        read_tokenizer=lambda: None,
+        stop_tokens=(),
         bits=bits,
     ).with_vocabulary(decoding.draft_vocabulary)
     return source.with_settings(settings.tree, settings.sampling.rule)
@@ -165,20 +148,4 @@ def _random_config(sizes: str) -> TransformerConfig:
         num_layers=values["layers"],
         vocab_size=values["vocabulary"],
         max_positions=4096,
-    )
-
-
-def _byte_tokenizer() -> Any:
-    """Returns a tokenizer whose ids are bytes, with `<s>` 256 and `</s>` 257."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"
     )

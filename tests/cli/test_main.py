@@ -67,10 +67,10 @@ def test_every_script_is_a_command() -> None:
 def test_a_command_runs_outside_of_the_clone(tmp_path: Path) -> None:
     code = "import eagle_jax_command; eagle_jax_command.main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "generate", "--random", "nonsense"],
+        [sys.executable, "-c", code, "generate", "--target", "nonsense"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and "nonsense" in done.stderr
+    assert done.stderr.startswith("error: ") and "--draft" in done.stderr

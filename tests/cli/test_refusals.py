@@ -29,7 +29,7 @@ _FULL = "cannot write /dev/full: No space left on device"
 
 _CASES = [
     ("generate --target nowhere", "--draft, the EAGLE head|autoregressive"),
-    ("generate --draft head", "--target|--random tiny|embedded"),
+    ("generate --draft head", "--target|embedded"),
     (f"generate {_TARGET} --method lookup --chat", "--chat needs a chat template"),
     (f"generate --prompt a --prompt '{_LONG}'", "prompt 1 has|512 positions"),
     ("generate --no-such-flag", "unrecognized arguments: --no-such-flag"),
@@ -38,13 +38,12 @@ _CASES = [
     ("generate --trace", "--trace needs --json FILE"),
     ("generate --stream --batch-size 2", "--stream|batch_size = 2"),
     ("generate --prompts big.toml", "must end in .txt, .json or .jsonl"),
-    ("generate --random tiny --mesh data=99,tensor=3", "for 297 devices, but there"),
+    ("generate --mesh data=99,tensor=3", "for 297 devices, but there"),
     ("generate --config nowhere.toml", "cannot read nowhere.toml"),
     ("generate --choices eagle1_25", "eagle2 does not read --choices|choose medusa, "),
     ("generate --draft-vocabulary 9", "--draft-vocabulary 9|draft_vocabulary.json"),
     ("generate --num-nodes 1000000", f"num_nodes = 1000000{_MEMORY}"),
     ("generate --config big.toml", f"num_nodes = 1000000{_MEMORY}"),
-    (f"generate {_HUGE}", f"layers = 1000000{_MEMORY}"),
     ("generate --json /dev/full", _FULL),
     ("generate --json circle.json", _CIRCLE),
     ("evaluate", "required: --questions, --output, --methods"),

@@ -32,7 +32,7 @@ def opened(
     tree: object = TREE,
     **decoding: Any,
 ) -> PairSource:
-    return open_random(sizes, settings_of(tree, **decoding), with_tokenizer=False)
+    return open_random(sizes, settings_of(tree, **decoding))
 
 
 @pytest.fixture

@@ -3,16 +3,16 @@
 import dataclasses
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import eagle_jax
-from eagle_jax import Pair, StopReason, TreeConfig, assets
+from eagle_jax import Pair, StopReason, TreeConfig, assets, load_pair
 from eagle_jax.generation.programs import PROGRAMS
-from eagle_jax.generation.random_pairs import open_random
 from tests.helpers import refused, settings_of
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12}
@@ -21,15 +21,22 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": 12}
 TREE = TreeConfig(num_nodes=6, depth=2, width=3)
 
 
-def random_pair(method: str = "eagle2") -> Pair:
-    config = settings_of(TREE, method=method)
-    source = open_random("tiny", config, with_tokenizer=True)
-    return Pair(source, config)
+MakePair = Callable[..., Pair]
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return random_pair()
+def make_pair(tiny_pair: Path) -> MakePair:
+    def make(method: str = "eagle2") -> Pair:
+        config = settings_of(TREE, method=method)
+        draft = f"{tiny_pair}/head" if config.method.weights else None
+        return load_pair(f"{tiny_pair}/target", draft, config)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def pair(make_pair: MakePair) -> Pair:
+    return make_pair()
 
 
 def test_texts_of_one_and_of_many_prompts_are_the_same(pair: Pair) -> None:
@@ -54,9 +61,11 @@ def test_ids_are_taken_as_they_are(pair: Pair) -> None:
         assert pair.generate(array, **SETTINGS) == [by_text]
 
 
-def test_a_message_alone_is_a_conversation() -> None:
-    pair = random_pair()
-    pair.tokenizer.chat_template = "{{ messages[0]['role'] + messages[0]['content'] }}"
+def test_a_message_alone_is_a_conversation(make_pair: MakePair) -> None:
+    pair = make_pair()
+    pair.tokenizer.chat_template = (
+        "{{ bos_token }}{{ messages[0].role + messages[0].content }}"
+    )
     message = {"role": "user", "content": ": Hi"}
     expected = pair.generate("user: Hi", **SETTINGS)
     for prompts in (message, [message], [[message]]):
@@ -74,9 +83,9 @@ def test_settings_of_none_and_top_k_of_minus_one_are_off(pair: Pair) -> None:
         assert pair.generate("import ", **settings, **off, top_k=top_k) == expected
 
 
-def test_a_text_matches_its_expression_or_schema() -> None:
+def test_a_text_matches_its_expression_or_schema(make_pair: MakePair) -> None:
     pytest.importorskip("outlines_core")
-    speculative, plain = random_pair("lookup"), random_pair("autoregressive")
+    speculative, plain = make_pair("lookup"), make_pair("autoregressive")
     settings: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0}
     regex, schema = "[a-c]{3,9}(x|é)", {"enum": [12, "abcabc", None]}
     found = speculative.generate(["ab", "x"], regex=regex, **settings)
@@ -100,16 +109,16 @@ def test_a_text_matches_its_expression_or_schema() -> None:
     assert "".join(pieces) == found[2].text
 
 
-def test_all_pairs_share_one_limit_of_programs(pair: Pair) -> None:
+def test_all_pairs_share_one_limit_of_programs(pair: Pair, make_pair: MakePair) -> None:
     PROGRAMS.clear()
     pair.generate("x", **SETTINGS)
     first = PROGRAMS.num_kept
-    random_pair("autoregressive").generate("x", **SETTINGS)
+    make_pair("autoregressive").generate("x", **SETTINGS)
     assert PROGRAMS.num_kept > first > 0
 
 
-def test_a_warm_pair_compiles_nothing_more() -> None:
-    pair = random_pair()
+def test_a_warm_pair_compiles_nothing_more(make_pair: MakePair) -> None:
+    pair = make_pair()
     assert pair.warm_up(90, batch_size=3, max_new_tokens=12) > 0
     before = PROGRAMS.compile_seconds
     for prompts in ([[1]], [[1] * 64, [1] * 65], [[1] * 90, [1], [1]], [[7]] * 4):
@@ -153,7 +162,7 @@ def test_a_random_seed_is_told_and_draws_the_same_text_again(pair: Pair) -> None
         (3, {}, "3 is no prompt"),
         ("xyz", {"max_length": 2}, "raise `max_length`"),
         ("x", {"max_length": 10**6}, "positions"),
-        (["a", [5] * 4097], {}, "4096 positions"),
+        (["a", [5] * 257], {}, "256 positions"),
         ("x", {"chat": True}, "`chat` needs a chat template"),
         ([[5000]], {}, "the id 5000"),
         ([[0.5]], {}, "the id 0.5"),
@@ -183,6 +192,6 @@ def test_weights_that_a_method_does_not_read_are_told() -> None:
         "lookup drafts without weights: `draft` nowhere",
     )
     with pytest.warns(UserWarning, match=unread):
-        pair = eagle_jax.load_pair(target, "nowhere", method="lookup")
-    alone = eagle_jax.load_pair(target, method="lookup")
+        pair = load_pair(target, "nowhere", method="lookup")
+    alone = load_pair(target, method="lookup")
     assert pair.generate("x", **SETTINGS) == alone.generate("x", **SETTINGS)

@@ -70,23 +70,19 @@ def test_a_method_without_its_weights_is_refused(method: str) -> None:
         ("huge", "`random` 'huge' must be one of tiny"),
         ("hidden=64", "known are hidden"),
         ("hidden=64,layers=2,heads=5,vocabulary=300", "even multiple of heads"),
-        ("hidden=64,layers=2,heads=4,vocabulary=100", "at least 258"),
         ("hidden=8,layers=1,heads=1,kv_heads=0,vocabulary=9", "kv_heads"),
         (f"hidden={'9' * 5000},layers=1,heads=1,vocabulary=9", "nine digits"),
     ],
 )
 def test_random_sizes_that_make_no_model_are_refused(sizes: str, named: str) -> None:
-    refused(
-        lambda: open_random(sizes, settings_of(TREE), with_tokenizer=True),
-        named,
-    )
+    refused(lambda: open_random(sizes, settings_of(TREE)), named)
 
 
 @pytest.mark.parametrize(("method", "heads"), [("medusa", 5), ("hydra", 4)])
 def test_random_heads_are_as_many_as_published_ones(method: str, heads: int) -> None:
     sizes = "hidden=32,layers=1,heads=4,kv_heads=2,vocabulary=64"
     settings = settings_of(method=method)
-    source = open_random(sizes, settings, with_tokenizer=False)
+    source = open_random(sizes, settings)
     drafter: Any = source.drafter
     assert drafter.num_nodes == 64
     config = drafter.model.config
