@@ -67,10 +67,7 @@ def check_same(before: Any, now: Any, what: str) -> None:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Reads a file of settings."""
-
-    def parse(text: str) -> dict[str, Any]:
-        return tomllib.loads(text, parse_float=_finite)
-
+    parse = functools.partial(tomllib.loads, parse_float=_finite)
     return _parse(parse, read_bytes(path), f"{path}", "TOML")
 
 
@@ -86,10 +83,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
             of more than `MAX_DIGITS` digits, or more than `MAX_DEPTH` lists and objects
             inside each other.
     """
-
-    def parse(text: str) -> Any:
-        return json.loads(text, parse_float=_finite, parse_constant=_finite)
-
+    parse = functools.partial(json.loads, parse_float=_finite, parse_constant=_finite)
     return _parse(parse, text, where, "JSON")
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from eagle_jax.checkpoints.tensors import (
     open_safetensors,
     saving,
 )
+from eagle_jax.checkpoints.weights import Weights
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind, new_folder
 from eagle_jax.parsing import read_json
@@ -88,11 +90,7 @@ def is_export(folder: Path) -> bool:
 
 def has_torch() -> bool:
     """Returns whether torch can be imported, which pickles need."""
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch is not None
+    return importlib.util.find_spec("torch") is not None
 
 
 def host_tensors(
@@ -193,9 +191,9 @@ def _write_pickle(path: Path, tensors: Tensors) -> None:
 
 
 def _check_bits(path: Path, stored: dict[str, StoredTensor], tensors: Tensors) -> None:
-    is_equal = stored.keys() == tensors.keys()
+    files, is_equal = Weights(path, stored), stored.keys() == tensors.keys()
     for name in tensors if is_equal else ():
-        read, written = stored[name].read(), tensors[name]
+        read, written = files.read(name), tensors[name]
         is_equal &= (read.dtype, read.shape) == (written.dtype, written.shape)
         # Not as numbers: negative zero equals zero.
         is_equal &= read.tobytes() == written.tobytes()

@@ -223,21 +223,16 @@ def read_rope(
             f"{fields.path} names no rope_theta; taking {default_theta:g}, which this "
             "family means by that"
         )
-    if kind == "default":
-        return RopeConfig(theta=bases[0])
-    factor = scaling.number("factor")
-    if kind == "linear":
-        return RopeConfig(theta=bases[0], kind=kind, factor=factor)
-    return RopeConfig(
-        theta=bases[0],
-        kind=kind,
-        factor=factor,
-        low_freq_factor=scaling.number("low_freq_factor"),
-        high_freq_factor=scaling.number("high_freq_factor"),
-        original_max_positions=scaling.size(
+    numbers = {
+        "linear": ["factor"],
+        "llama3": ["factor", "low_freq_factor", "high_freq_factor"],
+    }
+    given: dict[str, Any] = {n: scaling.number(n) for n in numbers.get(kind, [])}
+    if kind == "llama3":
+        given["original_max_positions"] = scaling.size(
             "original_max_position_embeddings", most=MOST_POSITIONS
-        ),
-    )
+        )
+    return RopeConfig(theta=bases[0], kind=kind, **given)
 
 
 def _rope_scaling(fields: Fields) -> Fields:

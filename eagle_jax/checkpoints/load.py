@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from eagle_jax.checkpoints.hf_config import DTYPES, target_config
+from eagle_jax.checkpoints.hf_config import target_config
 from eagle_jax.checkpoints.names import (
     TRANSFORMER,
     is_transposed,
@@ -87,7 +87,7 @@ def load_target(
     if config.tie_embeddings:
         files.forget(TRANSFORMER["output_head"])  # Some store it all the same.
     check_shapes(files, wanted, stored)
-    kind, shapes = weights_dtype(files, dtype), target_shapes(config, bits)
+    kind, shapes = files.dtype(dtype), target_shapes(config, bits)
     return config, load_params(files, wanted, shapes, kind, shardings)
 
 
@@ -147,19 +147,6 @@ def check_max_length(target: TransformerConfig, max_length: int) -> None:
         )
 
 
-def weights_dtype(files: Weights, dtype: str | None) -> jnp.dtype:
-    """Returns the dtype asked for, or else the stored one if JAX can keep it."""
-    if dtype is not None:
-        return jnp.dtype(dtype)
-    kind = files.dtype()
-    if kind.name not in DTYPES:
-        raise InputError(
-            f"{files.folder} holds {kind}; choose one of {', '.join(DTYPES)} with "
-            "`dtype`"
-        )
-    return kind
-
-
 def shapes_of(init: Callable[..., Tree], config: Any) -> Tree:
     """Returns the shapes of the weights that `init` makes, without making any."""
     return jax.eval_shape(lambda: init(jax.random.key(0), config))
@@ -200,9 +187,10 @@ def load_params(
             if not isinstance(shape, QuantizedMatrix):
                 array = _load(readers, files, name, shape.shape, dtype, sharding)
             else:  # In float32: the integers do not depend on the dtype of the others.
-                wide, kind = sharding, jnp.dtype("float32")
+                wide: Any = sharding
                 if isinstance(sharding, QuantizedMatrix):
                     wide = sharding.values
+                kind = jnp.dtype("float32")
                 matrix = _load(readers, files, name, shape.shape, kind, wide)
                 narrow = jax.jit(quantize, static_argnums=1, out_shardings=sharding)
                 array = narrow(matrix, shape.bits)
@@ -230,7 +218,7 @@ def check_shapes(files: Weights, names: Any, shapes: Any) -> None:
     _refuse(files.folder, "lacks", wanted.keys() - files.names())
     _refuse(files.folder, "holds unexpected", files.names() - wanted.keys())
     for name, ours in wanted.items():
-        stored, _ = files.parts(name)
+        stored = files.shape(name)
         shape = ours.shape[::-1] if is_transposed(name) else ours.shape
         if stored != shape:
             raise InputError(
@@ -248,10 +236,9 @@ def _load(
     sharding: Sharding | None,
 ) -> jax.Array:
     """Loads one tensor."""
-    _, read = files.parts(name)
 
     def read_converted(block: Part) -> np.ndarray:
-        tensor = read(block)
+        tensor = files.read(name, block)
         if tensor.dtype == dtype:
             return tensor
         return convert(tensor, dtype, f"{files.folder}: tensor {name}")

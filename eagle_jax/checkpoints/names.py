@@ -39,21 +39,6 @@ MAPS = ("d2t", "t2d")
 """The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""
 
 
-_MATRICES = (
-    "_proj.weight",
-    "fc.weight",
-    "lm_head.weight",
-    ".gate.weight",
-    ".w1.weight",
-    ".w2.weight",
-    ".w3.weight",
-    ".linear.weight",
-    ".res_connection.weight",
-    # Output heads of Medusa and Hydra are numbered: 4.1.weight, hydra_lm_head.0.weight.
-    *(f"{digit}.weight" for digit in range(10)),
-)
-
-
 def tensor_names(params: Any, table: dict[str, str]) -> Any:
     """Returns a pytree like `params` with the name of each tensor in it.
 
@@ -78,7 +63,7 @@ def is_transposed(name: str) -> bool:
 
     That is every matrix but the embedding tables. A vector is its own transpose.
     """
-    return name.endswith(_MATRICES)
+    return not name.endswith("embed_tokens.weight")
 
 
 def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:

@@ -62,10 +62,6 @@ class StoredTensor:
     shape: tuple[int, ...]
     read_part: Callable[[Part], np.ndarray]
 
-    def read(self) -> np.ndarray:
-        """Returns the whole tensor."""
-        return self.read_part(tuple((0, size) for size in self.shape))
-
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Returns the tensors of a safetensors file by name."""

@@ -1,12 +1,12 @@
 """The tensors of a checkpoint by name, whichever way it is stored."""
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
+from eagle_jax.checkpoints.hf_config import DTYPES
 from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
 from eagle_jax.checkpoints.tensors import (
@@ -21,7 +21,7 @@ from eagle_jax.parsing import read_json
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
 
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_FLOATS = ("float64", *DTYPES)
 # The bits that only NaN and infinite values have all set, by types of two bytes.
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
@@ -46,26 +46,36 @@ class Weights:
         """Leaves a tensor out of `names`, if it is there."""
         self._stored.pop(name, None)
 
-    def dtype(self) -> jnp.dtype:
-        """Returns the narrowest type that holds all floating-point tensors exactly."""
+    def dtype(self, asked: str | None) -> jnp.dtype:
+        """Returns the dtype asked for, or else the narrowest that holds all tensors."""
+        if asked is not None:
+            return jnp.dtype(asked)
         kinds = {self._stored[name].dtype for name in self.names()}
         known = [jnp.dtype(kind) for kind in kinds.intersection(_FLOATS)]
-        return functools.reduce(jnp.promote_types, known or [jnp.dtype("float32")])
+        found = functools.reduce(jnp.promote_types, known or [jnp.dtype("float32")])
+        if found.name not in DTYPES:
+            raise InputError(
+                f"{self.folder} holds {found}; choose one of {', '.join(DTYPES)} with "
+                "`dtype`"
+            )
+        return found
 
-    def read(self, name: str) -> np.ndarray:
-        """Returns one tensor of finite floating-point numbers, or one of `MAPS`."""
-        shape, read = self.parts(name)
-        return read(tuple((0, size) for size in shape))
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a tensor."""
+        return self._stored[name].shape
 
-    def parts(self, name: str) -> tuple[tuple[int, ...], Callable[[Part], np.ndarray]]:
-        """Returns the shape of a tensor, and a function that reads a part of it.
+    def read(self, name: str, part: Part | None = None) -> np.ndarray:
+        """Reads a tensor of finite floating-point numbers, or one of `MAPS`.
 
-        The function raises an `InputError` if the part cannot be read, or holds
-        something else than finite floating-point numbers.
+        Args:
+            name: The tensor's name.
+            part: The part of it to read, alone; `None` for all of it.
+
+        Raises:
+            InputError: If the part cannot be read, or holds something else.
         """
-        return self._stored[name].shape, functools.partial(self._read, name)
-
-    def _read(self, name: str, part: Part) -> np.ndarray:
+        if part is None:
+            part = tuple((0, size) for size in self.shape(name))
         try:
             tensor = self._stored[name].read_part(part)
         except (OSError, RuntimeError, ValueError, LookupError) as error:

@@ -135,14 +135,8 @@ def _with_embedding(
     if choice == "keep" or (choice == "include") == (params.embedding is not None):
         return params
     if target is None:
-        reason = (
-            "which has the table"
-            if choice == "include"
-            else "whose table must equal the head's own, which would be lost"
-        )
         raise InputError(
-            f"--embedding {choice} needs --target FOLDER, the target of this head, "
-            f"{reason}"
+            f"--embedding {choice} needs --target FOLDER, the target of this head"
         )
     table = read_embedding(target, params.fc.dtype.name)
     if choice == "include":

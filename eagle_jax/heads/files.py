@@ -15,7 +15,6 @@ from eagle_jax.checkpoints.load import (
     check_shapes,
     load_params,
     shapes_of,
-    weights_dtype,
 )
 from eagle_jax.checkpoints.weights import Weights, open_weights
 from eagle_jax.errors import InputError
@@ -81,7 +80,7 @@ class OpenHead:
                 shardings = dataclasses.replace(shardings, embedding=place)
         elif shardings is not None and offsets is not None:
             offsets = jax.device_put(offsets, shardings)
-        kind = weights_dtype(self.files, dtype)
+        kind = self.files.dtype(dtype)
         params = load_params(self.files, self.names, self.shapes, kind, shardings)
         if own_table is not None and target is not None:
             params = _drop_equal_table(params, target.embedding)

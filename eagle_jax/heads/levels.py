@@ -128,5 +128,5 @@ def num_rows(files: Weights, name: str) -> int:
         files: The checkpoint.
         name: The tensor's name, one that is there.
     """
-    shape, _ = files.parts(name)
+    shape = files.shape(name)
     return sum(shape[:1])

@@ -77,10 +77,10 @@ def test_a_part_is_a_slice_of_the_whole(target: Path, kind: str) -> None:
     whole = take_weights(target)
     whole[_UP] = whole[_UP].astype(ml_dtypes.bfloat16)
     store(target, whole, kind)
-    shape, read = open_weights(target).parts(_UP)
-    assert shape == (48, 32)
+    files = open_weights(target)
+    assert files.shape(_UP) == (48, 32)
     for part in (_PART, ((0, 48), (4, 20)), ((40, 48), (31, 32))):
-        found = read(part)
+        found = files.read(_UP, part)
         assert found.dtype == ml_dtypes.bfloat16
         (first, last), (left, right) = part
         np.testing.assert_array_equal(found, whole[_UP][first:last, left:right])
@@ -124,9 +124,9 @@ def test_each_part_is_checked_and_nothing_else_is_read(target: Path) -> None:
     whole = load_file(target / SINGLE)[_UP]
     whole[30, 3] = np.nan
     _rewrite(target, lambda stored: stored.update({_UP: whole}))
-    _, read = open_weights(target).parts(_UP)
-    np.testing.assert_array_equal(read(_PART), whole[8:24])
-    refused(lambda: read(((24, 48), (0, 32))), _UP, "NaN")
+    files = open_weights(target)
+    np.testing.assert_array_equal(files.read(_UP, _PART), whole[8:24])
+    refused(lambda: files.read(_UP, ((24, 48), (0, 32))), _UP, "NaN")
 
 
 def test_weights_with_a_sharding_are_those_without(target: Path) -> None:
