@@ -2,8 +2,10 @@
 
 import collections
 import dataclasses
+import errno
 import importlib.util
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +26,9 @@ from eagle_jax.checkpoints.tensors import (
     StoredTensor,
     open_bin,
     open_safetensors,
-    saving,
 )
 from eagle_jax.checkpoints.weights import Weights
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import is_left_behind, new_folder
 from eagle_jax.parsing import read_json
 
@@ -150,6 +151,7 @@ def write_export(
         InputError: If sizes or a single bit are read back otherwise, or the folder
             cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     with_pickle = how.with_pickle and has_torch()
@@ -157,10 +159,16 @@ def write_export(
         text = json.dumps(fields, indent=1) + "\n"
         (unfinished / _CONFIG).write_text(text, encoding="utf-8")
         safe, pickled = (unfinished / name for name in how.files)
-        with saving(safe):
+        try:
             save_file(tensors, safe, metadata=_METADATA)
-        if with_pickle:
-            _write_pickle(pickled, tensors)
+            if with_pickle:
+                _write_pickle(pickled, tensors)
+        except (RuntimeError, ValueError, SafetensorError) as error:
+            # Both have an error of their own for a full disk; torch's does not say so.
+            why = first_line(error)
+            full = os.strerror(errno.ENOSPC)
+            text = full if full in why else f"{why}; is the disk full?"
+            raise OSError(errno.ENOSPC, text) from error
         read = read_config(unfinished)
         if read != config:
             raise InputError(
@@ -186,8 +194,7 @@ def _write_pickle(path: Path, tensors: Tensors) -> None:
             table[name] = torch.from_numpy(tensor.view(np.int16)).view(torch.bfloat16)
         else:
             table[name] = torch.from_numpy(tensor)
-    with saving(path):
-        torch.save(table, path)
+    torch.save(table, path)
 
 
 def _check_bits(path: Path, stored: dict[str, StoredTensor], tensors: Tensors) -> None:

@@ -1,13 +1,10 @@
 """Reads tensors from files of any kind, and the parts that a process holds."""
 
-import contextlib
 import dataclasses
-import errno
 import math
-import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -163,26 +160,6 @@ def open_bin(path: Path) -> dict[str, StoredTensor]:
             read_part=lambda part, values=values: read(values[_slices(part)]),
         )
     return stored
-
-
-@contextlib.contextmanager
-def saving(path: Path) -> Iterator[None]:
-    """Turns the errors of libraries that write `path` into `OSError`.
-
-    safetensors and torch have an error of their own each for a full disk, and torch's
-    does not say so.
-    """
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (RuntimeError, ValueError, SafetensorError) as error:
-        full = os.strerror(errno.ENOSPC)
-        if full in str(error):
-            raise OSError(errno.ENOSPC, full) from error
-        raise OSError(
-            f"writing {path.name} failed ({first_line(error)}); is the disk full?"
-        ) from error
 
 
 def read_blocks(

@@ -29,14 +29,15 @@ def change_config(folder: Path, **fields: Any) -> None:
 
 
 def change_weights(folder: Path, **tensors: np.ndarray | None) -> None:
-    """Sets tensors of a folder; `None` removes one, `__` stands for a dot."""
-    stored = load_file(folder / SINGLE)
-    (folder / SINGLE).unlink()  # It may be mapped into memory.
+    """Sets tensors of a folder's file; `None` removes one, `__` stands for a dot."""
+    path = next(folder.glob("*.safetensors"))
+    stored = load_file(path)
+    path.unlink()  # It may be mapped into memory.
     for name, tensor in tensors.items():
         stored.pop(name.replace("__", "."), None)
         if tensor is not None:
             stored[name.replace("__", ".")] = tensor
-    save_file(stored, folder / SINGLE)
+    save_file(stored, path)
 
 
 def write_shards(

@@ -286,24 +286,6 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -
     refused(lambda: target_config(tmp_path), "config.json")
 
 
-def test_everything_of_a_head_is_its_own(tmp_path: Path) -> None:
-    own = {
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 20000.0,
-        "max_position_embeddings": 2048,
-        "bias": False,
-        "qkv_bias": True,
-    }
-    head = EAGLE.read_config(write(tmp_path, _HEAD | own))
-    assert head.layer.num_kv_heads == 2
-    assert head.layer.rms_norm_eps == 1e-6
-    assert head.layer.rope == RopeConfig(theta=20000.0)
-    assert head.layer.qkv_bias
-    assert head.max_positions == 2048
-    assert not head.fc_bias
-
-
 def test_a_head_without_kv_heads_has_one_per_query_head(tmp_path: Path) -> None:
     head = EAGLE.read_config(write(tmp_path, without(_HEAD, "num_key_value_heads")))
     assert head.layer.num_kv_heads == 8

@@ -22,7 +22,6 @@ from eagle_jax.checkpoints import (
     tensors,
 )
 from eagle_jax.checkpoints.load import load_params, shapes_of
-from eagle_jax.checkpoints.tensors import open_safetensors
 from eagle_jax.heads import HEADS
 from eagle_jax.models import transformer
 from eagle_jax.models.quantized import quantize
@@ -97,17 +96,6 @@ def test_matrices_are_quantized_as_they_are_read(target: Path, bits: int) -> Non
             norm = wide_layer.input_norm.astype(dtype)
             chex.assert_trees_all_equal(layer.input_norm, norm)
         chex.assert_trees_all_equal(found.embedding, wide.embedding.astype(dtype))
-
-
-def test_parts_of_tensors_with_any_number_of_axes_are_read(tmp_path: Path) -> None:
-    whole = np.arange(2 * 3 * 4 * 5, dtype=np.int32).reshape(2, 3, 4, 5)
-    save_file({"whole": whole, "line": whole.ravel()}, tmp_path / "some.safetensors")
-    stored = open_safetensors(tmp_path / "some.safetensors")
-    part = ((0, 2), (1, 3), (0, 4), (0, 5))
-    np.testing.assert_array_equal(stored["whole"].read_part(part), whole[:, 1:3])
-    np.testing.assert_array_equal(stored["line"].read_part(((7, 9),)), [7, 8])
-    none = ((0, 0), (0, 3), (0, 4), (0, 5))
-    assert stored["whole"].read_part(none).shape == (0, 3, 4, 5)
 
 
 def test_parts_are_filled_from_all_blocks(

@@ -115,17 +115,7 @@ _CHANGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
 
 
 def changed_copy(seed: int, source: Path, home: Path, wanted: list[str]) -> Path:
-    """Copies a folder and changes one file of it, in the way that its kind invites.
-
-    Args:
-        seed: Of all that is drawn.
-        source: Left as it is.
-        home: Gets `case/`, the copy, and `outside/`, which nothing may open.
-        wanted: Patterns of the files to choose from, one of which is drawn first.
-
-    Returns:
-        The copy.
-    """
+    """Returns a copy of a folder in which one file of a wanted pattern is changed."""
     rng = random.Random(seed)
     copy = home / "case"
     shutil.rmtree(copy, ignore_errors=True)

@@ -56,7 +56,7 @@ def fail(error: BaseException) -> Callable[..., None]:
         (
             "torch.save",
             RuntimeError("unexpected pos 576 vs 534"),
-            "pytorch_model.bin failed (unexpected pos 576 vs 534); is the disk full?",
+            ": unexpected pos 576 vs 534; is the disk full?",
         ),
     ],
 )

@@ -1,7 +1,6 @@
 """Heads of every kind in their published layouts: written, read and refused by name."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,13 @@ from eagle_jax.generation.pairs import open_pair
 from eagle_jax.heads import HEADS, find_head, head_of, load_head, open_head
 from eagle_jax.methods import METHODS
 from tests import tiny
+from tests.checkpoints.folders import change_config, change_weights
 from tests.heads.samples import SAMPLES, TARGET, USUAL, read, table, weights, write
 from tests.helpers import file_bytes, refused, settings_of
 
 HEAD = tiny.HEAD
 
 _DEEP = tiny.target_config(num_layers=7)
-
-
-def tensors_of(folder: Path, config: Any) -> Path:
-    return folder / head_of(config).files[0]
-
-
-def change(folder: Path, config: Any, **tensors: Any) -> None:
-    """Sets tensors of a folder; `None` removes one, `__` stands for a dot."""
-    path = tensors_of(folder, config)
-    stored = safetensors.numpy.load_file(path)
-    path.unlink()  # It may be mapped into memory.
-    for name, tensor in tensors.items():
-        stored.pop(name.replace("__", "."), None)
-        if tensor is not None:
-            stored[name.replace("__", ".")] = tensor
-    safetensors.numpy.save_file(stored, path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -109,7 +93,7 @@ def test_a_table_that_equals_the_targets_is_the_targets(
 def test_a_head_of_another_width_needs_its_own_table(tmp_path: Path) -> None:
     config = SAMPLES["eagle3, narrow, with layers"]
     folder = write(tmp_path / "head", config)
-    change(folder, config, embed_tokens__weight=None)
+    change_weights(folder, embed_tokens__weight=None)
     refused(
         lambda: read(folder), str(folder), "lacks an embedding table", "a head of 24"
     )
@@ -175,7 +159,7 @@ def test_tensors_that_are_no_head_are_refused_by_name(
     config = SAMPLES[name]
     folder = write(tmp_path / "head", config)
     given = None if shape is None else np.zeros(shape, np.float32)
-    change(folder, config, **{tensor.replace(".", "__"): given})
+    change_weights(folder, **{tensor.replace(".", "__"): given})
     refused(lambda: read(folder), named)
 
 
@@ -227,8 +211,7 @@ def test_settings_that_cannot_run_are_refused_by_name(
     tmp_path: Path, name: str, fields: dict[str, Any], named: str
 ) -> None:
     folder = write(tmp_path / "head", SAMPLES[name])
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    change_config(folder, **fields)
     refused(lambda: read(folder), str(folder), named)
 
 
