@@ -1,10 +1,7 @@
 """The cases that are compiled: published models on machines that they are run on."""
 
-import dataclasses
-
 from eagle_jax.benchmarks.compilation import GPU, Case
 from eagle_jax.config import TreeConfig
-from eagle_jax.heads.eagle.model import EagleHeadConfig
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
@@ -29,23 +26,6 @@ def _target(
     )
     return TransformerConfig(
         layer=layer, num_layers=layers, vocab_size=vocabulary, max_positions=8192
-    )
-
-
-def _published_head(target: TransformerConfig) -> EagleHeadConfig:
-    """Returns the head that was published for such a target."""
-    layer = dataclasses.replace(
-        target.layer,
-        num_experts=0,
-        experts_per_token=0,
-        num_kv_heads=(
-            target.layer.num_heads
-            if target.layer.num_experts
-            else target.layer.num_kv_heads
-        ),
-    )
-    return EagleHeadConfig(
-        layer=layer, vocab_size=target.vocab_size, max_positions=2048
     )
 
 
@@ -77,7 +57,6 @@ def every_case() -> list[Case]:
         Case(
             name=name,
             target=_MODELS[name],
-            head=_published_head(_MODELS[name]),
             topology=topology,
             mesh=parse_mesh(mesh),
             tree=TreeConfig(num_nodes=num_nodes, depth=6, width=10),

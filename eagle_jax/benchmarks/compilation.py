@@ -21,7 +21,7 @@ from eagle_jax.benchmarks.training import TRAININGS, training_step
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests, make_requests, round_up_slots
+from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.draft import EagleHead
@@ -32,8 +32,8 @@ from eagle_jax.models import transformer
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
-from eagle_jax.parallel.sharding import Program
 from eagle_jax.testing import programs
+from eagle_jax.training.config import new_sizes
 from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import init_state, train_step
 
@@ -70,7 +70,6 @@ class Case:
     Attributes:
         name: The model's name.
         target: The target's sizes.
-        head: The sizes of its EAGLE head.
         topology: The machine's topology, such as "v5e:2x2", or `GPU`.
         mesh: The shape of the mesh over its devices.
         tree: The tree that is drafted.
@@ -85,7 +84,6 @@ class Case:
 
     name: str
     target: TransformerConfig
-    head: EagleHeadConfig
     topology: str
     mesh: MeshShape
     tree: TreeConfig
@@ -95,6 +93,11 @@ class Case:
     training_rows: int = 4
     row_length: int = 2048
     dtype: str = "bfloat16"
+
+    @property
+    def head(self) -> EagleHeadConfig:
+        """The sizes of its EAGLE head."""
+        return new_sizes(self.target, TRAININGS["eagle2"])
 
     @property
     def num_slots(self) -> int:
@@ -121,45 +124,33 @@ class Case:
 class Report:
     """The memory and the instructions of a compiled program, per device.
 
-    Where it decodes, instructions are those of its loops, otherwise all of them.
-
     Attributes:
         program: The program's name, one of `PROGRAMS`.
-        arguments: The bytes of weights, caches, requests and states.
+        memory: The bytes of arguments, temporaries and results that take over no
+            argument's memory.
         temporaries: The bytes of memory beside arguments and results.
-        results: The bytes of results that take over no argument's memory.
         aliased: The bytes of arguments whose memory the results take over.
         state: The bytes that it changes: all caches, or a head and its optimizer. 0 for
             a prefill, which makes them.
+        lines: The instructions, where it decodes those of its loops; `testing.programs`
+            reads them.
         copies: The instructions that copy a whole cache.
-        host_calls: The instructions that wait for the host.
-        open_loops: The loops inside its loops of which the compiler does not know how
-            often they run: on a GPU the host may wait for the end of each.
-        collectives: The numbers of instructions that move data between devices, by
-            name.
-        moved: The bytes that a device gets from them; each counts once, however often
-            it runs.
-        random_words: The words of the largest array of noise that a device makes.
     """
 
     program: str
-    arguments: int
+    memory: int
     temporaries: int
-    results: int
     aliased: int
     state: int
+    lines: list[str]
     copies: list[str]
-    host_calls: list[str]
-    open_loops: list[str]
-    collectives: dict[str, int]
-    moved: int
-    random_words: int
 
     @property
     def problems(self) -> list[str]:
         """What the program does and must not do, in words."""
         found = [f"copies a cache: {line}" for line in self.copies]
-        found += [f"waits for the host: {line}" for line in self.host_calls]
+        calls = programs.find_host_calls(self.lines)
+        found += [f"waits for the host: {line}" for line in calls]
         if self.aliased < self.state:
             found.append(f"changes {self.aliased} of {self.state} bytes in place")
         return found
@@ -209,7 +200,12 @@ def _decoding(
     target = Transformer(config=case.target, dtype=case.dtype)
     model = EagleHead(config=case.head, dtype=case.dtype)
     drafter = TreeDrafter(model=model, tree=case.tree)
-    requests = _shapes(_requests(case), sharding)
+    requests = make_requests(
+        [[1] * case.prompt_length] * case.batch_size,
+        max_new_tokens=case.max_length - case.prompt_length,
+        prompt_bucket=case.prompt_length,
+    )
+    requests = _shapes(requests, sharding)
     bind, slots = functools.partial, {"num_slots": case.num_slots}
     greedy = Decoder(target=target, drafter=drafter, acceptance="greedy")
     sampled = dataclasses.replace(greedy, acceptance="coupled")
@@ -225,17 +221,12 @@ def _decoding(
     }
     for name, (program, rows, changed) in every.items():
         if name in only:
-            sharded = _sharded(case, sharding, program, donates_state=name in LOOPS)
+            donates = name in LOOPS
+            if case.mesh.num_devices == 1:
+                sharded = jax.jit(program, donate_argnums=(1,) if donates else ())
+            else:
+                sharded = sharding.shard(program, donates_state=donates)
             yield _compile(case, name, sharded, (params, rows), _caches(changed))
-
-
-def _sharded(
-    case: Case, sharding: PairSharding, program: Program, *, donates_state: bool
-) -> Any:
-    """Returns the program over all devices; a single device runs it unchanged."""
-    if case.mesh.num_devices == 1:
-        return jax.jit(program, donate_argnums=(1,) if donates_state else ())
-    return sharding.shard(program, donates_state=donates_state)
 
 
 def _training(
@@ -245,8 +236,6 @@ def _training(
     config = training_step(
         STEPS[program], case.target, case.dtype, row_length=case.row_length
     )
-    if isinstance(config.head, EagleHeadConfig):
-        config = dataclasses.replace(config, head=case.head)
     layer = getattr(config.head, "layer", None) or case.target.layer
     shapes = jax.eval_shape(lambda: init_state(config, 0))
     sharding = sharding.with_drafter(layer, shapes.params)
@@ -275,26 +264,18 @@ def _compile(
     """Compiles a program that changes or makes the arrays `changed`; reports on it."""
     compiled, text = _with_text(program.lower(*inputs), is_gpu=case.topology == GPU)
     memory = compiled.memory_analysis()
-    in_loops = programs.loop_lines(text)
-    lines = in_loops if name in LOOPS else programs.every_line(text)
-    parts = {x.sharding.shard_shape(x.shape) for x in changed}
+    is_loop = name in LOOPS
+    lines = programs.loop_lines(text) if is_loop else programs.every_line(text)
+    parts = {x.sharding.shard_shape(x.shape) for x in changed} if is_loop else ()
+    taken = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return Report(
         program=name,
-        arguments=memory.argument_size_in_bytes,
+        memory=taken + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
-        results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
         state=0 if name == "prefill" else sum(map(_bytes_of_part, changed)),
-        copies=[
-            line
-            for part in (parts if name in LOOPS else ())
-            for line in programs.find_copies(in_loops, part)
-        ],
-        host_calls=programs.find_host_calls(lines),
-        open_loops=programs.find_open_loops(in_loops),
-        collectives=programs.count_collectives(lines),
-        moved=programs.moved_bytes(lines),
-        random_words=programs.random_words(lines),
+        lines=lines,
+        copies=[line for part in parts for line in programs.find_copies(lines, part)],
     )
 
 
@@ -322,20 +303,15 @@ def _bytes_of_part(array: Any) -> int:
 
 def _caches(state: Any) -> list[Any]:
     """Returns the keys and values of all layers, the head's included."""
-
-    def is_layer(x: Any) -> bool:
-        return isinstance(x, KeyValues)
-
-    layers = filter(is_layer, jax.tree.leaves(state, is_leaf=is_layer))
-    return jax.tree.leaves(list(layers))
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, KeyValues))
+    return jax.tree.leaves([node for node in nodes if isinstance(node, KeyValues)])
 
 
 def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
     """Returns the sharding on the topology, and the sharded shapes of all weights."""
-    key = jax.random.key(0)
 
     def shapes(init: Any, config: Any) -> Any:
-        return jax.eval_shape(lambda key: init(key, config, case.dtype), key)
+        return jax.eval_shape(lambda: init(jax.random.key(0), config, case.dtype))
 
     weights = shapes(transformer.init_params, case.target)
     head = shapes(eagle_head.init_params, case.head)
@@ -349,14 +325,6 @@ def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
         drafter=_with(joined, sharding.drafter_shardings(joined)),
     )
     return sharding, params
-
-
-def _requests(case: Case) -> Requests:
-    return make_requests(
-        [[1] * case.prompt_length] * case.batch_size,
-        max_new_tokens=case.max_length - case.prompt_length,
-        prompt_bucket=case.prompt_length,
-    )
 
 
 def _shapes(rows: Any, sharding: PairSharding) -> Any:

@@ -5,23 +5,28 @@ timed in turn, over and over, so that a ratio compares neighbours in time.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.benchmarks.timing import (
-    draft_calls,
-    in_turn,
-    num_nodes,
-    time_decoding,
-    time_loop,
-    verify_body,
-)
+from eagle_jax.config import TreeConfig
+from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.drafting import find_tree_drafter
+from eagle_jax.decoding.state import DecodeState
+from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.generation.pairs import LoadedPair
+from eagle_jax.interface import Params, Target
 from eagle_jax.methods import PLAIN
+
+Body = Callable[[Params, DecodeState, jax.Array], jax.Array]
+"""A function from parameters, a state and roots `[B]` to a `_witness` of its work."""
+
+Name = TypeVar("Name", bound=Hashable)
 
 FIGURES = ("round", "bare verify", "bare drafts", "overhead", "round / token")
 """The figures of a method; the last two are ratios, the others milliseconds."""
@@ -46,14 +51,7 @@ class RoundCost:
 def arbitrary_requests(
     vocab_size: int, *, batch: int, prompt_length: int, new_tokens: int
 ) -> Requests:
-    """Returns requests with the same arbitrary prompt in every row.
-
-    Args:
-        vocab_size: The number of tokens the target knows, `V`.
-        batch: The number of rows, `B`.
-        prompt_length: The number of tokens of the prompt.
-        new_tokens: The number of tokens to generate.
-    """
+    """Returns requests with the same arbitrary prompt in every row."""
     prompt = np.random.default_rng(0).integers(vocab_size, size=prompt_length)
     return make_requests(
         [prompt.tolist()] * batch,
@@ -89,16 +87,16 @@ def time_rounds(
     nodes: dict[str, int] = {}
     for name, pair in {PLAIN.name: plain, **pairs}.items():
         decoder = Decoder(target=pair.target, drafter=pair.drafter, acceptance="greedy")
-        programs[name, "round"], state = time_decoding(
+        programs[name, "round"], state = _time_decoding(
             decoder, pair.params, requests, num_slots=num_slots
         )
-        nodes[name] = num_nodes(decoder, pair.params, state)
-        bodies = {"bare verify": verify_body(pair.target, nodes[name])}
+        nodes[name] = getattr(pair.drafter, "num_nodes", 1)  # The root alone.
+        bodies = {"bare verify": _verify_body(pair.target, nodes[name])}
         grower = find_tree_drafter(pair.drafter)
         if grower is not None:
-            bodies["bare drafts"] = draft_calls(grower)
+            bodies["bare drafts"] = _draft_calls(grower)
         for figure, body in bodies.items():
-            programs[name, figure] = time_loop(body, pair.params, state, iterations)
+            programs[name, figure] = _time_loop(body, pair.params, state, iterations)
     found = in_turn(programs, repeats, measured=report)
     times = {key: 1e3 * np.array(seconds) for key, seconds in found.items()}
     costs: dict[str, RoundCost] = {}
@@ -110,3 +108,128 @@ def time_rounds(
         figures = {figure: values.tolist() for figure, values in columns}
         costs[name] = RoundCost(num_nodes=count, figures=figures)
     return costs
+
+
+def in_turn(
+    programs: Mapping[Name, Callable[[], float]],
+    repeats: int,
+    *,
+    measured: Callable[[int], None] = lambda done: None,
+) -> dict[Name, list[float]]:
+    """Runs all programs in turn, over and over.
+
+    Args:
+        programs: The programs by name, each of which returns a time in seconds.
+        repeats: The number of measurements per program; a call before them compiles it.
+        measured: Called with the number of finished repeats.
+
+    Returns:
+        The times of each program, in seconds.
+    """
+    for program in programs.values():
+        program()  # Compiles, and touches all memory once.
+    times: dict[Name, list[float]] = {name: [] for name in programs}
+    for repeat in range(repeats):
+        for name, program in programs.items():
+            times[name].append(program())
+        measured(repeat + 1)
+    return times
+
+
+def _time_decoding(
+    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+) -> tuple[Callable[[], float], DecodeState]:
+    """Returns a timer of one round, or of one token without a drafter, in seconds.
+
+    The longest request says how many steps are timed. The state in which they begin is
+    returned too.
+    """
+    library = autoregressive if decoder.drafter is None else speculative
+
+    def prefill() -> DecodeState:
+        state = library.prefill(decoder, params, requests, num_slots=num_slots)
+        return jax.block_until_ready(state)
+
+    def run() -> float:
+        state = prefill()
+        started = time.perf_counter()
+        state = jax.block_until_ready(library.decode(decoder, params, state))
+        return (time.perf_counter() - started) / max(int(state.num_rounds.max()), 1)
+
+    return run, prefill()
+
+
+def _verify_body(target: Target, num_nodes: int) -> Body:
+    """Returns the target's call of a round, whose cost does not depend on the mask."""
+
+    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
+        tokens = jnp.broadcast_to(root[:, None], (root.shape[0], num_nodes))
+        positions = jnp.broadcast_to((state.lengths - 1)[:, None], tokens.shape)
+        visible = jnp.tri(num_nodes, dtype=bool)
+        mask = jnp.broadcast_to(visible, (root.shape[0], *visible.shape))
+        output = target.forward(
+            params.target, tokens, positions, mask, state.target_cache
+        )
+        return _witness(target.unembed(params.target, output.hidden), output)
+
+    return body
+
+
+def _draft_calls(drafter: TreeDrafter) -> Body:
+    """Returns a draft model's calls of one round, over as many nodes as in its tree."""
+    model, tree = drafter.model, drafter.tree
+    if isinstance(tree, TreeConfig):
+        sizes = [tree.width] * (drafter.depth - 1)
+    else:
+        sizes = [len(level.inner) for level in tree.levels[:-1]]
+
+    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
+        weights, drafted = params.drafter, state.drafter_state
+        # The switch's state has that of its draft model inside.
+        drafted = getattr(drafted, "model", drafted)
+        output, drafted = model.read(weights, drafted, root)
+        result = _witness(model.logits(weights, output[:, None], level=1), drafted)
+        outputs, earlier, seen = output[:, None], None, 0
+        for level, size in enumerate(sizes, 1):
+            shape = (root.shape[0], size)
+            # It is never true, but the compiler cannot know: the next call must wait.
+            tokens = jnp.broadcast_to(root[:, None], shape) + (result > 1e30)
+            above = jnp.broadcast_to(outputs[:, :1], (*shape, outputs.shape[-1]))
+            visible = jnp.tri(size, size + seen, seen, dtype=bool)
+            visible = jnp.broadcast_to(visible, (root.shape[0], *visible.shape))
+            outputs, earlier = model.step(
+                weights, drafted, tokens, above, visible, earlier, level=level
+            )
+            logits = model.logits(weights, outputs, level=level + 1)
+            result, seen = _witness(logits, earlier), seen + size
+        return result
+
+    return body
+
+
+def _time_loop(
+    body: Body, params: Params, state: DecodeState, iterations: int
+) -> Callable[[], float]:
+    """Returns a function that times one call of `body`, in seconds."""
+
+    @jax.jit
+    def loop(params: Params, state: DecodeState) -> jax.Array:
+        def step(_: jax.Array, root: jax.Array) -> jax.Array:
+            # It is never true, but the compiler cannot know: the next call must wait.
+            is_huge = body(params, state, root) > 1e30
+            return jnp.where(is_huge, root + 1, root)
+
+        return jax.lax.fori_loop(0, iterations, step, state.root)
+
+    def run() -> float:
+        started = time.perf_counter()
+        jax.block_until_ready(loop(params, state))
+        return (time.perf_counter() - started) / iterations
+
+    return run
+
+
+def _witness(*results: Any) -> jax.Array:
+    """Returns one number that needs every result in full."""
+    leaves = jax.lax.optimization_barrier(jax.tree.leaves(results))
+    return sum((x.reshape(-1)[0].astype(jnp.float32) for x in leaves), jnp.zeros(()))

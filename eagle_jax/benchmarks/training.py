@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.benchmarks.timing import in_turn
+from eagle_jax.benchmarks.rounds import in_turn
 from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.hydra.head import HydraSettings

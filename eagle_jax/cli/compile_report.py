@@ -27,6 +27,7 @@ from eagle_jax.benchmarks.compilation import (
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.config import require
 from eagle_jax.errors import InputError
+from eagle_jax.testing import programs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,15 +88,15 @@ def _problems(case: Case, program: str) -> list[str]:
 
 
 def _summary(report: Report) -> str:
-    collectives = [f"{n} {name}" for name, n in sorted(report.collectives.items())]
-    taken = report.arguments + report.temporaries + report.results
+    found = programs.count_collectives(report.lines)
+    collectives = [f"{n} {name}" for name, n in sorted(found.items())]
     parts = (
         report.program,
         f"{len(report.copies)} copies of caches",
-        f"{len(report.host_calls)} host calls",
-        f"{len(report.open_loops)} open loops",
+        f"{len(programs.find_host_calls(report.lines))} host calls",
+        f"{len(programs.find_open_loops(report.lines))} open loops",
         ", ".join(collectives) or "no collectives",
-        f"{taken / 2**30:.2f} GiB per chip, {report.temporaries / 2**30:.2f} of them "
-        "temporary",
+        f"{report.memory / 2**30:.2f} GiB per chip, {report.temporaries / 2**30:.2f} "
+        "of them temporary",
     )
     return " | ".join(parts)

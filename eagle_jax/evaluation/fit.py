@@ -7,7 +7,7 @@ accept most.
 """
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +16,7 @@ from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.config import DecodingConfig, SamplingConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import Calibration, TreeDrafter, find_tree_drafter
-from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
+from eagle_jax.drafting.calibration import Confidence
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.exponents import (
     MIN_TRIALS,
@@ -40,13 +40,16 @@ Trees = Mapping[int, Sequence[VerifiedTree]]
 TRIED: dict[Kind, tuple[Confidence, ...]] = {
     "greedy": (Confidence(),),
     "sampled": (
-        Confidence(kappa=1.0),
         Confidence(kappa=2.0),
+        Confidence(kappa=1.0),
         Confidence(kappa=3.0),
         Confidence(kappa=1.0, sharpness=1.2),
     ),
 }
-"""The confidences that are decoded with, by kind of text, each in its own program."""
+"""The confidences that are decoded with, by kind of text, each in its own program.
+
+The first is the nearest to what is drafted with where there is no calibration.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,8 +112,8 @@ def calibrate_pair(
     assert grower is not None, "its method drafts with a model"
     drafter = TreeDrafter(model=grower.model, tree=config.tree.shape)
     fits: dict[Kind, Fit] = {}
+    count = itertools.count(1)
     with progress("decoding", sum(map(len, TRIED.values()))) as done:
-        count = 0
         for kind, confidences in TRIED.items():
             sampling = SamplingConfig(temperature=0.0 if kind == "greedy" else 1.0)
             own = dataclasses.replace(config, sampling=sampling)
@@ -119,9 +122,8 @@ def calibrate_pair(
                 calibration = Calibration(**{kind: confidence})
                 tried = dataclasses.replace(drafter, calibration=calibration)
                 observed[confidence] = _decode(pair, tried, own, prompts)
-                count += 1
-                done(count)
-            fits[kind] = fit(observed, getattr(UNCALIBRATED, kind), drafter.depth)
+                done(next(count))
+            fits[kind] = fit(observed, drafter.depth)
     return fits
 
 
@@ -132,13 +134,13 @@ def calibrate_head(trained: Trained, report: Report) -> None:
         trained: The finished run.
         report: Called with a line for each fit, or for its failure.
     """
-    config, dtype = trained.config, trained.step_config.dtype
-    target, target_params = trained.step_config.target, trained.pair.params.target
+    config, step = trained.config, trained.step_config
+    target, target_params = step.target, trained.pair.params.target
     sharding = trained.pair.sharding
     everywhere = None if sharding is None else sharding.everywhere
     opened = open_head(trained.head, target.config)
-    model = opened.head.model(opened.config, dtype)
-    head = opened.load(target_params, dtype, everywhere)
+    model = opened.head.model(opened.config, step.dtype)
+    head = opened.load(target_params, step.dtype, everywhere)
     pair = dataclasses.replace(
         trained.pair,
         target=target,
@@ -164,13 +166,13 @@ def calibrate_head(trained: Trained, report: Report) -> None:
         report(f"{kind}: {describe(fitted)}")
 
 
-def fit(observed: Mapping[Confidence, Trees], plain: Confidence, depth: int) -> Fit:
+def fit(observed: Mapping[Confidence, Trees], depth: int) -> Fit:
     """Fits confidences to one kind of text, and judges that on other prompts.
 
     Args:
         observed: The trees, all of one size, by the confidence, without exponents, that
-            they were drafted with; those of at least two prompts each.
-        plain: The confidence without a calibration.
+            they were drafted with; those of at least two prompts each. The first
+            stands for drafts without a calibration.
         depth: The depth of the trees, `D`.
 
     Raises:
@@ -193,18 +195,14 @@ def fit(observed: Mapping[Confidence, Trees], plain: Confidence, depth: int) -> 
         exponents = fit_exponents(trials, depth)
         return dataclasses.replace(confidence, exponents=exponents)
 
-    def distance(one: Confidence) -> float:
-        factors = ((one.kappa, plain.kappa), (one.sharpness, plain.sharpness))
-        return sum(abs(math.log(a / b)) for a, b in factors)
-
     half, rest = prompts[::2], prompts[1::2]
-    before = min(observed, key=distance)
+    before = next(iter(observed))
     nodes = max(len(trees(before, half)[0].parents) // 2, 2)
     on_half = {one: fitted(one, half) for one in observed}
     tried = {
         one: tokens_per_root(trees(one, half), on_half[one], nodes) for one in observed
     }
-    best = max(observed, key=lambda one: tried[one])
+    best = max(tried, key=lambda one: tried[one])
     unseen, seen_before = trees(best, rest), trees(before, rest)
     return Fit(
         confidence=fitted(best, prompts),
@@ -252,11 +250,8 @@ def calibration_file(
     """
     parts: dict[str, Any] = {}
     for kind, fitted in fits.items():
-        figures = {
-            name: value
-            for name, value in vars(fitted).items()
-            if name not in ("confidence", "tried")
-        }
+        figures = dict(vars(fitted))
+        del figures["confidence"], figures["tried"]
         parts[kind] = calibration_part(fitted.confidence) | figures
     return {"vocab_size": vocab_size, **parts, "source": list(source)}
 

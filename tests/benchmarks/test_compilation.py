@@ -22,6 +22,7 @@ from eagle_jax.benchmarks.compilation import (
 from eagle_jax.config import TreeConfig
 from eagle_jax.models import cache as kv
 from eagle_jax.parallel import MeshShape, make_mesh
+from eagle_jax.testing.programs import count_collectives, moved_bytes, random_words
 from tests import tiny
 
 pytestmark = [
@@ -42,7 +43,6 @@ _SIZES = {
 _CASE = Case(
     name="small",
     target=tiny.target_config(num_layers=3, max_positions=8192, **_SIZES),
-    head=tiny.head_config(max_positions=2048, **_SIZES),
     topology="v5e:2x2",
     mesh=MeshShape(tensor=4),
     tree=TreeConfig(num_nodes=8, depth=2, width=4),
@@ -106,7 +106,8 @@ def test_a_layer_needs_two_all_reduces(reports: dict[str, Report]) -> None:
         _CASE, target=dataclasses.replace(_CASE.target, num_layers=4)
     )
     for more in compile_case(deeper, ("round", "token")):
-        before, after = reports[more.program].collectives, more.collectives
+        pair = (reports[more.program], more)
+        before, after = (count_collectives(report.lines) for report in pair)
         assert after["all-reduce"] - before["all-reduce"] == 2
         assert {**after, "all-reduce": 0} == {**before, "all-reduce": 0}
         assert sum(after.values()) <= most_collectives(deeper, more.program)
@@ -116,26 +117,28 @@ def test_a_layer_needs_two_all_reduces(reports: dict[str, Report]) -> None:
 def test_training_moves_nothing_but_sums(
     reports: dict[str, Report], program: str
 ) -> None:
-    assert reports[program].collectives.keys() == {"all-reduce"}
+    assert count_collectives(reports[program].lines).keys() == {"all-reduce"}
 
 
 def test_no_loop_moves_a_vocabulary_of_logits(reports: dict[str, Report]) -> None:
     """The most likely tokens are found where the parts of the vocabulary lie."""
-    one_row = 4 * _VOCABULARY
-    assert 0 < reports["token"].moved < reports["round"].moved < one_row
-    assert 0 < reports["sampled round"].moved < one_row
+    token, drafted, sampled = (
+        moved_bytes(reports[loop].lines) for loop in ("token", "round", "sampled round")
+    )
+    assert 0 < token < drafted < 4 * _VOCABULARY  # One row of logits.
+    assert 0 < sampled < 4 * _VOCABULARY
 
 
 def test_each_device_makes_its_own_part_of_the_noise(
     reports: dict[str, Report],
 ) -> None:
     """It needs no collective; the filters do, and stay within the rule."""
-    sampled, greedy = reports["sampled round"], reports["round"]
+    sampled = reports["sampled round"].lines
     positions = _CASE.tree.levels + 1
-    assert sampled.random_words == positions * _VOCABULARY // _CASE.mesh.tensor
-    assert greedy.random_words == 0
+    assert random_words(sampled) == positions * _VOCABULARY // _CASE.mesh.tensor
+    assert random_words(reports["round"].lines) == 0
     most = most_collectives(_CASE, "sampled round")
-    assert sum(sampled.collectives.values()) <= most
+    assert sum(count_collectives(sampled).values()) <= most
 
 
 @pytest.mark.parametrize(

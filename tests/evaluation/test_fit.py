@@ -132,7 +132,7 @@ def test_cells_with_few_trials_share_a_fit() -> None:
 
 def fit_of(trees: Trees) -> Fit:
     """A fit that is judged by trees of three nodes."""
-    return fit.fit({Confidence(): trees}, Confidence(), depth=2)
+    return fit.fit({Confidence(): trees}, depth=2)
 
 
 def test_held_out_confidences_become_honest_and_trees_accept_more() -> None:
@@ -164,7 +164,7 @@ def test_the_kappa_is_taken_whose_trees_accept_most() -> None:
         for prompt, trees in poor.items()
     }
     low, high = Confidence(kappa=0.5), Confidence(kappa=2.0)
-    fitted = fit.fit({high: poor, low: good}, Confidence(), depth=2)
+    fitted = fit.fit({high: poor, low: good}, depth=2)
     assert fitted.confidence.kappa == 0.5
     assert fitted.tried[low] == 3.0 > fitted.tried[high]
 

@@ -4,6 +4,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,107 +25,82 @@ def with_length(cache: Any, length: jax.Array) -> Any:
     return dataclasses.replace(cache, length=length)
 
 
-class Mutant(ToyTarget):
-    """A right target, whose methods change what they are given before they read it."""
+def misread(change: Callable[..., Any]) -> dict[str, Any]:
+    """A right target that changes what it is given before it reads it."""
 
     def forward(
-        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
+        self: Any, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
     ) -> Any:
-        given = self.misread(tokens, positions, mask, cache)
-        return super().forward(params, tokens, *given)
+        given = change(tokens, positions, mask, cache)
+        return ToyTarget.forward(self, params, tokens, *given)
 
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        return positions, mask, cache
-
-
-class OwnPositions(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        return cache.length[:, None] + jnp.arange(tokens.shape[1]), mask, cache
+    return {"forward": forward}
 
 
-class NoMask(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        return positions, None, cache
+def miswritten(
+    change: Callable[..., Any], after: Callable[..., Any] = lambda new, right: new
+) -> dict[str, Any]:
+    """A right target that changes what it commits, and the cache after that."""
+
+    def commit(self: Any, cache: Any, entries: Any, path: Any, count: Any) -> Any:
+        new = ToyTarget.commit(self, *change(cache, entries, path, count))
+        return after(new, cache.length + count)
+
+    return {"commit": commit}
 
 
-class Blind(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        if mask is not None:
-            mask = mask & ~jnp.eye(tokens.shape[1], dtype=bool)
-        return positions, mask, cache
+def misembedded(change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A right target, but for the logits of hidden states without an axis of tokens."""
+
+    def unembed(self: Any, params: Any, hidden: jax.Array) -> Any:
+        logits = ToyTarget.unembed(self, params, hidden)
+        return change(logits) if hidden.ndim == 2 else logits
+
+    return {"unembed": unembed}
 
 
-class BlindWithoutMask(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        if mask is None:
-            mask = jnp.tri(tokens.shape[1], k=-1, dtype=bool)[None]
-        return positions, mask, cache
+def first(length: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(length[0], length.shape)
 
 
-class NotCausal(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        return positions, jnp.ones((1, *tokens.shape[1:] * 2), bool), cache
+def blind(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+    if mask is not None:
+        mask = mask & ~jnp.eye(tokens.shape[1], dtype=bool)
+    return positions, mask, cache
 
 
-class OneSlotTooMany(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        return positions, mask, with_length(cache, cache.length + 1)
+def blind_without_mask(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+    if mask is None:
+        mask = jnp.tri(tokens.shape[1], k=-1, dtype=bool)[None]
+    return positions, mask, cache
 
 
-class NoneWithoutCache(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        if mask is None:
-            cache = with_length(cache, 0 * cache.length)
-        return positions, mask, cache
+def chunks_without_cache(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+    if mask is None and tokens.shape[1] > 1:
+        cache = with_length(cache, 0 * cache.length)
+    return positions, mask, cache
 
 
-class ChunksWithoutCache(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        if mask is None and tokens.shape[1] > 1:
-            cache = with_length(cache, 0 * cache.length)
-        return positions, mask, cache
+def written_in_place(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+    object.__setattr__(cache, "codes", cache.codes + jnp.uint32(0))
+    return positions, mask, cache
 
 
-class RowZeroIsRead(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        length = jnp.broadcast_to(cache.length[0], cache.length.shape)
-        return positions, mask, with_length(cache, length)
+def few_rows_of_the_mask(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+    if mask is not None:
+        rows = jnp.arange(tokens.shape[1])
+        mask = mask | ((rows >= 16)[:, None] & (rows <= rows[:, None]))
+    return positions, mask, cache
 
 
-class OtherFeatures(Mutant):
-    def forward(self, *arguments: Any) -> Any:
-        output = super().forward(*arguments)
-        return dataclasses.replace(output, features=output.features[:, ::-1])
+def with_other_features(self: Any, *arguments: Any) -> Any:
+    output = ToyTarget.forward(self, *arguments)
+    return dataclasses.replace(output, features=output.features[:, ::-1])
 
 
-class WrittenInPlace(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        object.__setattr__(cache, "codes", cache.codes + jnp.uint32(0))
-        return positions, mask, cache
-
-
-class NoPath(ToyTarget):
-    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
-        path = jnp.broadcast_to(jnp.arange(path.shape[1]), path.shape)
-        return super().commit(cache, entries, path, count)
-
-
-class AlwaysP(ToyTarget):
-    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
-        return super().commit(cache, entries, path, 0 * count + path.shape[1])
-
-
-class RowZeroIsWritten(ToyTarget):
-    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
-        first = jnp.broadcast_to(cache.length[0], cache.length.shape)
-        new = super().commit(with_length(cache, first), entries, path, count)
-        return with_length(new, cache.length + count)
-
-
-class RowZerosPath(ToyTarget):
-    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
-        path = jnp.broadcast_to(path[0], path.shape)
-        return super().commit(cache, entries, path, count)
+def with_slots_first(self: Any, batch: int, capacity: int) -> ToyCache:
+    cache = ToyTarget.init_cache(self, batch, capacity)
+    return dataclasses.replace(cache, codes=cache.codes.T)
 
 
 class NewestInFront(ToyTarget):
@@ -174,23 +150,6 @@ class OldAndNewAlive(ToyTarget):
         return super().commit(cache, entries, path, count)
 
 
-class SlotsFirst(ToyTarget):
-    def init_cache(self, batch: int, capacity: int) -> ToyCache:
-        cache = super().init_cache(batch, capacity)
-        return dataclasses.replace(cache, codes=cache.codes.T)
-
-
-class MixedRows(ToyTarget):
-    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
-        return super().unembed(params, hidden[::-1] if hidden.ndim == 2 else hidden)
-
-
-class Scaled(ToyTarget):
-    def unembed(self, params: Any, hidden: jax.Array) -> jax.Array:
-        logits = super().unembed(params, hidden)
-        return 0.5 * logits if hidden.ndim == 2 else logits
-
-
 class Windowed(ToyTarget):
     """A token sees itself and the 23 before it."""
 
@@ -219,25 +178,6 @@ class WindowOfTheRoot(Windowed):
         return jnp.broadcast_to(positions[:, :1], positions.shape)
 
 
-class FewSlots(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        return positions, mask, dataclasses.replace(cache, codes=cache.codes[:, :32])
-
-
-class FewRowsOfTheMask(Mutant):
-    def misread(self, tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-        if mask is not None:
-            rows = jnp.arange(tokens.shape[1])
-            mask = mask | ((rows >= 16)[:, None] & (rows <= rows[:, None]))
-        return positions, mask, cache
-
-
-class FewRowsAreWritten(ToyTarget):
-    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
-        new = super().commit(cache, entries, path[:, :6], jnp.minimum(count, 6))
-        return with_length(new, cache.length + count)
-
-
 class SpoiledByPadding(ToyTarget):
     """Its logits are NaN where a token sees no root, and as values 0 x NaN is NaN."""
 
@@ -256,54 +196,96 @@ class SpoiledByPadding(ToyTarget):
         return jnp.where(hidden[..., 1:] > 0, jnp.nan, logits)
 
 
-class ByIdentity(ToyTarget):
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-@pytest.mark.parametrize(
-    ("mutant", "named"),
-    [
-        (OwnPositions, "forward with a tree's mask .*ignores the positions"),
-        (NoMask, "forward with a tree's mask .*: node 2 sees its sibling 1"),
-        (Blind, "forward with a tree's mask .*node 0 is blind to itself"),
-        (BlindWithoutMask, "forward with mask None .*blind to itself"),
-        (NotCausal, "forward with mask None .*a token after it"),
-        (OneSlotTooMany, "slots behind a row's text are seen"),
-        (NoneWithoutCache, "mask None and a filled cache: it ignores the cache"),
-        (ChunksWithoutCache, "mask None and a filled cache: it ignores the cache"),
-        (RowZeroIsRead, "row 0's length"),
-        (OtherFeatures, "forward .*the features"),
-        (WrittenInPlace, "forward writes into the cache"),
-        (NoPath, "commit ignores the path"),
-        (AlwaysP, "commit must add `count`"),
-        (RowZeroIsWritten, "commit takes row 0's length or row 0's path"),
-        (RowZerosPath, "commit takes row 0's length or row 0's path"),
-        (NewestInFront, "init_cache: a larger cache"),
-        (SlotsFirst, r"init_cache .axis 0 is the batch. returns codes of shape"),
-        (OldAndNewAlive, r"commit: a round copies all of the cache's .codes \[3,37\]"),
-        (ByIdentity, "a copy of ByIdentity is not equal"),
-        (
-            MixedRows,
-            r"unembed: the logits of hidden states \[B, E\] .* mixes up the rows",
+MISTAKES: list[tuple[Any, str]] = [
+    (
+        misread(lambda t, p, m, c: (c.length[:, None] + jnp.arange(t.shape[1]), m, c)),
+        "forward with a tree's mask .*ignores the positions",
+    ),
+    (
+        misread(lambda t, p, m, c: (p, None, c)),
+        "forward with a tree's mask .*: node 2 sees its sibling 1",
+    ),
+    (misread(blind), "forward with a tree's mask .*node 0 is blind to itself"),
+    (misread(blind_without_mask), "forward with mask None .*blind to itself"),
+    (
+        misread(lambda t, p, m, c: (p, jnp.ones((1, *t.shape[1:] * 2), bool), c)),
+        "forward with mask None .*a token after it",
+    ),
+    (
+        misread(lambda t, p, m, c: (p, m, with_length(c, c.length + 1))),
+        "slots behind a row's text are seen",
+    ),
+    (
+        misread(chunks_without_cache),
+        "mask None and a filled cache: it ignores the cache",
+    ),
+    (
+        misread(lambda t, p, m, c: (p, m, with_length(c, first(c.length)))),
+        "row 0's length",
+    ),
+    ({"forward": with_other_features}, "forward .*the features"),
+    (misread(written_in_place), "forward writes into the cache"),
+    (
+        miswritten(lambda c, e, p, n: (c, e, 0 * p + jnp.arange(p.shape[1]), n)),
+        "commit ignores the path",
+    ),
+    (
+        miswritten(lambda c, e, p, n: (c, e, p, 0 * n + p.shape[1])),
+        "commit must add `count`",
+    ),
+    (
+        miswritten(
+            lambda c, e, p, n: (with_length(c, first(c.length)), e, p, n), with_length
         ),
-        (Scaled, r"unembed: the logits of hidden states \[B, E\] .* scales"),
-        (WindowOfTheRoot, "a window .* each node's own position, not from"),
-        (FewSlots, "a text of 167 tokens is not read whole"),
-        (FewRowsOfTheMask, "it ignores the mask: node 16 sees node"),
-        (FewRowsAreWritten, "commit does not write all of `count` rows, here 12"),
-        (SpoiledByPadding, "a node of padding, .* spoils node 0"),
-    ],
-)
-def test_a_mistake_of_an_adapter_is_found_and_named(mutant: Any, named: str) -> None:
+        "commit takes row 0's length or row 0's path",
+    ),
+    (
+        miswritten(lambda c, e, p, n: (c, e, jnp.broadcast_to(p[0], p.shape), n)),
+        "commit takes row 0's length or row 0's path",
+    ),
+    (NewestInFront, "init_cache: a larger cache"),
+    (
+        {"init_cache": with_slots_first},
+        r"init_cache .axis 0 is the batch. returns codes of shape",
+    ),
+    (OldAndNewAlive, r"commit: a round copies all of the cache's .codes \[3,37\]"),
+    (
+        {"__eq__": lambda self, other: self is other, "__hash__": lambda self: 1},
+        "a copy of Mutant is not equal",
+    ),
+    (
+        misembedded(lambda logits: logits[::-1]),
+        r"unembed: the logits of hidden states \[B, E\] .* mixes up the rows",
+    ),
+    (
+        misembedded(lambda logits: 0.5 * logits),
+        r"unembed: the logits of hidden states \[B, E\] .* scales",
+    ),
+    (WindowOfTheRoot, "a window .* each node's own position, not from"),
+    (
+        misread(
+            lambda t, p, m, c: (p, m, dataclasses.replace(c, codes=c.codes[:, :32]))
+        ),
+        "a text of 167 tokens is not read whole",
+    ),
+    (misread(few_rows_of_the_mask), "it ignores the mask: node 16 sees node"),
+    (
+        miswritten(lambda c, e, p, n: (c, e, p[:, :6], jnp.minimum(n, 6)), with_length),
+        "commit does not write all of `count` rows, here 12",
+    ),
+    (SpoiledByPadding, "a node of padding, .* spoils node 0"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "named"), MISTAKES)
+def test_a_mistake_of_an_adapter_is_found_and_named(mistake: Any, named: str) -> None:
+    if isinstance(mistake, dict):
+        mistake = type("Mutant", (ToyTarget,), mistake)
     with pytest.raises(AssertionError) as caught:
-        assert_valid_target(mutant(vocab_size=8), (), 8)
+        assert_valid_target(mistake(vocab_size=8), (), 8)
     message = str(caught.value)
     assert re.search(named, message), message
-    assert message.count(mutant.__name__) >= 1
+    assert mistake.__name__ in message
 
 
 @pytest.mark.parametrize(
