@@ -72,13 +72,6 @@ def overconfident(prompts: int, rounds: int) -> Trees:
     }
 
 
-@pytest.mark.parametrize("true", [0.4, 1.0, 2.5])
-def test_the_fit_finds_the_exponent_that_drew_the_data(true: float) -> None:
-    trials = draw({(1, 0): true}, 20000)
-    found = fit_exponent(trials)
-    assert found == pytest.approx(true, rel=0.05)
-
-
 def test_the_fit_has_the_greatest_likelihood() -> None:
     trials = draw({(1, 0): 1.7}, 300)
     found = fit_exponent(trials)

@@ -26,26 +26,22 @@ def tree(*accepted: int) -> VerifiedTree:
 
 
 def test_the_children_of_the_accepted_path_were_tried() -> None:
+    assert tree().depths.tolist() == [0, 1, 1, 1, 2, 2, 3, 0]
+    assert tree().ranks.tolist() == [0, 0, 1, 2, 1, 0, 0, 0]  # Ties in node order.
     tried = tried_in([tree(1, 5)])
     assert tried["depth"].tolist() == [1, 1, 1, 2, 2, 3]
-    assert tried["rank"].tolist() == [0, 1, 2, 1, 0, 0]  # Ties in node order.
+    assert tried["rank"].tolist() == [0, 1, 2, 1, 0, 0]
     assert tried["is_accepted"].tolist() == [1, 0, 0, 0, 1, 0]
     confidences = [0.5, 0.25, 0.25, 0.2, 0.8, 1.0]
     assert tried["log_confidence"] == pytest.approx(np.log(confidences), abs=1e-6)
-
-
-def test_nothing_accepted_leaves_the_first_level_tried() -> None:
-    tried = tried_in([tree()])
-    assert tried["depth"].tolist() == [1, 1, 1]
-    assert not tried["is_accepted"].any()
+    refused = tried_in([tree()])
+    assert refused["depth"].tolist() == [1, 1, 1]
+    assert not refused["is_accepted"].any()
 
 
 def test_no_node_is_more_than_certain() -> None:
-    certain = VerifiedTree(
-        parents=np.array([-1, 0]),
-        log_values=np.array([0.0, 1e-7]),  # Rounding may leave more than 1.
-        accepted=[1],
-    )
+    values = np.array([0.0, 1e-7])  # Rounding may leave more than 1.
+    certain = VerifiedTree(parents=np.array([-1, 0]), log_values=values, accepted=[1])
     assert tried_in([certain])["log_confidence"].tolist() == [0.0]
 
 
@@ -104,11 +100,6 @@ def test_what_is_no_round_is_refused(changed: dict[str, Any]) -> None:
     assert VerifiedTree.from_json(record).accepted == [1]
     with pytest.raises(ValueError, match=r"tree|float"):
         VerifiedTree.from_json(record | changed)
-
-
-def test_depths_and_ranks_are_those_of_the_tree() -> None:
-    assert tree().depths.tolist() == [0, 1, 1, 1, 2, 2, 3, 0]
-    assert tree().ranks.tolist() == [0, 0, 1, 2, 1, 0, 0, 0]
 
 
 def test_bins_hold_their_lower_edge_and_the_last_holds_one() -> None:
