@@ -155,6 +155,21 @@ class Report:
             found.append(f"changes {self.aliased} of {self.state} bytes in place")
         return found
 
+    def __str__(self) -> str:
+        """Returns what it takes, in one line."""
+        found = programs.count_collectives(self.lines)
+        collectives = [f"{number} {name}" for name, number in sorted(found.items())]
+        parts = (
+            self.program,
+            f"{len(self.copies)} copies of caches",
+            f"{len(programs.find_host_calls(self.lines))} host calls",
+            f"{len(programs.find_open_loops(self.lines))} open loops",
+            ", ".join(collectives) or "no collectives",
+            f"{self.memory / 2**30:.2f} GiB per chip, {self.temporaries / 2**30:.2f} "
+            "of them temporary",
+        )
+        return " | ".join(parts)
+
 
 def has_compiler(extra: str) -> bool:
     """Returns whether the compiler is installed that an extra brings."""

@@ -20,14 +20,12 @@ from eagle_jax.benchmarks.compilation import (
     ENVIRONMENT,
     PROGRAMS,
     Case,
-    Report,
     compile_case,
     has_compiler,
 )
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.config import require
 from eagle_jax.errors import InputError
-from eagle_jax.testing import programs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,23 +78,8 @@ def _problems(case: Case, program: str) -> list[str]:
     except jax.errors.JaxRuntimeError as error:
         problems = [f"the compiler refuses it: {str(error).splitlines()[0]}"]
     else:
-        print(f"{case}: {_summary(report)}", flush=True)
+        print(f"{case}: {report}", flush=True)
         problems = report.problems
     for problem in problems:
         say(f"{case}: {program}: {problem}")
     return problems
-
-
-def _summary(report: Report) -> str:
-    found = programs.count_collectives(report.lines)
-    collectives = [f"{n} {name}" for name, n in sorted(found.items())]
-    parts = (
-        report.program,
-        f"{len(report.copies)} copies of caches",
-        f"{len(programs.find_host_calls(report.lines))} host calls",
-        f"{len(programs.find_open_loops(report.lines))} open loops",
-        ", ".join(collectives) or "no collectives",
-        f"{report.memory / 2**30:.2f} GiB per chip, {report.temporaries / 2**30:.2f} "
-        "of them temporary",
-    )
-    return " | ".join(parts)
