@@ -18,14 +18,12 @@ from typing import Any
 
 import jax
 
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, with_flags
 from eagle_jax.config import load_config
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.fit import calibrate_head
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
@@ -148,15 +146,5 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     names = (field.name for field in dataclasses.fields(TrainJob))
     job = TrainJob(**{name: getattr(arguments, name) for name in names})
     trained = train_head(job, config, **shown)
-    # Static trees, which other heads draft, rank nothing by confidence.
-    if config.run.calibrate and config.kind.is_ranked:
-        if (trained.head / CALIBRATION_FILE).is_file():
-            say("the head was finished before, and keeps its calibration")
-        elif jax.process_count() == 1:
-            say("calibrating")
-            calibrate_head(trained, say)
-        elif is_first:
-            advice = "one can, with eagle-jax calibrate"
-            say(f"several processes write no calibration; {advice}")
     print(f"{trained.head} | {trained.summary}")
     return 0

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle_jax.checkpoints.draft_files import Kind, calibration_part
-from eagle_jax.checkpoints.hub import CALIBRATION_FILE
-from eagle_jax.config import DecodingConfig, SamplingConfig
+from eagle_jax.config import SamplingConfig
 from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import Calibration, TreeDrafter, find_tree_drafter
 from eagle_jax.drafting.calibration import Confidence
@@ -25,14 +24,10 @@ from eagle_jax.evaluation.exponents import (
     tokens_per_root,
 )
 from eagle_jax.evaluation.nodes import VerifiedTree, tried_in
-from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.runner import Runner
-from eagle_jax.heads import open_head
-from eagle_jax.interface import Params
-from eagle_jax.progress import Progress, Report, show_nothing
-from eagle_jax.training.trainer import Trained
+from eagle_jax.progress import Progress, show_nothing
 
 Trees = Mapping[int, Sequence[VerifiedTree]]
 """The verified trees of all rounds by the number of their prompt."""
@@ -125,45 +120,6 @@ def calibrate_pair(
                 done(next(count))
             fits[kind] = fit(observed, drafter.depth)
     return fits
-
-
-def calibrate_head(trained: Trained, report: Report) -> None:
-    """Writes a calibration of a new head, fitted on its run's held-out prompts.
-
-    Args:
-        trained: The finished run.
-        report: Called with a line for each fit, or for its failure.
-    """
-    config, step = trained.config, trained.step_config
-    target, target_params = step.target, trained.pair.params.target
-    sharding = trained.pair.sharding
-    everywhere = None if sharding is None else sharding.everywhere
-    opened = open_head(trained.head, target.config)
-    model = opened.head.model(opened.config, step.dtype)
-    head = opened.load(target_params, step.dtype, everywhere)
-    pair = dataclasses.replace(
-        trained.pair,
-        target=target,
-        drafter=TreeDrafter(model=model, tree=config.tree.shape),
-        params=Params(target=target_params, drafter=model.join(head, target_params)),
-        stop_tokens=trained.data.stop_tokens,
-        sharding=None,
-    )
-    prompts = [list(ids) for ids in trained.data.prompts]
-    decoding = DecodingConfig(
-        max_new_tokens=config.run.eval_new_tokens, batch_size=max(len(prompts), 1)
-    )
-    try:
-        own = GenerateConfig(tree=config.tree, decoding=decoding)
-        fits = calibrate_pair(pair, own, prompts)
-    except InputError as error:
-        report(f"warning: no calibration is written: {error}")
-        return
-    source = ["held-out prompts of eagle-jax train"]
-    result = calibration_file(target.config.vocab_size, fits, source)
-    write_json(trained.head / CALIBRATION_FILE, result)
-    for kind, fitted in fits.items():
-        report(f"{kind}: {describe(fitted)}")
 
 
 def fit(observed: Mapping[Confidence, Trees], depth: int) -> Fit:

@@ -104,7 +104,6 @@ class RunConfig:
             per round.
         eval_new_tokens: The number of tokens decoded per prompt.
         eval_prompt_tokens: The number of first tokens that a plain text's prompt has.
-        calibrate: Whether the head gets a calibration, fitted on the held-out prompts.
         keep: The number of newest checkpoints kept, beside the best.
     """
 
@@ -118,7 +117,6 @@ class RunConfig:
     eval_prompts: int = 8
     eval_new_tokens: int = 64
     eval_prompt_tokens: int = 16
-    calibrate: bool = True
     keep: int = 2
 
     def __post_init__(self) -> None:

@@ -19,7 +19,6 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
-from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.loop import Run
 from tests.conftest import Main, load_main
@@ -44,7 +43,6 @@ eval_every = 4
 eval_rows = 8
 eval_prompts = 2
 eval_new_tokens = 8
-calibrate = false
 
 [tree]
 num_nodes = 5
@@ -83,12 +81,9 @@ def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
 def run(
     train: Main, flags: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """An uninterrupted run, whose head gets a calibration."""
-    folder = tmp_path_factory.mktemp("runs")
-    config = folder / "config.toml"
-    config.write_text(CONFIG.replace("calibrate = false", "calibrate = true"))
-    output = folder / "run"
-    assert train([*flags, "--config", str(config), "--output", str(output)]) == 0
+    """An uninterrupted run."""
+    output = tmp_path_factory.mktemp("runs") / "run"
+    assert train([*flags, "--output", str(output)]) == 0
     return output
 
 
@@ -158,20 +153,6 @@ def test_a_run_leaves_a_log_a_plot_checkpoints_and_a_head(run: Path) -> None:
     }
     steps = {int(path.name) for path in (run / "checkpoints").iterdir()}
     assert {8, 12} <= steps
-
-
-def test_a_trained_head_has_a_calibration_of_both_kinds(
-    run: Path, tiny_pair: Path
-) -> None:
-    settings = json.loads((tiny_pair / "target" / "config.json").read_text())
-    path = run / "head" / "calibration.json"
-    for kind in ("greedy", "sampled"):
-        read = load_calibration(
-            path, vocab_size=settings["vocab_size"], depth=2, kind=kind
-        )
-        found = read.greedy if kind == "greedy" else read.sampled
-        assert len(found.exponents) == 2
-        assert json.loads(path.read_text())[kind]["rows"] > 0
 
 
 def start(flags: list[str], output: Path) -> subprocess.Popen[str]:
@@ -259,8 +240,7 @@ def test_two_processes_go_on_with_what_one_began(
     log = (output / LOG).read_text()
     caches = '"cache_features": '
     (output / LOG).write_text(log.replace(f"{caches}false", f"{caches}true", 1))
-    calibrated = ["--config", str(run.parent / "config.toml")]
-    command = [*flags, *calibrated, "--mesh", "tensor=2", "--resume"]
+    command = [*flags, "--mesh", "tensor=2", "--resume"]
     command += ["--output", str(output), "--cache-features"]
     # As SLURM tells of them.
     slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "127.0.0.1"}
@@ -281,7 +261,6 @@ def test_two_processes_go_on_with_what_one_began(
     (printed, errors), (silent, others) = (p.communicate() for p in processes)
     assert [process.returncode for process in processes] == [0, 0], errors + others
     assert "going on after step 8" in errors and "step 12 of 12" in errors
-    assert "several processes write no calibration" in errors
     assert "step" not in others and silent == ""
     assert printed.startswith(f"{output / 'head'} | step 12")
     assert (output / "features.npy").is_file()

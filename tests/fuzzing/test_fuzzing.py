@@ -38,7 +38,6 @@ batch_size = 2
 eval_rows = 2
 eval_prompts = 1
 eval_new_tokens = 2
-calibrate = false
 [tree]
 num_nodes = 3
 depth = 1
