@@ -59,6 +59,8 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
         refused(lambda path=path: read_json(path), str(path), "no file")
     refused(lambda: read_json(tmp_path / "missing"), "missing", "No such file")
+    (tmp_path / "list.json").write_text("[1]")
+    refused(lambda: read_json(tmp_path / "list.json"), "list.json holds no JSON object")
 
 
 def test_links_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:

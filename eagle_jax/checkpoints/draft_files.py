@@ -100,14 +100,7 @@ def load_calibration(
 ) -> Calibration:
     """Reads the calibration that `eagle-jax calibrate` or `eagle-jax train` wrote.
 
-    Args:
-        path: The calibration's file.
-        vocab_size: The number of tokens the target knows, `V`.
-        depth: The number of levels that will be drafted, `D`.
-        kind: The kind of text whose part must be there.
-
-    Returns:
-        The calibration; a missing part leaves confidences of its kind as they are.
+    A missing part leaves confidences of its kind as they are.
 
     Raises:
         InputError: If the file cannot be read, holds no calibration, or one for another

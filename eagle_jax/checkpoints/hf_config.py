@@ -197,13 +197,7 @@ def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfi
 def _read_windows(
     fields: Fields, family: Family, num_layers: int
 ) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the sliding window in tokens, and the layers that have it.
-
-    Args:
-        fields: The fields of the target.
-        family: The target's family.
-        num_layers: The number of layers, `L`.
-    """
+    """Returns the sliding window in tokens, and the layers that have it."""
     types = fields.get("layer_types", [])
     is_list = isinstance(types, list) and len(types) in (0, num_layers)
     if not is_list or any(name not in _LAYER_TYPES for name in types):

@@ -76,7 +76,7 @@ def test_the_stored_dtype_is_read_in_both_spellings(
     assert stored_dtype(write(tmp_path, config)) == dtype
 
 
-def test_sizes_are_taken_as_they_stand(tmp_path: Path) -> None:
+def test_sizes_are_taken_as_they_stand_or_follow_from_the_rest(tmp_path: Path) -> None:
     config = target_config(write(tmp_path, LLAMA | {"head_dim": 16}))
     layer = config.layer
     assert (layer.hidden_size, layer.intermediate_size) == (64, 172)
@@ -87,12 +87,11 @@ def test_sizes_are_taken_as_they_stand(tmp_path: Path) -> None:
     assert config.max_positions == 1024
     assert not config.tie_embeddings
     assert config.sliding_window is None
-
-
-def test_head_width_and_kv_heads_follow_from_the_rest(tmp_path: Path) -> None:
-    config = without(LLAMA, "num_key_value_heads") | {"head_dim": None}
-    layer = target_config(write(tmp_path, config)).layer
+    unnamed = without(LLAMA, "num_key_value_heads") | {"head_dim": None}
+    layer = target_config(write(tmp_path, unnamed)).layer
     assert (layer.num_kv_heads, layer.head_dim) == (8, 8)
+    head = EAGLE.read_config(write(tmp_path, without(_HEAD, "num_key_value_heads")))
+    assert head.layer.num_kv_heads == 8 and head.fc_bias and not head.layer.qkv_bias
 
 
 def test_a_target_without_rope_base_warns_and_a_head_does_not(tmp_path: Path) -> None:
@@ -277,20 +276,6 @@ def test_keys_that_nobody_knows_are_warned_about_once(
         assert read(tmp_path) == plain
     assert len(warned) == 1
     read(tmp_path)  # A warning would be an error here.
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '"llama"', "\udcff"])
-def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    refused(lambda: target_config(tmp_path), "config.json")
-
-
-def test_a_head_without_kv_heads_has_one_per_query_head(tmp_path: Path) -> None:
-    head = EAGLE.read_config(write(tmp_path, without(_HEAD, "num_key_value_heads")))
-    assert head.layer.num_kv_heads == 8
-    assert head.fc_bias
-    assert not head.layer.qkv_bias
 
 
 def test_lengths_end_at_the_positions(tmp_path: Path) -> None:
