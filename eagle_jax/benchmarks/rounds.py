@@ -116,15 +116,12 @@ def in_turn(
     *,
     measured: Callable[[int], None] = lambda done: None,
 ) -> dict[Name, list[float]]:
-    """Runs all programs in turn, over and over.
+    """Runs all programs in turn, over and over, and returns the times of each.
 
     Args:
         programs: The programs by name, each of which returns a time in seconds.
         repeats: The number of measurements per program; a call before them compiles it.
         measured: Called with the number of finished repeats.
-
-    Returns:
-        The times of each program, in seconds.
     """
     for program in programs.values():
         program()  # Compiles, and touches all memory once.

@@ -37,17 +37,10 @@ _ENOUGH_LAYERS = 7  # For the three layers that published EAGLE-3 heads read.
 def training_step(
     name: str, target: TransformerConfig, dtype: str, *, row_length: int
 ) -> StepConfig:
-    """Returns the static settings of a step.
+    """Returns the static settings of a step of one of `TRAININGS`.
 
-    Args:
-        name: The way of training, one of `TRAININGS`.
-        target: The target's sizes. Of one with fewer than 7 layers an EAGLE-3 head
-            reads the first three.
-        dtype: The type of the arithmetic.
-        row_length: The number of tokens per row, `T`.
-
-    Raises:
-        InputError: If the target has fewer than three layers, for an EAGLE-3 head.
+    Of a target with fewer than 7 layers an EAGLE-3 head reads the first three; with
+    fewer than three it is refused.
     """
     config = TRAININGS[name]
     head = config.head

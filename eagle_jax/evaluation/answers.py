@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -58,14 +59,7 @@ class QuestionAnswerer:
     def __init__(
         self, plan: RunPlan, pair: LoadedPair, config: EvaluationConfig, max_length: int
     ) -> None:
-        """Compiles nothing.
-
-        Args:
-            plan: The run's method and settings.
-            pair: The pair, with the run's own drafter.
-            config: The form of prompts, and whether nodes are recorded.
-            max_length: The largest number of tokens of prompt and output.
-        """
+        """Takes the pair with the run's own drafter, and compiles nothing."""
         self.plan = plan
         self.room = max_length - plan.config.decoding.max_new_tokens
         self.num_cut = 0
@@ -76,13 +70,7 @@ class QuestionAnswerer:
     def answer(self, questions: Iterable[Question]) -> Iterator[Record]:
         """Yields a record per question, in the order in which they are finished.
 
-        Args:
-            questions: The questions, each of which is begun when a batch has room.
-
-        Raises:
-            InputError: If rounds looked at one by one give other tokens, or a prompt
-                has none.
-            KeyboardInterrupt: After Ctrl-C.
+        Each question is begun when a batch has room.
         """
         begun = (self._next(_Conversation(question=question)) for question in questions)
         if self.plan.config.decoding.batch_size == 1:
@@ -106,10 +94,8 @@ class QuestionAnswerer:
         while True:
             # Enough for every row to have another at once; a question is not read
             # before.
-            while scheduler.num_waiting < runner.batch_size:
-                conversation = next(begun, None)
-                if conversation is None:
-                    break
+            free = max(runner.batch_size - scheduler.num_waiting, 0)
+            for conversation in itertools.islice(begun, free):
                 scheduler.add(conversation, conversation.prompt, conversation.seed)
             if scheduler.is_idle:
                 return
@@ -172,8 +158,8 @@ class QuestionAnswerer:
 
     def _look_at_rounds(self, conversation: _Conversation, timed: Row) -> None:
         """Decodes a turn once more, round by round, and keeps its trees."""
-        bucket = self._bucket(conversation)
-        runner = dataclasses.replace(self._runner(bucket), batch_size=1)
+        runner = self._runner(self._bucket(conversation))
+        runner = dataclasses.replace(runner, batch_size=1)
         tokens: list[int] = []
         for (row,), done in runner.rounds([conversation.prompt], [conversation.seed]):
             tokens = row.generated_ids

@@ -53,12 +53,8 @@ def evaluate(
         progress: Called to show how far a run is.
 
     Returns:
-        The runs by their `model_id`, with all records.
-
-    Raises:
-        InputError: If models or settings are missing or do not fit, a file of records
-            is refused (see `read_records`), or a batch is.
-        KeyboardInterrupt: After Ctrl-C; the records so far stay.
+        The runs by their `model_id`, with all records. After Ctrl-C, too, the records
+        so far stay.
     """
     sources = [
         open_pair(config.target, config.draft_of(run.method), run.config)
@@ -105,16 +101,9 @@ def evaluate(
 def read_records(
     path: Path, settings: Mapping[str, Any], questions: Iterable[Question]
 ) -> list[Record]:
-    """Reads the records that a run can go on with.
+    """Reads the records that a run can go on with, from a file that need not exist.
 
-    Args:
-        path: The file, which need not exist.
-        settings: The settings of the run.
-        questions: The questions that are asked; the file may hold others, too.
-
-    Raises:
-        InputError: If the file holds other settings, other questions of the same ids
-            or something else.
+    It may hold other questions, too, but none of the same ids, and no other settings.
     """
     check_log(path, settings)
     if not path.exists() or not any(read_log(path)):

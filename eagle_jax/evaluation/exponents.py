@@ -50,9 +50,6 @@ def fit_exponent(trials: np.ndarray) -> float:
 
     The log likelihood, `s * log c` for an accepted node and `log(1 - c ** s)` for a
     refused one, is concave in `s`: its slope is bisected.
-
-    Args:
-        trials: `[M]` of `TRIED`.
     """
     logs = np.minimum(trials["log_confidence"], _ALMOST_CERTAIN)
     is_accepted = trials["is_accepted"]

@@ -99,9 +99,6 @@ def calibrate_pair(
 
     Returns:
         The fits by kind of text.
-
-    Raises:
-        InputError: If there is but one prompt, or nothing was drafted.
     """
     grower = find_tree_drafter(pair.drafter)
     assert grower is not None, "its method drafts with a model"
@@ -197,12 +194,9 @@ def describe(fitted: Fit) -> str:
 def calibration_file(
     vocab_size: int, fits: Mapping[Kind, Fit], source: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns the content of a calibration file, as `checkpoints.draft_files` reads it.
+    """Returns a calibration file's content, as `checkpoints.draft_files` reads it.
 
-    Args:
-        vocab_size: The number of tokens the target knows, `V`.
-        fits: The fits by kind of text.
-        source: Lines that say what was decoded.
+    Its source are lines that say what was decoded.
     """
     parts: dict[str, Any] = {}
     for kind, fitted in fits.items():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.config import shortest
-from eagle_jax.decoding.speculative import AcceptanceRule
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.templates import Template
@@ -34,11 +33,6 @@ class RunPlan:
     def method(self) -> Method:
         """The method that drafts."""
         return self.config.method
-
-    @property
-    def acceptance(self) -> AcceptanceRule:
-        """The rule of acceptance; plain decoding draws the tokens of "coupled"."""
-        return self.config.sampling.rule
 
     @property
     def model_id(self) -> str:
@@ -78,11 +72,7 @@ class EvaluationConfig:
     with_nodes: bool = False
 
     def draft_of(self, method: Method) -> str | None:
-        """Returns the name of the weights that a method drafts with, if any.
-
-        Raises:
-            InputError: If it drafts with weights that were not given.
-        """
+        """Returns the weights that a method drafts with, if any; they must be given."""
         weights = method.weights
         if weights is None:
             return None
@@ -105,9 +95,6 @@ def parse_method(text: str, config: GenerateConfig) -> RunPlan:
         text: The method as `name` or `name:key=value,key=value`, where keys are fields
             of the method's own settings, `acceptance` and `draft_vocabulary`.
         config: The settings that hold where the text names none.
-
-    Raises:
-        InputError: If the method or a key is unknown, or a value cannot be used.
     """
     name, _, given = text.partition(":")
     if name not in METHODS:
@@ -141,11 +128,7 @@ def make_runs(
     temperatures: Sequence[float],
     batch_sizes: Sequence[int],
 ) -> list[RunPlan]:
-    """Returns every method at every temperature and batch size.
-
-    Raises:
-        InputError: If a value lies outside its range, or two methods have one name.
-    """
+    """Returns every method at every temperature and batch size."""
     runs: dict[str, RunPlan] = {}
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
@@ -165,9 +148,7 @@ def make_runs(
 def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
     """Returns the settings of a run's method, as JSON can hold them.
 
-    Args:
-        plan: The run's plan.
-        drafter: The run's drafter, which has its own numbers of nodes and levels.
+    The run's drafter has its own numbers of nodes and levels.
     """
     config, grower = plan.config, find_tree_drafter(drafter)
     # The switch's copies may be longer than its tree is deep.
@@ -177,7 +158,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
         "method": plan.method.name,
         "label": plan.label,
         **vars(config.sampling),
-        "acceptance": plan.acceptance,
+        "acceptance": config.sampling.rule,
         "batch_size": config.decoding.batch_size,
         **{name: every[name] for name in plan.method.reads if name in every},
         "num_nodes": getattr(sized, "num_nodes", 1),  # The root alone.
@@ -190,7 +171,7 @@ def run_settings(plan: RunPlan, drafter: Drafter | None) -> dict[str, Any]:
 
 def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
     """Returns the settings of confidences that a drafter goes by."""
-    is_sampled = plan.acceptance == "coupled"
+    is_sampled = plan.config.sampling.rule == "coupled"
     is_shared = is_sampled and drafter.shares_noise
     calibration = drafter.calibration
     used = calibration.sampled if is_shared else calibration.greedy

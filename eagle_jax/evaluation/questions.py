@@ -62,14 +62,9 @@ def read_questions(path: Path) -> list[Question]:
     nothing or, for GSM8K, "math" as a category, which is one of MT-bench's. Such a
     file's category is its folder's name, so that tasks are not mixed up.
 
-    Args:
-        path: The file.
-
-    Returns:
-        The questions, at least one, in the file's order.
-
     Raises:
-        InputError: If the file cannot be read, or a line is wrong, which is named.
+        InputError: If the file cannot be read or holds no question, or a line is wrong,
+            which is named.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -101,36 +96,19 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def plain_questions(path: Path, prompts: Sequence[str]) -> list[Question]:
-    """Returns questions of one turn, one per prompt.
-
-    Args:
-        path: The file of the prompts, whose stem is their category.
-        prompts: The texts; empty ones are refused.
-    """
-    named = {"category": path.stem}
-    return [
-        _question(
-            {"question_id": number, "turns": [prompt]} | named,
-            f"{path}: prompt {number}",
-            number,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
+    """Returns a question of one turn per prompt; its category is the file's stem."""
+    questions = []
+    for number, prompt in enumerate(prompts):
+        record = {"question_id": number, "category": path.stem, "turns": [prompt]}
+        questions.append(_question(record, f"{path}: prompt {number}", number))
+    return questions
 
 
 def join_files(files: Sequence[tuple[Path, Sequence[Question]]]) -> list[Question]:
     """Returns the questions of several files together.
 
-    Args:
-        files: The paths, each with its questions.
-
-    Returns:
-        All questions. Those of a single file keep their ids; with several files an id
-        gets its file's name in front, or its folder's: question 12 of
-        `gsm8k/question.jsonl` is "gsm8k-12".
-
-    Raises:
-        InputError: If two files have one name.
+    Those of a single file keep their ids; with several files an id gets its file's name
+    in front, or its folder's: question 12 of `gsm8k/question.jsonl` is "gsm8k-12".
     """
     if len(files) == 1:
         return list(files[0][1])
@@ -157,7 +135,7 @@ def choose(
     categories: Sequence[str] | None = None,
     per_category: int | None = None,
 ) -> list[Question]:
-    """Returns some of the questions, the same ones on every machine.
+    """Returns some of the questions in their order, the same ones on every machine.
 
     A smaller sample is part of a larger one.
 
@@ -165,12 +143,6 @@ def choose(
         questions: All questions.
         categories: The wanted categories; `None` for all.
         per_category: The largest number of questions per category; `None` for all.
-
-    Returns:
-        The chosen questions, in the order given.
-
-    Raises:
-        InputError: If a category is unknown or the number below 1.
     """
     known = list(dict.fromkeys(question.category for question in questions))
     for category in categories or ():

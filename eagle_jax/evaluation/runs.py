@@ -182,13 +182,8 @@ def find_baseline(
 ) -> EvaluatedRun | None:
     """Returns the plain decoding that a run is compared with.
 
-    Args:
-        run: The run to compare.
-        runs: The runs among which to look.
-
-    Returns:
-        A run of the same setup, temperature and batch size; of several the one with
-        the most questions in common.
+    It has the same setup, temperature and batch size; of several it is the one with the
+    most questions in common.
     """
     candidates = [o for o in runs if o.is_baseline and o.setup == run.setup]
     return max(candidates, key=lambda o: len(shared(run, o, None)), default=None)
@@ -214,10 +209,8 @@ def identical(
 ) -> tuple[int, int] | None:
     """Returns how many questions have plain decoding's tokens, of how many compared.
 
-    Returns:
-        Both numbers; `None` where nothing can be compared: without questions of both,
-        for plain decoding itself, and for rejection and typical acceptance, which give
-        other draws or other texts.
+    `None` stands where nothing can be compared: without questions of both, for plain
+    decoding itself, and for rejection and typical acceptance, which draw other texts.
     """
     both = shared(run, baseline, None)
     is_other = run.settings.get("acceptance") in ("rejection", "typical")
@@ -251,13 +244,7 @@ def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
     """Reads every `*.jsonl` of some folders.
 
     Files with the same settings and different questions are one run: a task may have
-    a folder of its own.
-
-    Args:
-        folders: The folders of evaluations.
-
-    Returns:
-        The runs, in the order of folders and file names.
+    a folder of its own. Runs stand in the order of folders and file names.
 
     Raises:
         InputError: If a folder is missing or holds no record, or a line is broken or
@@ -285,11 +272,7 @@ def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
 
 
 def read_run(path: Path) -> EvaluatedRun:
-    """Reads the file of one run.
-
-    Raises:
-        InputError: If a line is broken or lacks a field.
-    """
+    """Reads the file of one run."""
     head, *lines = list(read_log(path)) or [(f"{path}:1", b"")]
     settings = _parse(_read_settings, *head)
     answers = [_parse(Record.from_json, *line) for line in lines]

@@ -44,20 +44,16 @@ def encode(
 ) -> list[int]:
     """Returns the ids of a conversation up to where the model goes on.
 
-    Args:
-        tokenizer: A `transformers` tokenizer; it puts its own special tokens around
-            all but its own template, which writes them itself.
-        template: The form of the prompt.
-        turns: The user's turns, the one to be answered last.
-        answers: The model's answers to all turns but the last.
-        system: The system prompt, see `render`.
-
-    Raises:
-        InputError: If the tokenizer's template refuses the conversation, or nothing
-            is left of it.
+    The tokenizer puts its own special tokens around all but its own template, which
+    writes them itself.
     """
     if template == "tokenizer":
-        return text.encode(tokenizer, _messages(turns, answers, system))
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        for turn, answer in zip(turns, answers, strict=False):
+            messages.append({"role": "user", "content": turn})
+            messages.append({"role": "assistant", "content": answer.strip()})
+        messages.append({"role": "user", "content": turns[-1]})
+        return text.encode(tokenizer, messages)
     ids = text.encode(tokenizer, render(template, turns, answers, system=system))
     start = tokenizer.bos_token_id
     if start is not None and ids[:2] == [start, start]:
@@ -82,10 +78,9 @@ def render(
     Args:
         template: The form of the prompt, any but "tokenizer".
         turns: The user's turns, the one to be answered last.
-        answers: The model's answers to all turns but the last; white space around them
-            is left out, only line breaks for "none".
-        system: The system prompt; `None` for the template's own text, which only
-            "vicuna" has.
+        answers: The model's answers to the turns before; white space around them is
+            left out, only line breaks for "none".
+        system: The system prompt; `None` for the template's own, if it has one.
     """
     answered = list(zip(turns, answers, strict=False))
     if template == "vicuna":
@@ -99,13 +94,3 @@ def render(
     for turn, answer in answered:
         parts += [turn, answer.strip("\n")]
     return "\n\n".join([*parts, turns[-1]])
-
-
-def _messages(
-    turns: Sequence[str], answers: Sequence[str], system: str | None
-) -> list[dict[str, str]]:
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    for turn, answer in zip(turns, answers, strict=False):
-        messages.append({"role": "user", "content": turn})
-        messages.append({"role": "assistant", "content": answer.strip()})
-    return [*messages, {"role": "user", "content": turns[-1]}]

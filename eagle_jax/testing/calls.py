@@ -60,12 +60,8 @@ class Caller:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Reads texts causally, each alone: the judge of all other calls.
 
-        Args:
-            texts: Texts of `length` tokens at most: `READ_ROWS` of them at most.
-            length: The tokens to which they are padded.
-
-        Returns:
-            Logits and features, `[READ_ROWS, length, V]` and `[..., F]`.
+        At most `READ_ROWS` texts are padded to `length` tokens; logits and features are
+        `[READ_ROWS, length, V]` and `[..., F]`.
         """
         assert len(texts) <= READ_ROWS
         tokens = np.zeros((READ_ROWS, length), int)

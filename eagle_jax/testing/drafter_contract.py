@@ -120,9 +120,8 @@ def _check_tree(where: str, done: Round, row: int, decoder: Decoder) -> None:
     except AssertionError as error:
         raise AssertionError(f"{where}, row {row}: {error}") from error
     depths = np.zeros(len(tree.tokens), int)
-    for node in range(ROOT + 1, len(depths)):
-        if tree.is_node[node]:
-            depths[node] = depths[tree.parents[node]] + 1
+    for node in 1 + np.flatnonzero(tree.is_node[1:]):
+        depths[node] = depths[tree.parents[node]] + 1
     check(
         bool(depths.max() <= decoder.depth),
         f"{where}, row {row}: node {depths.argmax()} has depth {depths.max()}, but the "
@@ -186,15 +185,8 @@ def _decode(
 def _check_draws(decoder: Decoder, params: Params, vocab_size: int) -> bool:
     """Compares drawn children with the distribution they are said to be drawn from.
 
-    Were it another, rejection would give the text another distribution.
-
-    Args:
-        decoder: The decoder, with acceptance "rejection".
-        params: The parameters of target and drafter.
-        vocab_size: The number of tokens, `V`.
-
-    Returns:
-        Whether the drafter draws at all; if not, nothing is compared.
+    Were it another, rejection would give the text another distribution. Returns whether
+    the drafter draws at all; if not, nothing is compared.
     """
     assert decoder.drafter is not None
     drafter, rows = decoder.drafter, _DRAWN_ROWS
@@ -247,13 +239,8 @@ def _compare(tree: DraftTree) -> jax.Array:
 
     Each node is compared with the softmax of its parent's `draft_logits`, without its
     elder siblings. The last column sums the probabilities of the drawn tokens: it shows
-    distributions of other nodes, which on average may be right.
-
-    Args:
-        tree: The trees, `[B, N]` fields, with `draft_logits`.
-
-    Returns:
-        `[2, N, V + 1]` float32, both summed over the rows.
+    distributions of other nodes, which on average may be right. Both are summed over
+    the rows, `[2, N, V + 1]` float32.
     """
     assert tree.draft_logits is not None
     num_nodes, vocab_size = tree.draft_logits.shape[1:]

@@ -30,32 +30,19 @@ _ARRAY = re.compile(r"\b[a-z]+(\d+)\w*\[([\d,]*)\]")
 
 
 def every_line(text: str) -> list[str]:
-    """Returns all instructions of a program, a line each.
-
-    Args:
-        text: The program's text, as `jax.stages.Compiled.as_text` returns it.
-    """
+    """Returns all instructions of `jax.stages.Compiled.as_text`, a line each."""
     return [line for lines in _computations_of(text).values() for line in lines]
 
 
 def loop_lines(text: str) -> list[str]:
-    """Returns the instructions that run inside the loops of a program.
+    """Returns the instructions that run inside the loops of `Compiled.as_text`.
 
-    Args:
-        text: The program's text, as `jax.stages.Compiled.as_text` returns it.
-
-    Returns:
-        A line per instruction of all bodies and conditions of `while`, and of all
-        computations that they call; each once, however often it runs.
+    They are those of all bodies and conditions of `while`, and of all computations that
+    they call; each once, however often it runs.
     """
     computations = _computations_of(text)
-    waiting = [
-        name
-        for lines in computations.values()
-        for line in lines
-        if " while(" in line
-        for name in _called_by(line)
-    ]
+    loops = [line for line in every_line(text) if " while(" in line]
+    waiting = [name for line in loops for name in _called_by(line)]
     seen: dict[str, list[str]] = {}
     while waiting:
         name = waiting.pop()
@@ -98,9 +85,6 @@ def random_words(lines: Sequence[str]) -> int:
 
     That is the size of the largest array of `threefry2x32`, which is made of exclusive
     ors of unsigned words; 0 where nothing is random.
-
-    Args:
-        lines: The instructions that `loop_lines` or `every_line` returned.
     """
     words = 0
     for line in lines:

@@ -173,12 +173,7 @@ def _check_rounds(caller: Caller) -> None:
 
 
 def _check_large_calls(caller: Caller, longest: int) -> None:
-    """Verifies a large tree over short and long texts, before and after a commit.
-
-    Args:
-        caller: The target, which is right for the calls of `_check_rounds`.
-        longest: The tokens of the longest text.
-    """
+    """Verifies a large tree over short and long texts, before and after a commit."""
     random = np.random.default_rng(seed=0)
     nothing = caller.target.init_cache(ROWS, 0)
     empty = caller.target.init_cache(ROWS, longest + _LARGE_PATHS.shape[1])
@@ -212,11 +207,7 @@ def _check_large_calls(caller: Caller, longest: int) -> None:
 def _check_call(caller: Caller, call: Call, cache: Cache, last: Commit | None) -> None:
     """Compares every token's logits and features with those of its path, read alone.
 
-    Args:
-        caller: The target.
-        call: The call.
-        cache: The cache that it sees.
-        last: The commit that the cache is from; `None` for a cache without slots.
+    The cache is from the last commit, `None` where it has no slots.
     """
     logits, output = call.run(caller, cache)
     expected, features = call.judged(caller)
@@ -265,7 +256,8 @@ def _reason(
     path = call.path(row, node)
     for other in range(call.tokens.shape[1]):
         if other not in path and depends_on(other):
-            kin = "its sibling" if _are_siblings(call, row, node, other) else "node"
+            parents = call.parents[row]
+            kin = "its sibling" if parents[node] == parents[other] else "node"
             return f"it ignores the mask: node {node} sees {kin} {other}"
     if not depends_on(node):
         return f"node {node} is blind to itself; every token sees itself"
@@ -301,12 +293,8 @@ def _reason_of_commit(
             f"slots behind a row's text are seen; {commit} must add `count` to the "
             "length, not P, and forward must see slots below the length alone"
         )
-    has_gap = np.array(
-        [
-            path[:count].tolist() != list(range(count))
-            for path, count in zip(last.path, last.count, strict=True)
-        ]
-    )
+    steps = np.arange(last.path.shape[1])
+    has_gap = ((last.path != steps) & (steps < last.count[:, None])).any(axis=1)
     if not in_rows[~has_gap].any():
         return f"{commit} ignores the path: it must write the rows that it names"
     return (
@@ -316,14 +304,7 @@ def _reason_of_commit(
 
 
 def _reason_of_size(caller: Caller, call: Call, last: Commit, wrong: np.ndarray) -> str:
-    """Returns what is wrong with a large call of a target whose small ones are right.
-
-    Args:
-        caller: The target.
-        call: The call.
-        last: The commit that the cache it sees is from.
-        wrong: `[B, T]` bool, the nodes that are wrong.
-    """
+    """Returns what is wrong with a large call, where small ones are right."""
     if not wrong[:, 0].any():
         return (
             "a window is to be counted from each node's own position, not from the "
@@ -345,10 +326,6 @@ def _is_right_if_first(caller: Caller, call: Call, cache: Cache, row: int) -> bo
     expected, _ = first.judged(caller)
     logits, _ = first.run(caller, cache)
     return not caller.differs(logits, expected)[0].any()
-
-
-def _are_siblings(call: Call, row: int, node: int, other: int) -> bool:
-    return call.parents[row][node] == call.parents[row][other]
 
 
 def _chains(length: int) -> list[list[int]]:

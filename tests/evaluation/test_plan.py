@@ -36,7 +36,7 @@ def settings(text: str, temperature: float = 0.0) -> dict[str, Any]:
     """What is on record of a run, but for its label."""
     (plan,) = make_runs([parse_method(text, CONFIG)], [temperature], [1])
     context = Context(
-        encode=lambda _: [], vocab_size=24, rule=plan.acceptance, model=MODEL
+        encode=lambda _: [], vocab_size=24, rule=plan.config.sampling.rule, model=MODEL
     )
     drafter = plan.method.drafter(plan.config.tree, context)
     return run_settings(plan, drafter) | {"label": None}
