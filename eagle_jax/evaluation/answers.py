@@ -40,7 +40,7 @@ class _Conversation:
     question: Question
     prompt: list[int] = dataclasses.field(default_factory=list)
     seed: int = 0
-    columns: dict[str, list[Any]] = dataclasses.field(
+    columns: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {name: [] for name in COLUMNS}
     )
     trees: list[VerifiedTree] = dataclasses.field(default_factory=list)

@@ -92,7 +92,7 @@ class Record:
         own = {name: get(record, name, kind) for name, kind in _FIELDS.items()}
         choices = get(record, "choices", list)
         choice = choices[0] if len(choices) == 1 else None
-        columns = {name: _column(choice, name) for name in COLUMNS}
+        columns: dict[str, Any] = {name: _column(choice, name) for name in COLUMNS}
         per_turn = [columns[name] for name in COLUMNS if name != "accept_lengths"]
         num_steps = sum(columns["decoding_steps"])
         if len({*map(len, per_turn)}) > 1 or num_steps != len(
