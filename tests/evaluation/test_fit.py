@@ -11,15 +11,17 @@ from eagle_jax.checkpoints.draft_files import Kind, load_calibration
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting.calibration import UNCALIBRATED, Confidence
 from eagle_jax.evaluation import fit
-from eagle_jax.evaluation.exponents import (
+from eagle_jax.evaluation.fit import (
     BOUNDS,
     MIN_TRIALS,
+    Fit,
+    Trees,
     calibration_error,
+    describe,
     fit_exponent,
     fit_exponents,
     tokens_per_root,
 )
-from eagle_jax.evaluation.fit import Fit, Trees, describe
 from eagle_jax.evaluation.nodes import TRIED, VerifiedTree, tried_in
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
@@ -199,8 +201,8 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last batch of two is filled with a row of which no tree is seen."""
-    one_each = {kind: (Confidence(),) for kind in fit.TRIED}
-    monkeypatch.setattr(fit, "TRIED", one_each)
+    one_each = {kind: (Confidence(),) for kind in fit.CONFIDENCES}
+    monkeypatch.setattr(fit, "CONFIDENCES", one_each)
     tree = TreeConfig(num_nodes=6, depth=2, width=3)
     target, drafter, params = tiny.pair(tiny.TARGET, tiny.HEAD, tree)
     pair = LoadedPair(
@@ -218,7 +220,7 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
         return fit.calibrate_pair(pair, config, prompts)
 
     together, apart = fits(3), fits(2)
-    for kind in fit.TRIED:
+    for kind in fit.CONFIDENCES:
         assert together[kind].rows == apart[kind].rows > 0
         assert together[kind].tokens_after == apart[kind].tokens_after
         np.testing.assert_allclose(
