@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from eagle_jax import checkpoints
+from eagle_jax.cli.evaluate import main
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.tokenizer import load_tokenizer
-from tests.conftest import Main, load_main
 
 Records = dict[str, list[dict[str, Any]]]
 Evaluate = Callable[..., Records]
@@ -30,28 +30,21 @@ LOOKUP_ID = "lookup-num_nodes=5-depth=2"
 NEW_TOKENS = 4
 
 
-@pytest.fixture(scope="session")
-def evaluate_main() -> Main:
-    """`main` of `scripts/evaluate.py`."""
-    return load_main("evaluate")
+def write(path: Path, *questions: tuple[int, str, list[str]]) -> str:
+    """Writes a file of questions: the id, the category and the turns of each."""
+    names = ("question_id", "category", "turns")
+    lines = [json.dumps(dict(zip(names, one, strict=True))) for one in questions]
+    path.write_text("\n".join(lines))
+    return str(path)
 
 
 @pytest.fixture(scope="session")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("questions") / "mine.jsonl"
-    records = [
-        {"question_id": 81 + number, "category": category, "turns": turns}
-        for number, (category, turns) in enumerate(zip(CATEGORIES, TURNS, strict=True))
-    ]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-@pytest.fixture(scope="session")
-def flags(tiny_pair: Path, questions: Path) -> list[str]:
+def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """All flags but the methods and the output."""
     pair = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
-    return [*pair, "--questions", str(questions), "--max-new-tokens", str(NEW_TOKENS)]
+    path = tmp_path_factory.mktemp("questions") / "mine.jsonl"
+    questions = write(path, *zip(range(81, 85), CATEGORIES, TURNS, strict=True))
+    return [*pair, "--questions", questions, "--max-new-tokens", str(NEW_TOKENS)]
 
 
 def read(folder: Path) -> Records:
@@ -64,10 +57,10 @@ def read(folder: Path) -> Records:
 
 
 @pytest.fixture(scope="session")
-def evaluate(evaluate_main: Main, flags: list[str]) -> Evaluate:
+def evaluate(flags: list[str]) -> Evaluate:
     def run(folder: Path, methods: list[str], *extra: str) -> Records:
         given = [*flags, "--methods", *methods, "--output", str(folder), *extra]
-        assert evaluate_main(given) == 0
+        assert main(given) == 0
         return read(folder)
 
     return run
@@ -92,19 +85,14 @@ def test_every_method_is_on_record_with_the_targets_own_text(
 
 
 def test_a_question_draws_with_a_seed_of_its_own(
-    evaluate_main: Main, flags: list[str], tmp_path: Path
+    flags: list[str], tmp_path: Path
 ) -> None:
     """The same text in two places; asked alone, a question draws what it drew."""
-    path = tmp_path / "twice.jsonl"
-    same = [
-        {"question_id": number, "category": category, "turns": ["ten"]}
-        for number, category in enumerate(("qa", "rag"))
-    ]
-    path.write_text("".join(json.dumps(question) + "\n" for question in same))
-    given = [*flags, "--questions", str(path), "--methods", "autoregressive"]
+    twice = write(tmp_path / "twice.jsonl", (0, "qa", ["ten"]), (1, "rag", ["ten"]))
+    given = [*flags, "--questions", twice, "--methods", "autoregressive"]
     given += ["--temperatures", "1", "--output"]
-    assert evaluate_main([*given, f"{tmp_path}/both"]) == 0
-    assert evaluate_main([*given, f"{tmp_path}/one", "--categories", "rag"]) == 0
+    assert main([*given, f"{tmp_path}/both"]) == 0
+    assert main([*given, f"{tmp_path}/one", "--categories", "rag"]) == 0
     both = texts(read(tmp_path / "both")["autoregressive-t1-b1"])
     one = texts(read(tmp_path / "one")["autoregressive-t1-b1"])
     assert both[0] != both[1]
@@ -140,28 +128,18 @@ def check_record(record: dict[str, Any]) -> None:
     assert max(steps, default=1) <= run["depth"] + 1
 
 
-def test_batches_change_neither_texts_nor_nodes(
-    evaluate: Evaluate, tmp_path: Path
-) -> None:
-    # Long enough for rows to be finished at different rounds.
-    flags = ["--nodes", "--max-new-tokens", "24", "--categories", "qa"]
-    (alone,) = evaluate(tmp_path, [LOOKUP], *flags).values()
-    flags += ["--batch-sizes", "3"]
-    (batched,) = evaluate(tmp_path / "batched", [LOOKUP], *flags).values()
-    assert texts(batched) == texts(alone)
-    assert len({len(r["nodes"]["trees"]) for r in alone}) == 2
-    nodes = [{r["question_id"]: r["nodes"] for r in way} for way in (alone, batched)]
-    assert nodes[0] == nodes[1]
-
-
-def test_answers_are_fed_back(
+def test_answers_are_fed_back_and_batches_change_neither_texts_nor_nodes(
     evaluate: Evaluate, tiny_pair: Path, tmp_path: Path
 ) -> None:
-    runs = evaluate(tmp_path, ["autoregressive"], "--batch-sizes", "1", "3")
-    records, batched = (runs[f"autoregressive-t0-b{size}"] for size in (1, 3))
-    assert texts(records) == texts(batched)
+    # Long enough for rows to be finished at different rounds.
+    flags = ["--nodes", "--max-new-tokens", "24", "--batch-sizes", "1", "3"]
+    alone, batched = evaluate(tmp_path, [LOOKUP], *flags).values()
+    assert texts(batched) == texts(alone)
+    assert len({len(r["nodes"]["trees"]) for r in alone}) > 1
+    nodes = [{r["question_id"]: r["nodes"] for r in way} for way in (alone, batched)]
+    assert nodes[0] == nodes[1]
     tokenizer = load_tokenizer(tiny_pair / "target", 300)
-    for record in records:
+    for record in alone:
         choice, turns = record["choices"][0], TURNS[record["question_id"] - 81]
         for number, length in enumerate(choice["prompt_tokens"], 1):
             answers = choice["turns"][: number - 1]
@@ -171,7 +149,6 @@ def test_answers_are_fed_back(
 
 def test_ctrl_c_loses_and_repeats_nothing(
     evaluate: Evaluate,
-    evaluate_main: Main,
     flags: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -188,7 +165,7 @@ def test_ctrl_c_loses_and_repeats_nothing(
     given = [*flags, "--methods", "autoregressive", "--output", str(tmp_path)]
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", interrupted)
-        assert evaluate_main(given) == 130
+        assert main(given) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
     path = tmp_path / "autoregressive-t0-b1.jsonl"
     written = path.read_bytes()
@@ -209,13 +186,9 @@ def test_long_prompts_lose_their_beginning_and_keep_noise_of_their_own(
 ) -> None:
     """Texts that end alike are continued alike; a turn draws with its own seed."""
     end = "1!2?3%4&5=6+7-8*"
-    path = tmp_path / "cut.jsonl"
-    questions = [
-        {"question_id": number, "category": "qa", "turns": [f"{start}{end}"] * 2}
-        for number, start in enumerate("XZ")
-    ]
-    path.write_text("".join(json.dumps(question) + "\n" for question in questions))
-    flags = ["--questions", str(path), "--max-length", "16", "--temperatures", "0", "1"]
+    turns = ([f"{start}{end}"] * 2 for start in "XZ")
+    cut = write(tmp_path / "cut.jsonl", *zip(range(2), ["qa"] * 2, turns, strict=True))
+    flags = ["--questions", cut, "--max-length", "16", "--temperatures", "0", "1"]
     runs = evaluate(tmp_path / "out", ["autoregressive"], *flags)
     greedy, sampled = runs.values()
     assert {n for r in greedy for n in r["choices"][0]["prompt_tokens"]} == {12}
@@ -271,7 +244,6 @@ def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) ->
 
 def test_other_settings_are_refused_before_any_weights_are_read(
     evaluate: Evaluate,
-    evaluate_main: Main,
     flags: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -281,6 +253,6 @@ def test_other_settings_are_refused_before_any_weights_are_read(
     monkeypatch.setattr(checkpoints, "load_target", None)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     methods = ["--methods", "chain", "autoregressive", "--output", str(tmp_path)]
-    assert evaluate_main([*flags, *methods, "--seed", "3"]) == 2
+    assert main([*flags, *methods, "--seed", "3"]) == 2
     assert "seed was 0 and is 3 now; use the same settings" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
