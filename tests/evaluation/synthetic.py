@@ -1,8 +1,6 @@
 """Made-up files of evaluations, in the layout that scripts/evaluate.py writes."""
 
 import json
-import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +76,6 @@ def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
 
 def write_evaluation(folder: Path, *, questions: int = 6) -> Path:
     """Writes a folder of every method at two batch sizes, ablations and rejection."""
-    rng = random.Random(0)
     methods: dict[str, dict[str, Any]] = {
         "autoregressive": {},
         "lookup": {},
@@ -89,65 +86,51 @@ def write_evaluation(folder: Path, *, questions: int = 6) -> Path:
         "eagle2:rank_by=confidence": {"rank_by": "confidence"},
     }
     cases = [
-        (label, settings, 0.0, size)
-        for label, settings in methods.items()
-        for size in (1, 4)
+        (label, own, 0.0, size) for label, own in methods.items() for size in (1, 4)
     ]
     cases.append(("autoregressive", {}, 1.0, 1))
     cases.append(("chain:acceptance=rejection", {"acceptance": "rejection"}, 1.0, 1))
-    for label, changes, temperature, size in cases:
-        settings = {"label": label, "method": label.partition(":")[0], **changes}
-        settings |= {"temperature": temperature, "batch_size": size}
-        lines = [_random(rng, number, settings) for number in range(questions)]
+    for label, own, temperature, size in cases:
+        run = {"label": label, "method": label.partition(":")[0], **own}
+        run |= {"temperature": temperature, "batch_size": size}
+        lines = [_answer(number, run) for number in range(questions)]
         write(folder / f"{label}-t{temperature:g}-b{size}.jsonl", lines)
     return folder
 
 
-def _random(rng: random.Random, number: int, run: dict[str, Any]) -> dict[str, Any]:
-    """A random answer in two turns, with the same text in every run."""
-    category = ("writing", "math", "summarization")[number % 3]
-    new_tokens = (40 + number, 64)
-    common = {"category": category, "new_tokens": new_tokens} | run
-    size = run["batch_size"]
-    slower = rng.uniform(0.9, 1.1) / size
-    if run["method"] == "autoregressive":
-        return plain(
-            number,
-            accept_lengths=[1] * (sum(new_tokens) - 2),
-            seconds=[n * 0.005 * slower + 0.1 for n in new_tokens],
-            decode_seconds=[n * 0.005 * slower for n in new_tokens],
-            **common,
-        )
-    depth = run.get("depth", 6)
-    steps = sum(new_tokens) // 4
-    return record(
+def _answer(number: int, run: dict[str, Any]) -> dict[str, Any]:
+    """An answer in two turns, with the same text in every run."""
+    new_tokens, depth = (40 + number, 64), run.get("depth", 6)
+    is_plain, size = run["method"] == "autoregressive", run["batch_size"]
+    seconds = [n * (0.005 if is_plain else 0.002) / size for n in new_tokens]
+    steps = [1] * (sum(new_tokens) - 2) if is_plain else [*range(1, depth + 2)] * 4
+    has_nodes = size == 1 and not run["temperature"] and not is_plain
+    return (plain if is_plain else record)(
         number,
-        accept_lengths=[rng.randint(1, depth + 1) for _ in range(steps)],
-        seconds=[n * 0.002 * slower + 0.1 for n in new_tokens],
-        decode_seconds=[n * 0.002 * slower for n in new_tokens],
-        nodes=_nodes(rng, depth, run) if size == 1 and not run["temperature"] else None,
-        **common,
+        category=("writing", "math", "summarization")[number % 3],
+        new_tokens=new_tokens,
+        accept_lengths=steps,
+        seconds=[second + 0.1 for second in seconds],
+        decode_seconds=seconds,
+        nodes=_nodes(depth, 1 if run["method"] == "chain" else 3)
+        if has_nodes
+        else None,
+        **run,
     )
 
 
-def _nodes(rng: random.Random, depth: int, run: dict[str, Any]) -> list[VerifiedTree]:
-    """Nodes that are accepted about as often as their confidence says."""
-    ranks = 1 if run["method"] == "chain" else 3
-    trees = []
-    for _ in range(30):
-        parents, values, accepted, parent = [-1], [0.0], list[int](), 0
-        for _ in range(depth):
-            right = rng.choices(range(ranks + 1), [6, 2, 1, 3][: ranks + 1])[0]
-            for rank in range(ranks):
-                confidence = rng.uniform(0.3, 0.9) / (1 + 2 * rank)
-                parents.append(parent)
-                values.append(values[parent] + math.log(confidence))
-            if right >= ranks:
-                break
-            parent = len(parents) - ranks + right
-            accepted.append(parent)
-        trees.append(tree(parents, values, accepted, 1 + depth * ranks))
-    return trees
+def _nodes(depth: int, ranks: int) -> list[VerifiedTree]:
+    """Trees that grow at each level's first node, of which more and more is accepted."""
+    levels = [level for level in range(depth) for _ in range(ranks)]
+    parents = [-1, *(1 + (level - 1) * ranks if level else 0 for level in levels)]
+    values = [
+        0.0,
+        *(-0.5 * level - place % ranks for place, level in enumerate(levels)),
+    ]
+    paths = [
+        [1 + level * ranks for level in range(count)] for count in range(depth + 1)
+    ]
+    return [tree(parents, values, path, len(parents)) for path in paths]
 
 
 def tree(
