@@ -85,9 +85,7 @@ def write_evaluation(folder: Path, *, questions: int = 6) -> Path:
         "eagle2:rerank=false": {"rerank": False},
         "eagle2:rank_by=confidence": {"rank_by": "confidence"},
     }
-    cases = [
-        (label, own, 0.0, size) for label, own in methods.items() for size in (1, 4)
-    ]
+    cases = [(*method, 0.0, size) for method in methods.items() for size in (1, 4)]
     cases.append(("autoregressive", {}, 1.0, 1))
     cases.append(("chain:acceptance=rejection", {"acceptance": "rejection"}, 1.0, 1))
     for label, own, temperature, size in cases:
@@ -104,6 +102,7 @@ def _answer(number: int, run: dict[str, Any]) -> dict[str, Any]:
     is_plain, size = run["method"] == "autoregressive", run["batch_size"]
     seconds = [n * (0.005 if is_plain else 0.002) / size for n in new_tokens]
     steps = [1] * (sum(new_tokens) - 2) if is_plain else [*range(1, depth + 2)] * 4
+    ranks = 1 if run["method"] == "chain" else 3
     has_nodes = size == 1 and not run["temperature"] and not is_plain
     return (plain if is_plain else record)(
         number,
@@ -112,25 +111,20 @@ def _answer(number: int, run: dict[str, Any]) -> dict[str, Any]:
         accept_lengths=steps,
         seconds=[second + 0.1 for second in seconds],
         decode_seconds=seconds,
-        nodes=_nodes(depth, 1 if run["method"] == "chain" else 3)
-        if has_nodes
-        else None,
+        nodes=_nodes(depth, ranks) if has_nodes else None,
         **run,
     )
 
 
 def _nodes(depth: int, ranks: int) -> list[VerifiedTree]:
-    """Trees that grow at each level's first node, of which more and more is accepted."""
-    levels = [level for level in range(depth) for _ in range(ranks)]
-    parents = [-1, *(1 + (level - 1) * ranks if level else 0 for level in levels)]
-    values = [
-        0.0,
-        *(-0.5 * level - place % ranks for place, level in enumerate(levels)),
+    """Trees that grow below first nodes, of which more and more is accepted."""
+    first = [1 + level * ranks for level in range(depth)]
+    parents = np.repeat([0, *first[:-1]], ranks).tolist()
+    values = [-0.5 * (place // ranks) - place % ranks for place in range(len(parents))]
+    return [
+        tree([-1, *parents], [0.0, *values], first[:count], 1 + len(parents))
+        for count in range(depth + 1)
     ]
-    paths = [
-        [1 + level * ranks for level in range(count)] for count in range(depth + 1)
-    ]
-    return [tree(parents, values, path, len(parents)) for path in paths]
 
 
 def tree(
