@@ -241,11 +241,11 @@ class DecodingConfig:
             and the checkpoint's own elsewhere.
         quantization: The type that the matrices of the target's layers are rounded to
             as they are read; "none" takes them as they are stored.
-        draft_vocabulary: The tokens that an EAGLE-1/2 head or a small model drafts:
-            "8192@texts.txt" for as many of the most frequent tokens of a text, 8192 for
-            the first ones of `draft_vocabulary.json` in the draft's own folder, or a
-            file of ids like that one; "none" for all tokens. Where it is left out, all
-            tokens of the file in that folder, if there is one. The text stays the same.
+        draft_vocabulary: The tokens that an EAGLE-1/2 head drafts: "8192@texts.txt" for
+            as many of the most frequent tokens of a text, 8192 for the first ones of
+            `draft_vocabulary.json` in the draft's own folder, or a file of ids like
+            that one; "none" for all tokens. Where it is left out, all tokens of the
+            file in that folder, if there is one. The text stays the same.
         ignore_eos: Go on after stop tokens.
     """
 

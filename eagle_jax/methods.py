@@ -281,7 +281,6 @@ SMALL_MODEL = Weights(
     kind="small-model",
     description="a smaller model with the target's tokenizer",
     embedded=assets.SMALL,
-    has_vocabulary=True,
 )
 
 # In the order of EAGLE-2's Table 1; what it does not have stands last.

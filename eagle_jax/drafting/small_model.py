@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.drafting.model import read_waiting, target_tokens
+from eagle_jax.drafting.model import read_waiting
 from eagle_jax.interface import Cache, DraftingTarget, Entries, PromptChunk, Target
 from eagle_jax.models.layers import take_token
-from eagle_jax.models.transformer import TransformerParams, output_columns
 from eagle_jax.ordering import after
 from eagle_jax.prefill import read_chunk
 
@@ -33,20 +32,6 @@ class SmallModelState:
     count: jax.Array
 
 
-@struct.dataclass(kw_only=True)
-class NarrowParams:
-    """The weights of a small model that drafts some of the target's tokens alone.
-
-    Attributes:
-        model: The weights, whose output head has `W` columns.
-        offsets: `[W]` int32, how much higher each of their tokens is in the target's
-            vocabulary, see `Eagle3HeadParams`.
-    """
-
-    model: Any
-    offsets: jax.Array
-
-
 class _Drafts(NamedTuple):
     """All drafts of a round so far, to be run again: `[B, U]` and `[B, U, U]` bool."""
 
@@ -59,8 +44,7 @@ class _Drafts(NamedTuple):
 class SmallModel:
     """Any `Target` with the vocabulary of the larger one, as a `DraftModel`.
 
-    Its outputs are hidden states, `X = E`; its parameters are the target's, or a
-    `NarrowParams` around them, with which it drafts some of the tokens alone. A
+    Its outputs are hidden states, `X = E`; its parameters are the target's. A
     `DraftingTarget` runs each level of a tree once. Any other target runs all drafts
     of the round again at each level, beside its cache: the trees are the same, and a
     round runs `K * D * (D - 1) / 2` nodes in place of `K * (D - 1)`, in as many calls.
@@ -78,20 +62,6 @@ class SmallModel:
         """See `DraftModel.max_levels`."""
         return None
 
-    @staticmethod
-    def narrow(params: TransformerParams, tokens: jax.Array) -> NarrowParams:
-        """Returns weights that draft some of the target's tokens alone (FR-Spec).
-
-        Args:
-            params: The weights of a `Transformer`.
-            tokens: `[W]` int32, the tokens in ascending order, none twice.
-        """
-        head = output_columns(params, tokens)
-        return NarrowParams(
-            model=dataclasses.replace(params, output_head=head),
-            offsets=tokens - jnp.arange(tokens.size),
-        )
-
     def init_state(self, batch: int, capacity: int, depth: int) -> SmallModelState:
         """See `DraftModel.init_state`."""
         return SmallModelState(
@@ -108,7 +78,7 @@ class SmallModel:
         count = chunk.count
         _, cache = read_chunk(
             self.target,
-            _model(params),
+            params,
             chunk.tokens,
             count,
             chunk.begin,
@@ -143,7 +113,7 @@ class SmallModel:
         ) -> tuple[jax.Array, Entries]:
             positions = state.length[:, None] + rows
             output = self.target.forward(
-                _model(params), following, positions, None, state.cache
+                params, following, positions, None, state.cache
             )
             return take_token(output.hidden, last), output.entries
 
@@ -170,31 +140,25 @@ class SmallModel:
     ) -> tuple[jax.Array, Any]:
         """See `DraftModel.step`; the parents' outputs are not read."""
         del above
-        model = _model(params)
         positions = state.length[:, None] + jnp.full_like(tokens, level - 1)
         drafts = _Drafts(tokens, positions, visible)
         if isinstance(self.target, DraftingTarget):
-            output = self.target.forward_after(model, *drafts, state.cache, earlier)
+            output = self.target.forward_after(params, *drafts, state.cache, earlier)
             return output.hidden, output.entries
         if earlier is not None:
             drafts = _join(earlier, drafts)
-        output = self.target.forward(model, *drafts, state.cache)
+        output = self.target.forward(params, *drafts, state.cache)
         return output.hidden[:, -tokens.shape[1] :], drafts
 
     def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
         """See `DraftModel.logits`."""
         del level
-        return self.target.unembed(_model(params), outputs)
+        return self.target.unembed(params, outputs)
 
     def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`; `W = V` unless the weights are narrowed."""
-        offsets = params.offsets if isinstance(params, NarrowParams) else None
-        return target_tokens(offsets, choices)
-
-
-def _model(params: Any) -> Any:
-    """Returns the weights of the model itself."""
-    return params.model if isinstance(params, NarrowParams) else params
+        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
+        del params
+        return choices
 
 
 def _join(earlier: _Drafts, new: _Drafts) -> _Drafts:

@@ -21,7 +21,7 @@ import numpy as np
 
 from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.config import require
-from eagle_jax.drafting import DraftModel, SmallModel
+from eagle_jax.drafting import DraftModel
 from eagle_jax.errors import InputError
 from eagle_jax.generation.placement import model_sharding
 from eagle_jax.heads.eagle.draft import EagleHead
@@ -55,13 +55,13 @@ def read_vocabulary(
     """
     own = None if folder is None else folder / VOCABULARY_FILE
     path = own if own is not None and own.is_file() else None
-    can_narrow = isinstance(model, EagleHead | SmallModel)
+    can_narrow = isinstance(model, EagleHead)
     if given == "none" or (given is None and not (path and can_narrow)):
         return None
     if not can_narrow:
         raise InputError(
             f"`draft_vocabulary` {given}: these heads have output heads of their own; "
-            "only EAGLE-1/2 heads and small models take a draft vocabulary"
+            "only EAGLE-1/2 heads take a draft vocabulary"
         )
     asked = re.fullmatch("([0-9]{1,9})(?:@(.+))?", str(given))
     count = int(asked[1]) if asked else None
@@ -139,7 +139,7 @@ def narrow(
     """
     if tokens is None:
         return params
-    assert isinstance(model, EagleHead | SmallModel)
+    assert isinstance(model, EagleHead)
     narrowed = model.narrow(params, jnp.asarray(tokens, jnp.int32))
     if sharding is None:
         return narrowed

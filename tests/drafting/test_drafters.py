@@ -56,7 +56,6 @@ MODEL_TREES = {
     "small chain": chain(4),
     "small bush": HEAD_TREES["bush"],
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
-    "small eagle2, fewer tokens": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
     "foreign eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
 }
@@ -145,8 +144,6 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         # The target's own first layer: a model that is right now and then.
         layers = target_params.layers[:1]
         smaller = dataclasses.replace(target_params, layers=layers)
-        if "fewer" in name:
-            smaller = SmallModel.narrow(smaller, FEWER)
         return drafter, Params(target=target_params, drafter=smaller)
     drafter = SWITCHES.get(name) or TreeDrafter(
         model=EagleHead(config=HEAD),

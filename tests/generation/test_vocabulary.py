@@ -98,26 +98,20 @@ def test_a_number_needs_a_file_to_count_in(tmp_path: Path) -> None:
 def test_heads_with_output_heads_of_their_own_take_none(folder: Path) -> None:
     heads = tiny.medusa(8)
     assert read(folder, None, heads) is read(folder, "none", heads) is None
-    refused(lambda: read(folder, 3, heads), "only EAGLE-1/2 heads and small models")
+    refused(lambda: read(folder, 3, heads), "only EAGLE-1/2 heads")
 
 
-@pytest.mark.parametrize("method", ["eagle2", "small-model"])
-def test_a_pair_is_loaded_with_as_many_columns(
-    tiny_pair: Path, tmp_path: Path, method: str
-) -> None:
-    half = "target" if method == "small-model" else "head"
-    draft = Path(shutil.copytree(tiny_pair / half, tmp_path / "draft"))
+def test_a_pair_is_loaded_with_as_many_columns(tiny_pair: Path, tmp_path: Path) -> None:
+    draft = Path(shutil.copytree(tiny_pair / "head", tmp_path / "draft"))
     ids = {"vocab_size": 300, "ids": [299, *range(40)]}
     (draft / "draft_vocabulary.json").write_text(json.dumps(ids))
     text = tmp_path / "text.txt"
     text.write_text("the heart of the matter")
     tree = TreeConfig(num_nodes=4, depth=2, width=2)
     for given, size in ((None, 41), (f"9@{text}", 9), ("none", 300)):
-        settings = settings_of(tree, method=method, draft_vocabulary=given)
+        settings = settings_of(tree, draft_vocabulary=given)
         loaded = open_pair(str(tiny_pair / "target"), str(draft), settings).load()
-        params = loaded.params.drafter
-        head = getattr(params, "model", params).output_head
-        assert head.shape[1] == size
+        assert loaded.params.drafter.output_head.shape[1] == size
         assert loaded.params.target.output_head.shape[1] == 300
 
 

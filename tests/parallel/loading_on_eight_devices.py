@@ -76,23 +76,21 @@ def check(kind: str, pair: Path, home: Path) -> None:
     print("equal", kind, flush=True)
 
 
-def check_narrowed(method: str, pair: Path, home: Path, size: int) -> None:
+def check_narrowed(pair: Path, home: Path, size: int) -> None:
     """A draft vocabulary is split like any, or whole where it cannot be."""
     target, file = target_config(pair / "target"), home / "vocabulary.json"
     ids = [target.vocab_size - 1, *range(size - 1)]
     file.write_text(json.dumps({"vocab_size": target.vocab_size, "ids": ids}))
-    draft = "target" if method == "small-model" else "head"
-    names = (str(pair / "target"), str(pair / draft))
+    names = (str(pair / "target"), str(pair / "head"))
     tree = TreeConfig(num_nodes=5, depth=2, width=2)
-    settings = settings_of(tree, method=method, draft_vocabulary=str(file))
+    settings = settings_of(tree, draft_vocabulary=str(file))
     source = open_pair(*names, settings)
     params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
-    head = getattr(params, "model", params).output_head
-    assert held(head) == (target.layer.hidden_size, size if size % 4 else size // 4)
-    flags = ["--target", names[0], "--draft", names[1], "--method", method]
+    assert held(params.output_head) == (target.layer.hidden_size, size if size % 4 else size // 4)
+    flags = ["--target", names[0], "--draft", names[1]]
     flags += ["--draft-vocabulary", str(file), "--num-nodes", "5", "--depth", "2"]
     check_texts([*flags, "--width", "2"], home)
-    print("equal", method, size, flush=True)
+    print("equal", size, flush=True)
 
 
 def check_texts(flags: list[str], home: Path) -> None:
@@ -191,6 +189,6 @@ if __name__ == "__main__":
         check_quantized(pair / "target", bits)
     for name in ("medusa", "hydra", "hydra, prefix"):
         check(name, pair, home)
-    check_narrowed("small-model", pair, home, 100)
-    check_narrowed("eagle2", pair, home, 99)
+    for size in (100, 99):
+        check_narrowed(pair, home, size)
     print("done")

@@ -36,6 +36,6 @@ def test_files_heads_and_quantized_weights_are_split_over_a_mesh(
         "equal medusa",
         "equal hydra",
         "equal hydra, prefix",
-        "equal small-model 100",
-        "equal eagle2 99",
+        "equal 100",
+        "equal 99",
     ]
