@@ -86,7 +86,10 @@ def check_narrowed(pair: Path, home: Path, size: int) -> None:
     settings = settings_of(tree, draft_vocabulary=str(file))
     source = open_pair(*names, settings)
     params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
-    assert held(params.output_head) == (target.layer.hidden_size, size if size % 4 else size // 4)
+    assert held(params.output_head) == (
+        target.layer.hidden_size,
+        size if size % 4 else size // 4,
+    )
     flags = ["--target", names[0], "--draft", names[1]]
     flags += ["--draft-vocabulary", str(file), "--num-nodes", "5", "--depth", "2"]
     check_texts([*flags, "--width", "2"], home)
