@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints.load import shapes_of, target_shapes
-from eagle_jax.drafting import DraftModel, SmallModel, find_tree_drafter
+from eagle_jax.drafting import SmallModel, find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.models.quantized import GROUP_SIZE
@@ -72,12 +72,6 @@ def with_drafter(
     grower = find_tree_drafter(drafter)
     if sharding is None or grower is None:
         return sharding
-    return model_sharding(sharding, grower.model, params)
-
-
-def model_sharding(
-    sharding: PairSharding, model: DraftModel, params: Any
-) -> PairSharding:
-    """Returns the sharding of a target with a draft model, whose weights are given."""
-    decoder: Any = model.target if isinstance(model, SmallModel) else model
+    model: Any = grower.model
+    decoder = model.target if isinstance(model, SmallModel) else model
     return sharding.with_drafter(getattr(decoder.config, "layer", None), params)

@@ -23,7 +23,6 @@ from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.config import require
 from eagle_jax.drafting import DraftModel
 from eagle_jax.errors import InputError
-from eagle_jax.generation.placement import model_sharding
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.parallel import PairSharding
 from eagle_jax.parsing import read_bytes, read_json
@@ -143,5 +142,5 @@ def narrow(
     narrowed = model.narrow(params, jnp.asarray(tokens, jnp.int32))
     if sharding is None:
         return narrowed
-    places = model_sharding(sharding, model, narrowed).drafter_shardings(narrowed)
-    return jax.device_put(narrowed, places)
+    drafted = sharding.with_drafter(model.config.layer, narrowed)
+    return jax.device_put(narrowed, drafted.drafter_shardings(narrowed))
