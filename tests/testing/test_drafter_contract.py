@@ -88,61 +88,6 @@ class TextAtTheEnd(TreeDrafter):
         return super().advance(params, state[0], verified), state[1]
 
 
-@pytest.mark.parametrize(
-    ("methods", "named"),
-    [
-        (
-            {
-                "depth": property(lambda self: 1),
-                "propose": lambda self, *given: NEAR.propose(*given),
-            },
-            r"Mutant.propose, round 0, row 0: node 3 has depth 2, .* is 1",
-        ),
-        (
-            {"propose": with_row_zeros_state},
-            "Mutant.propose: .* depends on its place in the batch",
-        ),
-        (
-            {"propose": altered("tokens", lambda x: x.at[:, 1].add(VOCABULARY))},
-            r"Mutant.propose, .* must lie in 0 \.\. 4",
-        ),
-        (
-            {"propose": altered("log_values", lambda x: x.at[:, -1].set(0.0))},
-            "Mutant.propose, round 0, row 0: node 5 .* above the",
-        ),
-        (
-            {"advance": with_lengths_as_floats},
-            r"Mutant.advance returns length of shape \[\d+\] float32",
-        ),
-        (
-            {
-                "init_state": lambda self, batch, capacity: {
-                    "text": jnp.zeros((capacity, batch))
-                }
-            },
-            r"Mutant.init_state .* returns text of shape",
-        ),
-    ],
-)
-def test_a_mistake_of_a_drafter_is_found_and_named(
-    methods: dict[str, Any], named: str
-) -> None:
-    drafter = type("Mutant", (TreeDrafter,), methods)(model=NEAR.model, tree=TREE)
-    with pytest.raises(AssertionError, match=named):
-        assert_valid_drafter(drafter, AGREEMENT, TARGET, (), VOCABULARY)
-
-
-def test_drafts_that_depend_on_the_size_of_the_state_are_named() -> None:
-    drafter = TextAtTheEnd(model=NEAR.model, tree=TREE)
-    with pytest.raises(AssertionError, match=r"TextAtTheEnd.init_state: a larger"):
-        assert_valid_drafter(drafter, AGREEMENT, TARGET, (), VOCABULARY)
-
-
-def lying(said: Callable[[Any], jax.Array]) -> Callable[..., Any]:
-    """A `propose` that says that its children are drawn from other logits."""
-    return drawing(lambda tree, draws: {"draft_logits": said(tree)})
-
-
 def drawing(change: Callable[[Any, Any], dict[str, Any]]) -> Callable[..., Any]:
     """A `propose` that changes drawn trees."""
 
@@ -153,6 +98,11 @@ def drawing(change: Callable[[Any, Any], dict[str, Any]]) -> Callable[..., Any]:
         return tree, state
 
     return propose
+
+
+def lying(said: Callable[[Any], jax.Array]) -> Callable[..., Any]:
+    """A `propose` that says that its children are drawn from other logits."""
+    return drawing(lambda tree, draws: {"draft_logits": said(tree)})
 
 
 def likeliest_second(tree: Any, draws: Any) -> dict[str, Any]:
@@ -181,31 +131,63 @@ def with_one_noise_for_all(
     return TreeDrafter.propose(self, params, state, root, draws)
 
 
-@pytest.mark.parametrize(
-    ("propose", "named"),
-    [
-        (
-            lying(lambda tree: 0.8 * tree.draft_logits),
-            "node 6 is not drawn .* in 4096 trees likely tokens came",
-        ),
-        (
-            lying(lambda tree: tree.draft_logits[:, jnp.array([0, 3, 2, 1, 4, 5, 6])]),
-            "node [46] is not drawn from the draft_logits of its parent",
-        ),
-        (lying(of_the_parent), "node [456] is not drawn from the draft_logits of its"),
-        (
-            lying(lambda tree: jnp.maximum(tree.draft_logits, -3.0)),
-            "after temperature and filters",  # What is filtered has -inf.
-        ),
-        (drawing(likeliest_second), "node 2 is not drawn"),
-        (drawing(with_replacement), "node 2 is not drawn .* never twice"),
-        (with_one_noise_for_all, "with draws.keys"),
-    ],
-)
-def test_a_drafter_that_draws_from_other_logits_than_it_says_is_named(
-    propose: Any, named: str
+OTHER_ORDER = jnp.array([0, 3, 2, 1, 4, 5, 6])
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    (
+        {
+            "depth": property(lambda self: 1),
+            "propose": lambda self, *given: NEAR.propose(*given),
+        },
+        r"propose, round 0, row 0: node 3 has depth 2, .* is 1",
+    ),
+    ({"propose": with_row_zeros_state}, "propose: .* depends on its place in the"),
+    (
+        {"propose": altered("tokens", lambda x: x.at[:, 1].add(VOCABULARY))},
+        r"propose, .* must lie in 0 \.\. 4",
+    ),
+    (
+        {"propose": altered("log_values", lambda x: x.at[:, -1].set(0.0))},
+        "propose, round 0, row 0: node 5 .* above the",
+    ),
+    (
+        {"advance": with_lengths_as_floats},
+        r"advance returns length of shape \[\d+\] float32",
+    ),
+    (
+        {"init_state": lambda self, batch, capacity: {"x": jnp.zeros((capacity, 4))}},
+        r"init_state .* returns x of shape",
+    ),
+]
+LIES: list[tuple[Any, str]] = [
+    (lying(lambda tree: 0.8 * tree.draft_logits), "node 6 .* 4096 trees likely tokens"),
+    (lying(lambda tree: tree.draft_logits[:, OTHER_ORDER]), "node [46] is not drawn"),
+    (
+        lying(of_the_parent),
+        "node [456] is not drawn from the draft_logits of",
+    ),
+    # What is filtered has -inf.
+    (lying(lambda tree: jnp.maximum(tree.draft_logits, -3.0)), "after temperature and"),
+    (drawing(likeliest_second), "node 2 is not drawn"),
+    (drawing(with_replacement), "node 2 is not drawn .* never twice"),
+    (with_one_noise_for_all, "with draws.keys"),
+]
+
+
+CASES = [(methods, NEAR, named) for methods, named in MISTAKES]
+CASES += [({"propose": propose}, DRAWN, named) for propose, named in LIES]
+
+
+@pytest.mark.parametrize(("methods", "drafter", "named"), CASES)
+def test_a_mistake_of_a_drafter_is_found_and_named(
+    methods: dict[str, Any], drafter: TreeDrafter, named: str
 ) -> None:
-    mutant = type("Mutant", (TreeDrafter,), {"propose": propose})
-    drafter = mutant(model=MODEL, tree=BUSH, sampled=True)
-    with pytest.raises(AssertionError, match=rf"Mutant.propose: .*{named}"):
-        assert_valid_drafter(drafter, (), TARGET, (), VOCABULARY)
+    mutant = type("Mutant", (TreeDrafter,), methods)(**vars(drafter))
+    params = AGREEMENT if drafter is NEAR else ()
+    with pytest.raises(AssertionError, match=f"Mutant.*{named}"):
+        assert_valid_drafter(mutant, params, TARGET, (), VOCABULARY)
+
+
+def test_drafts_that_depend_on_the_size_of_the_state_are_named() -> None:
+    drafter = TextAtTheEnd(model=NEAR.model, tree=TREE)
+    with pytest.raises(AssertionError, match=r"TextAtTheEnd.init_state: a larger"):
+        assert_valid_drafter(drafter, AGREEMENT, TARGET, (), VOCABULARY)
