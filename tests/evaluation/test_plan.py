@@ -16,20 +16,28 @@ CONFIG = GenerateConfig()
 MODEL = ToyModel(vocab_size=24, sharpness=1.0, seed=0)
 
 
-def names(*methods: str, temperatures: tuple[float, ...] = (0.0, 1.0)) -> list[str]:
+def names(*methods: str, temperatures: tuple[float, ...]) -> list[str]:
     parsed = [parse_method(text, CONFIG) for text in methods]
     return [run.model_id for run in make_runs(parsed, temperatures, [1])]
 
 
 def test_a_run_is_named_as_its_method_was_given() -> None:
+    """Numbers that agree to six digits have names of their own."""
     methods = {
         "medusa": "medusa",
         "hydra:choices=runs/mine.json": "hydra-choices=runs-mine.json",
         "lookahead:level=3,window=2": "lookahead-level=3-window=2",
         "eagle2+lookup:min_match=9": "eagle2+lookup-min_match=9",
+        "eagle2:kappa=0.1234567": "eagle2-kappa=0.1234567",
+        "eagle2:kappa=0.1234568": "eagle2-kappa=0.1234568",
     }
     wanted = [f"{name}-t0-b1" for name in methods.values()]
     assert names(*methods, temperatures=(0.0,)) == wanted
+    temperatures = (0.1234567, 0.1234568, 1.0, 1e-7, 0.5)
+    wanted = ["0.1234567", "0.1234568", "1", "1e-07", "0.5"]
+    assert names("chain", temperatures=temperatures) == [
+        f"chain-t{temperature}-b1" for temperature in wanted
+    ]
 
 
 def settings(text: str, temperature: float = 0.0) -> dict[str, Any]:
@@ -70,17 +78,6 @@ def test_a_settings_file_may_have_another_tree_for_sampled_text() -> None:
     assert [run.config.tree for run in make_runs([method], [0.0, 0.5], [1])] == [
         TreeConfig(depth=2),
         TreeConfig(num_nodes=9, depth=2, width=2),
-    ]
-
-
-def test_numbers_that_agree_to_six_digits_are_runs_of_their_own() -> None:
-    near = (0.1234567, 0.1234568)
-    assert names("chain", temperatures=(*near, 1.0, 1e-7, 0.5)) == [
-        f"chain-t{number}-b1" for number in (*near, "1", "1e-07", "0.5")
-    ]
-    kappas = [f"eagle2:kappa={number}" for number in near]
-    assert names(*kappas, temperatures=(1.0,)) == [
-        f"eagle2-kappa={number}-t1-b1" for number in near
     ]
 
 

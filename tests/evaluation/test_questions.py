@@ -49,6 +49,9 @@ def test_a_line_is_a_question(tmp_path: Path) -> None:
         Question(question_id=7, category="a", turns=("one", "two"), number=0),
         Question(question_id="x", category="b", turns=("a\u2028b",), number=1),
     ]
+    apart = plain_questions(path, ["one two"]) + read_questions(path)
+    prints = {one.fingerprint for one in apart}
+    assert [*map(len, prints)] == [16] * 3
 
 
 @pytest.mark.parametrize(
@@ -73,14 +76,12 @@ def test_a_wrong_line_is_named(tmp_path: Path, bad: str, named: str) -> None:
     refused(lambda: read_questions(path), f"{path}:2", named)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe", b" \n"])
-def test_a_file_without_questions_is_refused(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.jsonl"
-    if content is not None:
-        path.write_bytes(content)
     refused(lambda: read_questions(path), "file.jsonl")
+    for content in (b"\xff\xfe", b" \n"):
+        path.write_bytes(content)
+        refused(lambda: read_questions(path), "file.jsonl")
 
 
 def test_a_task_in_a_folder_is_not_taken_for_mt_bench(tmp_path: Path) -> None:
@@ -124,30 +125,12 @@ def test_a_sample_is_the_same_everywhere_and_part_of_a_larger_one() -> None:
     assert [q.number for q in large] == sorted(q.number for q in large)
     assert [q.category for q in large].count("b") == 8
     assert choose(questions, per_category=100) == questions
-
-
-def test_a_sample_does_not_depend_on_the_categories_beside_it() -> None:
-    questions = numbered(40)
-    both = choose(questions, per_category=3)
+    # It does not depend on the categories beside it.
     alone = choose(questions, categories=["b"], per_category=3)
-    assert alone == [q for q in both if q.category == "b"]
-
-
-def test_wrong_choices_are_refused() -> None:
-    refused(
-        lambda: choose(numbered(2), categories=["a", "c"]),
-        "'c' is unknown; the files have a, b",
-    )
-    refused(
-        lambda: choose(numbered(2), per_category=0),
-        "`per_category` 0 must be at least 1",
-    )
-
-
-def test_the_fingerprint_tells_texts_apart() -> None:
-    one, other = (
-        Question(question_id=0, category="a", turns=turns, number=0)
-        for turns in (("a", "b"), ("a b",))
-    )
-    assert one.fingerprint != other.fingerprint
-    assert len(one.fingerprint) == 16
+    assert alone == [q for q in small if q.category == "b"]
+    wrong = {
+        "'c' is unknown; the files have a, b": {"categories": ["a", "c"]},
+        "`per_category` 0 must be at least 1": {"per_category": 0},
+    }
+    for message, chosen in wrong.items():
+        refused(lambda chosen=chosen: choose(questions, **chosen), message)

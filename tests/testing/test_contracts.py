@@ -26,15 +26,16 @@ def with_length(cache: Any, length: jax.Array) -> Any:
 
 
 def misread(change: Callable[..., Any]) -> dict[str, Any]:
-    """A right target that changes what it is given before it reads it."""
+    """A right target that changes positions, mask and cache before it reads them."""
 
-    def forward(
-        self: Any, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
-    ) -> Any:
-        given = change(tokens, positions, mask, cache)
-        return ToyTarget.forward(self, params, tokens, *given)
+    def forward(self: Any, params: Any, tokens: Any, *given: Any) -> Any:
+        return ToyTarget.forward(self, params, tokens, *change(tokens, *given))
 
     return {"forward": forward}
+
+
+def masked(change: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    return misread(lambda tokens, p, mask, cache: (p, change(tokens, mask), cache))
 
 
 def miswritten(
@@ -63,18 +64,6 @@ def first(length: jax.Array) -> jax.Array:
     return jnp.broadcast_to(length[0], length.shape)
 
 
-def blind(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-    if mask is not None:
-        mask = mask & ~jnp.eye(tokens.shape[1], dtype=bool)
-    return positions, mask, cache
-
-
-def blind_without_mask(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-    if mask is None:
-        mask = jnp.tri(tokens.shape[1], k=-1, dtype=bool)[None]
-    return positions, mask, cache
-
-
 def chunks_without_cache(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
     if mask is None and tokens.shape[1] > 1:
         cache = with_length(cache, 0 * cache.length)
@@ -86,11 +75,10 @@ def written_in_place(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
     return positions, mask, cache
 
 
-def few_rows_of_the_mask(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
-    if mask is not None:
-        rows = jnp.arange(tokens.shape[1])
-        mask = mask | ((rows >= 16)[:, None] & (rows <= rows[:, None]))
-    return positions, mask, cache
+def few_rows(tokens: Any, mask: Any) -> Any:
+    rows = jnp.arange(tokens.shape[1])
+    more = (rows >= 16)[:, None] & (rows <= rows[:, None])
+    return None if mask is None else mask | more
 
 
 def with_other_features(self: Any, *arguments: Any) -> Any:
@@ -110,27 +98,21 @@ class NewestInFront(ToyTarget):
         cache = super().init_cache(batch, capacity)
         return dataclasses.replace(cache, codes=cache.codes + jnp.uint32(capacity))
 
-    def commit(self, cache: Any, entries: Any, path: Any, count: Any) -> Any:
-        codes = cache.codes[:, ::-1]
-        new = super().commit(
-            dataclasses.replace(cache, codes=codes), entries, path, count
-        )
-        return dataclasses.replace(new, codes=new.codes[:, ::-1])
+    def turned(self, cache: Any) -> Any:
+        return dataclasses.replace(cache, codes=cache.codes[:, ::-1])
 
-    def forward(
-        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
-    ) -> Any:
-        cache = dataclasses.replace(cache, codes=cache.codes[:, ::-1])
-        return super().forward(params, tokens, positions, mask, cache)
+    def commit(self, cache: Any, *given: Any) -> Any:
+        return self.turned(super().commit(self.turned(cache), *given))
+
+    def forward(self, *given: Any) -> Any:
+        return super().forward(*given[:-1], self.turned(given[-1]))
 
 
 class OldAndNewAlive(ToyTarget):
     """Writes the nodes into the cache to read them, and the path into the old one."""
 
-    def forward(
-        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
-    ) -> Any:
-        output = super().forward(params, tokens, positions, mask, cache)
+    def forward(self, *given: Any) -> Any:
+        output, tokens, cache = super().forward(*given), given[1], given[-1]
         # Behind a long text there are no slots for the nodes of a large tree.
         if not 0 < cache.codes.shape[1] < 64:
             return output
@@ -202,13 +184,19 @@ MISTAKES: list[tuple[Any, str]] = [
         "forward with a tree's mask .*ignores the positions",
     ),
     (
-        misread(lambda t, p, m, c: (p, None, c)),
+        masked(lambda tokens, mask: None),
         "forward with a tree's mask .*: node 2 sees its sibling 1",
     ),
-    (misread(blind), "forward with a tree's mask .*node 0 is blind to itself"),
-    (misread(blind_without_mask), "forward with mask None .*blind to itself"),
     (
-        misread(lambda t, p, m, c: (p, jnp.ones((1, *t.shape[1:] * 2), bool), c)),
+        masked(lambda t, m: m if m is None else m & ~jnp.eye(t.shape[1], dtype=bool)),
+        "forward with a tree's mask .*node 0 is blind to itself",
+    ),
+    (
+        masked(lambda t, m: jnp.tri(t.shape[1], k=-1, dtype=bool) if m is None else m),
+        "forward with mask None .*blind to itself",
+    ),
+    (
+        masked(lambda tokens, mask: jnp.ones((1, *tokens.shape[1:] * 2), bool)),
         "forward with mask None .*a token after it",
     ),
     (
@@ -268,7 +256,7 @@ MISTAKES: list[tuple[Any, str]] = [
         ),
         "a text of 167 tokens is not read whole",
     ),
-    (misread(few_rows_of_the_mask), "it ignores the mask: node 16 sees node"),
+    (masked(few_rows), "it ignores the mask: node 16 sees node"),
     (
         miswritten(lambda c, e, p, n: (c, e, p[:, :6], jnp.minimum(n, 6)), with_length),
         "commit does not write all of `count` rows, here 12",
