@@ -33,14 +33,11 @@ from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.testing import programs
-from eagle_jax.training.config import new_sizes
+from eagle_jax.training.config import TrainConfig, new_sizes
 from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import init_state, train_step
 
-STEPS = {
-    "training step": "eagle2",
-    **{f"training step, {name}": name for name in TRAININGS if name != "eagle2"},
-}
+STEPS = {f"training step, {name}": name for name in TRAININGS}
 """The `TRAININGS` by the names of their programs."""
 
 PROGRAMS = ("prefill", "round", "sampled round", "token", *STEPS)
@@ -97,7 +94,7 @@ class Case:
     @property
     def head(self) -> EagleHeadConfig:
         """The sizes of its EAGLE head."""
-        return new_sizes(self.target, TRAININGS["eagle2"])
+        return new_sizes(self.target, TrainConfig())
 
     @property
     def num_slots(self) -> int:

@@ -10,21 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.benchmarks.rounds import in_turn
+from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
-from eagle_jax.heads.hydra.head import HydraSettings
-from eagle_jax.heads.medusa.head import MedusaSettings
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
 from eagle_jax.training.step import StepConfig, init_state, read_target, train_step
 
 TRAININGS: dict[str, TrainConfig] = {
-    "eagle2": TrainConfig(),
-    "eagle2, alignment 3": TrainConfig(loss=EagleLoss(alignment=3, top_k_loss=10)),
-    "eagle3": TrainConfig(head=Eagle3Settings()),
-    "medusa": TrainConfig(head=MedusaSettings()),
-    "hydra": TrainConfig(head=HydraSettings()),
+    **{name: TrainConfig(head=head.settings()) for name, head in HEADS.items()},
+    "alignment 3": TrainConfig(loss=EagleLoss(alignment=3, top_k_loss=10)),
 }
 """The ways of training that are timed, each with heads of the published sizes."""
 

@@ -73,5 +73,5 @@ def with_drafter(
     if sharding is None or grower is None:
         return sharding
     model: Any = grower.model
-    decoder = model.target if isinstance(model, SmallModel) else model
+    decoder: Any = model.target if isinstance(model, SmallModel) else model
     return sharding.with_drafter(getattr(decoder.config, "layer", None), params)

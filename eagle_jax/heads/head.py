@@ -40,7 +40,7 @@ class Head(Protocol):
 
     Attributes:
         name: The kind's name in settings of training.
-        family: The methods that draft with it: "eagle", "medusa" or "hydra".
+        family: The `Weights.kind` of the methods that draft with it.
         title: What a folder of this kind holds, as refusals say it.
         config: The class of its sizes.
         settings: The class of the settings of a new one, the table `head`.

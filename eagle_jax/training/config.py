@@ -15,6 +15,7 @@ from eagle_jax.config import (
     require_int32,
 )
 from eagle_jax.heads import HEADS, Head
+from eagle_jax.heads.eagle.head import EagleSettings
 from eagle_jax.heads.settings import HeadSettings
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parsing import check_types, value_at
@@ -146,7 +147,7 @@ class TrainConfig:
     loss: Any = None
     optimizer: OptimizerConfig = OptimizerConfig()
     data: DataConfig = DataConfig()
-    head: HeadSettings = dataclasses.field(default_factory=HEADS["eagle2"].settings)
+    head: HeadSettings = dataclasses.field(default_factory=EagleSettings)
     run: RunConfig = RunConfig()
     tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
 
