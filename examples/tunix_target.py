@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from eagle_jax.drafting.eagle import EagleDrafterParams
 from flax import nnx
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.qwen3.model import ModelConfig, Qwen3
@@ -19,6 +18,7 @@ from tunix.models.qwen3.model import ModelConfig, Qwen3
 import eagle_jax
 from eagle_jax.adapters import CacheWritingTarget
 from eagle_jax.heads.eagle import model as eagle_head
+from eagle_jax.heads.feature import HeadParams
 from eagle_jax.sampling import draw_tokens, position_noise
 from eagle_jax.testing import assert_same_tokens
 
@@ -60,7 +60,7 @@ def make_model() -> Qwen3:
     return nnx.merge(graph, drawn)
 
 
-def make_drafter(model: Qwen3) -> tuple[eagle_jax.Drafter, EagleDrafterParams]:
+def make_drafter(model: Qwen3) -> tuple[eagle_jax.Drafter, HeadParams]:
     """Returns prompt lookup with an EAGLE head beside it, and the head's weights."""
     rope = eagle_jax.RopeConfig(theta=10_000)
     sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "rms_norm_eps": 1e-6}
@@ -69,7 +69,7 @@ def make_drafter(model: Qwen3) -> tuple[eagle_jax.Drafter, EagleDrafterParams]:
         vocab_size=VOCABULARY,
         max_positions=2048,
     )
-    params = EagleDrafterParams(
+    params = HeadParams(
         head=eagle_head.init_params(jax.random.key(0), config),
         embedding=model.embedder.input_embedding[...],
         output_head=model.lm_head.w[...],

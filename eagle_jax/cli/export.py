@@ -5,7 +5,7 @@
     eagle-jax export --head my-eagle3-head --prefix layers.0 --output for-speculators
 
 Writes config.json, a safetensors file and, where torch is installed, the pickle that
-the official code reads, and reads them back. Folders may be Hugging Face hub names.
+the official code reads. Folders may be Hugging Face hub names.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def _export(arguments: argparse.Namespace) -> int:
     )
     export_head(output, head.config, params, how, arguments.prefix)
     files = ", ".join(sorted(path.name for path in output.iterdir()))
-    print(f"wrote {output}: {files}; {stored}, every weight read back bit for bit")
+    print(f"wrote {output}: {files}; weights in {stored}")
     return 0
 
 

@@ -1,6 +1,5 @@
-"""EAGLE heads as draft models: one layer that continues the target's own features."""
+"""What heads of several kinds have in common as draft models."""
 
-import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -14,8 +13,50 @@ from eagle_jax.interface import PromptChunk
 from eagle_jax.models import cache as kv
 from eagle_jax.models.layers import AttentionContext, decoder_layer
 from eagle_jax.models.rope import rotary_tables
-from eagle_jax.models.transformer import causal_mask
+from eagle_jax.models.transformer import Tables, causal_mask, output_head
 from eagle_jax.ordering import after
+
+
+@struct.dataclass(kw_only=True)
+class HeadParams:
+    """A head of any kind, and the tables that it may borrow from the target.
+
+    Attributes:
+        head: The weights of the head.
+        embedding: `[V, E]`, the embedding table, the target's or the head's own.
+        output_head: `[E, V]`, the target's output head, or `[E, W]` of its columns;
+            `None` where it is the embedding's transpose, or the head has its own.
+        offsets: `[W]` int32, how much higher each token of these columns is in the
+            target's vocabulary, see `Eagle3HeadParams`; `None` where all are there.
+    """
+
+    head: Any
+    embedding: jax.Array
+    output_head: jax.Array | None = None
+    offsets: jax.Array | None = None
+
+
+def join(head: Any, target: Tables, *, borrows_output_head: bool = False) -> HeadParams:
+    """Joins a head with the tables of its target.
+
+    Nothing is copied, unless the head has an embedding table of its own and the
+    target's output head, which is borrowed, is the target's table.
+
+    Args:
+        head: The weights of the head.
+        target: The target's tables.
+        borrows_output_head: Whether the head has no output head of its own.
+    """
+    own, output = getattr(head, "embedding", None), None
+    if own is not None:
+        head = dataclasses.replace(head, embedding=None)
+    if borrows_output_head:
+        output = target.output_head if own is None else output_head(target)
+    return HeadParams(
+        head=head,
+        embedding=target.embedding if own is None else own,
+        output_head=output,
+    )
 
 
 @struct.dataclass(kw_only=True)
@@ -39,8 +80,8 @@ class EagleState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureHead(abc.ABC):
-    """An EAGLE head behind the `DraftModel` protocol, of either kind.
+class FeatureHead:
+    """A head of one decoder layer that continues the target's own features.
 
     Its outputs are features that it reads again for the next level, `X = E`.
 
@@ -54,6 +95,7 @@ class FeatureHead(abc.ABC):
     config: Any
     dtype: str = "float32"
     layer_inputs: ClassVar[Callable[..., tuple[jax.Array, jax.Array]]]
+    join = staticmethod(join)
 
     @property
     def vocab_size(self) -> int:
@@ -66,19 +108,18 @@ class FeatureHead(abc.ABC):
         return None
 
     @property
-    @abc.abstractmethod
     def feature_size(self) -> int:
         """The width of the target's features, `F`."""
-        ...
+        return self.config.layer.hidden_size
 
-    @abc.abstractmethod
-    def fuse(self, params: Any, features: jax.Array) -> jax.Array:
+    def fuse(self, params: HeadParams, features: jax.Array) -> jax.Array:
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
-        ...
+        del params
+        return features
 
     def run(
         self,
-        params: Any,
+        params: HeadParams,
         tokens: jax.Array,
         features: jax.Array,
         positions: jax.Array,
@@ -108,14 +149,21 @@ class FeatureHead(abc.ABC):
     def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
         """See `DraftModel.init_state`."""
         return EagleState(
-            cache=self._cache(batch, capacity),
+            cache=kv.init_cache(
+                num_layers=1,
+                batch=batch,
+                num_kv_heads=self.config.layer.num_kv_heads,
+                capacity=capacity,
+                head_dim=self.config.layer.head_dim,
+                dtype=jnp.dtype(self.dtype),
+            ),
             tokens=jnp.zeros((batch, depth + 1), jnp.int32),
             features=jnp.zeros((batch, depth + 1, self.feature_size), self.dtype),
             count=jnp.zeros(batch, jnp.int32),
         )
 
     def prefill_chunk(
-        self, params: Any, state: EagleState, chunk: PromptChunk
+        self, params: HeadParams, state: EagleState, chunk: PromptChunk
     ) -> EagleState:
         """See `Drafter.prefill_chunk`; the last feature waits for the root's token."""
         batch, size = chunk.tokens.shape
@@ -154,7 +202,7 @@ class FeatureHead(abc.ABC):
         return dataclasses.replace(state, tokens=tokens, features=features, count=count)
 
     def read(
-        self, params: Any, state: EagleState, root: jax.Array
+        self, params: HeadParams, state: EagleState, root: jax.Array
     ) -> tuple[jax.Array, EagleState]:
         """See `DraftModel.read`; the waiting pairs go into the cache."""
 
@@ -173,7 +221,7 @@ class FeatureHead(abc.ABC):
 
     def step(
         self,
-        params: Any,
+        params: HeadParams,
         state: EagleState,
         tokens: jax.Array,
         above: jax.Array,
@@ -186,16 +234,6 @@ class FeatureHead(abc.ABC):
         positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
         context = _context(state.cache, visible, earlier)
         return self.run(params, tokens, above, positions, context)
-
-    def _cache(self, batch: int, capacity: int) -> kv.KVCache:
-        return kv.init_cache(
-            num_layers=1,
-            batch=batch,
-            num_kv_heads=self.config.layer.num_kv_heads,
-            capacity=capacity,
-            head_dim=self.config.layer.head_dim,
-            dtype=jnp.dtype(self.dtype),
-        )
 
 
 def _context(

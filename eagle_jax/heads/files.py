@@ -164,7 +164,7 @@ def export_head(
     how: Export | None = None,
     layout: str | None = None,
 ) -> None:
-    """Writes a head in the layout of the published ones, and reads it back.
+    """Writes a head in the layout of the published ones.
 
     The same weights give the same bytes, whatever the folder's name.
 

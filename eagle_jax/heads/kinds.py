@@ -29,14 +29,13 @@ def find_head(folder: Path) -> Head | None:
     return next((head for head in HEADS.values() if head.is_in(fields)), None)
 
 
+def find_kind(config: Any) -> Head | None:
+    """Returns the kind of head whose sizes these are, `None` if they are no head's."""
+    return {head.config: head for head in HEADS.values()}.get(type(config))
+
+
 def head_of(config: Any) -> Head:
     """Returns the kind of head whose sizes these are."""
     found = find_kind(config)
     assert found is not None, config
     return found
-
-
-def find_kind(config: Any) -> Head | None:
-    """Returns the kind of head whose sizes these are, `None` if they are no head's."""
-    kinds = (head for head in HEADS.values() if type(config) is head.config)
-    return next(kinds, None)

@@ -26,18 +26,6 @@ class LevelHeads(Head):
     is_ranked = False
     published: ClassVar[tuple[int, int]]
 
-    def parts(self, params: Any) -> tuple[Any, ...]:
-        """Returns the weights of each level's head, that of the root's children first.
-
-        Args:
-            params: The weights of all.
-        """
-        ...
-
-    def with_parts(self, params: Any, parts: tuple[Any, ...]) -> Any:
-        """Returns the weights of all with other weights of each level's head."""
-        ...
-
     def is_in(self, fields: Fields) -> bool:
         """See `Head.is_in`; they have a file, and fields, of their own."""
         files = fields.path.parent.glob(f"{self.name}_lm_head.*")
@@ -82,7 +70,7 @@ class LevelHeads(Head):
             own = jnp.asarray(table, one.output_head.dtype)
             return dataclasses.replace(one, output_head=own)
 
-        return self.with_parts(params, tuple(map(begin, self.parts(params))))
+        return dataclasses.replace(params, heads=tuple(map(begin, params.heads)))
 
     def tie(self, params: Any) -> Any:
         """See `Head.tie`; residual blocks after one another are all the first.
@@ -94,7 +82,7 @@ class LevelHeads(Head):
         def tie(one: Any) -> Any:
             return dataclasses.replace(one, blocks=one.blocks[:1] * len(one.blocks))
 
-        return self.with_parts(params, tuple(map(tie, self.parts(params))))
+        return dataclasses.replace(params, heads=tuple(map(tie, params.heads)))
 
     def count(self, fields: Fields, files: Weights, block: str) -> tuple[int, int]:
         """Returns the numbers of heads, and of blocks of the first.

@@ -99,15 +99,31 @@ class LevelSettings(HeadSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChainLoss:
+class LossSettings:
+    """The settings of a loss."""
+
+    def __post_init__(self) -> None:
+        """Refuses settings that lie outside their range."""
+        check_types(self)
+        for name, value in vars(self).items():
+            if name == "decay":
+                require(0 < value <= 1, name, value, "above 0 and at most 1")
+            elif name == "alignment":
+                holds = value is None or 1 <= value <= MOST_LEVELS
+                require(holds, name, value, f"1 to {MOST_LEVELS}")
+            elif isinstance(value, int | float):
+                holds = math.isfinite(value) and value >= 0
+                require(holds, name, value, "finite, 0 or more")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChainLoss(LossSettings):
     """The settings of a loss over chains that are drafted from every position.
 
     Attributes:
         mask: The pairs that count: "next" for those whose *token* (`i + 1`) is to be
             predicted, so that the first draft after a prompt is trained; "official"
             for those whose feature (`i`) belongs to such a token.
-        normalize: The divisor of the summed loss: "tokens" for the pairs that count,
-            "official" (its DeepSpeed trainer) for all positions, padding included.
         alignment: The number of levels drafted from every position of a text (HASS,
             section 3.2: its passes; EAGLE-3: the steps of its training-time test);
             `None` for 1, which is EAGLE-1's loss, and 7 for an EAGLE-3 head.
@@ -116,17 +132,12 @@ class ChainLoss:
     """
 
     mask: Literal["next", "official"] = "next"
-    normalize: Literal["tokens", "official"] = "tokens"
     alignment: int | None = None
     token_loss: Literal["cross-entropy", "alpha"] = "cross-entropy"
 
-    def __post_init__(self) -> None:
-        """Refuses weights below zero, and levels out of range."""
-        check_loss(self)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LevelLoss:
+class LevelLoss(LossSettings):
     """The settings of the loss of heads that draft one level each.
 
     Attributes:
@@ -138,21 +149,3 @@ class LevelLoss:
 
     decay: float = 0.8
     labels: Literal["tokens", "target"] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses a decay out of range."""
-        check_loss(self)
-
-
-def check_loss(settings: object) -> None:
-    """Refuses settings of a loss that lie outside their range."""
-    check_types(settings)
-    for name, value in vars(settings).items():
-        if name == "decay":
-            require(0 < value <= 1, name, value, "above 0 and at most 1")
-        elif name == "alignment":
-            holds = value is None or 1 <= value <= MOST_LEVELS
-            require(holds, name, value, f"1 to {MOST_LEVELS}")
-        elif isinstance(value, int | float):
-            holds = math.isfinite(value) and value >= 0
-            require(holds, name, value, "finite, 0 or more")

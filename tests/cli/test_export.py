@@ -56,8 +56,8 @@ def test_export_writes_the_head_that_it_was_given(
     assert export([*argv, "--target", str(pair / "target")]) == 0
     out, _ = capsys.readouterr()
     assert out == (
-        f"wrote {output}: {', '.join(['calibration.json', *_EXPORTED])}; float32, "
-        "every weight read back bit for bit\n"
+        f"wrote {output}: {', '.join(['calibration.json', *_EXPORTED])}; "
+        "weights in float32\n"
     )
     assert (output / "calibration.json").read_text() == calibration.read_text()
     expected = load_file(source / "model.safetensors")

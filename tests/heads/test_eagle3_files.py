@@ -31,7 +31,6 @@ from tests.heads.samples import (
     SAME,
     TARGET,
     USUAL,
-    weights,
     write,
 )
 from tests.heads.samples import KNOWN as SAMPLE_KNOWN
@@ -132,24 +131,6 @@ def test_a_map_is_written_where_vocabularies_differ(tmp_path: Path, name: str) -
     if has_maps:
         assert (stored["d2t"].dtype, stored["t2d"].dtype) == (np.int64, np.bool_)
         np.testing.assert_array_equal(np.flatnonzero(stored["t2d"]), SAMPLE_KNOWN)
-
-
-@pytest.mark.parametrize(
-    ("offsets", "named"),
-    [
-        (None, "lacks d2t"),
-        (np.zeros(39, np.int32), "(39,)"),
-        (np.zeros(40, np.float32), "float32"),
-        (np.full(40, 25, np.int32), "ascending"),
-        (-np.arange(40, dtype=np.int32), "ascending"),
-    ],
-)
-def test_a_map_that_leads_nowhere_is_not_written(
-    tmp_path: Path, offsets: Any, named: str
-) -> None:
-    params = dataclasses.replace(weights(USUAL), offsets=offsets)
-    refused(lambda: write(tmp_path / "head", USUAL, params), "d2t", named)
-    assert not (tmp_path / "head").exists()
 
 
 def test_the_settings_of_a_head_are_the_published_ones(tmp_path: Path) -> None:

@@ -87,10 +87,7 @@ def numpy_loss(
                 p = np.exp(log_softmax(theirs[known]))
                 loss = numpy_token_loss(logits, p, config)
                 sums[n, :3] += loss, logits.argmax() == p.argmax(), 1
-    divisor = np.maximum(sums[:, 2], 1)
-    if config.normalize == "official":
-        divisor = np.full(levels, rows.tokens.size)
-    losses = sums[:, 0] / divisor
+    losses = sums[:, 0] / np.maximum(sums[:, 2], 1)
     agreements = sums[:, 1] / np.maximum(sums[:, 3], 1)
     total = sum(config.decay**n * loss for n, loss in enumerate(losses))
     length = agreements.cumprod().sum()
@@ -102,7 +99,7 @@ def numpy_loss(
     [
         (HEAD, Eagle3Loss()),
         (HEAD, Eagle3Loss(alignment=3, decay=0.5, mask="official")),
-        (HEAD, Eagle3Loss(alignment=2, normalize="official", token_loss="alpha")),
+        (HEAD, Eagle3Loss(alignment=2, token_loss="alpha")),
         (WHOLE, Eagle3Loss(alignment=1, token_loss="alpha", decay=1.0)),
     ],
 )

@@ -1,11 +1,8 @@
 """Exports appear whole or not at all; `tests/test_files.py` has folders in general."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import jax.numpy as jnp
 import pytest
 import safetensors.numpy
 
@@ -80,31 +77,6 @@ def test_a_full_disk_is_told_in_one_line_and_changes_nothing(
         )
     assert file_bytes(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
-
-
-@pytest.mark.torch
-def test_what_reads_back_differently_never_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    # Negative zero equals zero, but not in its bits.
-    params = dataclasses.replace(weights(HEAD), fc_bias=jnp.zeros(32))
-    for module, name, file in (
-        (torch, "save", "pytorch_model.bin reads"),
-        (safetensors.numpy, "save_file", "model.safetensors reads"),
-    ):
-        save = getattr(module, name)
-
-        def wrong(tensors: Any, *rest: Any, save: Any = save, **fields: Any) -> None:
-            save(tensors | {"fc.bias": -tensors["fc.bias"]}, *rest, **fields)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, wrong)
-            refused(
-                lambda: write(tmp_path / "head", HEAD, params, with_pickle=True), file
-            )
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_calibration_that_a_kill_left_half_written_hinders_nobody(

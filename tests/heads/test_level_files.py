@@ -72,7 +72,7 @@ def test_medusas_heads_score_as_plain_pytorch_does(
     heads = write_medusa(tmp_path / "heads", state, suffix)
     target = load_target(folder)
     config, weights = load_head(heads, *target)
-    assert config.num_heads == LAYOUTS[layout]["heads"] == len(weights)
+    assert config.num_heads == LAYOUTS[layout]["heads"] == len(weights.heads)
     model = HEADS["medusa"].model(config)
     params = model.join(weights, target[1])
     rng = np.random.default_rng(1)

@@ -77,10 +77,8 @@ def logits_at(head: Any, params: Any, given: SimpleNamespace, *at: int) -> Any:
         matrix, bias = getattr(block, name), getattr(block, f"{name}_bias")
         return z @ np.asarray(matrix, np.float64) + np.asarray(bias)
 
-    if isinstance(head, MedusaConfig):
-        one, bias = params[number], 0.0
-    else:
-        one = params.heads[number]
+    one, bias = params.heads[number], 0.0
+    if isinstance(head, HydraConfig):
         tokens = given.rows.tokens[row, place + 1 : place + 2 + number]
         read = [np.asarray(given.params.embedding)[token] for token in tokens]
         z, bias = np.concatenate([x, *read]), np.asarray(one.output_bias)
@@ -156,8 +154,7 @@ def test_new_heads_begin_with_the_targets_output_head(
     head = HEADS[kind]
     params = head_of(head).init(jax.random.key(0), head)
     begun = head_of(head).begin(params, setting.params, None)
-    heads = begun if kind == "medusa" else begun.heads
-    for one in heads:
+    for one in begun.heads:
         np.testing.assert_array_equal(one.output_head, output_head(setting.params))
 
 

@@ -66,8 +66,7 @@ def check(kind: str, pair: Path, home: Path) -> None:
     tree = StaticConfig(choices=str(choices))
     source = open_pair(*names, settings_of(tree, method=method))
     loaded = source.load(shard_pair(SHAPE, target, batch_size=2))
-    heads = loaded.params.drafter.heads
-    one = heads[0] if kind == "medusa" else heads.heads[0]
+    one = loaded.params.drafter.head.heads[0]
     assert held(one.output_head) == (target.layer.hidden_size, target.vocab_size // 4)
     assert held(one.blocks[0].linear) == (target.layer.hidden_size,) * 2
 

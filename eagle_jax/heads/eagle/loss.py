@@ -1,7 +1,6 @@
 """The loss of an EAGLE-1/2 head (EAGLE-1, section 3.2; HASS, section 3)."""
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,8 @@ from eagle_jax.heads.loss import (
     pair_weights,
     token_loss,
 )
-from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import ChainLoss
 from eagle_jax.models.transformer import output_head
-
-_OFFICIAL_NOISE_LENGTH = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +30,6 @@ class EagleLoss(ChainLoss):
         token_weight: The weight of the cross-entropy between token distributions,
             `w_cls`.
         noise: The half width of the uniform noise on input features.
-        noise_scale: The scale of the noise: "constant" as in the paper, or "official"
-            for times 512 / the length of the sample.
         top_k_loss: The number of the target's most likely tokens in HASS's top-K loss;
             0 for none, 10 as published.
         top_k_weight: The weight of the top-K loss.
@@ -44,31 +38,20 @@ class EagleLoss(ChainLoss):
     feature_weight: float = 1.0
     token_weight: float = 0.1
     noise: float = 0.1
-    noise_scale: Literal["constant", "official"] = "constant"
     top_k_loss: int = 0
     top_k_weight: float = 1.0
 
 
-def add_noise(
-    key: jax.Array, features: jax.Array, rows: PackedRows, settings: EagleLoss
-) -> jax.Array:
+def add_noise(key: jax.Array, features: jax.Array, noise: float) -> jax.Array:
     """Adds the uniform noise that makes a head bear its own errors.
 
     Args:
         key: The PRNG key of this step's noise.
         features: `[B, T, E]`, the target's features.
-        rows: The rows, `[B, T]`; the official scale needs their segments' lengths.
-        settings: The settings of the loss, of which half width and scale are read.
+        noise: The half width of the noise.
     """
-    shape = features.shape
-    noise = jax.random.uniform(
-        key, shape, minval=-settings.noise, maxval=settings.noise
-    )
-    if settings.noise_scale == "official":
-        same = rows.segments[:, :, None] == rows.segments[:, None, :]
-        lengths = jnp.sum(same, axis=-1, dtype=jnp.float32)
-        noise = noise * (_OFFICIAL_NOISE_LENGTH / lengths)[..., None]
-    return features + noise.astype(features.dtype)
+    drawn = jax.random.uniform(key, features.shape, minval=-noise, maxval=noise)
+    return features + drawn.astype(features.dtype)
 
 
 def eagle_loss(
@@ -85,7 +68,7 @@ def eagle_loss(
     features, rows = batch.features.astype(params.fc.dtype), batch.rows
     inputs = features
     if batch.key is not None:
-        inputs = add_noise(batch.key, features, rows, settings)
+        inputs = add_noise(batch.key, features, settings.noise)
     outputs = draft_chains(
         (eagle_head.layer_inputs, _recycle),
         params,
@@ -137,24 +120,15 @@ def _level(
     weights: jax.Array,
     settings: EagleLoss,
 ) -> tuple[jax.Array, ...]:
-    """Returns the means over the pairs of one level: of losses and of agreement.
-
-    Args:
-        logits: `[B, T, V]`, the head's.
-        wanted: `[B, T, V]`, the target's.
-        distance: `[B, T, E]`, the Smooth L1 loss of each feature.
-        weights: `[B, T]`, 1 for pairs that count.
-        settings: The settings of the loss.
-    """
+    """Returns the means over the pairs of one level: of losses and of agreement."""
     count = jnp.maximum(jnp.sum(weights), 1.0)
-    divisor = count if settings.normalize == "tokens" else float(weights.size)
     truth = jax.nn.softmax(wanted)
     losses = [
         jnp.mean(distance, axis=-1),
         token_loss(logits, truth, settings.token_loss),
         top_k_loss(logits, truth, settings.top_k_loss),
     ]
-    means = [jnp.sum(weights * loss) / divisor for loss in losses]
+    means = [jnp.sum(weights * loss) / count for loss in losses]
     agrees = most_likely(logits) == most_likely(wanted)
     return *means, jnp.sum(weights * agrees) / count
 

@@ -4,27 +4,13 @@ import dataclasses
 from typing import Any
 
 import jax
-from flax import struct
 
 from eagle_jax.drafting.model import target_tokens
 from eagle_jax.heads.eagle3 import model
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, Eagle3HeadParams
-from eagle_jax.heads.feature import EagleState, FeatureHead
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.heads.feature import EagleState, FeatureHead, HeadParams
 from eagle_jax.models.layers import rms_norm
-from eagle_jax.models.transformer import Tables, unembed
-
-
-@struct.dataclass(kw_only=True)
-class Eagle3DrafterParams:
-    """An EAGLE-3 head, and the table that it may borrow from the target.
-
-    Attributes:
-        head: The weights of the head.
-        embedding: `[V, E]`, the embedding table, the target's or the head's own.
-    """
-
-    head: Eagle3HeadParams
-    embedding: jax.Array
+from eagle_jax.models.transformer import unembed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,26 +24,18 @@ class Eagle3Head(FeatureHead):
     config: Eagle3HeadConfig
     layer_inputs = staticmethod(model.layer_inputs)
 
-    @staticmethod
-    def join(head: Eagle3HeadParams, target: Tables) -> Eagle3DrafterParams:
-        """Joins a head with the embedding table of its target; nothing is copied."""
-        return Eagle3DrafterParams(
-            head=dataclasses.replace(head, embedding=None),
-            embedding=target.embedding if head.embedding is None else head.embedding,
-        )
-
     @property
     def feature_size(self) -> int:
         """The width of the target's features, `F`, three times the target's width."""
         return self.config.feature_size
 
-    def fuse(self, params: Eagle3DrafterParams, features: jax.Array) -> jax.Array:
+    def fuse(self, params: HeadParams, features: jax.Array) -> jax.Array:
         """See `FeatureHead.fuse`."""
         return model.fuse(params.head, self.config, features)
 
     def step(
         self,
-        params: Eagle3DrafterParams,
+        params: HeadParams,
         state: EagleState,
         tokens: jax.Array,
         above: jax.Array,
@@ -71,7 +49,7 @@ class Eagle3Head(FeatureHead):
         return super().step(params, state, tokens, above, visible, earlier, level=level)
 
     def logits(
-        self, params: Eagle3DrafterParams, outputs: jax.Array, *, level: int
+        self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         """See `DraftModel.logits`; the head's own output head gives `W` of them."""
         del level
@@ -79,6 +57,6 @@ class Eagle3Head(FeatureHead):
         normed = rms_norm(outputs, head.norm, self.config.layer.rms_norm_eps)
         return unembed(head.output_head, normed)
 
-    def tokens(self, params: Eagle3DrafterParams, choices: jax.Array) -> jax.Array:
+    def tokens(self, params: HeadParams, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`."""
         return target_tokens(params.head.offsets, choices)

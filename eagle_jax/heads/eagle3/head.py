@@ -17,7 +17,9 @@ from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.files import (
     SPECULATORS,
     read_fields,
+    read_offsets,
     tensor_names,
+    token_maps,
     written_fields,
 )
 from eagle_jax.heads.eagle3.loss import Eagle3Loss, eagle3_loss
@@ -27,7 +29,6 @@ from eagle_jax.heads.eagle3.model import (
     feature_layers,
     init_params,
 )
-from eagle_jax.heads.eagle3.token_maps import read_offsets, token_maps
 from eagle_jax.heads.head import Head, check_size
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import LayerSettings

@@ -80,9 +80,8 @@ def eagle3_loss(
         pairs = pair_weights(rows, settings.mask, step)
         weights = pairs * known
         count = jnp.maximum(jnp.sum(weights), 1.0)
-        divisor = count if settings.normalize == "tokens" else float(weights.size)
         entropy = token_loss(logits, wanted, settings.token_loss)
-        losses.append(jnp.sum(weights * entropy) / divisor)
+        losses.append(jnp.sum(weights * entropy) / count)
         loss += settings.decay**step * losses[-1]
         # What the head does not know it cannot draft: such pairs never agree.
         agrees = weights * (most_likely(logits) == label)

@@ -5,27 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from eagle_jax.heads.feature import EagleState, FeatureHead
-from eagle_jax.heads.hydra.model import HydraConfig, HydraParams, head_logits, prefix
+from eagle_jax.heads.feature import EagleState, FeatureHead, HeadParams
+from eagle_jax.heads.hydra.model import HydraConfig, head_logits, prefix
 from eagle_jax.heads.medusa.draft import LastFeature, LastFeatureModel, PositionHeads
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import AttentionContext
-from eagle_jax.models.transformer import Tables
-
-
-@struct.dataclass(kw_only=True)
-class HydraDrafterParams:
-    """Hydra's heads, and the table that they borrow from the target.
-
-    Attributes:
-        heads: The weights of the heads and of the prefix layer.
-        embedding: `[V, E]`, the target's embedding table.
-    """
-
-    heads: HydraParams
-    embedding: jax.Array
 
 
 class _PathReader(PositionHeads):
@@ -37,14 +22,9 @@ class _PathReader(PositionHeads):
 
     config: HydraConfig
 
-    @staticmethod
-    def join(heads: HydraParams, target: Tables) -> HydraDrafterParams:
-        """Joins heads with the embedding table of their target; nothing is copied."""
-        return HydraDrafterParams(heads=heads, embedding=target.embedding)
-
     def step(
         self,
-        params: HydraDrafterParams,
+        params: HeadParams,
         state: Any,
         tokens: jax.Array,
         above: jax.Array,
@@ -58,10 +38,10 @@ class _PathReader(PositionHeads):
         return _append(params, above, tokens), earlier
 
     def logits(
-        self, params: HydraDrafterParams, outputs: jax.Array, *, level: int
+        self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         """See `DraftModel.logits`."""
-        return head_logits(params.heads.heads[level - 1], outputs)
+        return head_logits(params.head.heads[level - 1], outputs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +55,7 @@ class HydraHeads(_PathReader, LastFeatureModel):
     config: HydraConfig
 
     def read(
-        self, params: HydraDrafterParams, state: LastFeature, root: jax.Array
+        self, params: HeadParams, state: LastFeature, root: jax.Array
     ) -> tuple[jax.Array, LastFeature]:
         """See `DraftModel.read`."""
         return _append(params, state.feature, root), state
@@ -91,14 +71,9 @@ class PrefixHydraHeads(_PathReader, FeatureHead):
 
     config: HydraConfig
 
-    def fuse(self, params: HydraDrafterParams, features: jax.Array) -> jax.Array:
-        """Returns the features as they are."""
-        del params
-        return features
-
     def run(
         self,
-        params: HydraDrafterParams,
+        params: HeadParams,
         tokens: jax.Array,
         features: jax.Array,
         positions: jax.Array,
@@ -107,20 +82,17 @@ class PrefixHydraHeads(_PathReader, FeatureHead):
     ) -> tuple[jax.Array, KeyValues]:
         """Runs the prefix layer; it reads features alone."""
         del tokens
-        heads = params.heads
-        return prefix(heads, self.config, features, positions, context, last)
+        return prefix(params.head, self.config, features, positions, context, last)
 
     def read(
-        self, params: HydraDrafterParams, state: EagleState, root: jax.Array
+        self, params: HeadParams, state: EagleState, root: jax.Array
     ) -> tuple[jax.Array, EagleState]:
         """See `DraftModel.read`."""
         output, state = super().read(params, state, root)
         return _append(params, output, root), state
 
 
-def _append(
-    params: HydraDrafterParams, above: jax.Array, tokens: jax.Array
-) -> jax.Array:
+def _append(params: HeadParams, above: jax.Array, tokens: jax.Array) -> jax.Array:
     """Returns outputs `[..., X]` with the embeddings of tokens `[...]` behind them."""
     embedded = params.embedding[tokens]
     return jnp.concatenate([above.astype(embedded.dtype), embedded], axis=-1)

@@ -25,8 +25,6 @@ from eagle_jax.heads.hydra.draft import HydraHeads, PrefixHydraHeads
 from eagle_jax.heads.hydra.loss import hydra_loss
 from eagle_jax.heads.hydra.model import (
     HydraConfig,
-    HydraHeadParams,
-    HydraParams,
     init_params,
 )
 from eagle_jax.heads.levels import LevelHeads, num_rows
@@ -148,16 +146,6 @@ class Hydra(LevelHeads):
         """See `Head.forget`."""
         for name in _UNUSED:
             files.forget(name)
-
-    def parts(self, params: HydraParams) -> tuple[HydraHeadParams, ...]:
-        """See `LevelHeads.parts`."""
-        return params.heads
-
-    def with_parts(
-        self, params: HydraParams, parts: tuple[HydraHeadParams, ...]
-    ) -> HydraParams:
-        """See `LevelHeads.with_parts`."""
-        return dataclasses.replace(params, heads=parts)
 
 
 def _has_prefix(fields: Fields) -> bool:

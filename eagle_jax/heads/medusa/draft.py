@@ -1,34 +1,17 @@
 """Medusa's heads as a draft model: every level has a head, all read one state."""
 
-import abc
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.heads.medusa import model as medusa_heads
-from eagle_jax.heads.medusa.model import MedusaConfig, MedusaHeadParams
+from eagle_jax.heads.feature import HeadParams, join
+from eagle_jax.heads.medusa.model import MedusaConfig, forward
 from eagle_jax.interface import PromptChunk
-from eagle_jax.models.transformer import Tables, unembed
-
-
-@struct.dataclass(kw_only=True)
-class MedusaDrafterParams:
-    """Medusa's heads, and the table that they may borrow from the target.
-
-    Attributes:
-        heads: The weights of the heads, that of the root's children first.
-        embedding: `[V, E]`, the target's embedding table where heads borrow an output
-            head that is its transpose; `None` elsewhere.
-        output_head: `[E, V]`, the target's output head where heads borrow it; `None`
-            elsewhere.
-    """
-
-    heads: tuple[MedusaHeadParams, ...]
-    embedding: jax.Array | None = None
-    output_head: jax.Array | None = None
+from eagle_jax.models.transformer import output_head, unembed
 
 
 @struct.dataclass(kw_only=True)
@@ -42,21 +25,42 @@ class LastFeature:
     feature: jax.Array
 
 
+class PositionHeads:
+    """What Medusa's and Hydra's heads have in common: a head per drafted level."""
+
+    config: Any
+    join = staticmethod(join)
+
+    @property
+    def vocab_size(self) -> int:
+        """See `DraftModel.vocab_size`."""
+        return self.config.vocab_size
+
+    @property
+    def max_levels(self) -> int:
+        """See `DraftModel.max_levels`; each level has a head."""
+        return self.config.num_heads
+
+    @property
+    def feature_size(self) -> int:
+        """The width of the target's features, `F`, which is `E`."""
+        return self.config.hidden_size
+
+    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
+        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
+        del params
+        return choices
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LastFeatureModel(abc.ABC):
-    """The half of a draft model that remembers one feature and nothing else.
+class LastFeatureModel(PositionHeads):
+    """The half of such a draft model that remembers one feature and nothing else.
 
     Attributes:
         dtype: The type of features.
     """
 
     dtype: str = "float32"
-
-    @property
-    @abc.abstractmethod
-    def feature_size(self) -> int:
-        """The width of the target's features, `F`."""
-        ...
 
     def init_state(self, batch: int, capacity: int, depth: int) -> LastFeature:
         """See `DraftModel.init_state`."""
@@ -91,34 +95,8 @@ class LastFeatureModel(abc.ABC):
         return state.feature, state
 
 
-class PositionHeads:
-    """What Medusa's and Hydra's heads have in common: a head per drafted level."""
-
-    config: Any
-
-    @property
-    def vocab_size(self) -> int:
-        """See `DraftModel.vocab_size`."""
-        return self.config.vocab_size
-
-    @property
-    def max_levels(self) -> int:
-        """See `DraftModel.max_levels`; each level has a head."""
-        return self.config.num_heads
-
-    @property
-    def feature_size(self) -> int:
-        """The width of the target's features, `F`, which is `E`."""
-        return self.config.hidden_size
-
-    def tokens(self, params: Any, choices: jax.Array) -> jax.Array:
-        """See `DraftModel.tokens`; the vocabulary is the target's, so `W = V`."""
-        del params
-        return choices
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MedusaHeads(PositionHeads, LastFeatureModel):
+class MedusaHeads(LastFeatureModel):
     """Medusa's heads, of which head `i` drafts depth `i + 1` (Medusa, section 3.1).
 
     No head sees a drafted token: all nodes of a level have the same children.
@@ -128,24 +106,11 @@ class MedusaHeads(PositionHeads, LastFeatureModel):
     """
 
     config: MedusaConfig
-
-    @staticmethod
-    def join(
-        heads: tuple[MedusaHeadParams, ...], target: Tables
-    ) -> MedusaDrafterParams:
-        """Joins heads with the output head of their target; nothing is copied."""
-        if all(head.output_head is not None for head in heads):
-            return MedusaDrafterParams(heads=heads)
-        is_tied = target.output_head is None
-        return MedusaDrafterParams(
-            heads=heads,
-            embedding=target.embedding if is_tied else None,
-            output_head=target.output_head,
-        )
+    join = staticmethod(functools.partial(join, borrows_output_head=True))
 
     def step(
         self,
-        params: MedusaDrafterParams,
+        params: HeadParams,
         state: LastFeature,
         tokens: jax.Array,
         above: jax.Array,
@@ -159,12 +124,10 @@ class MedusaHeads(PositionHeads, LastFeatureModel):
         return above[:, :1], earlier
 
     def logits(
-        self, params: MedusaDrafterParams, outputs: jax.Array, *, level: int
+        self, params: HeadParams, outputs: jax.Array, *, level: int
     ) -> jax.Array:
         """See `DraftModel.logits`."""
-        head, borrowed = params.heads[level - 1], params.output_head
-        if borrowed is None and params.embedding is not None:
-            borrowed = params.embedding.T
-        table = borrowed if head.output_head is None else head.output_head
-        assert table is not None, "join gives the target's to heads without one"
-        return unembed(table, medusa_heads.forward(head, outputs))
+        head = params.head.heads[level - 1]
+        own = head.output_head
+        table = output_head(params) if own is None else own
+        return unembed(table, forward(head, outputs))

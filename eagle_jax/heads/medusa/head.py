@@ -24,7 +24,7 @@ from eagle_jax.heads.loss import Batch, Metrics, level_loss
 from eagle_jax.heads.medusa.draft import MedusaHeads
 from eagle_jax.heads.medusa.model import (
     MedusaConfig,
-    MedusaHeadParams,
+    MedusaParams,
     forward,
     init_params,
 )
@@ -95,17 +95,17 @@ class Medusa(LevelHeads):
 
     def loss(
         self,
-        params: tuple[MedusaHeadParams, ...],
+        params: MedusaParams,
         batch: Batch,
         config: MedusaConfig,
         settings: LevelLoss,
     ) -> tuple[jax.Array, Metrics]:
         """See `Head.loss`; heads learn tokens, as published (Medusa, section 3.2)."""
         del config
-        hidden = batch.features.astype(params[0].blocks[0].linear.dtype)
+        hidden = batch.features.astype(params.heads[0].blocks[0].linear.dtype)
         frozen = jax.lax.stop_gradient(output_head(batch.tables))
         logits = []
-        for head in params:
+        for head in params.heads:
             table = frozen if head.output_head is None else head.output_head
             logits.append(batch.unembed(table, forward(head, hidden)))
         return level_loss(
@@ -121,9 +121,9 @@ class Medusa(LevelHeads):
         def names(prefix: str) -> dict[str, str]:
             block = f"{prefix}{{}}.{{}}.linear"
             return {
-                "{}.blocks.{}.linear": f"{block}.weight",
-                "{}.blocks.{}.linear_bias": f"{block}.bias",
-                "{}.output_head": f"{prefix}{{}}.{config.num_layers}.weight",
+                "heads.{}.blocks.{}.linear": f"{block}.weight",
+                "heads.{}.blocks.{}.linear_bias": f"{block}.bias",
+                "heads.{}.output_head": f"{prefix}{{}}.{config.num_layers}.weight",
             }
 
         return {prefix: names(prefix) for prefix in ("", _PREFIX)}
@@ -138,21 +138,6 @@ class Medusa(LevelHeads):
         for name in files.names():
             if not name.startswith(prefix):
                 files.forget(name)
-
-    def parts(
-        self, params: tuple[MedusaHeadParams, ...]
-    ) -> tuple[MedusaHeadParams, ...]:
-        """See `LevelHeads.parts`."""
-        return params
-
-    def with_parts(
-        self,
-        params: tuple[MedusaHeadParams, ...],
-        parts: tuple[MedusaHeadParams, ...],
-    ) -> tuple[MedusaHeadParams, ...]:
-        """See `LevelHeads.with_parts`."""
-        del params
-        return parts
 
 
 def _prefix(files: Weights) -> str:

@@ -59,6 +59,17 @@ class MedusaHeadParams:
     output_head: jax.Array | None = None
 
 
+@struct.dataclass(kw_only=True)
+class MedusaParams:
+    """The weights of all heads.
+
+    Attributes:
+        heads: The heads, that of the root's children first.
+    """
+
+    heads: tuple[MedusaHeadParams, ...]
+
+
 def residual_block(params: ResidualBlockParams, x: jax.Array) -> jax.Array:
     """Returns `x + SiLU(x @ linear + linear_bias)`, `[..., E]` like `x`."""
     return x + jax.nn.silu(linear(x, params.linear, params.linear_bias))
@@ -86,14 +97,15 @@ def init_block(width: int, dtype: jnp.dtype) -> ResidualBlockParams:
 
 def init_params(
     key: jax.Array, config: MedusaConfig, dtype: str = "float32"
-) -> tuple[MedusaHeadParams, ...]:
+) -> MedusaParams:
     """Returns heads whose blocks change nothing, with random output heads."""
     kind, shape = jnp.dtype(dtype), (config.hidden_size, config.vocab_size)
     has_own = config.has_output_heads
-    return tuple(
+    heads = tuple(
         MedusaHeadParams(
             blocks=(init_block(config.hidden_size, kind),) * config.num_layers,
             output_head=init_matrix(head_key, shape, kind) if has_own else None,
         )
         for head_key in jax.random.split(key, config.num_heads)
     )
+    return MedusaParams(heads=heads)
