@@ -51,17 +51,16 @@ _RUNS = (
 )
 
 
-def every_case() -> list[Case]:
-    """Returns all cases."""
-    return [
-        Case(
-            name=name,
-            target=_MODELS[name],
-            topology=topology,
-            mesh=parse_mesh(mesh),
-            tree=TreeConfig(num_nodes=num_nodes, depth=6, width=10),
-            batch_size=batch_size,
-            training_rows=training_rows,
-        )
-        for name, topology, mesh, num_nodes, batch_size, training_rows in _RUNS
-    ]
+CASES = [
+    Case(
+        name=name,
+        target=_MODELS[name],
+        topology=topology,
+        mesh=parse_mesh(mesh),
+        tree=TreeConfig(num_nodes=num_nodes, depth=6, width=10),
+        batch_size=batch_size,
+        training_rows=training_rows,
+    )
+    for name, topology, mesh, num_nodes, batch_size, training_rows in _RUNS
+]
+"""All cases."""

@@ -278,16 +278,22 @@ def _compile(
     memory = compiled.memory_analysis()
     is_loop = name in LOOPS
     lines = programs.loop_lines(text) if is_loop else programs.every_line(text)
-    parts = {x.sharding.shard_shape(x.shape) for x in changed} if is_loop else ()
+    parts = [x.sharding.shard_shape(x.shape) for x in changed]
+    pairs = zip(parts, changed, strict=True)
+    state = sum(math.prod(part) * x.dtype.itemsize for part, x in pairs)
     taken = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return Report(
         program=name,
         memory=taken + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
-        state=0 if name == "prefill" else sum(map(_bytes_of_part, changed)),
+        state=0 if name == "prefill" else state,
         lines=lines,
-        copies=[line for part in parts for line in programs.find_copies(lines, part)],
+        copies=[
+            line
+            for part in (set(parts) if is_loop else ())
+            for line in programs.find_copies(lines, part)
+        ],
     )
 
 
@@ -305,12 +311,6 @@ def _with_text(lowered: Any, *, is_gpu: bool) -> tuple[Any, str]:
         # Modules that it compiles on the way are numbered after it.
         file = min(Path(folder).glob("module_*after_optimizations.txt"))
         return compiled, file.read_text()
-
-
-def _bytes_of_part(array: Any) -> int:
-    """Returns the bytes that an array takes on each of its devices."""
-    part = array.sharding.shard_shape(array.shape)
-    return math.prod(part) * np.dtype(array.dtype).itemsize
 
 
 def _caches(state: Any) -> list[Any]:

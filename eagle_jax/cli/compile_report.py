@@ -15,7 +15,7 @@ import os
 
 import jax
 
-from eagle_jax.benchmarks.cases import every_case
+from eagle_jax.benchmarks.cases import CASES
 from eagle_jax.benchmarks.compilation import (
     ENVIRONMENT,
     PROGRAMS,
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="Check programs for TPUs and GPUs you do not have.")
     add = parser.add_argument
-    names = ", ".join(map(str, every_case()))
+    names = ", ".join(map(str, CASES))
     add("--only", default="", metavar="CASE", help=f"those that begin so: {names}")
     add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
     add("--layers", type=int, help="compile as many layers only, to have it quickly")
@@ -44,9 +44,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    cases = [case for case in every_case() if str(case).startswith(arguments.only)]
+    cases = [case for case in CASES if str(case).startswith(arguments.only)]
     if not cases:
-        names = ", ".join(map(str, every_case()))
+        names = ", ".join(map(str, CASES))
         raise InputError(f"--only {arguments.only!r}: no case begins so; see {names}")
     if arguments.layers is not None:
         # Three of them are what an EAGLE-3 head reads.

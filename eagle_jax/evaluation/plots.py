@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from eagle_jax.evaluation.nodes import Reliability, VerifiedTree, tried_in
+from eagle_jax.evaluation.nodes import Reliability, tried_in
 from eagle_jax.evaluation.runs import EvaluatedRun, Group
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; no yellow on white.
@@ -51,12 +51,13 @@ def confidence(group: Group) -> Figure | None:
     Below it stands how many nodes each bin of confidences holds. It is `None` if no run
     whose drafts all have probabilities recorded its nodes.
     """
-    found = [
-        (name, _reliability(trees), style)
-        for name, run, style in _drafting(group)
-        if run.has_confidence
-        and (trees := [t for a in run.answers.values() for t in a.nodes or ()])
-    ]
+    found = []
+    for name, run, style in _drafting(group):
+        trees = [tree for a in run.answers.values() for tree in a.nodes or ()]
+        if run.has_confidence and trees:
+            tried = tried_in(trees)
+            predicted = np.exp(tried["log_confidence"])
+            found.append((name, Reliability.of(predicted, tried["is_accepted"]), style))
     if not found:
         return None
     title = f"Draft confidence against acceptance, {group.title}"
@@ -87,12 +88,6 @@ def _rates_of_positions(run: EvaluatedRun) -> list[np.ndarray]:
             count[tree.accepted] += 1
         shares.append(count[1:] / len(trees))
     return shares
-
-
-def _reliability(trees: Sequence[VerifiedTree]) -> Reliability:
-    """Returns the acceptance of tried nodes by their probability given the parent."""
-    tried = tried_in(trees)
-    return Reliability.of(np.exp(tried["log_confidence"]), tried["is_accepted"])
 
 
 def _drafting(group: Group) -> Iterator[tuple[str, EvaluatedRun, tuple[str, str]]]:

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from eagle_jax.benchmarks.cases import every_case
+from eagle_jax.benchmarks.cases import CASES
 from eagle_jax.benchmarks.compilation import GPU, compile_case, has_compiler
 from eagle_jax.testing.programs import find_open_loops
 
@@ -20,7 +20,7 @@ pytestmark = [
 def test_loops_change_their_caches_in_place_and_never_call_the_host(
     layers: int,
 ) -> None:
-    (case,) = [case for case in every_case() if case.topology == GPU]
+    (case,) = [case for case in CASES if case.topology == GPU]
     for report in compile_case(case.with_layers(layers), ("round", "token")):
         assert report.problems == []
         # The cache's blocks in each layer of the target; in a round also in the head's
