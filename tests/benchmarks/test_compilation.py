@@ -73,16 +73,8 @@ def reports() -> dict[str, Report]:
 def most_collectives(case: Case, program: str) -> int:
     """How many collectives a loop needs at most where each row's work is split.
 
-    A layer needs two, with all experts of a mixture together. Tables that are split
-    over the vocabulary need one to look tokens up, two for an argmax, its value and its
-    index, and one more for the sum that makes it a probability. A round runs the target
-    once and the head `D` times, and takes one more argmax per node that it accepts.
-
-    Noise needs none: each device makes its own part, and the argmax under it is found
-    like any other. The filters of a sampled round, which run only where a row asks for
-    one, need five per call: the maximum and the sum of a softmax, the largest
-    probability, and a mass and a count. The target's draw needs an argmax and a lookup
-    more, to test a token.
+    `docs/compile.md` derives the rule. A round runs the target once and the head `D`
+    times, and takes one more argmax per node that it accepts; noise needs none.
     """
     lookup, argmax, total = 1, 2, 1
     filters = 5 if program == "sampled round" else 0

@@ -28,18 +28,11 @@ def chat_tokenizer(chat_pair: Path) -> Any:
     return load_tokenizer(chat_pair / "target", 300)
 
 
-def test_the_text_is_fastchats() -> None:
+def test_the_text_is_fastchats_and_plain_turns_keep_their_indentation() -> None:
     assert render("vicuna", TURNS, ANSWERS) == VICUNA
     assert render("vicuna", TURNS[:1], []) == VICUNA[: VICUNA.index(" Yes")]
-
-
-def test_no_separator_follows_an_empty_answer() -> None:
-    assert render("vicuna", TURNS, ["\n"], system="S.") == (
-        "S. USER: One? ASSISTANT:USER: Two? ASSISTANT:"
-    )
-
-
-def test_plain_turns_keep_their_indentation() -> None:
+    empty = render("vicuna", TURNS, ["\n"], system="S.")
+    assert empty == "S. USER: One? ASSISTANT:USER: Two? ASSISTANT:", "no separator"
     text = render("none", ["def f():", "f()"], ["\n    return 1\n"])
     assert text == "def f():\n\n    return 1\n\nf()"
     assert render("none", ["a"], [], system="s") == "s\n\na"
@@ -66,18 +59,17 @@ def test_the_tokenizers_own_template_writes_its_own_bos(chat_tokenizer: Any) -> 
     assert chat_tokenizer.decode(ids) == "<s>[system]Be kind.[user]One?[assistant]"
 
 
-def test_a_tokenizer_without_a_template_is_refused(tokenizer: Any) -> None:
+def test_what_a_tokenizer_cannot_write_is_refused(
+    tokenizer: Any, chat_pair: Path
+) -> None:
     refused(
         lambda: check_template(tokenizer, "tokenizer"),
         "needs a chat template, but the tokenizer",
     )
     check_template(tokenizer, "vicuna")
-
-
-def test_a_template_that_refuses_is_named(chat_pair: Path) -> None:
-    tokenizer = load_tokenizer(chat_pair / "target", 300)
-    tokenizer.chat_template = "{{ raise_exception('no system turns\\nplease') }}"
+    strict = load_tokenizer(chat_pair / "target", 300)
+    strict.chat_template = "{{ raise_exception('no system turns\\nplease') }}"
     refused(
-        lambda: encode(tokenizer, "tokenizer", ["One?"], [], system="Be kind."),
+        lambda: encode(strict, "tokenizer", ["One?"], [], system="Be kind."),
         "refuses the conversation: no system turns",
     )
