@@ -8,15 +8,10 @@ import pytest
 from eagle_jax.benchmarks.rounds import FIGURES
 from eagle_jax.cli import benchmark
 
-_SMALL = [
-    "--num-nodes=5",
-    "--depth=2",
-    "--width=2",
-    "--prompt-length=4",
-    "--slots=1",
-    "--iterations=3",
-    "--repeats=2",
-]
+_SMALL = (
+    "--num-nodes 5 --depth 2 --width 2 --prompt-length 4 --slots 1 --iterations 3 "
+    "--repeats 2"
+)
 
 
 def test_every_method_is_a_row_below_plain_decoding(
@@ -26,7 +21,7 @@ def test_every_method_is_a_row_below_plain_decoding(
     file = tmp_path / "rounds.json"
     pair = ["--target", f"{tiny_pair}/target", "--draft", f"{tiny_pair}/head"]
     methods = ["--methods", "lookup", "eagle2"]
-    assert benchmark.main([*pair, *methods, *_SMALL, "--json", str(file)]) == 0
+    assert benchmark.main([*pair, *methods, *_SMALL.split(), "--json", str(file)]) == 0
     costs = json.loads(file.read_text())["methods"]
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines()]
     shown = [row[1].strip() for row in rows if len(row) > len(FIGURES)]

@@ -30,9 +30,7 @@ def compiled(case: Case, only: Sequence[str]) -> Iterator[Report]:
             temporaries=2**29,
             aliased=0,
             state=8 if program == "token" else 0,
-            lines=[*lines, "  %h = u8[] outfeed(%x)"][
-                : 3 if program == "sampled round" else 2
-            ],
+            lines=lines,
             copies=["%c = copy(%x)"] if program == "round" else [],
         )
 

@@ -12,6 +12,7 @@ from eagle_jax import checkpoints
 from eagle_jax.cli.evaluate import main
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.tokenizer import load_tokenizer
+from tests.helpers import file_bytes
 
 Records = dict[str, list[dict[str, Any]]]
 Evaluate = Callable[..., Records]
@@ -243,16 +244,16 @@ def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) ->
 
 
 def test_other_settings_are_refused_before_any_weights_are_read(
-    evaluate: Evaluate,
     flags: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    evaluate(tmp_path, ["autoregressive"], "--per-category", "1")
+    folder, methods = tmp_path / "out", ["--methods", "chain", "autoregressive"]
+    file = folder / "autoregressive-t0-b1.jsonl"
+    folder.mkdir()
+    file.write_text('{"run": {"seed": 0}}\n')
     monkeypatch.setattr(checkpoints, "load_target", None)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    methods = ["--methods", "chain", "autoregressive", "--output", str(tmp_path)]
-    assert main([*flags, *methods, "--seed", "3"]) == 2
-    assert "seed was 0 and is 3 now; use the same settings" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert main([*flags, *methods, "--output", str(folder)]) == 2
+    assert "use the same settings" in capsys.readouterr().err
+    assert file_bytes(folder) == {file.name: b'{"run": {"seed": 0}}\n'}

@@ -157,24 +157,13 @@ def test_the_kappa_is_taken_whose_trees_accept_most() -> None:
     assert fitted.tried[low] == 3.0 > fitted.tried[high]
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "exponents", "tokens"),
-    [
-        (2, ((1.0,),), 1.0),  # The first child alone, and the second is right.
-        (3, ((1.0,),), 2.0),
-        (4, ((1.0,),), 2.0),
-        (5, ((1.0,),), 3.0),
-        (2, ((2.0, 0.5),), 2.0),  # The second child is worth more.
-        (3, ((2.0, 0.5),), 2.0),
-        (4, ((2.0, 0.5),), 3.0),
-    ],
-)
-def test_smaller_trees_are_cut_by_calibrated_values(
-    num_nodes: int, exponents: tuple[tuple[float, ...], ...], tokens: float
-) -> None:
-    tree = two_branches(0.5, 0.4, 4, deeper=0.6)
-    confidence = Confidence(exponents=exponents)
-    assert tokens_per_root([tree], confidence, num_nodes) == tokens
+def test_smaller_trees_are_cut_by_calibrated_values() -> None:
+    trees = [two_branches(0.5, 0.4, 4, deeper=0.6)]
+    plain, mended = Confidence(), Confidence(exponents=((2.0, 0.5),))
+    # The first child alone, and the second is right; or the second is worth more.
+    for confidence, tokens in ((plain, [1, 2, 2, 3]), (mended, [2, 2, 3, 3])):
+        found = [tokens_per_root(trees, confidence, size) for size in (2, 3, 4, 5)]
+        assert found == tokens
 
 
 def test_the_error_takes_each_trials_own_exponent() -> None:

@@ -105,7 +105,8 @@ class NewestInFront(ToyTarget):
         return self.turned(super().commit(self.turned(cache), *given))
 
     def forward(self, *given: Any) -> Any:
-        return super().forward(*given[:-1], self.turned(given[-1]))
+        params, tokens, positions, mask, cache = given
+        return super().forward(params, tokens, positions, mask, self.turned(cache))
 
 
 class OldAndNewAlive(ToyTarget):
