@@ -62,14 +62,7 @@ def time_training(
     row_length: int,
     repeats: int,
 ) -> dict[str, list[float]]:
-    """Times a step with and without cached features, and the target alone, in turn.
-
-    Args:
-        config: The static settings of the step.
-        target_params: The target's frozen parameters.
-        batch_size: The number of rows, `B`.
-        row_length: The number of tokens per row, `T`.
-        repeats: The number of measurements of each.
+    """Times what `TIMED` names, in turn, on arbitrary rows.
 
     Returns:
         The tokens per second of each measurement, by its name of `TIMED`.

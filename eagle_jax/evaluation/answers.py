@@ -1,7 +1,6 @@
 """Answers of one run to questions, turn by turn: a pair in, records out."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -65,7 +64,7 @@ class QuestionAnswerer:
         self.num_cut = 0
         self._pair, self._config = pair, config
         self._has_nodes = config.with_nodes and pair.drafter is not None
-        self._ready = functools.cache(self._warm_runner)
+        self._warm: dict[int, Runner] = {}
 
     def answer(self, questions: Iterable[Question]) -> Iterator[Record]:
         """Yields a record per question, in the order in which they are finished.
@@ -82,9 +81,12 @@ class QuestionAnswerer:
     def _answer_alone(self, conversation: _Conversation) -> Iterator[Record]:
         """Answers one question, each of its turns as one program."""
         while conversation.prompt:
-            runner = self._ready(self._bucket(conversation))
-            seeds = [conversation.seed]
-            (served,) = decode_all(runner, [conversation.prompt], seeds)
+            bucket = self._bucket(conversation)
+            if bucket not in self._warm:
+                self._warm[bucket] = self._runner(bucket)
+                self._warm[bucket].warm_up(by_round=False)
+            prompts, seeds = [conversation.prompt], [conversation.seed]
+            (served,) = decode_all(self._warm[bucket], prompts, seeds)
             yield from self._take(conversation, served)
 
     def _answer_together(self, begun: Iterator[_Conversation]) -> Iterator[Record]:
@@ -175,12 +177,6 @@ class QuestionAnswerer:
 
     def _bucket(self, conversation: _Conversation) -> int:
         return min(self.room, bucket_length(len(conversation.prompt)))
-
-    def _warm_runner(self, bucket: int) -> Runner:
-        """Returns the compiled runner for prompts of one padded length."""
-        runner = self._runner(bucket)
-        runner.warm_up(by_round=False)
-        return runner
 
     def _runner(self, bucket: int) -> Runner:
         config = self.plan.config

@@ -54,7 +54,7 @@ class EvaluationConfig:
         hydra: The folder or hub name of the target's Hydra heads, likewise.
         small_model: The Hugging Face folder or hub name of a smaller model with the
             target's tokenizer; `None` if no run drafts with one.
-        output: The folder of the records, a file per run, see `record_files`; it need
+        output: The folder of the records, a file per run, see `runs`; it need
             not exist.
         template: The form in which turns become prompts.
         system_prompt: The system prompt; `None` for the template's own.

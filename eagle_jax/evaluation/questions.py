@@ -137,12 +137,8 @@ def choose(
 ) -> list[Question]:
     """Returns some of the questions in their order, the same ones on every machine.
 
-    A smaller sample is part of a larger one.
-
-    Args:
-        questions: All questions.
-        categories: The wanted categories; `None` for all.
-        per_category: The largest number of questions per category; `None` for all.
+    They are of the wanted categories, at most so many of each; `None` stands for all. A
+    smaller sample is part of a larger one.
     """
     known = list(dict.fromkeys(question.category for question in questions))
     for category in categories or ():
