@@ -15,12 +15,12 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.generation.tokenizer import load_tokenizer
-from eagle_jax.heads import load_head
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.heads.eagle.model import EagleHeadConfig, EagleHeadParams
 from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer, TransformerParams
+from tests.heads.samples import load_head
 from tests.helpers import texts
 
 NEW_TOKENS = 32

@@ -12,9 +12,9 @@ from eagle_jax.checkpoints import load_target, stored_dtype, target_config
 from eagle_jax.config import load_config
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.tokenizer import load_tokenizer
-from eagle_jax.heads import load_head
 from examples.embedded_pair import corpus
 from tests.conftest import Main
+from tests.heads.samples import load_head
 
 # As optimised as for users it runs in the README's first command, and CI reads what
 # that says of the tokens.

@@ -1,6 +1,6 @@
 """Heads: what drafts from the target's own features, one folder per kind."""
 
-from eagle_jax.heads.files import OpenHead, export_head, load_head, open_head
+from eagle_jax.heads.files import OpenHead, export_head, open_head
 from eagle_jax.heads.head import Head, HeadModel
 from eagle_jax.heads.kinds import HEADS, find_head, find_kind, head_of
 
@@ -13,6 +13,5 @@ __all__ = [
     "find_head",
     "find_kind",
     "head_of",
-    "load_head",
     "open_head",
 ]

@@ -107,10 +107,8 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
     head, files = find_head(folder), open_weights(folder)
     if head is None:
         raise InputError(f"{folder} holds a whole model; give a head here")
-    if target is None:
-        config = head.read_config(folder)
-    else:
-        config = head.read_config(folder, target.vocab_size, target.layer)
+    config = head.read_config(folder, target)
+    if target is not None:
         head.check(target, config)
     head.forget(files)
     offsets = head.read_offsets(files, config)
@@ -132,29 +130,6 @@ def open_head(folder: Path, target: TransformerConfig | None = None) -> OpenHead
         shapes=shapes,
         offsets=offsets,
     )
-
-
-def load_head(
-    folder: Path,
-    target: TransformerConfig,
-    target_params: Any,
-    dtype: str | None = "float32",
-    shardings: Any = None,
-) -> tuple[Any, Any]:
-    """Opens and reads a head for its target.
-
-    Args:
-        folder: The folder, see `open_head`.
-        target: The target's sizes.
-        target_params: The target's weights, see `OpenHead.load`.
-        dtype: The dtype of the weights; `None` for the one they are stored in.
-        shardings: The shardings of the weights, see `OpenHead.load`.
-
-    Returns:
-        The head's sizes and weights.
-    """
-    opened = open_head(folder, target)
-    return opened.config, opened.load(target_params, dtype, shardings)
 
 
 def export_head(
@@ -187,17 +162,12 @@ def export_head(
     has_table = getattr(params, _TABLE, None) is not None
     shapes = _shapes(head, config, has_table=has_table)
     maps = head.maps(config, offsets)
-    layer = getattr(config, "layer", None)
-
-    def read_back(folder: Path) -> Any:
-        return head.read_config(folder, config.vocab_size, layer)
-
     write_export(
         folder,
         head.fields(config, how),
         host_tensors(params, shapes, table, how.dtype) | maps,
         config,
-        read_back,
+        lambda new: head.read_config(new, config),
         dataclasses.replace(how, files=head.files),
     )
 

@@ -15,7 +15,6 @@ from eagle_jax.drafting.model import DraftModel
 from eagle_jax.errors import InputError
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.heads.rows import PackedRows
-from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import Tables, TransformerConfig
 
 
@@ -80,20 +79,13 @@ class Head(Protocol):
         """
         ...
 
-    def read_config(
-        self,
-        folder: Path,
-        vocab_size: int | None = None,
-        layer: LayerConfig | None = None,
-    ) -> Any:
+    def read_config(self, folder: Path, target: TransformerConfig | None = None) -> Any:
         """Reads the sizes of the head in a folder.
 
         Args:
             folder: The folder, which holds `config.json`.
-            vocab_size: The number of tokens the target knows, `V`, where the folder
-                may leave it open.
-            layer: The sizes of the target's layers, where the folder may leave them
-                open.
+            target: The target's sizes, or others of the same layer and vocabulary,
+                where the folder may leave them open.
 
         Raises:
             InputError: If a field is missing or asks for something that is not

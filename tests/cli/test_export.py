@@ -13,11 +13,12 @@ from safetensors.numpy import load_file
 
 from eagle_jax.checkpoints import Export, load_target, target_config
 from eagle_jax.checkpoints.load import shapes_of
-from eagle_jax.heads import export_head, load_head
+from eagle_jax.heads import export_head
 from eagle_jax.heads.medusa import model as medusa_heads
 from tests import tiny
 from tests.checkpoints.folders import change_weights
 from tests.conftest import Main, load_main
+from tests.heads.samples import load_head
 
 _TABLE = "embed_tokens.weight"
 _EXPORTED = ["config.json", "model.safetensors", "pytorch_model.bin"]

@@ -19,7 +19,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads import HEADS, load_head
+from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
@@ -28,7 +28,7 @@ from eagle_jax.models.transformer import Transformer
 from eagle_jax.testing import assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests import tiny
-from tests.heads.samples import USUAL
+from tests.heads.samples import USUAL, load_head
 from tests.helpers import check_recorded_rounds, make_draws, texts, whole_prompts
 
 VOCABULARY, KNOWN = 24, 14

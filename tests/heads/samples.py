@@ -12,6 +12,7 @@ from eagle_jax.checkpoints import Export
 from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.heads import HEADS, export_head, head_of, open_head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.models.transformer import TransformerConfig
 from tests import tiny
 
 TARGET = HEADS["eagle3"].target(
@@ -85,3 +86,15 @@ def read(folder: Path, dtype: str | None = None, target: Any = TARGET) -> Any:
     """The sizes and weights of a head as it is stored."""
     opened = open_head(folder, target)
     return opened.config, opened.load(None, dtype)
+
+
+def load_head(
+    folder: Path,
+    target: TransformerConfig,
+    target_params: Any,
+    dtype: str | None = "float32",
+    shardings: Any = None,
+) -> tuple[Any, Any]:
+    """The sizes and weights of a head, read for its target."""
+    opened = open_head(folder, target)
+    return opened.config, opened.load(target_params, dtype, shardings)

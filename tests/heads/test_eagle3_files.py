@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from eagle_jax.checkpoints import load_target
-from eagle_jax.heads import HEADS, load_head
+from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, feature_layers
@@ -31,6 +31,7 @@ from tests.heads.samples import (
     SAME,
     TARGET,
     USUAL,
+    load_head,
     write,
 )
 from tests.heads.samples import KNOWN as SAMPLE_KNOWN

@@ -13,11 +13,20 @@ import safetensors.numpy
 
 from eagle_jax.checkpoints import stored_dtype
 from eagle_jax.generation.pairs import open_pair
-from eagle_jax.heads import HEADS, find_head, head_of, load_head, open_head
+from eagle_jax.heads import HEADS, find_head, head_of, open_head
 from eagle_jax.methods import METHODS
 from tests import tiny
 from tests.checkpoints.folders import change_config, change_weights
-from tests.heads.samples import SAMPLES, TARGET, USUAL, read, table, weights, write
+from tests.heads.samples import (
+    SAMPLES,
+    TARGET,
+    USUAL,
+    load_head,
+    read,
+    table,
+    weights,
+    write,
+)
 from tests.helpers import file_bytes, refused, settings_of
 
 HEAD = tiny.HEAD

@@ -13,11 +13,12 @@ from safetensors.numpy import load_file
 from eagle_jax.checkpoints import load_target, resolve, target_config
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.drafting import TreeDrafter
-from eagle_jax.heads import HEADS, load_head
+from eagle_jax.heads import HEADS
 from eagle_jax.heads.hydra import model as hydra_model
 from eagle_jax.methods import METHODS, Context
 from eagle_jax.tree import MEDUSA_TREE, from_paths
 from tests.conftest import NEEDS_TORCH, Main
+from tests.heads.samples import load_head
 from tests.helpers import refused
 
 torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
@@ -189,15 +190,15 @@ def test_a_prefix_layer_is_a_llamas_whatever_the_target(
     folder = write_hydra(
         tmp_path / "heads", hydra_state(sizes_of(tiny), "prefix-mlp"), "prefix-mlp"
     )
-    layer = target_config(tiny).layer
+    target = target_config(tiny)
     for changes in (
         {"qkv_bias": True},
         {"qk_norm": True},
         {"num_experts": 4, "experts_per_token": 2},
     ):
-        changed = dataclasses.replace(layer, **changes)
-        assert changed != layer
-        assert HEADS["hydra"].read_config(folder, None, changed).layer == layer
+        layer = dataclasses.replace(target.layer, **changes)
+        changed = dataclasses.replace(target, layer=layer)
+        assert HEADS["hydra"].read_config(folder, changed).layer == target.layer
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])

@@ -22,7 +22,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.generation.placement import target_shardings
-from eagle_jax.heads import export_head, head_of, load_head
+from eagle_jax.heads import export_head, head_of
 from eagle_jax.interface import Params
 from eagle_jax.models.linear import at_once, linear
 from eagle_jax.models.transformer import Transformer, TransformerConfig
@@ -30,6 +30,7 @@ from eagle_jax.parallel import MeshShape, shard_pair
 from tests import tiny
 from tests.checkpoints.folders import SINGLE, change_weights
 from tests.conftest import load_main
+from tests.heads.samples import load_head
 from tests.helpers import settings_of
 from tests.parallel.on_eight_devices import held
 

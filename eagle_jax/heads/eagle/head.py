@@ -15,7 +15,6 @@ from eagle_jax.heads.eagle.loss import EagleLoss, eagle_loss
 from eagle_jax.heads.eagle.model import EagleHeadConfig, init_params
 from eagle_jax.heads.head import Head, check_size
 from eagle_jax.heads.settings import LayerSettings
-from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import TransformerConfig
 
 _NAMES = {
@@ -56,13 +55,10 @@ class Eagle(Head):
         return _NAMES["fc"] in open_weights(fields.path.parent).names()
 
     def read_config(
-        self,
-        folder: Path,
-        vocab_size: int | None = None,
-        layer: LayerConfig | None = None,
+        self, folder: Path, target: TransformerConfig | None = None
     ) -> EagleHeadConfig:
         """See `Head.read_config`."""
-        del vocab_size, layer
+        del target
         fields = Fields.read(folder)
         sizes = read_sizes(fields)
         num_layers = fields.values.get("num_hidden_layers", 1)

@@ -32,7 +32,6 @@ from eagle_jax.heads.eagle3.model import (
 from eagle_jax.heads.head import Head, check_size
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import LayerSettings
-from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
 
 _FEWEST_LAYERS = 7
@@ -91,13 +90,10 @@ class Eagle3(Head):
         return not marks.isdisjoint(fields.values)
 
     def read_config(
-        self,
-        folder: Path,
-        vocab_size: int | None = None,
-        layer: LayerConfig | None = None,
+        self, folder: Path, target: TransformerConfig | None = None
     ) -> Eagle3HeadConfig:
         """See `Head.read_config`."""
-        del vocab_size, layer
+        del target
         return read_fields(Fields.read(folder))
 
     def check(self, target: TransformerConfig, config: Eagle3HeadConfig) -> None:

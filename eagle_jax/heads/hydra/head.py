@@ -29,7 +29,6 @@ from eagle_jax.heads.hydra.model import (
 )
 from eagle_jax.heads.levels import LevelHeads, num_rows
 from eagle_jax.heads.settings import LevelSettings
-from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.transformer import TransformerConfig
 
 _MLP, _PREFIX_MLP = "mlp", "prefix-mlp"
@@ -56,16 +55,12 @@ class Hydra(LevelHeads):
     loss = staticmethod(hydra_loss)
 
     def read_config(
-        self,
-        folder: Path,
-        vocab_size: int | None = None,
-        layer: LayerConfig | None = None,
+        self, folder: Path, target: TransformerConfig | None = None
     ) -> HydraConfig:
         """See `Head.read_config`; names and shapes of the tensors say most sizes.
 
         A prefix layer is a Llama's, whatever the target's layers are.
         """
-        del vocab_size
         fields, files = Fields.read(folder), open_weights(folder)
         has_prefix = _has_prefix(fields)
         first = f"hydra_mlp.0.{int(has_prefix)}.linear.weight"
@@ -79,19 +74,20 @@ class Hydra(LevelHeads):
         block = r"hydra_mlp\.(\d+)\.\d+\.linear\.weight"
         num_heads, num_layers = self.count(fields, files, block)
         width = num_rows(files, first)
-        if has_prefix:
-            if layer is None:
-                raise fields.refusal(
-                    "the prefix layer has the sizes of the target's layers; give the "
-                    "target, too"
-                )
+        if has_prefix and target is None:
+            raise fields.refusal(
+                "the prefix layer has the sizes of the target's layers; give the "
+                "target, too"
+            )
+        layer = target.layer if has_prefix and target is not None else None
+        if layer is not None:
             check_size("hidden_size", width, layer.hidden_size)
         return HydraConfig(
             num_heads=num_heads,
             num_layers=num_layers,
             hidden_size=width,
             vocab_size=num_rows(files, last),
-            layer=layer.plain if has_prefix and layer is not None else None,
+            layer=layer and layer.plain,
         )
 
     def model(

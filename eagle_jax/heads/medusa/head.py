@@ -29,8 +29,7 @@ from eagle_jax.heads.medusa.model import (
     init_params,
 )
 from eagle_jax.heads.settings import LevelLoss, LevelSettings
-from eagle_jax.models.layers import LayerConfig
-from eagle_jax.models.transformer import output_head
+from eagle_jax.models.transformer import TransformerConfig, output_head
 
 # Where the heads are part of a whole model's state, whose other tensors are left out.
 _PREFIX = "medusa_head."
@@ -54,13 +53,9 @@ class Medusa(LevelHeads):
     init = staticmethod(init_params)
 
     def read_config(
-        self,
-        folder: Path,
-        vocab_size: int | None = None,
-        layer: LayerConfig | None = None,
+        self, folder: Path, target: TransformerConfig | None = None
     ) -> MedusaConfig:
         """See `Head.read_config`; names and shapes of the tensors say the sizes."""
-        del layer
         files = open_weights(folder)
         self.forget(files)
         prefix = _prefix(files)
@@ -76,7 +71,9 @@ class Medusa(LevelHeads):
         has_output_heads = last in files.names()
         if has_output_heads:
             vocab_size = num_rows(files, last)
-        if vocab_size is None:
+        elif target is not None:
+            vocab_size = target.vocab_size
+        else:
             raise InputError(
                 f"{folder} lacks {last}: these heads borrow the output head of their "
                 "target; give the target, too"
