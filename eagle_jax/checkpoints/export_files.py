@@ -37,7 +37,9 @@ _CONFIG = "config.json"
 _METADATA = {"format": "pt"}
 # What an exported folder may hold; only weights and their settings are written here.
 _NAMES = {
-    *(_CONFIG, "generation_config.json", "tokenizer.json"),
+    _CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
     *(f"{stem}.{suffix}" for stem, suffix in WEIGHT_FILES),
     "tokenizer.model",
     "tokenizer_config.json",
