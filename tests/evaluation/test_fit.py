@@ -215,11 +215,7 @@ def test_a_fit_does_not_depend_on_how_prompts_are_batched(
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     refused(lambda: fit_of(overconfident(1, 5)), "at least 2")
-    root = VerifiedTree(
-        parents=np.array([-1]),
-        log_values=np.zeros(1),
-        accepted=[],
-    )
+    root = VerifiedTree(parents=np.array([-1]), log_values=np.zeros(1), accepted=[])
     refused(lambda: fit_of({0: [root], 1: [root]}), "nothing was drafted")
 
 
