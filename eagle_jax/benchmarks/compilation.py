@@ -175,11 +175,7 @@ def has_compiler(extra: str) -> bool:
 
 
 def compile_case(case: Case, only: Sequence[str] = PROGRAMS) -> Iterator[Report]:
-    """Compiles the programs of a case, one after the other.
-
-    Args:
-        case: The case, see `Case`.
-        only: The names of the programs to compile, of `PROGRAMS`.
+    """Compiles the programs of a case that are named, one after the other.
 
     Raises:
         jax.errors.JaxRuntimeError: If the compiler refuses, for instance because a

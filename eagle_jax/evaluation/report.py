@@ -78,10 +78,7 @@ _SECTIONS: tuple[tuple[str, _Maker, str, str], ...] = (
 def write_report(runs: Sequence[EvaluatedRun], output: Path, report: Report) -> str:
     """Writes `report.md` and the PNG files that it shows; says what was written.
 
-    Args:
-        runs: The runs to compare.
-        output: The folder, which is made if it is missing.
-        report: Called with the name of each section that has data.
+    The folder is made if it is missing.
     """
     runs = in_order(runs)
     output.mkdir(parents=True, exist_ok=True)
