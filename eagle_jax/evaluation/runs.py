@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from eagle_jax.config import shortest
+from eagle_jax.config import ChainConfig, shortest
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.questions import get
@@ -79,6 +79,12 @@ class EvaluatedRun:
         """Whether all drafts have probabilities: of a model, not of earlier text."""
         method = METHODS.get(self.method)
         return method is None or method.has_confidence
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether its method drafts chains, whose acceptance n-alpha describes."""
+        method = METHODS.get(self.method)
+        return method is not None and method.settings is ChainConfig
 
     @property
     def is_lossless(self) -> bool:

@@ -78,7 +78,7 @@ def n_alpha_table(group: Group) -> dict[str, str]:
     """Returns n-alpha of the chains, if any, with how often it was tried, by title."""
     chains = []
     for name, run in zip(group.names, group.runs, strict=True):
-        if run.method == "chain":
+        if run.is_chain:
             accepted = [n - 1 for a in run.answers.values() for n in a.accept_lengths]
             chains.append((name, n_alpha(accepted, run.settings.get("depth") or 0)))
     if not chains:

@@ -72,8 +72,9 @@ def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "texts.jsonl").write_text(lines)
     return [
-        *("--target", f"{tiny_pair}/target", "--data", f"{folder}/texts.jsonl"),
-        *("--config", f"{folder}/config.toml"),
+        f"--target={tiny_pair}/target",
+        f"--data={folder}/texts.jsonl",
+        f"--config={folder}/config.toml",
     ]
 
 
