@@ -266,9 +266,7 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         """Refuses counts below one."""
         check_types(self)
-        new_tokens = self.max_new_tokens
-        require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
-        require_int32("max_new_tokens", new_tokens)
+        require_counts(self, max_new_tokens=1, batch_size=1)
         if self.max_length is not None:
             length = self.max_length
             require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
@@ -276,8 +274,6 @@ class DecodingConfig:
         if isinstance(self.draft_vocabulary, int):
             count = self.draft_vocabulary
             require(count >= 1, "draft_vocabulary", count, "at least 1")
-        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        require_int32("batch_size", self.batch_size)
 
 
 def load_config(path: str | Path, kind: type[Settings], **given: Any) -> Settings:

@@ -13,12 +13,7 @@ from typing import Any
 
 from eagle_jax import assets
 from eagle_jax.checkpoints.draft_files import find_calibration, read_choices
-from eagle_jax.config import (
-    ChainConfig,
-    PlainConfig,
-    StaticConfig,
-    TreeConfig,
-)
+from eagle_jax.config import ChainConfig, PlainConfig, StaticConfig, TreeConfig
 from eagle_jax.drafting import (
     DraftModel,
     LookaheadConfig,
@@ -159,12 +154,11 @@ class Method:
 
 def _tree_drafter(
     shape: TreeConfig | Topology,
+    settings: TreeConfig | StaticConfig | ChainConfig,
     context: Context,
-    *,
-    shared_noise: bool,
     calibration: Calibration = UNCALIBRATED,
 ) -> TreeDrafter:
-    """Returns the drafter of a tree.
+    """Returns the drafter of a tree, of whose settings the noise alone is read.
 
     Under the rule "rejection" static trees draw their children instead of taking the
     most likely: EAGLE-1 and standard speculative sampling as published. A dynamic
@@ -176,7 +170,7 @@ def _tree_drafter(
         model=context.model,
         tree=shape,
         calibration=calibration,
-        shares_noise=shared_noise,
+        shares_noise=settings.shared_noise,
         # Each draw is tested given those before it, so none may be missing.
         sampled=context.rule == "rejection" and is_static and shape.has_every_rank,
     )
@@ -191,12 +185,7 @@ def _dynamic(settings: TreeConfig, context: Context) -> TreeDrafter:
         context.folder,
         kind="sampled" if is_shared else "greedy",
     )
-    return _tree_drafter(
-        settings.shape,
-        context,
-        shared_noise=settings.shared_noise,
-        calibration=calibration,
-    )
+    return _tree_drafter(settings.shape, settings, context, calibration)
 
 
 def _static(own: Topology) -> Callable[[StaticConfig, Context], TreeDrafter]:
@@ -204,21 +193,19 @@ def _static(own: Topology) -> Callable[[StaticConfig, Context], TreeDrafter]:
         assert context.model is not None
         deepest = own.cut(context.model.max_levels or own.depth)
         shape = read_choices(settings.choices, deepest)
-        return _tree_drafter(shape, context, shared_noise=settings.shared_noise)
+        return _tree_drafter(shape, settings, context)
 
     return make
 
 
 def _chain(settings: ChainConfig, context: Context) -> TreeDrafter:
-    shape = chain(settings.depth)
-    return _tree_drafter(shape, context, shared_noise=settings.shared_noise)
+    return _tree_drafter(chain(settings.depth), settings, context)
 
 
 def _small_model(settings: TreeConfig, context: Context) -> TreeDrafter:
     if settings.width > 1:
         return _dynamic(settings, context)
-    shape = chain(settings.levels)
-    return _tree_drafter(shape, context, shared_noise=settings.shared_noise)
+    return _tree_drafter(chain(settings.levels), settings, context)
 
 
 def _switch(settings: SwitchConfig, context: Context) -> SwitchDrafter:

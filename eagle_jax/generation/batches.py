@@ -47,11 +47,11 @@ def decode_all(
     size = runner.batch_size
     for start in range(0, len(prompts), size):
         batch = prompts[start : start + size]
-        result = runner.run(list(batch), list(seeds[start : start + size]))
-        for number, row in enumerate(result.rows):
+        rows, reading, decoding = runner.run([*batch], [*seeds[start : start + size]])
+        for number, row in enumerate(rows):
             yield Served(
                 key=start + number,
                 row=row,
-                prefill_seconds=result.prefill_seconds / len(batch),
-                decode_seconds=result.decode_seconds / len(batch),
+                prefill_seconds=reading / len(batch),
+                decode_seconds=decoding / len(batch),
             )

@@ -12,7 +12,6 @@ from eagle_jax.generation.placement import draft_shardings
 from eagle_jax.heads import find_head, open_head
 from eagle_jax.methods import METHODS, SMALL_MODEL, Weights
 from eagle_jax.models import transformer
-from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -21,7 +20,10 @@ from eagle_jax.models.transformer import (
 from eagle_jax.parallel import PairSharding
 
 ReadDraft = Callable[[Any, PairSharding | None], Any]
-"""Reads a draft model's weights: `(target_params, sharding) -> params`."""
+"""Reads a draft model's weights: `(target_params, sharding) -> params`.
+
+A head borrows tables of the target's weights.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,20 +42,6 @@ class DraftSource:
     read: ReadDraft
     folder: Path | None = None
     tokens: tuple[int, ...] | None = None
-
-    def load(self, target_params: Any, sharding: PairSharding | None = None) -> Any:
-        """Reads or makes the weights, ready to run for all tokens.
-
-        Args:
-            target_params: The target's weights, of which a head borrows tables.
-            sharding: The target's sharding; `None` for the default device.
-        """
-        return ready_to_run(self.read(target_params, sharding), sharding)
-
-
-def ready_to_run(params: Any, sharding: PairSharding | None) -> Any:
-    """Returns weights that were just read, their products joined on a single device."""
-    return join_products(params, donate=True) if sharding is None else params
 
 
 def open_draft_model(

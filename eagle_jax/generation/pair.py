@@ -12,11 +12,7 @@ import numpy as np
 
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.config import (
-    CONFIGS,
-    DecodingConfig,
-    load_config,
-)
+from eagle_jax.config import CONFIGS, DecodingConfig, load_config
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.decoding.state import StopReason
@@ -249,7 +245,7 @@ class Pair:
         sizes = source.config
         if decoding.max_length is not None:
             check_max_length(sizes, decoding.max_length)
-        max_length = longest_text(sizes, decoding, encoded)
+        max_length = _longest_text(sizes, decoding, encoded)
         parts = 1 if self.sharding is None else self.sharding.mesh.shape["data"]
         each, most = -(-len(encoded) // parts), -(-batch_size // parts)
         rows = parts * min(bucket_rows(each), most)
@@ -316,7 +312,11 @@ def load_pair(
     config = with_settings(config or GenerateConfig(), settings)
     config.method.check_draft(draft)
     try:
-        pair = _sharded(open_pair(target, draft, config), config, mesh, rows)
+        source, sharding = open_pair(target, draft, config), None
+        if mesh is not None:
+            rows = mesh.data if rows is None else rows
+            sharding = shard_pair(mesh, source.config, batch_size=rows)
+        pair = Pair(source, config, sharding)
         return pair if is_lazy else pair.load()
     except ModuleNotFoundError as error:
         raise InputError(
@@ -335,32 +335,10 @@ def load_embedded_pair() -> Pair:
     return load_pair(str(assets.TARGET), str(assets.HEAD), config)
 
 
-def _sharded(
-    source: PairSource,
-    config: GenerateConfig,
-    mesh: MeshShape | None,
-    batch_size: int | None,
-) -> Pair:
-    """Returns a pair over a mesh, whose rows batches of a size fill; `None` for any."""
-    if mesh is None:
-        return Pair(source, config)
-    rows = mesh.data if batch_size is None else batch_size
-    return Pair(source, config, shard_pair(mesh, source.config, batch_size=rows))
-
-
-def longest_text(
+def _longest_text(
     target: TransformerConfig, decoding: DecodingConfig, encoded: list[list[int]]
 ) -> int:
-    """Returns the length of the longest text, in tokens, prompt and output together.
-
-    Args:
-        target: The target's sizes.
-        decoding: The limits of the texts.
-        encoded: The token ids of the prompts.
-
-    Raises:
-        InputError: If a prompt leaves no room for a token.
-    """
+    """Returns the length of the longest text, in tokens, prompt and output together."""
     needed = max(map(len, encoded)) + decoding.max_new_tokens
     # More slots would cost time for nothing.
     max_length = min(decoding.max_length or target.max_positions, needed)

@@ -14,21 +14,15 @@ from eagle_jax.drafting import find_tree_drafter
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import on_cpu
-from eagle_jax.generation.drafts import (
-    DraftSource,
-    open_draft_model,
-    ready_to_run,
-)
+from eagle_jax.generation.drafts import DraftSource, open_draft_model
 from eagle_jax.generation.memory import check_memory
-from eagle_jax.generation.placement import (
-    target_shardings,
-    with_drafter,
-)
+from eagle_jax.generation.placement import target_shardings, with_drafter
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import narrow, read_vocabulary
 from eagle_jax.heads import find_kind
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.methods import Context, Method
+from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
     Transformer,
     TransformerConfig,
@@ -132,10 +126,6 @@ class PairSource:
         )
         return self.method.drafter(settings, context)
 
-    def with_settings(self, settings: Any, rule: AcceptanceRule) -> "PairSource":
-        """Returns the pair with the drafter of `make_drafter`."""
-        return dataclasses.replace(self, drafter=self.make_drafter(settings, rule))
-
     def check_memory(
         self, *, batch_size: int, max_length: int, grows: bool = True
     ) -> None:
@@ -159,24 +149,21 @@ class PairSource:
             num_slots=slots,
         )
 
-    def with_vocabulary(self, given: str | int | None) -> "PairSource":
-        """Returns the pair whose draft model chooses among some tokens alone.
-
-        Args:
-            given: What `DecodingConfig.draft_vocabulary` says.
-        """
-        if self.draft is None:
-            return self
-        tokens = read_vocabulary(
-            given,
-            self.draft.model,
-            self.draft.folder,
-            vocab_size=self.config.vocab_size,
-            stop_tokens=self.stop_tokens,
-            read_tokenizer=self.read_tokenizer,
-        )
-        draft = dataclasses.replace(self.draft, tokens=tokens)
-        return dataclasses.replace(self, draft=draft)
+    def with_settings(self, settings: GenerateConfig) -> "PairSource":
+        """Returns the pair with its drafter, and the tokens that it chooses among."""
+        draft = self.draft
+        if draft is not None:
+            tokens = read_vocabulary(
+                settings.decoding.draft_vocabulary,
+                draft.model,
+                draft.folder,
+                vocab_size=self.config.vocab_size,
+                stop_tokens=self.stop_tokens,
+                read_tokenizer=self.read_tokenizer,
+            )
+            draft = dataclasses.replace(draft, tokens=tokens)
+        drafter = self.make_drafter(settings.tree, settings.sampling.rule)
+        return dataclasses.replace(self, draft=draft, drafter=drafter)
 
     def with_target(self, params: TransformerParams) -> "PairSource":
         """Returns the source of a pair whose target is that of a loaded one."""
@@ -193,13 +180,12 @@ class PairSource:
             InputError: If the weights or the tokenizer cannot be read.
         """
         shardings = target_shardings(sharding, self.config, self.bits)
-        target_params = ready_to_run(self.read_target(shardings), sharding)
+        target_params = _ready_to_run(self.read_target(shardings), sharding)
         drafter_params: Any = ()
         if self.draft is not None:
-            whole = self.draft.load(target_params, sharding)
-            drafter_params = narrow(
-                self.draft.model, whole, self.draft.tokens, sharding
-            )
+            whole = _ready_to_run(self.draft.read(target_params, sharding), sharding)
+            tokens = self.draft.tokens
+            drafter_params = narrow(self.draft.model, whole, tokens, sharding)
         target = Transformer(config=self.config, dtype=self.dtype)
         return LoadedPair(
             target=with_features(target, self.drafter),
@@ -246,7 +232,7 @@ def open_pair(
     def read_target(shardings: Any) -> TransformerParams:
         return checkpoints.load_target(folder, dtype, shardings, bits)[1]
 
-    source = PairSource(
+    return PairSource(
         config=config,
         dtype=dtype,
         method=method,
@@ -256,8 +242,12 @@ def open_pair(
         stop_tokens=checkpoints.stop_tokens(folder),
         bits=bits,
         folder=folder,
-    ).with_vocabulary(decoding.draft_vocabulary)
-    return source.with_settings(settings.tree, settings.sampling.rule)
+    ).with_settings(settings)
+
+
+def _ready_to_run(params: Any, sharding: PairSharding | None) -> Any:
+    """Returns weights that were just read, their products joined on a single device."""
+    return join_products(params, donate=True) if sharding is None else params
 
 
 def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:

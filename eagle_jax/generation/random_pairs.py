@@ -68,7 +68,7 @@ def open_random(sizes: str, settings: GenerateConfig) -> PairSource:
         )
         return make(jax.random.key(0), config, dtype, bits)
 
-    source = PairSource(
+    return PairSource(
         config=config,
         dtype=dtype,
         method=method,
@@ -77,20 +77,13 @@ def open_random(sizes: str, settings: GenerateConfig) -> PairSource:
         read_tokenizer=lambda: None,
         stop_tokens=(),
         bits=bits,
-    ).with_vocabulary(decoding.draft_vocabulary)
-    return source.with_settings(settings.tree, settings.sampling.rule)
+    ).with_settings(settings)
 
 
 def _random_draft(
     target: TransformerConfig, dtype: str, weights: Weights
 ) -> DraftSource:
-    """Returns heads, as many as are published, with layers of the target's.
-
-    Args:
-        target: The target's sizes.
-        dtype: The type of the weights; not "auto".
-        weights: The kind of the heads.
-    """
+    """Returns heads, as many as are published, with layers of the target's."""
     # Of a family with several kinds, the one that reads any target.
     kinds = [head for head in HEADS.values() if head.family == weights.kind]
     head = kinds[-1]

@@ -188,10 +188,10 @@ def _measure(
         batch = list(prompts[start : start + size])
         seeds = list(range(start, start + len(batch)))
         for way, runner in runners.items():
-            result = runner.run(batch, seeds)
-            seconds[way] += result.decode_seconds
-            lengths[way] += [len(row.generated_ids) for row in result.rows]
-            rounds[way] += sum(len(row.accept_lengths) for row in result.rows)
+            rows, _, decode_seconds = runner.run(batch, seeds)
+            seconds[way] += decode_seconds
+            lengths[way] += [len(row.generated_ids) for row in rows]
+            rounds[way] += sum(len(row.accept_lengths) for row in rows)
     if not decoded_tokens(lengths[None]):
         raise InputError("every text ends with its first token; give other prompts")
     return {

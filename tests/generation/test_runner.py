@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import gc
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -13,14 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-from eagle_jax.config import DecodingConfig, TreeConfig
+import eagle_jax
+from eagle_jax.config import ChainConfig, DecodingConfig, TreeConfig
 from eagle_jax.decoding import growth
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
-from eagle_jax.generation.runner import Runner
+from eagle_jax.generation.runner import Runner, warn_if_never_accepted
 from eagle_jax.models.transformer import Transformer
 from tests import tiny
 
@@ -93,12 +95,13 @@ def test_warming_up_makes_the_first_cache_alone(
 def test_compiling_for_a_larger_cache_is_counted_once(make_runner: MakeRunner) -> None:
     runner = make_runner()
     runner.warm_up(by_round=False)
-    first = runner.run([[1, 2]], [0])
-    again = runner.run([[1, 2]], [0])
-    assert first.compile_seconds > 0
-    assert again.compile_seconds == 0
-    assert first.rows == again.rows
-    assert len(first.rows[0].generated_ids) == LONG
+    taken, texts = [runner.programs.compile_seconds], []
+    for _ in range(2):
+        texts.append(runner.run([[1, 2]], [0])[0])
+        taken.append(runner.programs.compile_seconds)
+    assert taken[0] < taken[1] == taken[2]
+    assert texts[0] == texts[1]
+    assert len(texts[0][0].generated_ids) == LONG
 
 
 def test_what_is_compiled_in_a_run_is_no_part_of_its_decoding(
@@ -113,9 +116,10 @@ def test_what_is_compiled_in_a_run_is_no_part_of_its_decoding(
 
     monkeypatch.setattr(Runner, "_bind", slow)
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    result = make_runner().run([[1, 2]], [0])
-    assert (result.prefill_seconds, result.decode_seconds) == (0, 0)
-    assert result.compile_seconds == 4000  # Prefill, rounds, a larger cache, rounds.
+    runner = make_runner()
+    assert runner.run([[1, 2]], [0])[1:] == (0, 0)
+    # Prefill, rounds, a larger cache, rounds.
+    assert runner.programs.compile_seconds == 4000
 
 
 def test_rounds_are_compiled_once_for_prompts_of_any_length(
@@ -137,7 +141,7 @@ def test_rounds_seen_one_by_one_give_the_same_text(make_runner: MakeRunner) -> N
     prompts = [[1, 2, 3], [7]]
     seen = list(runner.rounds(prompts, [0, 1]))
     texts, _ = seen[-1]
-    assert texts == runner.run(prompts, [0, 1]).rows
+    assert texts == runner.run(prompts, [0, 1])[0]
     assert len(seen) == max(len(row.accept_lengths) for row in texts) + 1
 
 
@@ -219,3 +223,39 @@ def test_calls_of_any_shape_share_few_programs() -> None:
         sizes = bucket_sizes(lengths.max() + limit, prompt=prompt, depth=7)
         found |= {(rows, prompt, sizes[0]), *((rows, size) for size in sizes)}
     assert len(found) <= 24
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[0] * 31], False),
+        ([[0] * 32], True),
+        ([[1, 1] + [0] * 30], False),
+        ([[0] * 96 + [1] * 4], True),
+        ([[0] * 95 + [1] * 5], False),
+        ([[0] * 8, [0] * 8, [0] * 8, [2] * 8, [0] * 1000], False),
+        ([[0] * 16, [0] * 16, [1] * 9], True),
+    ],
+)
+def test_too_little_acceptance_in_the_first_rounds_of_all_rows_is_said(
+    rows: list[list[int]], expected: bool
+) -> None:
+    seen: list[int] = []
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for row in rows:
+            warn_if_never_accepted(seen, [row])
+    assert len(warned) == expected
+
+
+def test_a_head_that_knows_nothing_is_said_once_with_figures(tiny_pair: Path) -> None:
+    # Three drafts of 300 tokens: they hit by chance in one round of a hundred.
+    pair = eagle_jax.load_pair(
+        str(tiny_pair / "target"),
+        str(tiny_pair / "head"),
+        method="chain",
+        tree=ChainConfig(depth=3),
+    )
+    with pytest.warns(UserWarning, match=r"drafts do not fit.* accepted in 4") as said:
+        for _ in range(2):
+            pair.generate(["a", "b"], max_new_tokens=24)
+    assert len(said) == 1

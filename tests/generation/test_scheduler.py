@@ -84,7 +84,7 @@ def alone(runner: Runner, prompts: list[list[int]]) -> list[list[int]]:
     """Each text as the only one of its batch, with a cache of one size."""
     one = dataclasses.replace(runner, batch_size=1, prompt_bucket=112)
     return [
-        one.run([prompt], [seed]).rows[0].generated_ids
+        one.run([prompt], [seed])[0][0].generated_ids
         for seed, prompt in enumerate(prompts)
     ]
 
