@@ -175,23 +175,14 @@ def test_what_cannot_be_decoded_is_refused(
     refused(lambda: pair.generate(wrong, **settings), named)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "named"),
-    [([], "no prompts"), (None, "no prompt"), (["a", "b"], "one prompt, but 2")],
-)
-def test_a_stream_of_anything_but_one_prompt_is_refused(
-    pair: Pair, prompt: object, named: str
-) -> None:
-    wrong: Any = prompt
-    refused(lambda: next(pair.stream(wrong)), named)
+def test_a_stream_of_anything_but_one_prompt_is_refused(pair: Pair) -> None:
+    refused(lambda: next(pair.stream(["a", "b"])), "one prompt, but 2")
+    refused(lambda: next(pair.stream([])), "no prompts")
 
 
 def test_weights_that_a_method_does_not_read_are_told() -> None:
-    target, unread = (
-        str(assets.TARGET),
-        "lookup drafts without weights: `draft` nowhere",
-    )
-    with pytest.warns(UserWarning, match=unread):
+    target = str(assets.TARGET)
+    with pytest.warns(UserWarning, match="without weights: `draft` nowhere is not"):
         pair = load_pair(target, "nowhere", method="lookup")
     alone = load_pair(target, method="lookup")
     assert pair.generate("x", **SETTINGS) == alone.generate("x", **SETTINGS)

@@ -88,4 +88,4 @@ def test_random_heads_are_as_many_as_published_ones(method: str, heads: int) -> 
     config = drafter.model.config
     assert config.num_heads == heads
     assert method == "medusa" or config.layer == source.config.layer
-    assert source.load().params.drafter.heads is not None
+    assert source.load().params.drafter.head is not None

@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,54 +14,30 @@ import numpy as np
 import pytest
 
 import eagle_jax
-from eagle_jax.config import ChainConfig, DecodingConfig, TreeConfig
-from eagle_jax.decoding import growth
+from eagle_jax.config import ChainConfig
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner, warn_if_never_accepted
 from eagle_jax.models.transformer import Transformer
-from tests import tiny
+from tests.generation.test_scheduler import DRAFTER, MakeRunner
+from tests.generation.test_scheduler import make_runner as make_small_runner
+
+__all__ = ["make_small_runner"]
 
 LONG, SHORT = 100, 3
-TREE = TreeConfig(num_nodes=3, depth=1, width=2)
-TARGET, DRAFTER, PARAMS = tiny.pair(tiny.TARGET, tiny.HEAD, TREE)
-
-
-@pytest.fixture(scope="module")
-def pair() -> LoadedPair:
-    return LoadedPair(
-        target=TARGET,
-        drafter=DRAFTER,
-        params=PARAMS,
-        tokenizer=None,
-        stop_tokens=(),
-    )
 
 
 @pytest.fixture
-def make_runner(pair: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> Any:
+def make_runner(make_small_runner: MakeRunner) -> MakeRunner:
     """Makes runners of texts whose cache begins with 64 slots and ends with 320."""
-    monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
 
     def make(**settings: Any) -> Runner:
-        defaults: dict[str, Any] = {
-            "drafter": pair.drafter,
-            "max_length": 180,
-            "prompt_bucket": 16,
-            "batch_size": 1,
-            "programs": Programs(),
-        }
-        decoding = DecodingConfig(max_new_tokens=settings.pop("new_tokens", LONG))
-        config = GenerateConfig(decoding=decoding)
-        return Runner(pair=pair, config=config, **(defaults | settings))
+        defaults = {"new_tokens": LONG, "ignore_eos": True, "temperature": 0.0}
+        shape = {"max_length": 180, "prompt_bucket": 16, "batch_size": 1}
+        return make_small_runner(**(defaults | shape | settings))
 
     return make
-
-
-MakeRunner = Callable[..., Runner]
 
 
 @pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])

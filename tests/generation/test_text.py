@@ -112,14 +112,24 @@ def test_continuations_keep_the_space_that_sentencepiece_hides(shared: Path) -> 
     assert text.continuation(tokenizer, prompt, generated) == " a time"
 
 
-def test_characters_are_held_back_until_they_are_complete(tokenizer: Any) -> None:
+def _shown(tokenizer: Any, prompt: list[int], generated: list[int]) -> list[str]:
+    """Returns what each token makes certain."""
+    stream, last = text.TextStream(tokenizer, prompt), len(generated)
+    return [stream.update(generated[:n], is_last=n == last) for n in range(1, last + 1)]
+
+
+def test_characters_are_held_back_until_they_are_complete(
+    tokenizer: Any, fallback_tokenizer: Any
+) -> None:
     generated = _bytes(tokenizer, "a€b")
-    assert len(generated) == 5
-    stream = text.TextStream(tokenizer, [_BOS])
-    shown = [
-        stream.update(generated[:count], is_last=count == 5) for count in range(1, 6)
-    ]
-    assert shown == ["a", "", "", "€", "b"]
+    assert _shown(tokenizer, [_BOS], generated) == ["a", "", "", "€", "b"]
+    # Some decode a run of bytes as a whole, with those that the prompt began.
+    run = [*(3 + byte for byte in "éé".encode()), 260]
+    assert _shown(fallback_tokenizer, [1], run) == ["", "", "", "", "ééa"]
+    run = [3 + byte for byte in "😀".encode()]
+    prompt, generated = [1, 260, *run[:2]], [*run[2:], 260]
+    assert text.continuation(fallback_tokenizer, prompt, generated) == "😀a"
+    assert _shown(fallback_tokenizer, prompt, generated) == ["", "", "😀a"]
 
 
 _DECODERS = {
@@ -189,26 +199,5 @@ def test_a_character_that_the_prompt_began_shows_once(
     assert text.continuation(tokenizer, prompt, generated) == "😀b"
     assert text.continuation(tokenizer, prompt, generated[-1:]) == "b"
     assert text.continuation(tokenizer, prompt, []) == ""
-    stream = text.TextStream(tokenizer, prompt)
-    shown = [
-        stream.update(generated[:n], is_last=False) for n in range(num_generated + 2)
-    ]
-    assert shown == [""] * num_generated + ["😀", "b"]
-
-
-def test_a_run_of_bytes_that_the_prompt_began_shows_once(
-    fallback_tokenizer: Any,
-) -> None:
-    bytes_ = [3 + byte for byte in "😀".encode()]
-    prompt, generated = [1, 260, *bytes_[:2]], [*bytes_[2:], 260]
-    assert text.continuation(fallback_tokenizer, prompt, generated) == "😀a"
-    stream = text.TextStream(fallback_tokenizer, prompt)
-    shown = [stream.update(generated[:n], is_last=n == 3) for n in range(4)]
-    assert shown == ["", "", "", "😀a"]
-
-
-def test_a_run_of_bytes_shows_when_it_is_over(fallback_tokenizer: Any) -> None:
-    generated = [*(3 + byte for byte in "éé".encode()), 260]
-    stream = text.TextStream(fallback_tokenizer, [1])
-    shown = [stream.update(generated[:n], is_last=False) for n in range(1, 6)]
-    assert shown == ["", "", "", "", "ééa"]
+    expected = [""] * (num_generated - 1) + ["😀", "b"]
+    assert _shown(tokenizer, prompt, generated) == expected
