@@ -176,7 +176,8 @@ def test_what_cannot_be_decoded_is_refused(
 
 
 def test_a_stream_of_anything_but_one_prompt_is_refused(pair: Pair) -> None:
-    refused(lambda: next(pair.stream(["a", "b"])), "one prompt, but 2")
+    two: Any = ["a", "b"]
+    refused(lambda: next(pair.stream(two)), "one prompt, but 2")
     refused(lambda: next(pair.stream([])), "no prompts")
 
 
