@@ -74,6 +74,19 @@ def overconfident(prompts: int, rounds: int) -> Trees:
     }
 
 
+def test_the_fit_has_the_greatest_likelihood() -> None:
+    trials = draw({(1, 0): 1.7}, 300)
+    found = fit_exponent(trials)
+
+    def log_likelihood(exponent: float) -> float:
+        logs = exponent * trials["log_confidence"]
+        each = np.where(trials["is_accepted"], logs, np.log1p(-np.exp(logs)))
+        return each.sum()
+
+    near = [log_likelihood(found * factor) for factor in (0.99, 1.01)]
+    assert log_likelihood(found) > max(near)
+
+
 @pytest.mark.parametrize("confidence", [1.0, 0.5, 1e-30])
 def test_certain_outcomes_stay_within_the_bounds(confidence: float) -> None:
     nothing = trials_from(depth=[1] * 5, log_confidence=np.log(confidence))

@@ -64,6 +64,12 @@ def first(length: jax.Array) -> jax.Array:
     return jnp.broadcast_to(length[0], length.shape)
 
 
+def none_without_cache(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
+    if mask is None:
+        cache = with_length(cache, 0 * cache.length)
+    return positions, mask, cache
+
+
 def chunks_without_cache(tokens: Any, positions: Any, mask: Any, cache: Any) -> Any:
     if mask is None and tokens.shape[1] > 1:
         cache = with_length(cache, 0 * cache.length)
@@ -203,6 +209,10 @@ MISTAKES: list[tuple[Any, str]] = [
     (
         misread(lambda t, p, m, c: (p, m, with_length(c, c.length + 1))),
         "slots behind a row's text are seen",
+    ),
+    (
+        misread(none_without_cache),
+        "mask None and a filled cache: it ignores the cache",
     ),
     (
         misread(chunks_without_cache),
