@@ -145,12 +145,7 @@ def with_automaton(pair: LoadedPair, tables: AutomatonParams | None) -> LoadedPa
 
 
 def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
-    """Returns what each token adds to a text; `None` for those that add no text.
-
-    Args:
-        tokenizer: A `transformers` tokenizer, byte-level or of sentencepiece's kind.
-        vocab_size: The number of tokens the target knows, `V`.
-    """
+    """Returns what each token adds to a text; `None` for those that add no text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = (json.loads(backend.to_str())["decoder"] if backend else None) or {}
     kinds = {part.get("type") for part in decoder.get("decoders", [decoder])}
@@ -237,14 +232,7 @@ def _over_tokens(
     written: Sequence[bytes | None],
     stops: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the automaton over tokens: see `make_tables`.
-
-    Args:
-        table: `[states, 256]` int32, the next state after each byte.
-        is_final: `[states]` bool, true where a text may end.
-        written: The bytes of each token, `None` where it is forbidden.
-        stops: The tokens that end a text.
-    """
+    """Returns the automaton over tokens, see `make_tables`, of `_byte_automaton`."""
     num_states = len(table)
     columns = [np.arange(num_states, dtype=np.int32), np.zeros(num_states, np.int32)]
     same, dead = range(2)

@@ -6,22 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from eagle_jax import checkpoints
 from eagle_jax.constraints import Constraint
 from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.speculative import AcceptanceRule
-from eagle_jax.drafting import find_tree_drafter
+from eagle_jax.drafting import DraftModel, SmallModel
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import on_cpu
-from eagle_jax.generation.drafts import DraftSource, open_draft_model
 from eagle_jax.generation.memory import check_memory
-from eagle_jax.generation.placement import target_shardings, with_drafter
+from eagle_jax.generation.placement import draft_shardings, target_shardings
 from eagle_jax.generation.tokenizer import load_tokenizer
-from eagle_jax.generation.vocabulary import narrow, read_vocabulary
-from eagle_jax.heads import find_kind
+from eagle_jax.generation.vocabulary import read_vocabulary
+from eagle_jax.heads import find_head, find_kind, open_head
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.methods import Context, Method
+from eagle_jax.methods import METHODS, SMALL_MODEL, Context, Method, Weights
+from eagle_jax.models import transformer
 from eagle_jax.models.joined import join_products
 from eagle_jax.models.transformer import (
     Transformer,
@@ -55,6 +58,31 @@ class LoadedPair:
     sharding: PairSharding | None = None
     first_rounds: list[int] | None = None
     constraint: Constraint | None = None
+
+
+ReadDraft = Callable[[Any, PairSharding | None], Any]
+"""Reads a draft model's weights: `(target_params, sharding) -> params`.
+
+A head borrows tables of the target's weights.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftSource:
+    """A draft model that is opened, but whose weights are not read.
+
+    Attributes:
+        model: The draft model.
+        read: The function that reads or makes its weights, to be laid out by a
+            sharding or, given `None`, on the default device.
+        folder: The folder of its files, `None` if it has none.
+        tokens: The tokens that it chooses among, ascending; `None` for all.
+    """
+
+    model: DraftModel
+    read: ReadDraft
+    folder: Path | None = None
+    tokens: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,15 +136,7 @@ class PairSource:
         return self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
 
     def make_drafter(self, settings: Any, rule: AcceptanceRule) -> Drafter | None:
-        """Returns the drafter of the method, `None` for plain decoding.
-
-        Args:
-            settings: The method's own settings.
-            rule: The acceptance rule.
-
-        Raises:
-            InputError: If the settings name files that cannot be used.
-        """
+        """Returns the drafter that the method's settings name, `None` without one."""
         context = Context(
             vocab_size=self.config.vocab_size,
             encode=self.encode,
@@ -181,19 +201,35 @@ class PairSource:
         """
         shardings = target_shardings(sharding, self.config, self.bits)
         target_params = _ready_to_run(self.read_target(shardings), sharding)
+        target = Transformer(config=self.config, dtype=self.dtype)
         drafter_params: Any = ()
         if self.draft is not None:
-            whole = _ready_to_run(self.draft.read(target_params, sharding), sharding)
+            model: Any = self.draft.model
+            read = self.draft.read(target_params, sharding)
+            drafter_params = _ready_to_run(read, sharding)
             tokens = self.draft.tokens
-            drafter_params = narrow(self.draft.model, whole, tokens, sharding)
-        target = Transformer(config=self.config, dtype=self.dtype)
+            if tokens is not None:
+                fewer = jnp.asarray(tokens, jnp.int32)
+                drafter_params = model.narrow(drafter_params, fewer)
+            sizes = getattr(model, "target", model).config
+            head = find_kind(sizes)
+            if head is not None:  # The target gives the features that it reads.
+                config = head.target(self.config, sizes)
+                target = dataclasses.replace(target, config=config)
+            if sharding is not None:
+                layer = getattr(sizes, "layer", None)
+                sharding = sharding.with_drafter(layer, drafter_params)
+                if tokens is not None:
+                    # Devices that cannot share as many columns hold all of them each.
+                    places = sharding.drafter_shardings(drafter_params)
+                    drafter_params = jax.device_put(drafter_params, places)
         return LoadedPair(
-            target=with_features(target, self.drafter),
+            target=target,
             drafter=self.drafter,
             params=Params(target=target_params, drafter=drafter_params),
             tokenizer=self.tokenizer,
             stop_tokens=self.stop_tokens,
-            sharding=with_drafter(sharding, self.drafter, drafter_params),
+            sharding=sharding,
             first_rounds=[] if self.draft and self.draft.folder else None,
         )
 
@@ -221,9 +257,7 @@ def open_pair(
     check_memory(config, dtype, bits)
     draft = None
     if draft_name is not None and method.weights is not None:
-        draft = open_draft_model(
-            draft_name, config, dtype=dtype, weights=method.weights
-        )
+        draft = _open_draft(draft_name, config, dtype, method.weights)
 
     @functools.cache
     def read_tokenizer() -> Any:
@@ -250,15 +284,42 @@ def _ready_to_run(params: Any, sharding: PairSharding | None) -> Any:
     return join_products(params, donate=True) if sharding is None else params
 
 
-def with_features(target: Transformer, drafter: Drafter | None) -> Transformer:
-    """Returns the target, set to give the features that a drafter reads.
-
-    Raises:
-        InputError: If the target cannot give them.
-    """
-    grower = find_tree_drafter(drafter)
-    sizes = getattr(grower and grower.model, "config", None)
-    head = find_kind(sizes)
+def _open_draft(
+    name: str, target: TransformerConfig, dtype: str, weights: Weights
+) -> DraftSource:
+    """Opens a model that drafts for a target that is opened already."""
+    folder = checkpoints.resolve(name)
+    head = find_head(folder)
+    if (head.family if head else SMALL_MODEL.kind) != weights.kind:
+        methods = [row.name for row in METHODS.values() if row.weights is weights]
+        needs = "methods {} need" if len(methods) > 1 else "method {} needs"
+        raise InputError(
+            f"{folder} holds {head.title if head else 'a whole model'}; "
+            f"{needs.format(', '.join(methods))} {weights.description}"
+        )
     if head is None:
-        return target
-    return dataclasses.replace(target, config=head.target(target.config, sizes))
+        small, _ = checkpoints.open_target(folder)
+        if small.vocab_size != target.vocab_size:
+            raise InputError(
+                f"the small model has {small.vocab_size} tokens, the target "
+                f"{target.vocab_size}; give a model with the target's tokenizer"
+            )
+
+        def read_small(_: TransformerParams, sharding: PairSharding | None) -> Any:
+            shardings = draft_shardings(sharding, transformer.init_params, small)
+            return checkpoints.load_target(folder, dtype, shardings)[1]
+
+        decoder = Transformer(config=small, dtype=dtype)
+        drafted = SmallModel(target=decoder, vocab_size=small.vocab_size)
+        return DraftSource(model=drafted, read=read_small, folder=folder)
+    opened = open_head(folder, target)
+    model = head.model(opened.config, dtype)
+
+    def read_head(
+        target_params: TransformerParams, sharding: PairSharding | None
+    ) -> Any:
+        shardings = draft_shardings(sharding, head.init, opened.config)
+        params = opened.load(target_params, dtype, shardings)
+        return model.join(params, target_params)
+
+    return DraftSource(model=model, read=read_head, folder=folder)

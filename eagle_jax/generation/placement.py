@@ -6,9 +6,7 @@ from typing import Any
 import jax
 
 from eagle_jax.checkpoints.load import shapes_of, target_shapes
-from eagle_jax.drafting import SmallModel, find_tree_drafter
 from eagle_jax.errors import InputError
-from eagle_jax.interface import Drafter
 from eagle_jax.models.quantized import GROUP_SIZE
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import PairSharding
@@ -57,21 +55,3 @@ def draft_shardings(
     shapes = shapes_of(init_params, config)
     layer = getattr(config, "layer", None)
     return sharding.with_drafter(layer, shapes).drafter_shardings(shapes)
-
-
-def with_drafter(
-    sharding: PairSharding | None, drafter: Drafter | None, params: Any
-) -> PairSharding | None:
-    """Returns the sharding of a target with its drafter, `None` for the default device.
-
-    Args:
-        sharding: The target's sharding; `None` for the default device.
-        drafter: The drafter; `None` for plain decoding.
-        params: The drafter's weights.
-    """
-    grower = find_tree_drafter(drafter)
-    if sharding is None or grower is None:
-        return sharding
-    model: Any = grower.model
-    decoder: Any = model.target if isinstance(model, SmallModel) else model
-    return sharding.with_drafter(getattr(decoder.config, "layer", None), params)

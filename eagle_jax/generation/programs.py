@@ -25,11 +25,7 @@ class Programs:
     """
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:
-        """Starts without a program.
-
-        Args:
-            most: The number of programs kept at once.
-        """
+        """Starts without a program; `most` are kept at once."""
         self.compile_seconds = 0.0
         self._most = most
         self._kept: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
@@ -45,9 +41,7 @@ class Programs:
     ) -> jax.stages.Compiled:
         """Returns a program, compiled now if it is not kept.
 
-        Args:
-            key: The program's name and all that it is compiled for.
-            compile_it: The function that compiles it.
+        Its `key` is its name and all that it is compiled for.
         """
         with self._lock:
             if key in self._kept:

@@ -9,9 +9,8 @@ from eagle_jax import checkpoints
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import on_cpu
-from eagle_jax.generation.drafts import DraftSource
 from eagle_jax.generation.memory import check_memory
-from eagle_jax.generation.pairs import PairSource
+from eagle_jax.generation.pairs import DraftSource, PairSource
 from eagle_jax.generation.placement import draft_shardings
 from eagle_jax.heads import HEADS
 from eagle_jax.methods import SMALL_MODEL, Weights

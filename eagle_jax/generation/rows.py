@@ -33,12 +33,7 @@ def longest_running(rows: list[Row]) -> int:
 
 
 def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
-    """Returns the texts of a state.
-
-    Args:
-        state: The state, on the devices.
-        fetch: The function that brings arrays to the host.
-    """
+    """Returns the texts of a state; `fetch` brings arrays to the host."""
     tokens, lengths, reasons, accepted, rounds, starts = fetch(
         (
             state.tokens,

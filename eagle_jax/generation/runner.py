@@ -297,10 +297,8 @@ class Runner:
 def warn_if_never_accepted(seen: list[int], rows: Iterable[list[int]]) -> None:
     """Judges a pair once, by its first rounds.
 
-    Args:
-        seen: The accept lengths of the rounds so far, of all rows; more are added until
-            they are enough.
-        rows: The accept lengths of each row that has ended since.
+    `seen` holds the accept lengths of the rounds so far, of all rows; those of `rows`,
+    which have ended since, are added until they are enough.
     """
     if len(seen) >= _ENOUGH_ROUNDS:
         return

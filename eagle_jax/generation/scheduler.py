@@ -47,15 +47,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LongPrompt:
-    """A long prompt that is being read.
-
-    Attributes:
-        text: The prompt's text.
-        prefix: What is read of it.
-        num_slots: The number of its cache slots.
-        slot: The row that is kept for it.
-        num_left: The chunks that are left.
-    """
+    """A long prompt that is being read; the row `slot` is kept for it."""
 
     text: Served
     prefix: PrefillState

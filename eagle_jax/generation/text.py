@@ -108,12 +108,7 @@ class TextStream:
     """A text that grows with its tokens, by characters that are complete."""
 
     def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
-        """Starts after a prompt.
-
-        Args:
-            tokenizer: A `transformers` tokenizer.
-            prompt: The prompt's token ids.
-        """
+        """Starts after a prompt, given as token ids."""
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._prompt_text = _decode(tokenizer, prompt)

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.hub import VOCABULARY_FILE
@@ -24,7 +22,6 @@ from eagle_jax.config import require
 from eagle_jax.drafting import DraftModel
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle.draft import EagleHead
-from eagle_jax.parallel import PairSharding
 from eagle_jax.parsing import read_bytes, read_json
 
 _HINT = "count the tokens of a text with `draft_vocabulary` N@FILE"
@@ -39,18 +36,10 @@ def read_vocabulary(
     stop_tokens: Sequence[int],
     read_tokenizer: Callable[[], Any],
 ) -> tuple[int, ...] | None:
-    """Returns the tokens that a draft model is to choose among.
+    """Returns the tokens that a draft model chooses among, ascending; `None` for all.
 
-    Args:
-        given: What `DecodingConfig.draft_vocabulary` says.
-        model: The draft model.
-        folder: The draft model's folder, which may hold a file; `None` for none.
-        vocab_size: The number of tokens the target knows, `V`.
-        stop_tokens: The tokens that end the target's texts.
-        read_tokenizer: See `PairSource`; it is called only to count in a text.
-
-    Returns:
-        The tokens in ascending order, `None` for all.
+    They are `given` as `DecodingConfig.draft_vocabulary`; `folder` is the draft model's
+    own, and a tokenizer is read only to count in a text.
     """
     own = None if folder is None else folder / VOCABULARY_FILE
     path = own if own is not None and own.is_file() else None
@@ -118,29 +107,3 @@ def _read_ids(path: Path, vocab_size: int) -> list[int]:
             f'"ids", different token ids of 0 to {vocab_size - 1}; {_HINT}'
         )
     return ids
-
-
-def narrow(
-    model: DraftModel,
-    params: Any,
-    tokens: tuple[int, ...] | None,
-    sharding: PairSharding | None = None,
-) -> Any:
-    """Returns a draft model's weights with the columns of some tokens alone.
-
-    Devices that cannot share as many columns hold the whole draft model each.
-
-    Args:
-        model: The draft model, for which `read_vocabulary` found the tokens.
-        params: Its weights.
-        tokens: The tokens; `None` for all.
-        sharding: The target's sharding; `None` for the default device.
-    """
-    if tokens is None:
-        return params
-    assert isinstance(model, EagleHead)
-    narrowed = model.narrow(params, jnp.asarray(tokens, jnp.int32))
-    if sharding is None:
-        return narrowed
-    drafted = sharding.with_drafter(model.config.layer, narrowed)
-    return jax.device_put(narrowed, drafted.drafter_shardings(narrowed))
