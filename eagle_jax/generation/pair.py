@@ -22,7 +22,6 @@ from eagle_jax.generation.batches import decode_all
 from eagle_jax.generation.config import GenerateConfig, of_call, with_settings
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
-from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
@@ -147,8 +146,17 @@ class Pair:
         seeds = range(seed, seed + len(encoded))
         texts = decode_all(runner, encoded, seeds)
         return [
-            self._generation(served.row, seed)
-            for served, seed in zip(texts, seeds, strict=True)
+            Generation(
+                text=text.continuation(
+                    self.tokenizer, row.prompt_ids, row.generated_ids
+                ),
+                token_ids=row.generated_ids,
+                prompt_ids=row.prompt_ids,
+                stop_reason=row.stop_reason,
+                accept_lengths=row.accept_lengths,
+                seed=seed,
+            )
+            for row, seed in zip((one.row for one in texts), seeds, strict=True)
         ]
 
     def warm_up(
@@ -264,16 +272,6 @@ class Pair:
             max_length=max_length,
             prompt_bucket=bucket_length(max(map(len, encoded))),
             batch_size=rows,
-        )
-
-    def _generation(self, row: Row, seed: int) -> Generation:
-        return Generation(
-            text=text.continuation(self.tokenizer, row.prompt_ids, row.generated_ids),
-            token_ids=row.generated_ids,
-            prompt_ids=row.prompt_ids,
-            stop_reason=row.stop_reason,
-            accept_lengths=row.accept_lengths,
-            seed=seed,
         )
 
 
