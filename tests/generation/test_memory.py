@@ -26,12 +26,7 @@ _HUGE = 2**31 - 1
 TREE = TreeConfig(num_nodes=8, depth=3, width=2)
 
 
-def opened(
-    sizes: str = _SIZES,
-    *,
-    tree: object = TREE,
-    **decoding: Any,
-) -> PairSource:
+def opened(sizes: str = _SIZES, *, tree: object = TREE, **decoding: Any) -> PairSource:
     return open_random(sizes, settings_of(tree, **decoding))
 
 
@@ -68,16 +63,9 @@ def test_a_tree_that_cannot_be_in_memory_is_refused(
 def test_rows_slots_and_batches_that_cannot_be_in_memory_are_refused() -> None:
     source, far = opened(), 10**12
     source.check_memory(batch_size=1, max_length=_HUGE)  # A cache begins small.
-    for rows, slots, named in (
-        (10**9, 128, "batch_size = 1000000000"),
-        (1, far, f"{far} cache slots"),
-    ):
-        refused(
-            lambda b=rows, s=slots: source.check_memory(
-                batch_size=b, max_length=s, grows=False
-            ),
-            named,
-        )
+    check = functools.partial(source.check_memory, grows=False)
+    refused(lambda: check(batch_size=10**9, max_length=128), "batch_size = 1000000000")
+    refused(lambda: check(batch_size=1, max_length=far), f"{far} cache slots")
     train = functools.partial(memory.check_training, source.config, "float32")
     train(batch_size=8, row_length=2048)
     refused(lambda: train(batch_size=10**6, row_length=2048), "row_length = 2048")
@@ -97,12 +85,8 @@ def test_weights_that_cannot_be_in_memory_are_refused(
     sizes: str, bits: int | None
 ) -> None:
     hidden, layers, _, vocabulary = sizes.replace("=", " = ").split(",")
-    refused(
-        lambda: opened(sizes, quantization=f"int{bits}" if bits else "none"),
-        hidden,
-        layers,
-        vocabulary,
-    )
+    given = f"int{bits}" if bits else "none"
+    refused(lambda: opened(sizes, quantization=given), hidden, layers, vocabulary)
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
@@ -124,14 +108,11 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
         jax.ShapeDtypeStruct((rows, TREE.num_nodes, 300), jnp.float32),
     )
     most = num_bytes(there) + max(map(num_bytes, at_times))
-
-    def check() -> None:
-        source.check_memory(batch_size=rows, max_length=slots, grows=False)
-
+    sizes: Any = {"batch_size": rows, "max_length": slots, "grows": False}
     monkeypatch.setattr(memory, "_memory", lambda: most)
-    check()
+    source.check_memory(**sizes)
     monkeypatch.setattr(memory, "_memory", lambda: int(0.95 * most))
-    refused(check, "GiB")
+    refused(lambda: source.check_memory(**sizes), "GiB")
 
 
 def test_the_memory_is_what_devices_or_else_the_host_tell(

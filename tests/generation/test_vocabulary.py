@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.config import DecodingConfig, TreeConfig
+from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import DraftModel
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.generation.vocabulary import read_vocabulary
@@ -36,14 +36,8 @@ def read(
     model: DraftModel = MODEL,
     stops: tuple[int, ...] = (2, 7),
 ) -> tuple[int, ...] | None:
-    return read_vocabulary(
-        given,
-        model,
-        folder,
-        vocab_size=8,
-        stop_tokens=stops,
-        read_tokenizer=Letters,
-    )
+    known: Any = {"vocab_size": 8, "stop_tokens": stops, "read_tokenizer": Letters}
+    return read_vocabulary(given, model, folder, **known)
 
 
 @pytest.fixture
@@ -80,19 +74,16 @@ def test_a_draft_takes_the_file_in_its_folder_unless_it_is_told_otherwise(
         ({}, "nowhere.json", "cannot read nowhere.json"),
         ({}, "-5", "cannot read -5"),
         ({}, "4@nowhere", "cannot read nowhere"),
+        (None, 3, "there is no |draft_vocabulary.json|N@FILE"),
     ],
 )
 def test_what_no_draft_can_choose_among_is_refused(
-    folder: Path, change: dict[str, Any], given: str | int | None, named: str
+    folder: Path, change: dict[str, Any] | None, given: str | int | None, named: str
 ) -> None:
-    (folder / "draft_vocabulary.json").write_text(json.dumps(FILE | change))
+    path = folder / "draft_vocabulary.json"
+    path.unlink() if change is None else path.write_text(json.dumps(FILE | change))
     refused(lambda: read(folder, given), *named.split("|"))
-
-
-def test_a_number_needs_a_file_to_count_in(tmp_path: Path) -> None:
-    refused(lambda: read(tmp_path, 3), f"there is no {tmp_path}", "N@FILE")
     refused(lambda: read(None, 3), "there is no draft_vocabulary.json", "N@FILE")
-    refused(lambda: DecodingConfig(draft_vocabulary=0), "must be at least 1")
 
 
 def test_heads_with_output_heads_of_their_own_take_none(folder: Path) -> None:
