@@ -27,6 +27,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
+from eagle_jax.drafting.rest import RestConfig, make_rest
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import EAGLE1_TREE, MEDUSA_TREE, RECYCLING_TREE, Topology, chain
@@ -344,6 +345,12 @@ _ROWS = (
         make=_switch,
         weights=EAGLE,
         trials=_sizes(SwitchConfig, "8/7/1 10/4/4 26/6/4 60/6/10", min_match=(3, 5, 8)),
+        has_confidence=False,
+    ),
+    Method(
+        name="rest",
+        settings=RestConfig,
+        make=lambda settings, context: make_rest(settings, context.encode),
         has_confidence=False,
     ),
 )

@@ -23,6 +23,7 @@ from eagle_jax.drafting import (
     TreeDrafter,
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED
+from eagle_jax.drafting.rest import RestConfig, make_rest
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
@@ -71,6 +72,7 @@ WITHOUT_WEIGHTS: dict[str, Drafter] = {
     "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),
     "lookup of 1": LookupDrafter(depth=1, max_ngram=1),
     "lookup of nothing": LookupDrafter(depth=0),
+    "rest": make_rest(RestConfig(datastore=__file__), lambda _: [1, 2, 3, 5, 6, 2]),
     "lookahead": LookaheadDrafter(vocab_size=VOCABULARY),
     "lookahead of 1": LookaheadDrafter(
         vocab_size=VOCABULARY, level=2, window=1, guesses=1
