@@ -110,6 +110,7 @@ def run_of(
     """An uninterrupted run of each kind."""
 
     @functools.cache
+    @functools.cache
     def of(kind: str) -> Path:
         if kind == "eagle2":
             return run
