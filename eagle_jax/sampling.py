@@ -6,12 +6,16 @@ the target runs: drafters use the very noise that the target's tokens are drawn 
 coupling without communication (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.loops import while_at_most
 from eagle_jax.mesh_axes import num_parts
 
+_THRESHOLD_BITS = 30  # From this bit on a float would be 2.0, and no probability is.
 _MAX_BITS_PER_PASS = 5  # 6 passes; more would save few and test many thresholds.
 
 # At this temperature float32 rounds the divided logits by as much as noise weighs, so
@@ -66,7 +70,7 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
     for positive floats are ordered like the floats: a few sums instead of a sort. Each
     pass tests about twice as many thresholds as there are devices that share the
     vocabulary: the more they are, the fewer elements has each, and the fewer passes,
-    which wait for one all-reduce each, are left.
+    which wait for one all-reduce each, are left. A GPU takes as few passes as it can.
 
     Args:
         probs: `[..., V]` float32 probabilities.
@@ -78,8 +82,21 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
     Returns:
         `[..., V]` bool, true where a token is kept; some token always is.
     """
+    enough = _bounds(top_p, top_k, probs.shape[-1])
     bits = min(num_parts().bit_length(), _MAX_BITS_PER_PASS)
-    top_p, wanted = _bounds(top_p, top_k, probs.shape[-1])
+    threshold = jax.lax.platform_dependent(
+        probs,
+        *enough,
+        cuda=functools.partial(_threshold, bits=_MAX_BITS_PER_PASS),
+        default=functools.partial(_threshold, bits=bits),
+    )
+    return probs >= threshold[..., None]
+
+
+def _threshold(
+    probs: jax.Array, top_p: jax.Array, wanted: jax.Array, *, bits: int
+) -> jax.Array:
+    """Returns the least probability `[...]` that is kept; each pass finds some bits."""
     numbers = jnp.arange(1, 2**bits, dtype=jnp.int32).reshape(
         -1, *[1] * (probs.ndim - 1)
     )
@@ -106,10 +123,10 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
 
     low = jnp.zeros(probs.shape[:-1], jnp.int32)
     every = jnp.full(low.shape, probs.shape[-1], jnp.float32)
-    # From 30 bits on it would be 2.0, and no probability is.
-    start = (jnp.int32(30), low, every, jnp.zeros_like(every))
-    _, low, _, _ = jax.lax.while_loop(cond, body, start)
-    return probs >= jax.lax.bitcast_convert_type(low, jnp.float32)[..., None]
+    start = (jnp.int32(_THRESHOLD_BITS), low, every, jnp.zeros_like(every))
+    most = -(-_THRESHOLD_BITS // bits)
+    _, low, _, _ = while_at_most(most, cond, body, start)
+    return jax.lax.bitcast_convert_type(low, jnp.float32)
 
 
 def _bounds(
@@ -143,17 +160,20 @@ def process_logits(
     """
     rows = _per_node(sampling, logits)
     scaled = logits / rows.divisor[..., None]
-
-    def filtered(scaled: jax.Array) -> jax.Array:
-        probs = jax.nn.softmax(scaled)
-        least = rows.min_p * probs.max(axis=-1)
-        kept = keep_likely(probs, rows.top_p, rows.top_k) & (probs >= least[..., None])
-        is_drawn = rows.temperature[..., None] > 0
-        return jnp.where(kept | ~is_drawn, scaled, -jnp.inf)
-
     if any_filter is None:
         any_filter = sampling.any_filter
-    return jax.lax.cond(any_filter, filtered, lambda scaled: scaled, scaled)
+    return jax.lax.cond(
+        any_filter, functools.partial(_filter, rows), lambda scaled: scaled, scaled
+    )
+
+
+def _filter(rows: SamplingParams, scaled: jax.Array) -> jax.Array:
+    """Returns logits `[..., V]`, `-inf` where a filter drops the token."""
+    probs = jax.nn.softmax(scaled)
+    least = rows.min_p * probs.max(axis=-1)
+    kept = keep_likely(probs, rows.top_p, rows.top_k) & (probs >= least[..., None])
+    is_drawn = rows.temperature[..., None] > 0
+    return jnp.where(kept | ~is_drawn, scaled, -jnp.inf)
 
 
 def _per_node(sampling: SamplingParams, logits: jax.Array) -> SamplingParams:
@@ -195,12 +215,13 @@ def draw_tokens(
 ) -> jax.Array:
     """Draws tokens: under Gumbel noise the largest sum is a draw from the distribution.
 
-    The filters need no threshold for it. The token that is drawn without them is tested
-    by what is more likely; if they drop it, they drop all that is no more likely, and
-    the rest is drawn from. What they keep has most of the mass as a rule, so that the
-    first test is mostly the last (as in the kernels of FlashInfer, Ye et al. 2025,
-    arXiv 2501.01005). The token is that of the largest sum of `process_logits` and
-    noise.
+    The filters need no threshold for it, except on GPUs, which would have to wait for
+    the host to learn whether it was found. The token that is drawn without them is
+    tested by what is more likely; if they drop it, they drop all that is no more
+    likely, and the rest is drawn from. What they keep has most of the mass as a rule,
+    so that the first test is mostly the last (as in the kernels of FlashInfer, Ye et
+    al. 2025, arXiv 2501.01005). The token is that of the largest sum of
+    `process_logits` and noise.
 
     Args:
         logits: `[B, V]` float32, or `[V]` of one row.
@@ -214,7 +235,7 @@ def draw_tokens(
     scaled = logits / sampling.divisor[..., None]
     noisy = scaled + noise
 
-    def filtered(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
+    def tested(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
         probs = jax.nn.softmax(scaled)
         floor = sampling.min_p * probs.max(axis=-1)
         top_p, wanted = _bounds(sampling.top_p, sampling.top_k, probs.shape[-1])
@@ -243,6 +264,13 @@ def draw_tokens(
         del scaled
         return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
 
+    def thresholded(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
+        is_kept = _filter(sampling, scaled) > -jnp.inf
+        return unfiltered(scaled, jnp.where(is_kept, noisy, -jnp.inf))
+
+    filtered = functools.partial(
+        jax.lax.platform_dependent, cuda=thresholded, default=tested
+    )
     if any_filter is None:
         any_filter = sampling.any_filter
     return jax.lax.cond(any_filter, filtered, unfiltered, scaled, noisy)

@@ -3,7 +3,8 @@
 A segment's softmax is kept in three parts, which join with those of another segment:
 the highest score, the sum of the weights relative to it, and the values mixed by them
 (online softmax, Milakov and Gimelshein 2018; FlashAttention, section 3.1). A long cache
-is read in blocks, as far as the longest row has filled it.
+is read in blocks, as far as the longest row has filled it; GPUs, which would wait for
+the host before each block, read all of them.
 """
 
 import functools
@@ -99,7 +100,17 @@ def _add_blocks(
         )
         return _join(found, _mix(rows, [(kept, in_cache(slots))]))
 
-    return jax.lax.fori_loop(*blocks, add, found)
+    def add_range(
+        begin: jax.Array | int, end: jax.Array | int, found: _Mixed
+    ) -> _Mixed:
+        return jax.lax.fori_loop(begin, end, add, found)
+
+    return jax.lax.platform_dependent(
+        *blocks,
+        found,
+        cuda=lambda begin, end, found: add_range(0, -(-num_slots // BLOCK), found),
+        default=add_range,
+    )
 
 
 def _mix(rows: jax.Array, segments: Sequence[tuple[KeyValues, jax.Array]]) -> _Mixed:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax.loops import while_at_most
 from eagle_jax.tree.structure import ROOT, DraftTree
 
 
@@ -84,8 +85,8 @@ def verify(
         num_accepted=jnp.zeros((), jnp.int32),
         next_token=tree.tokens[ROOT],
     )
-    _, acceptance = jax.lax.while_loop(is_walking, walk_on, (jnp.array(True), start))
-    return acceptance
+    walk = jnp.array(True), start
+    return while_at_most(depth + 1, is_walking, walk_on, walk)[1]
 
 
 def match_child(tree: DraftTree, node: jax.Array, token: jax.Array) -> Step:

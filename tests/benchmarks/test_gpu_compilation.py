@@ -17,14 +17,15 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_loops_change_their_caches_in_place_and_never_call_the_host(
+def test_rounds_change_their_caches_in_place_and_never_wait_for_the_host(
     layers: int,
 ) -> None:
+    """But to learn whether any row asks for filters, once per level and at the end."""
     (case,) = [case for case in CASES if case.topology == GPU]
-    for report in compile_case(case.with_layers(layers), ("round", "token")):
+    programs = ("round", "sampled round", "token")
+    for report in compile_case(case.with_layers(layers), programs):
         assert report.problems == []
-        # The cache's blocks in each layer of the target; in a round also in the head's
-        # layer, once over the accepted tokens and once per level below them, and the
-        # walk that accepts nodes.
-        in_round = case.tree.levels + 1 if report.program == "round" else 0
-        assert len(find_open_loops(report.lines)) <= layers + in_round
+        assert find_open_loops(report.lines) == []
+        conditionals = [line for line in report.lines if " conditional(" in line]
+        is_sampled = report.program == "sampled round"
+        assert len(conditionals) == (case.tree.levels + 1 if is_sampled else 0)
