@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.loops import while_at_most
 from eagle_jax.mesh_axes import num_parts
 
 _THRESHOLD_BITS = 30  # From this bit on a float would be 2.0, and no probability is.
@@ -84,22 +83,15 @@ def keep_likely(probs: jax.Array, top_p: jax.Array, top_k: jax.Array) -> jax.Arr
     """
     enough = _bounds(top_p, top_k, probs.shape[-1])
     bits = min(num_parts().bit_length(), _MAX_BITS_PER_PASS)
-    threshold = jax.lax.platform_dependent(
-        probs,
-        *enough,
-        cuda=functools.partial(_threshold, bits=_MAX_BITS_PER_PASS),
-        default=functools.partial(_threshold, bits=bits),
-    )
-    return probs >= threshold[..., None]
+    return probs >= _threshold(probs, *enough, bits=bits)[..., None]
 
 
+# Jitted so that calls of equal shapes, one per level of a tree, are traced once.
+@functools.partial(jax.jit, static_argnames=("bits",))
 def _threshold(
     probs: jax.Array, top_p: jax.Array, wanted: jax.Array, *, bits: int
 ) -> jax.Array:
-    """Returns the least probability `[...]` that is kept; each pass finds some bits."""
-    numbers = jnp.arange(1, 2**bits, dtype=jnp.int32).reshape(
-        -1, *[1] * (probs.ndim - 1)
-    )
+    """Returns the least probability `[...]` that is kept; a pass finds some bits."""
 
     # `low` keeps enough and is the threshold's first bits; `shift` bits are left. What
     # it keeps beside what the next such number keeps is the threshold, once it is one
@@ -108,10 +100,12 @@ def _threshold(
         shift, _, most, least = state
         return (shift > 0) & (most - least > 1).any()
 
-    def body(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def body(state: tuple[jax.Array, ...], bits: int) -> tuple[jax.Array, ...]:
         shift, low, most, least = state
         shift = jnp.maximum(shift - bits, 0)
-        tried = jax.lax.bitcast_convert_type(low + (numbers << shift), jnp.float32)
+        numbers = jnp.arange(1, 2**bits, dtype=jnp.int32)
+        numbers = numbers.reshape(-1, *[1] * (probs.ndim - 1)) << shift
+        tried = jax.lax.bitcast_convert_type(low + numbers, jnp.float32)
         mass, count = _mass_and_count(probs, probs >= tried[..., None])
         is_enough = (mass >= top_p) | (count >= wanted)
         num_enough = is_enough.sum(axis=0, dtype=jnp.int32)
@@ -121,11 +115,20 @@ def _threshold(
         )
         return shift, low + (num_enough << shift), most, least
 
+    def every_pass(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        bits = _MAX_BITS_PER_PASS
+        passes = -(-_THRESHOLD_BITS // bits)
+        return jax.lax.fori_loop(0, passes, lambda _, state: body(state, bits), state)
+
+    def until_found(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return jax.lax.while_loop(cond, functools.partial(body, bits=bits), state)
+
     low = jnp.zeros(probs.shape[:-1], jnp.int32)
     every = jnp.full(low.shape, probs.shape[-1], jnp.float32)
     start = (jnp.int32(_THRESHOLD_BITS), low, every, jnp.zeros_like(every))
-    most = -(-_THRESHOLD_BITS // bits)
-    _, low, _, _ = while_at_most(most, cond, body, start)
+    _, low, _, _ = jax.lax.platform_dependent(
+        start, cuda=every_pass, default=until_found
+    )
     return jax.lax.bitcast_convert_type(low, jnp.float32)
 
 
@@ -233,47 +236,54 @@ def draw_tokens(
         `[B]` int32, or `[]` of one row.
     """
     scaled = logits / sampling.divisor[..., None]
-    noisy = scaled + noise
+    if any_filter is None:
+        any_filter = sampling.any_filter
+    return jax.lax.cond(
+        any_filter,
+        _draw_of_kept,
+        lambda scaled, noisy, _: _most_likely(noisy),
+        *(scaled, scaled + noise, sampling),
+    )
 
-    def tested(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
-        probs = jax.nn.softmax(scaled)
-        floor = sampling.min_p * probs.max(axis=-1)
-        top_p, wanted = _bounds(sampling.top_p, sampling.top_k, probs.shape[-1])
 
-        def cond(state: tuple[jax.Array, ...]) -> jax.Array:
-            return ~state[-1].all()
+def _most_likely(scores: jax.Array) -> jax.Array:
+    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
-        def body(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            _, dropped, _ = state
-            rest = jnp.where(probs > dropped[..., None], noisy, -jnp.inf)
-            token = jnp.argmax(rest, axis=-1).astype(jnp.int32)
-            prob = jnp.take_along_axis(probs, token[..., None], axis=-1)
-            mass, count = _mass_and_count(probs, probs > prob)
-            prob = prob[..., 0]
-            is_kept = (mass < top_p) & (count < wanted) & (prob >= floor)
-            # Whatever the settings, the most likely token is kept, and the loop ends.
-            is_kept = is_kept | (count == 0) | ~(sampling.temperature > 0)
-            return token, jnp.where(is_kept, dropped, prob), is_kept
 
+@jax.jit  # Traced once for every walk and platform.
+def _draw_of_kept(
+    scaled: jax.Array, noisy: jax.Array, sampling: SamplingParams
+) -> jax.Array:
+    """Returns the tokens of the largest sums `noisy` that the filters keep."""
+    probs = jax.nn.softmax(scaled)
+    floor = sampling.min_p * probs.max(axis=-1)
+    top_p, wanted = _bounds(sampling.top_p, sampling.top_k, probs.shape[-1])
+
+    def cond(state: tuple[jax.Array, ...]) -> jax.Array:
+        return ~state[-1].all()
+
+    def body(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        _, dropped, _ = state
+        token = _most_likely(jnp.where(probs > dropped[..., None], noisy, -jnp.inf))
+        prob = jnp.take_along_axis(probs, token[..., None], axis=-1)
+        mass, count = _mass_and_count(probs, probs > prob)
+        prob = prob[..., 0]
+        is_kept = (mass < top_p) & (count < wanted) & (prob >= floor)
+        # Whatever the settings, the most likely token is kept, and the loop ends.
+        is_kept = is_kept | (count == 0) | ~(sampling.temperature > 0)
+        return token, jnp.where(is_kept, dropped, prob), is_kept
+
+    def tested() -> jax.Array:
         shape = sampling.temperature.shape
         token = jnp.zeros(shape, jnp.int32)
         start = token, jnp.full(shape, -1.0), jnp.zeros(shape, bool)
         return jax.lax.while_loop(cond, body, start)[0]
 
-    def unfiltered(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
-        del scaled
-        return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
-
-    def thresholded(scaled: jax.Array, noisy: jax.Array) -> jax.Array:
+    def thresholded() -> jax.Array:
         is_kept = _filter(sampling, scaled) > -jnp.inf
-        return unfiltered(scaled, jnp.where(is_kept, noisy, -jnp.inf))
+        return _most_likely(jnp.where(is_kept, noisy, -jnp.inf))
 
-    filtered = functools.partial(
-        jax.lax.platform_dependent, cuda=thresholded, default=tested
-    )
-    if any_filter is None:
-        any_filter = sampling.any_filter
-    return jax.lax.cond(any_filter, filtered, unfiltered, scaled, noisy)
+    return jax.lax.platform_dependent(cuda=thresholded, default=tested)
 
 
 def choose_tokens(

@@ -4,13 +4,14 @@ One walk serves every rule: at each node a *step* decides which child, if any, i
 accepted; where none is, the step's token ends the round.
 """
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.loops import while_at_most
 from eagle_jax.tree.structure import ROOT, DraftTree
 
 
@@ -85,8 +86,21 @@ def verify(
         num_accepted=jnp.zeros((), jnp.int32),
         next_token=tree.tokens[ROOT],
     )
-    walk = jnp.array(True), start
-    return while_at_most(depth + 1, is_walking, walk_on, walk)[1]
+
+    def walk_while(walk: tuple[jax.Array, Acceptance]) -> tuple[jax.Array, Acceptance]:
+        return jax.lax.while_loop(is_walking, walk_on, walk)
+
+    def walk_all(walk: tuple[jax.Array, Acceptance]) -> tuple[jax.Array, Acceptance]:
+        def step(_: jax.Array, walk: Any) -> Any:
+            choose = functools.partial(jnp.where, is_walking(walk))
+            return jax.tree.map(choose, walk_on(walk), walk)
+
+        return jax.lax.fori_loop(0, depth + 1, step, walk)
+
+    # A GPU would have to wait for the host to learn whether the walk goes on.
+    return jax.lax.platform_dependent(
+        (jnp.array(True), start), cuda=walk_all, default=walk_while
+    )[1]
 
 
 def match_child(tree: DraftTree, node: jax.Array, token: jax.Array) -> Step:

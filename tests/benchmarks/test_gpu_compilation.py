@@ -16,13 +16,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    ("layers", "programs"), [(1, ("sampled round", "token")), (2, ("round", "token"))]
+)
 def test_rounds_change_their_caches_in_place_and_never_wait_for_the_host(
-    layers: int,
+    layers: int, programs: tuple[str, ...]
 ) -> None:
     """But to learn whether any row asks for filters, once per level and at the end."""
     (case,) = [case for case in CASES if case.topology == GPU]
-    programs = ("round", "sampled round", "token")
     for report in compile_case(case.with_layers(layers), programs):
         assert report.problems == []
         assert find_open_loops(report.lines) == []

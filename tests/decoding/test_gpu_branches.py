@@ -1,4 +1,4 @@
-"""What GPUs run instead of loops that end early, on a CPU."""
+"""What GPUs run instead of loops that end early, run on a CPU."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
