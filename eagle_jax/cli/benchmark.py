@@ -42,8 +42,8 @@ from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.methods import METHODS, PLAIN
 
 _CAPTION = (
-    "milliseconds, medians; bare: the target's call over the nodes and the draft "
-    "model's calls, alone; overhead: round / (bare verify + bare drafts)"
+    "milliseconds, medians; bare: the target's call over the nodes alone, and after "
+    "the draft model's calls; overhead: round / bare calls"
 )
 _COUNTS = {
     "depth": (6, "drafted levels"),

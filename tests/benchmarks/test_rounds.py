@@ -31,5 +31,7 @@ def test_every_method_is_a_row_below_plain_decoding(
     for method, cost in costs.items():
         figures = {name: max(times) for name, times in cost["figures"].items()}
         assert tuple(figures) == FIGURES
-        assert (figures["bare drafts"] > 0) == (method == "eagle2")
+        # Only EAGLE's calls are more than the target's.
+        alone = figures["bare calls"] == figures["bare verify"]
+        assert alone == (method != "eagle2")
         assert min(figures["round"], figures["bare verify"]) > 0
