@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import (
     Requests,
-    bucket_length,
     cache_slots,
     round_up_slots,
 )
@@ -81,7 +80,10 @@ def ladder(longest: int, *, prompt: int, depth: int) -> list[int]:
 def bucket_sizes(longest: int, *, prompt: int, depth: int) -> list[int]:
     """Returns the sizes that a cache takes where texts of any length share programs.
 
-    >>> bucket_sizes(100, prompt=64, depth=6), bucket_sizes(2000, prompt=64, depth=6)
+    Powers of two, though prompts are padded to powers of four: attention over the slots
+    that stay empty is paid in every round, and a prompt's padding once.
+
+    >>> bucket_sizes(100, prompt=64, depth=6), bucket_sizes(3000, prompt=64, depth=6)
     ([320], [1088, 4160])
 
     Args:
@@ -89,7 +91,7 @@ def bucket_sizes(longest: int, *, prompt: int, depth: int) -> list[int]:
         prompt: The tokens of the padded prompts, `T`.
         depth: The drafter's depth, `D`; 0 without a drafter.
     """
-    length = bucket_length(max(longest, prompt, LEAST_LENGTH))
+    length = 1 << (max(longest, prompt, LEAST_LENGTH) - 1).bit_length()
     return ladder(round_up_slots(length, depth), prompt=prompt, depth=depth)
 
 

@@ -165,7 +165,7 @@ class Pair:
         """Compiles the programs of later calls of `generate` without a constraint.
 
         There are few: prompts are padded to 64, 256, 1024, ... tokens, caches have room
-        for 256, 1024, ... and batches 1, 2, 4, ... rows.
+        for 256, 512, 1024, ... and batches 1, 2, 4, ... rows.
 
         Args:
             prompt_length: The tokens of the longest prompt.
@@ -182,14 +182,14 @@ class Pair:
         """
         started = time.perf_counter()
         most = {"max_new_tokens": self.config.decoding.max_new_tokens} | settings
-        for rows, length, limits in itertools.product(
+        for rows, length in itertools.product(
             sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)}),
             _bucket_ends(prompt_length),
-            (most, most | {"max_new_tokens": 1}),
         ):
-            config = of_call(self.config, limits)
-            runner = self.runner([[0] * length] * rows, config, rows)
-            runner.warm_up(by_round=False, with_growth=True)
+            for limit in _capacity_ends(length, most["max_new_tokens"]):
+                config = of_call(self.config, most | {"max_new_tokens": limit})
+                runner = self.runner([[0] * length] * rows, config, rows)
+                runner.warm_up(by_round=False, with_growth=True)
         return time.perf_counter() - started
 
     def stream(
@@ -348,6 +348,12 @@ def _longest_text(
                 f"(the target has {target.max_positions} positions)"
             )
     return max_length
+
+
+def _capacity_ends(prompt: int, most: int) -> list[int]:
+    """Returns numbers of new tokens, one for each capacity up to that of the most."""
+    powers = range((prompt + 1).bit_length(), (prompt + most).bit_length())
+    return [*(2**power - prompt for power in powers), most]
 
 
 def _bucket_ends(longest: int) -> list[int]:

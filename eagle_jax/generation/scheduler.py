@@ -82,7 +82,12 @@ class Scheduler:
         self._runner = runner
         self._rounds = rounds
         depth = runner.decoder.depth
-        self._sizes = bucket_sizes(runner.max_length, prompt=0, depth=depth)
+        self._sizes = bucket_sizes(
+            # Prompts of any length get in.
+            bucket_length(runner.max_length),
+            prompt=0,
+            depth=depth,
+        )
         sharding = runner.pair.sharding
         # One prompt for each part of the mesh's data axis.
         self._num_together = 1 if sharding is None else sharding.mesh.shape["data"]

@@ -195,9 +195,10 @@ def test_calls_of_any_shape_share_few_programs() -> None:
         lengths = rng.integers(1, 2001, rng.integers(1, 9))
         limit, rows = rng.integers(16, 513), bucket_rows(len(lengths))
         prompt = bucket_length(lengths.max())
-        sizes = bucket_sizes(lengths.max() + limit, prompt=prompt, depth=7)
+        longest = int(lengths.max() + limit)
+        sizes = bucket_sizes(longest, prompt=prompt, depth=7)
         found |= {(rows, prompt, sizes[0]), *((rows, size) for size in sizes)}
-    assert len(found) <= 24
+    assert len(found) <= 26
 
 
 @pytest.mark.parametrize(
