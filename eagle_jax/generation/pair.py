@@ -13,6 +13,7 @@ import numpy as np
 from eagle_jax import assets
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import CONFIGS, DecodingConfig, load_config
+from eagle_jax.decoding.growth import LEAST_LENGTH
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.decoding.state import StopReason
@@ -351,8 +352,13 @@ def _longest_text(
 
 
 def _capacity_ends(prompt: int, most: int) -> list[int]:
-    """Returns numbers of new tokens, one for each capacity up to that of the most."""
-    powers = range((prompt + 1).bit_length(), (prompt + most).bit_length())
+    """Returns numbers of new tokens, one for each capacity up to that of the most.
+
+    >>> _capacity_ends(prompt=255, most=800)
+    [1, 257, 769, 800]
+    """
+    first = max(prompt, LEAST_LENGTH - 1).bit_length()
+    powers = range(first, (prompt + most).bit_length())
     return [*(2**power - prompt for power in powers), most]
 
 
