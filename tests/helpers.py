@@ -1,7 +1,8 @@
 """What several tests share."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ from eagle_jax.models.transformer import Transformer
 from eagle_jax.sampling import SamplingParams
 from eagle_jax.testing import assert_valid_tree
 from eagle_jax.tree import DraftTree
+
+
+@contextlib.contextmanager
+def on_platform(name: str) -> Iterator[None]:
+    """What is traced here for the first time is what such a platform would run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            jax.lax, "platform_dependent", lambda *args, **kinds: kinds[name](*args)
+        )
+        yield
 
 
 def texts(requests: Requests, state: DecodeState) -> list[list[int]]:

@@ -22,7 +22,7 @@ from eagle_jax.sampling import (
     process_logits,
     rejection_noise,
 )
-from tests.helpers import make_draws
+from tests.helpers import make_draws, on_platform
 
 VOCABULARY = 40
 KEYS = jax.vmap(jax.random.key)(jnp.arange(3))
@@ -118,17 +118,20 @@ def test_filters_keep_what_a_plain_judge_keeps(
 
 
 @functools.cache
-def keep_in_parts(num_parts: int) -> Any:
+def keep_in_parts(num_parts: int, platform: str = "default") -> Any:
     """The filters as they are traced where so many devices share a vocabulary."""
 
     def keep(*args: jax.Array) -> jax.Array:
-        with pytest.MonkeyPatch.context() as patch:
+        with on_platform(platform), pytest.MonkeyPatch.context() as patch:
             patch.setattr(sampling_module, "num_parts", lambda: num_parts)
+            jitted: Any = sampling_module._threshold  # Of another platform's trace.
+            patch.setattr(sampling_module, "_threshold", jitted.__wrapped__)
             return keep_likely(*args)
 
     return jax.jit(keep)
 
 
+EVERYWHERE = ((1,), (2,), (4,), (8,), (64,), (1, "cuda"))
 UNITS = 2**12
 """Probabilities are multiples of one part of so many, and their sums exact."""
 
@@ -159,9 +162,17 @@ def test_filters_keep_what_sorting_keeps_however_many_devices_share_a_vocabulary
     expected = np.array(counts) >= max(by_mass, by_count)
     probs = jnp.array([counts], jnp.float32) / UNITS
     bounds = jnp.array([mass / UNITS], jnp.float32), jnp.array([top_k])
-    for num_parts in (1, 2, 4, 8, 64):
-        found = keep_in_parts(num_parts)(probs, *bounds)
+    for where in EVERYWHERE:
+        found = keep_in_parts(*where)(probs, *bounds)
         np.testing.assert_array_equal(found[0], expected)
+
+
+@pytest.mark.parametrize("where", EVERYWHERE)
+def test_thresholds_are_found_to_their_last_bit(where: Any) -> None:
+    most = np.float32(0.3)
+    probs = jnp.array([[most, np.nextafter(most, np.float32(0)), 0.1, 0.2]])
+    found = keep_in_parts(*where)(probs, jnp.ones(1), jnp.array([1]))
+    assert found[0].tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("shape", [0.0, 1.0, 8.0])

@@ -92,22 +92,19 @@ def test_every_static_round_is_the_official_codes(
 
 
 GREEDY_TREES = [
-    (20, {}),
-    (20, {"num_nodes": 1}),
-    (4, {"num_nodes": 511}),  # Every candidate kept.
-    (4, {"num_nodes": 300, "depth": 3}),  # More than there are: padding.
+    {},
+    {"num_nodes": 1},
+    {"num_nodes": 511},  # Every candidate kept.
+    {"num_nodes": 300, "depth": 3},  # More than there are: padding.
 ]
 
 
-@pytest.mark.parametrize("batch, tree", GREEDY_TREES, ids=str)
+@pytest.mark.parametrize("tree", GREEDY_TREES, ids=str)
 def test_greedy_text_is_plain_decodings(
-    stories: Stories,
-    greedy_texts: list[list[int]],
-    batch: int,
-    tree: dict[str, Any],
+    stories: Stories, greedy_texts: list[list[int]], tree: dict[str, Any]
 ) -> None:
-    # Hundreds of nodes cost hundreds of rows: a shorter text will do.
-    new_tokens = 4 if tree.get("num_nodes", 0) > 200 else NEW_TOKENS
+    # Hundreds of nodes cost hundreds of rows: fewer and shorter texts will do.
+    batch, new_tokens = (4, 4) if tree.get("num_nodes", 0) > 200 else (20, NEW_TOKENS)
     requests = batches(stories, batch, new_tokens=new_tokens)[:1]
     found = speculative_texts(stories, requests, stories.trained, "greedy", **tree)
     expected = [text[:new_tokens] for text in greedy_texts]

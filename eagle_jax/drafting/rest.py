@@ -69,8 +69,8 @@ def make_rest(settings: RestConfig, encode: Callable[[str], list[int]]) -> RestD
         encode: The function from a text to its token ids.
 
     Raises:
-        InputError: If there is no such file, it is no text, or it has no token or more
-            than 2**20.
+        InputError: If there is no such file, it is no text in UTF-8, or it has no token
+            or more than 2**20.
     """
     path = settings.datastore
     require(path is not None, "datastore", path, "a text file")
@@ -88,7 +88,13 @@ def make_rest(settings: RestConfig, encode: Callable[[str], list[int]]) -> RestD
 def _read(path: Path, stamp: int, encode: Callable[[str], list[int]]) -> bytes:
     """Returns a file's tokens, encoded once for every time that it was written."""
     del stamp
-    tokens = encode(read_bytes(path).decode(errors="replace"))
+    content = read_bytes(path)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = None
+    require(text is not None, "datastore", path, "a text in UTF-8")
+    tokens = encode(text or "")
     wanted = f"a text of 1 to {_MOST_TOKENS} tokens, but has {len(tokens)}"
     require(1 <= len(tokens) <= _MOST_TOKENS, "datastore", path, wanted)
     return np.array(tokens, np.int32).tobytes()

@@ -4,9 +4,7 @@ One walk serves every rule: at each node a *step* decides which child, if any, i
 accepted; where none is, the step's token ends the round.
 """
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,13 +89,10 @@ def verify(
         return jax.lax.while_loop(is_walking, walk_on, walk)
 
     def walk_all(walk: tuple[jax.Array, Acceptance]) -> tuple[jax.Array, Acceptance]:
-        def step(_: jax.Array, walk: Any) -> Any:
-            choose = functools.partial(jnp.where, is_walking(walk))
-            return jax.tree.map(choose, walk_on(walk), walk)
+        return jax.lax.fori_loop(0, depth + 1, lambda _, walk: walk_on(walk), walk)
 
-        return jax.lax.fori_loop(0, depth + 1, step, walk)
-
-    # A GPU would have to wait for the host to learn whether the walk goes on.
+    # A GPU would have to wait for the host to learn whether the walk goes on. Where it
+    # has ended, another step decides the same again.
     return jax.lax.platform_dependent(
         (jnp.array(True), start), cuda=walk_all, default=walk_while
     )[1]

@@ -120,6 +120,15 @@ def test_texts_in_shared_rows_are_those_of_each_alone(
         assert served.prefill_seconds > 0
 
 
+def test_a_prompt_whose_padding_outgrows_every_text_gets_in(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "PREFILL_CHUNK", PREFILL_CHUNK)
+    runner = make_runner(max_length=300, drafter=None, ignore_eos=True)
+    (served,) = serve(runner, prompts_of(260))
+    assert len(served.row.generated_ids) == 30
+
+
 def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
     make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

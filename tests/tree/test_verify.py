@@ -3,6 +3,7 @@ import dataclasses
 import math
 import random
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from eagle_jax import tree as trees
 from tests import reference
-from tests.helpers import as_tree
+from tests.helpers import as_tree, on_platform
 from tests.observed import FOREST, REFUSE, VOCAB_SIZE, forest, observed_step
 
 match_child = jax.jit(trees.match_child)
@@ -37,7 +38,13 @@ def reject(tree, probs, coins, noise, *, depth: int) -> trees.Acceptance:
     )
 
 
+def follow_on_gpus(*arguments, depth: int) -> trees.Acceptance:
+    with on_platform("cuda"):
+        return follow(*arguments, depth=depth)
+
+
 verify_greedy = jax.jit(follow, static_argnames="depth")
+verify_on_gpus = jax.jit(follow_on_gpus, static_argnames="depth")
 verify_rejection = jax.jit(reject, static_argnames="depth")
 
 many_steps = jax.jit(jax.vmap(trees.reject_siblings, in_axes=(None, None, None, 0, 0)))
@@ -74,7 +81,10 @@ def greedy(
     target_tokens = [next_token(path) for path in paths]
     target_tokens += [0] * (num_nodes - len(paths))
     target_tokens = jnp.array(target_tokens, jnp.int32)
-    return accepted(tree, verify_greedy(tree, target_tokens, depth=depth))
+    found = verify_greedy(tree, target_tokens, depth=depth)
+    on_gpus = verify_on_gpus(tree, target_tokens, depth=depth)
+    chex.assert_trees_all_equal(found, on_gpus)
+    return accepted(tree, found)
 
 
 @given(seed=SEEDS, vocab_size=st.sampled_from([1, 2, 5]))
