@@ -36,17 +36,24 @@ Decode = Callable[[list[int], int], list[int]]
 """A function from a prompt's ids and a number of tokens to the ids of the text."""
 
 
+def link(source: Path, folder: Path, *, without: str = "") -> Path:
+    """Returns a folder of links to another's files, to which more can be added."""
+    linked = folder / source.name
+    linked.mkdir()
+    for file in source.iterdir():
+        if file.name != without:
+            (linked / file.name).symlink_to(file)
+    return linked
+
+
 def make_ours(settings: list[str], folder: Path) -> Decode:
     """Returns how the embedded pair decodes with a tree, or plainly."""
     from eagle_jax import load_pair
     from eagle_jax.config import TreeConfig
 
-    head: Path | None = ASSETS / "head"
+    head = ASSETS / "head"
     if "uncalibrated" in settings:
-        head = folder / "head"
-        head.mkdir()
-        for name in ("config.json", "model.safetensors"):
-            (head / name).symlink_to(ASSETS / "head" / name)
+        head = link(head, folder, without="calibration.json")
     if settings[0] == "plain":
         pair = load_pair(str(ASSETS / "target"), method="autoregressive")
     else:
@@ -94,22 +101,21 @@ def make_official(settings: list[str], source: Path, folder: Path) -> Decode:
     """Returns how the official code decodes: plainly, or with a tree."""
     sys.path.insert(0, str(source))
     import torch
-    from eagle.model.ea_model import EaModel  # pyright: ignore
 
+    # It is no package, but a clone.
+    from eagle.model.ea_model import EaModel  # pyright: ignore[reportMissingImports]
+
+    head = link(ASSETS / "head", folder)
+    target = link(ASSETS / "target", folder)
     # It takes the target's table from the file that an index names.
     index = {"weight_map": {"model.embed_tokens.weight": "model.safetensors"}}
-    for name in ("target", "head"):
-        (folder / name).mkdir()
-        for file in (ASSETS / name).iterdir():
-            (folder / name / file.name).symlink_to(file)
-    file = folder / "target" / "model.safetensors.index.json"
-    file.write_text(json.dumps(index))
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
     tree = "60/6/10" if settings == ["plain"] else settings[0]
     nodes, depth, width = map(int, tree.split("/"))
     model = EaModel.from_pretrained(
         use_eagle3=False,
-        base_model_path=str(folder / "target"),
-        ea_model_path=str(folder / "head"),
+        base_model_path=str(target),
+        ea_model_path=str(head),
         # Its depth leaves the first level out.
         **{"total_token": nodes, "depth": depth - 1, "top_k": width},
         torch_dtype=torch.float32,
@@ -172,7 +178,7 @@ def repetition(texts: list[list[int]]) -> float:
     return repeated / total
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Measures all programs in turns and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
@@ -184,7 +190,7 @@ def main() -> None:
     add("--official-python", type=Path, help="a Python with torch, transformers 4")
     add("--ids", help=argparse.SUPPRESS)
     add("--run", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.run:
         print(json.dumps(measure(arguments.run, arguments)))
         return

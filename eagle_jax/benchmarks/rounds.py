@@ -191,8 +191,7 @@ def _draft_calls(drafter: TreeDrafter) -> Body:
         outputs, earlier, seen = output[:, None], None, 0
         for level, size in enumerate(sizes, 1):
             shape = (root.shape[0], size)
-            # It is never true, but the compiler cannot know: the next call must wait.
-            tokens = jnp.broadcast_to(root[:, None], shape) + (result > 1e30)
+            tokens = _waiting(jnp.broadcast_to(root[:, None], shape), result)
             above = jnp.broadcast_to(outputs[:, :1], (*shape, outputs.shape[-1]))
             visible = jnp.tri(size, size + seen, seen, dtype=bool)
             visible = jnp.broadcast_to(visible, (root.shape[0], *visible.shape))
@@ -212,8 +211,7 @@ def _one_by_one(*bodies: Body) -> Body:
     def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
         result = jnp.zeros(())
         for one in bodies:
-            # It is never true, but the compiler cannot know: the next call must wait.
-            result = one(params, state, root + (result > 1e30))
+            result = one(params, state, _waiting(root, result))
         return result
 
     return body
@@ -227,9 +225,7 @@ def _time_loop(
     @jax.jit
     def loop(params: Params, state: DecodeState) -> jax.Array:
         def step(_: jax.Array, root: jax.Array) -> jax.Array:
-            # It is never true, but the compiler cannot know: the next call must wait.
-            is_huge = body(params, state, root) > 1e30
-            return jnp.where(is_huge, root + 1, root)
+            return _waiting(root, body(params, state, root))
 
         return jax.lax.fori_loop(0, iterations, step, state.root)
 
@@ -239,6 +235,12 @@ def _time_loop(
         return (time.perf_counter() - started) / iterations
 
     return run
+
+
+def _waiting(tokens: jax.Array, result: jax.Array) -> jax.Array:
+    """Returns the tokens as they are, but not before the result of another call."""
+    # It is never true, but the compiler cannot know.
+    return tokens + (result > 1e30)
 
 
 def _witness(*results: Any) -> jax.Array:

@@ -64,6 +64,13 @@ def time_training(
 ) -> dict[str, list[float]]:
     """Times what `TIMED` names, in turn, on arbitrary rows.
 
+    Args:
+        config: The static settings of the step.
+        target_params: The target's frozen parameters.
+        batch_size: The number of rows, `B`.
+        row_length: The number of tokens per row, `T`.
+        repeats: The number of measurements of each.
+
     Returns:
         The tokens per second of each measurement, by its name of `TIMED`.
     """

@@ -98,9 +98,16 @@ def find_calibration(
 def load_calibration(
     path: Path, *, vocab_size: int, depth: int, kind: Kind
 ) -> Calibration:
-    """Reads the calibration that `eagle-jax calibrate` or `eagle-jax train` wrote.
+    """Reads the calibration that `eagle-jax calibrate` wrote.
 
-    A missing part leaves confidences of its kind as they are.
+    Args:
+        path: The calibration's file.
+        vocab_size: The number of tokens the target knows, `V`.
+        depth: The number of levels that will be drafted, `D`.
+        kind: The kind of text whose part must be there.
+
+    Returns:
+        The calibration; a missing part leaves confidences of its kind as they are.
 
     Raises:
         InputError: If the file cannot be read, holds no calibration, or one for another

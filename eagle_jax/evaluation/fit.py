@@ -296,7 +296,7 @@ def calibration_file(
 ) -> dict[str, Any]:
     """Returns a calibration file's content, as `checkpoints.draft_files` reads it.
 
-    Its source are lines that say what was decoded.
+    The lines of `source` say what was decoded.
     """
     parts: dict[str, Any] = {}
     for kind, fitted in fits.items():

@@ -137,8 +137,12 @@ def choose(
 ) -> list[Question]:
     """Returns some of the questions in their order, the same ones on every machine.
 
-    They are of the wanted categories, at most so many of each; `None` stands for all. A
-    smaller sample is part of a larger one.
+    A smaller sample is part of a larger one.
+
+    Args:
+        questions: All questions.
+        categories: The wanted categories; `None` for all.
+        per_category: The largest number of questions per category; `None` for all.
     """
     known = list(dict.fromkeys(question.category for question in questions))
     for category in categories or ():

@@ -44,8 +44,13 @@ def encode(
 ) -> list[int]:
     """Returns the ids of a conversation up to where the model goes on.
 
-    The tokenizer puts its own special tokens around all but its own template, which
-    writes them itself.
+    Args:
+        tokenizer: A `transformers` tokenizer; it puts its own special tokens around
+            all but its own template, which writes them itself.
+        template: The form of the prompt.
+        turns: The user's turns, the one to be answered last.
+        answers: The model's answers to the turns before.
+        system: The system prompt, see `render`.
     """
     if template == "tokenizer":
         messages = [] if system is None else [{"role": "system", "content": system}]

@@ -204,14 +204,8 @@ class PairSource:
         target = Transformer(config=self.config, dtype=self.dtype)
         drafter_params: Any = ()
         if self.draft is not None:
-            model: Any = self.draft.model
-            read = self.draft.read(target_params, sharding)
-            drafter_params = _ready_to_run(read, sharding)
-            tokens = self.draft.tokens
-            if tokens is not None:
-                fewer = jnp.asarray(tokens, jnp.int32)
-                drafter_params = model.narrow(drafter_params, fewer)
-            sizes = getattr(model, "target", model).config
+            drafter_params = self._read_draft(self.draft, target_params, sharding)
+            sizes = _sizes(self.draft.model)
             head = find_kind(sizes)
             if head is not None:  # The target gives the features that it reads.
                 config = head.target(self.config, sizes)
@@ -219,10 +213,6 @@ class PairSource:
             if sharding is not None:
                 layer = getattr(sizes, "layer", None)
                 sharding = sharding.with_drafter(layer, drafter_params)
-                if tokens is not None:
-                    # Devices that cannot share as many columns hold all of them each.
-                    places = sharding.drafter_shardings(drafter_params)
-                    drafter_params = jax.device_put(drafter_params, places)
         return LoadedPair(
             target=target,
             drafter=self.drafter,
@@ -232,6 +222,22 @@ class PairSource:
             sharding=sharding,
             first_rounds=[] if self.draft and self.draft.folder else None,
         )
+
+    def _read_draft(
+        self, draft: DraftSource, target_params: Any, sharding: PairSharding | None
+    ) -> Any:
+        """Returns a draft model's weights, for the tokens that it chooses among."""
+        params = _ready_to_run(draft.read(target_params, sharding), sharding)
+        if draft.tokens is None:
+            return params
+        model: Any = draft.model
+        params = model.narrow(params, jnp.asarray(draft.tokens, jnp.int32))
+        if sharding is None:
+            return params
+        # Devices that cannot share as many columns hold all of them each.
+        layer = getattr(_sizes(model), "layer", None)
+        places = sharding.with_drafter(layer, params).drafter_shardings(params)
+        return jax.device_put(params, places)
 
 
 def open_pair(
@@ -277,6 +283,11 @@ def open_pair(
         bits=bits,
         folder=folder,
     ).with_settings(settings)
+
+
+def _sizes(model: Any) -> Any:
+    """Returns the sizes of a draft model, of a small one those of its decoder."""
+    return getattr(model, "target", model).config
 
 
 def _ready_to_run(params: Any, sharding: PairSharding | None) -> Any:

@@ -38,8 +38,13 @@ def read_vocabulary(
 ) -> tuple[int, ...] | None:
     """Returns the tokens that a draft model chooses among, ascending; `None` for all.
 
-    They are `given` as `DecodingConfig.draft_vocabulary`; `folder` is the draft model's
-    own, and a tokenizer is read only to count in a text.
+    Args:
+        given: What `DecodingConfig.draft_vocabulary` says.
+        model: The draft model.
+        folder: The draft model's folder, which may hold a file; `None` for none.
+        vocab_size: The number of tokens the target knows, `V`.
+        stop_tokens: The tokens that end the target's texts.
+        read_tokenizer: See `PairSource`; it is called only to count in a text.
     """
     own = None if folder is None else folder / VOCABULARY_FILE
     path = own if own is not None and own.is_file() else None

@@ -24,7 +24,6 @@ from tests.helpers import refused
 torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
 
 # These import torch themselves: without it the line above skips the file first.
-
 from tests.heads import judged_heads, judged_rounds  # noqa: E402
 from tests.heads.judged_heads import (  # noqa: E402
     hydra_logits,
