@@ -113,8 +113,8 @@ def test_constrained_text_is_plain_constrained_text(name: str, rule: Any) -> Non
 @pytest.mark.parametrize(
     "name, rule",
     [
-        *(("eagle2", rule) for rule in ("greedy", "coupled", "rejection", "typical")),
-        *(("bush, drawn", "rejection"), ("lookup", "coupled"), ("recycling", "greedy")),
+        *(("eagle2", rule) for rule in ("coupled", "typical")),
+        *(("bush, drawn", "rejection"), ("lookup", "greedy")),
     ],
 )
 def test_a_dead_end_ends_the_text_with_a_reason_of_its_own(
@@ -167,7 +167,7 @@ def test_forbidden_drafts_are_not_drafted(name: str) -> None:
     guide = Guide(constraint=AUTOMATON, params=TABLES, state=jnp.array([START, 3, 4]))
     draws = dataclasses.replace(make_draws(3, temperature=0.0), guide=guide)
     state, roots = drafter.init_state(3, 64), jnp.zeros(3, jnp.int32)
-    trees, _ = drafter.propose((), state, roots, draws)
+    trees, _ = jax.jit(drafter.propose)((), state, roots, draws)
     kept = guide.prune(trees, drafter.depth)
     np.testing.assert_array_equal(trees.is_node, kept.is_node)
     # After 4 comes 5 alone, and drafting goes on below it.
@@ -182,7 +182,7 @@ def test_nothing_is_drafted_where_no_allowed_token_is_known(name: str) -> None:
     draws = dataclasses.replace(make_draws(2, temperature=0.0), guide=guide)
     state, roots = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)
     with jax.debug_nans(True):  # It would rank before every score.
-        trees, _ = drafter.propose((), state, roots, draws)
+        trees, _ = jax.jit(drafter.propose)((), state, roots, draws)
         trees = guide.prune(trees, drafter.depth)
     for row in range(2):
         assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], trees))

@@ -66,8 +66,8 @@ def sizes(**changes: Any) -> dict[str, Any]:
 
 
 def target_config(**changes: Any) -> TransformerConfig:
-    """A target of two layers, but for `changes`, see `sizes`."""
-    return TransformerConfig(**sizes(**({"num_layers": 2} | changes)))
+    """A target of one layer, but for `changes`, see `sizes`."""
+    return TransformerConfig(**sizes(**({"num_layers": 1} | changes)))
 
 
 def head_config(**changes: Any) -> EagleHeadConfig:

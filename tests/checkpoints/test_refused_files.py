@@ -28,7 +28,7 @@ from tests.checkpoints.folders import (
 )
 from tests.helpers import refused
 
-_QUERY = "model.layers.1.self_attn.q_proj.weight"
+_QUERY = "model.layers.0.self_attn.q_proj.weight"
 _UP = "model.layers.0.mlp.up_proj.weight"
 _INDEX, _BIN = "model.safetensors.index.json", "pytorch_model.bin"
 _SHARD = "model-00002-of-00002.safetensors"
@@ -125,7 +125,7 @@ _REFUSED: dict[str, tuple[Change, tuple[str, ...]]] = {
     "NaN": (_filled(np.nan), (_QUERY, "NaN or inf")),
     "infinite": (_filled(-np.inf), (_QUERY, "NaN or inf")),
     "a layer too many": (
-        lambda folder: change_config(folder, num_hidden_layers=1),
+        lambda folder: change_weights(folder, model__layers__1__x=np.zeros(2)),
         ("unexpected", "model.layers.1."),
     ),
     "an empty file": (_cut(0), (SINGLE,)),

@@ -155,7 +155,7 @@ def test_every_name_of_the_table_is_used_once() -> None:
     """By targets that have all there is, in two layers and experts."""
     every: set[str] = set()
     for experts in ({}, {"num_experts": 2, "experts_per_token": 1}):
-        config = tiny_target(qkv_bias=True, qk_norm=True, **experts)
+        config = tiny_target(num_layers=2, qkv_bias=True, qk_norm=True, **experts)
         shapes = shapes_of(transformer.init_params, config)
         found = jax.tree.leaves(names.tensor_names(shapes, names.TRANSFORMER))
         assert len(set(found)) == len(found)

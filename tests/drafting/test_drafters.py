@@ -38,7 +38,6 @@ from tests.helpers import make_draws, texts
 
 VOCABULARY = 24
 CONFIG = tiny.target_config(vocab_size=VOCABULARY)
-SMALLER = dataclasses.replace(CONFIG, num_layers=1)
 HEAD = tiny.head_config(vocab_size=VOCABULARY)
 TARGET = Transformer(config=CONFIG)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 0, 1, 2, 3, 5, 6], [2, 2]]
@@ -137,7 +136,7 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
         params = tiny.heads_params(HEADS[name], target_params)
         return drafter, Params(target=target_params, drafter=params)
     if name in MODEL_TREES:
-        decoder = Transformer(config=SMALLER)
+        decoder = Transformer(config=CONFIG)
         drafter = TreeDrafter(
             model=small_model(Foreign(decoder) if "foreign" in name else decoder),
             tree=MODEL_TREES[name],
@@ -229,7 +228,7 @@ def test_a_small_model_is_read_where_the_text_stands(target_params: Any) -> None
     requests = requests_of(PROMPTS, max_new_tokens=20)
     decoder = Decoder(target=TARGET, drafter=drafter, acceptance="greedy")
     state = speculative.prefill(decoder, params, requests, num_slots=64)
-    model = Transformer(config=SMALLER)
+    model = Transformer(config=CONFIG)
     for _ in range(2):
         before = state.lengths.tolist(), jnp.array(state.tokens)
         state, done = speculative.decode_round(decoder, params, state)

@@ -47,7 +47,7 @@ _WINDOW = {"sliding_window": 4, "windowed_layers": (0, 1)}
 def test_transformers_computes_the_same_from_an_exported_target(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = target_config(**changes)
+    config = target_config(num_layers=2, **changes)
     params = random_target(config)
     folder = tmp_path / "target"
     export_target(folder, config, params, stop_tokens=(2,), bos_token=1)

@@ -3,10 +3,15 @@
 import pytest
 
 from examples import peers
+from tests.devices import with_devices
 
 
 @pytest.mark.torch
-def test_other_programs_write_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_programs_write_the_same_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in with_devices(1).items():  # Processes that compile quickly.
+        monkeypatch.setenv(name, value)
     named = ["eagle_jax 8/7/1 uncalibrated", "transformers lookup"]
     few = ["--prompts", "1", "--turns", "1", "--new-tokens", "12"]
     peers.main([*few, "--only", *named])

@@ -50,7 +50,7 @@ def test_a_target_with_too_few_layers_for_an_eagle3_head_is_refused(
     names = (str(tiny_pair / "target"), str(eagle3_pair / "head"))
     refused(
         lambda: open_pair(*names, settings_of(TREE, method=method)).load(),
-        "2 layers",
+        "1 layers",
         "at least 7",
     )
 

@@ -149,7 +149,7 @@ def check_quantized(folder: Path, bits: int) -> None:
     there = load_target(folder, "float32", shardings, bits)[1]
     jax.tree.map(np.testing.assert_array_equal, there, params)
     for name, expected in HELD[bits].items():
-        weight = getattr(there.layers[1].mlp, name)
+        weight = getattr(there.layers[0].mlp, name)
         parts = held(weight.values), held(weight.scales)
         assert parts == expected, (name, parts)
     check_products(params, there)

@@ -382,7 +382,7 @@ def check_command(pair: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     assert jax.device_count() == 8
-    check_decoding("llama", llama(HEADS), (2, 4), (8, 1))
+    check_decoding("llama", llama(HEADS), (2, 4))
     # Fewer key/value heads than devices: some hold the same.
     check_decoding("few key/value heads", llama(2), (1, 8))
     check_decoding("mixtral", mixtral(), (1, 4))

@@ -14,7 +14,6 @@ def test_every_mesh_gives_the_tokens_of_one_device(
     lines = run_module("on_eight_devices", tiny_pair, tmp_path, num_devices=8)
     assert [line for line in lines if line.startswith(("equal", "no weight"))] == [
         "equal llama data=2,tensor=4",
-        "equal llama data=8,tensor=1",
         "equal few key/value heads data=1,tensor=8",
         "equal mixtral data=1,tensor=4",
         "equal eagle3 data=2,tensor=2",

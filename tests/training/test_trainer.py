@@ -174,13 +174,19 @@ SMALL = {"draft_heads": 2, "head_layers": 1}
     [("eagle3", {"draft_vocab_size": 40}), ("medusa", SMALL), ("hydra", SMALL)],
 )
 def test_heads_of_every_kind_are_exported_and_drafted_with(
-    eagle3_pair: Path, data: Path, tmp_path: Path, kind: Any, sizes: Any
+    eagle3_pair: Path,
+    tiny_pair: Path,
+    data: Path,
+    tmp_path: Path,
+    kind: Any,
+    sizes: Any,
 ) -> None:
+    folder = eagle3_pair if kind == "eagle3" else tiny_pair
     settings = STILL | {"steps": 2, "learning_rate": 0.01, "cache_features": True}
     settings["head"] = HEADS[kind].settings(**sizes)
-    trained = train(eagle3_pair, data, tmp_path / "run", **settings)
+    trained = train(folder, data, tmp_path / "run", **settings)
     assert trained.data.features is not None
-    target, tree = str(eagle3_pair / "target"), TREE
+    target, tree = str(folder / "target"), TREE
     if kind != "eagle3":
         choices = tmp_path / "choices.json"
         choices.write_text("[[0], [1], [0, 0], [1, 0]]")
@@ -204,7 +210,8 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
     eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path, name: str
 ) -> None:
     begun, kind = tmp_path / "begun", HEADS[name]
-    usual = kind.read_config((tiny_pair if name == "eagle2" else eagle3_pair) / "head")
+    folder = tiny_pair if name == "eagle2" else eagle3_pair
+    usual = kind.read_config(folder / "head")
     other: dict[str, Any] = {"rope": RopeConfig(theta=77.0)}
     changed: dict[str, Any] = {"has_feature_norms": True}
     if name == "eagle2":
@@ -214,7 +221,7 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
     export_head(begun, head, kind.init(jax.random.key(0), head))
     sizes = {"include_embedding": False} if name == "eagle2" else {}
     given = {"head": kind.settings(**sizes), "begin_with": str(begun)}
-    further = train(eagle3_pair, data, tmp_path / "further", **STILL, **given)
+    further = train(folder, data, tmp_path / "further", **STILL, **given)
     assert kind.read_config(further.head) == head
     kept, given = tensors_of(further.head), tensors_of(begun)
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
