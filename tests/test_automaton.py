@@ -16,9 +16,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.drafting import (
-    LookaheadDrafter,
     LookupDrafter,
-    RecyclingDrafter,
     TreeDrafter,
 )
 from eagle_jax.interface import Drafter, Params
@@ -63,8 +61,6 @@ DRAFTERS: dict[str, Drafter] = {
     "bush, drawn": TreeDrafter(model=MODEL, tree=BUSH, sampled=True),
     "nothing": TreeDrafter(model=MODEL, tree=chain(0)),
     "lookup": LookupDrafter(depth=4, num_matches=2),
-    "lookahead": LookaheadDrafter(vocab_size=VOCABULARY),
-    "recycling": RecyclingDrafter(vocab_size=VOCABULARY),
 }
 
 

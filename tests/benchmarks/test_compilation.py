@@ -19,10 +19,14 @@ from eagle_jax.benchmarks.compilation import (
     Report,
     compile_case,
 )
+from eagle_jax.benchmarks.training import TRAININGS
 from eagle_jax.config import TreeConfig
+from eagle_jax.heads.eagle3.head import Eagle3Settings
+from eagle_jax.heads.eagle3.loss import Eagle3Loss
 from eagle_jax.models import cache as kv
 from eagle_jax.parallel import MeshShape, make_mesh
 from eagle_jax.testing.programs import count_collectives, moved_bytes, random_words
+from eagle_jax.training.config import TrainConfig
 from tests import tiny
 
 pytestmark = [
@@ -67,7 +71,10 @@ def no_metadata() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, Report]:
-    return {report.program: report for report in compile_case(_CASE)}
+    with pytest.MonkeyPatch.context() as patch:
+        few = TrainConfig(head=Eagle3Settings(), loss=Eagle3Loss(alignment=2))
+        patch.setitem(TRAININGS, "eagle3", few)  # Levels are alike, and take long.
+        return {report.program: report for report in compile_case(_CASE)}
 
 
 def most_collectives(case: Case, program: str) -> int:

@@ -1,7 +1,6 @@
 """Training a head from the command line: its files, its resumption, its refusals."""
 
 import dataclasses
-import functools
 import json
 import random
 import shutil
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import chex
@@ -49,10 +47,7 @@ num_nodes = 5
 depth = 2
 width = 2
 """
-KINDS = {
-    "eagle2": (),
-    "eagle3": ("--kind", "eagle3", "--alignment", "3", "--draft-vocab-size", "40"),
-}
+EAGLE3 = ("--kind", "eagle3", "--alignment", "3", "--draft-vocab-size", "40")
 
 
 @pytest.fixture(scope="module")
@@ -86,38 +81,6 @@ def run(
     output = tmp_path_factory.mktemp("runs") / "run"
     assert train([*flags, "--output", str(output)]) == 0
     return output
-
-
-@pytest.fixture(scope="module")
-def flags_of(flags: list[str], eagle3_pair: Path) -> Callable[[str], list[str]]:
-    """The flags of a run of a kind."""
-
-    def of(kind: str) -> list[str]:
-        # The other target has too few layers for one.
-        target = ["--target", f"{eagle3_pair}/target"] if kind == "eagle3" else []
-        return [*flags, *target, *KINDS[kind]]
-
-    return of
-
-
-@pytest.fixture(scope="module")
-def run_of(
-    train: Main,
-    run: Path,
-    flags_of: Callable[[str], list[str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str], Path]:
-    """An uninterrupted run of each kind."""
-
-    @functools.cache
-    def of(kind: str) -> Path:
-        if kind == "eagle2":
-            return run
-        output = tmp_path_factory.mktemp("runs") / "run"
-        assert train([*flags_of(kind), "--output", str(output)]) == 0
-        return output
-
-    return of
 
 
 def head_of(run: Path) -> dict[str, np.ndarray]:
@@ -180,12 +143,9 @@ def kill(process: subprocess.Popen[str], output: Path, step: int) -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_killed_run_resumes_bit_for_bit(
-    flags_of: Callable[[str], list[str]],
-    run_of: Callable[[str], Path],
-    tmp_path: Path,
-    train: Main,
+    flags: list[str], run: Path, tmp_path: Path, train: Main
 ) -> None:
-    output, flags, run = tmp_path / "killed", flags_of("eagle3"), run_of("eagle3")
+    output = tmp_path / "killed"
     # Checkpoints follow steps 3 and 7, and each takes a while.
     kill(start(flags, output), output, 7)
     assert train([*flags, "--output", str(output), "--resume"]) == 0
@@ -208,19 +168,16 @@ def assert_like(run: Path, other: Path) -> None:
 
 
 def test_eight_devices_train_what_one_trains(
-    flags_of: Callable[[str], list[str]],
-    run_of: Callable[[str], Path],
-    tmp_path: Path,
+    flags: list[str], eagle3_pair: Path, tmp_path: Path, train: Main
 ) -> None:
-    output = tmp_path / "eight"
-    mesh = ["--mesh", "data=2,tensor=4", "--output", str(output)]
+    one, eight = tmp_path / "one", tmp_path / "eight"
+    command = [*flags, "--target", f"{eagle3_pair}/target", *EAGLE3, "--output"]
+    mesh = [str(SCRIPT), *command, str(eight), "--mesh", "data=2,tensor=4"]
     subprocess.run(
-        [sys.executable, str(SCRIPT), *flags_of("eagle3"), *mesh],
-        check=True,
-        cwd=REPOSITORY,
-        env=with_devices(8),
+        [sys.executable, *mesh], check=True, cwd=REPOSITORY, env=with_devices(8)
     )
-    assert_like(run_of("eagle3"), output)
+    assert train([*command, str(one)]) == 0
+    assert_like(one, eight)
 
 
 def test_two_processes_go_on_with_what_one_began(

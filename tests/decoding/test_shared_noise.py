@@ -346,14 +346,13 @@ DRAWN_TWIN = ToyModel(vocab_size=4, sharpness=1.0, seed=DRAWN_TARGET.seed)
 DRAWN_OTHER = dataclasses.replace(DRAWN_TWIN, seed=7)
 
 
-@pytest.mark.parametrize("model", [DRAWN_TWIN, DRAWN_OTHER], ids=["right", "wrong"])
 @pytest.mark.parametrize(
-    "tree",
+    ("model", "tree"),
     [
-        TreeConfig(num_nodes=6, depth=2, width=2),
-        from_paths([(0,), (1,), (0, 0), (1, 0)]),
+        (DRAWN_TWIN, TreeConfig(num_nodes=6, depth=2, width=2)),
+        (DRAWN_OTHER, from_paths([(0,), (1,), (0, 0), (1, 0)])),
     ],
-    ids=["dynamic", "static"],
+    ids=["right, dynamic", "wrong, static"],
 )
 def test_three_tokens_have_the_targets_joint_distribution(
     tree: TreeConfig | Topology, model: ToyModel

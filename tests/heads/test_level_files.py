@@ -87,20 +87,18 @@ def test_medusas_heads_score_as_plain_pytorch_does(
 
 
 @pytest.mark.parametrize("layout", ["published", "without output heads"])
-@pytest.mark.parametrize("name", ["tiny", "stories260K"])
 def test_trees_of_medusas_heads_are_those_of_plain_pytorch(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str, layout: str
+    tiny: Path, tmp_path: Path, layout: str
 ) -> None:
-    folder = target_folder(name, request)
-    state = medusa_state(sizes_of(folder), **LAYOUTS[layout])
+    state = medusa_state(sizes_of(tiny), **LAYOUTS[layout])
     heads = write_medusa(tmp_path / "heads", state)
 
     def judge(hidden: np.ndarray, path: list[int]) -> np.ndarray:
         last = torch.from_numpy(hidden[-1])
-        lm_head = output_head(folder)
+        lm_head = output_head(tiny)
         return judged_heads.medusa_logits(state, len(path) - 1, last, lm_head).numpy()
 
-    pair = judged_rounds.load(folder, heads, "medusa")
+    pair = judged_rounds.load(tiny, heads, "medusa")
     judged_rounds.check_trees(pair, [1, 7, 30, 4], judge)
 
 
@@ -127,16 +125,14 @@ def test_hydras_heads_score_as_plain_pytorch_does(
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ["tiny", "stories260K"])
 def test_trees_of_hydras_heads_are_those_of_plain_pytorch(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str, arch: str
+    tiny: Path, tmp_path: Path, arch: str
 ) -> None:
     """The prefix layer has read the prompt, and what later rounds accepted."""
-    folder = target_folder(name, request)
-    sizes = sizes_of(folder)
+    sizes = sizes_of(tiny)
     state = hydra_state(sizes, arch)
     heads = write_hydra(tmp_path / "heads", state, arch)
-    stored = load_file(folder / "model.safetensors")
+    stored = load_file(tiny / "model.safetensors")
     table = torch.from_numpy(stored["model.embed_tokens.weight"])
 
     def judge(hidden: np.ndarray, path: list[int]) -> np.ndarray:
@@ -146,7 +142,7 @@ def test_trees_of_hydras_heads_are_those_of_plain_pytorch(
         inputs = torch.cat([every[-1], *(table[token] for token in path)])
         return hydra_logits(state, len(path) - 1, inputs).numpy()
 
-    pair = judged_rounds.load(folder, heads, "hydra")
+    pair = judged_rounds.load(tiny, heads, "hydra")
     judged_rounds.check_trees(pair, [1, 7, 30, 4], judge)
 
 
