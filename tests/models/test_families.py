@@ -23,12 +23,16 @@ _PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 3, 6, 8, 9, 10])
 
 
 _FAMILIES = {
-    "llama": target_config(),
-    "mistral": target_config(sliding_window=7, windowed_layers=(0, 1)),
-    "mistral-next-token": target_config(sliding_window=1, windowed_layers=(0, 1)),
-    "mixtral": target_config(num_experts=4, experts_per_token=2),
-    "qwen2": target_config(qkv_bias=True, sliding_window=4, windowed_layers=(1,)),
-    "qwen3": target_config(qk_norm=True, head_dim=12),
+    "llama": target_config(num_layers=2),
+    "mistral": target_config(num_layers=2, sliding_window=7, windowed_layers=(0, 1)),
+    "mistral-next-token": target_config(
+        num_layers=2, sliding_window=1, windowed_layers=(0, 1)
+    ),
+    "mixtral": target_config(num_layers=2, num_experts=4, experts_per_token=2),
+    "qwen2": target_config(
+        num_layers=2, qkv_bias=True, sliding_window=4, windowed_layers=(1,)
+    ),
+    "qwen3": target_config(num_layers=2, qk_norm=True, head_dim=12),
 }
 
 

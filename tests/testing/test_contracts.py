@@ -18,7 +18,7 @@ from eagle_jax.testing.toys import ToyCache, path_code
 from tests import tiny
 
 TOY = ToyTarget(vocab_size=8)
-WINDOWED = tiny.target_config(sliding_window=4, windowed_layers=(1,))
+WINDOWED = tiny.target_config(num_layers=2, sliding_window=4, windowed_layers=(1,))
 
 
 def with_length(cache: Any, length: jax.Array) -> Any:
