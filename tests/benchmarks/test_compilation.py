@@ -14,7 +14,6 @@ from jax.experimental import topologies
 from eagle_jax.benchmarks.compilation import (
     ENVIRONMENT,
     PROGRAMS,
-    STEPS,
     Case,
     Report,
     compile_case,
@@ -55,6 +54,10 @@ _CASE = Case(
 )
 
 
+# Medusa's step is Hydra's with less, and EAGLE-3's has levels as alignment has.
+_PROGRAMS = tuple(x for x in PROGRAMS if "medusa" not in x and "alignment" not in x)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_metadata() -> Iterator[None]:
     """Nothing asks for a TPU's metadata: the compiler alone is needed."""
@@ -74,7 +77,7 @@ def reports() -> dict[str, Report]:
     with pytest.MonkeyPatch.context() as patch:
         few = TrainConfig(head=Eagle3Settings(), loss=Eagle3Loss(alignment=2))
         patch.setitem(TRAININGS, "eagle3", few)  # Levels are alike, and take long.
-        return {report.program: report for report in compile_case(_CASE)}
+        return {report.program: report for report in compile_case(_CASE, _PROGRAMS)}
 
 
 def most_collectives(case: Case, program: str) -> int:
@@ -94,7 +97,7 @@ def most_collectives(case: Case, program: str) -> int:
 
 def test_the_programs_fit_and_copy_no_cache(reports: dict[str, Report]) -> None:
     """The compiler refuses what does not fit."""
-    assert tuple(reports) == PROGRAMS
+    assert tuple(reports) == _PROGRAMS
     for report in reports.values():
         assert report.problems == []
 
@@ -112,7 +115,7 @@ def test_a_layer_needs_two_all_reduces(reports: dict[str, Report]) -> None:
         assert sum(after.values()) <= most_collectives(deeper, more.program)
 
 
-@pytest.mark.parametrize("program", STEPS)
+@pytest.mark.parametrize("program", _PROGRAMS[4:])
 def test_training_moves_nothing_but_sums(
     reports: dict[str, Report], program: str
 ) -> None:
