@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Main
+from tests.devices import with_devices
 
 Generate = Callable[[list[str], Path], dict[str, Any]]
 
@@ -148,6 +149,7 @@ def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(tmp_path: Path) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,
+        env=with_devices(1),
     )
     signal.signal(signal.SIGINT, before)
     assert process.stdout is not None

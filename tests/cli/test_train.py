@@ -47,7 +47,6 @@ num_nodes = 5
 depth = 2
 width = 2
 """
-EAGLE3 = ("--kind", "eagle3", "--alignment", "3", "--draft-vocab-size", "40")
 
 
 @pytest.fixture(scope="module")
@@ -165,19 +164,6 @@ def assert_like(run: Path, other: Path) -> None:
         np.testing.assert_allclose(head_of(other)[name], tensor, rtol=0, atol=2e-4)
     losses = [[row["loss"] for row in read_rows(x / LOG)] for x in (run, other)]
     np.testing.assert_allclose(*losses, rtol=2e-4)
-
-
-def test_eight_devices_train_what_one_trains(
-    flags: list[str], eagle3_pair: Path, tmp_path: Path, train: Main
-) -> None:
-    one, eight = tmp_path / "one", tmp_path / "eight"
-    command = [*flags, "--target", f"{eagle3_pair}/target", *EAGLE3, "--output"]
-    mesh = [str(SCRIPT), *command, str(eight), "--mesh", "data=2,tensor=4"]
-    subprocess.run(
-        [sys.executable, *mesh], check=True, cwd=REPOSITORY, env=with_devices(8)
-    )
-    assert train([*command, str(one)]) == 0
-    assert_like(one, eight)
 
 
 def test_two_processes_go_on_with_what_one_began(
