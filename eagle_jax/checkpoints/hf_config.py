@@ -94,6 +94,15 @@ FAMILIES = {
 DTYPES = ("float32", "bfloat16", "float16")
 """The dtypes that weights may be stored in."""
 
+_OUT_OF_REACH = {
+    "qwen3_next qwen3_5 qwen3_6 qwen3_8 nemotron_h jamba bamba falcon_h1 "
+    "granitemoehybrid lfm2 kimi_linear": "its recurrent layers have one state, and every "
+    "path of a tree would need its own",
+    "deepseek kimi glm_moe_dsa longcat": "its attention reads a compressed cache (MLA), "
+    "which is not implemented",
+}
+"""Beginnings of a `model_type` that many will try, and why it cannot be a target."""
+
 _MOST_LAYERS, _MOST_EXPERTS = 10_000, 1_024
 _QWEN_FULL_LAYERS = 28
 _SLIDING = "sliding_attention"
@@ -116,6 +125,9 @@ def target_config(folder: Path) -> TransformerConfig:
     fields = Fields.read(folder)
     kind, names = fields.get("model_type"), fields.get("architectures", [])
     family = FAMILIES.get(str(kind))
+    for kinds, reason in _OUT_OF_REACH.items():
+        if any(str(kind).startswith(one) for one in kinds.split()):
+            raise fields.refusal(f"model_type {kind!r} is out of reach: {reason}")
     if family is None or names not in ([], [family.architecture]):
         known = ", ".join(family.architecture for family in FAMILIES.values())
         raise fields.refusal(

@@ -155,6 +155,9 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     )
     encoded = [pair.encode(prompt, chat=arguments.chat) for prompt in prompts]
     schema = arguments.json_schema and read_json(arguments.json_schema)
+    draft = pair.source.draft
+    if draft is not None:
+        say(f"{arguments.draft} holds {draft.description}")
     say(f"loading {arguments.target}")
     runner = pair.runner(
         encoded,

@@ -77,12 +77,14 @@ class DraftSource:
             sharding or, given `None`, on the default device.
         folder: The folder of its files, `None` if it has none.
         tokens: The tokens that it chooses among, ascending; `None` for all.
+        description: What it was read as, in words.
     """
 
     model: DraftModel
     read: ReadDraft
     folder: Path | None = None
     tokens: tuple[int, ...] | None = None
+    description: str = "a smaller model"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -333,4 +335,5 @@ def _open_draft(
         params = opened.load(target_params, dtype, shardings)
         return model.join(params, target_params)
 
-    return DraftSource(model=model, read=read_head, folder=folder)
+    said = head.describe(target, opened.config)
+    return DraftSource(model=model, read=read_head, folder=folder, description=said)

@@ -43,6 +43,7 @@ def draft_chains(
     rows: PackedRows,
     *,
     steps: int,
+    window: int | None = None,
 ) -> list[jax.Array]:
     """Drafts `steps` levels of a chain from every position, with the text's tokens.
 
@@ -58,6 +59,8 @@ def draft_chains(
         features: `[B, T, E]`, the true features at the head's width.
         rows: The rows, `[B, T]` fields.
         steps: The number of levels, at least 1. Static.
+        window: The number of pairs that a pair sees, itself included; `None` for all
+            before it. Static.
 
     Returns:
         The outputs `[B, T, E]` of each level; those of level `n`, counted from 0, at
@@ -66,6 +69,7 @@ def draft_chains(
     layer_inputs, recycle = functions
     layer = config.layer
     mask = segment_mask(rows.segments)
+    distance = jnp.arange(mask.shape[1])[:, None] - jnp.arange(mask.shape[1])
     outputs: list[jax.Array] = []
     entries: list[KeyValues] = []
     for step in range(steps):
@@ -75,7 +79,10 @@ def draft_chains(
         rotary = rotary_tables(rows.positions + step, layer.rope, layer.head_dim)
         query, new = project(params.layer, layer, inputs, rotary)
         entries.append(new)
-        mixed = _attend(query, entries[0], mask, entries[1:])
+        seen, own = mask, entries[1:]
+        if window is not None:
+            seen, own = mask & (distance + step < window), own[-window:]
+        mixed = _attend(query, entries[0], seen, own)
         outputs.append(finish(params.layer, layer, x, mixed))
         features = recycle(params, config, outputs[-1])
     return outputs

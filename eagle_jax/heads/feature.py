@@ -13,7 +13,7 @@ from eagle_jax.interface import PromptChunk
 from eagle_jax.models import cache as kv
 from eagle_jax.models.layers import AttentionContext, decoder_layer
 from eagle_jax.models.rope import rotary_tables
-from eagle_jax.models.transformer import Tables, causal_mask, output_head
+from eagle_jax.models.transformer import Tables, causal_mask, nearest, output_head
 from eagle_jax.ordering import after
 
 
@@ -112,6 +112,11 @@ class FeatureHead:
         """The width of the target's features, `F`."""
         return self.config.layer.hidden_size
 
+    @property
+    def sliding_window(self) -> int | None:
+        """The number of pairs that a pair sees, itself included; `None` for all."""
+        return None
+
     def fuse(self, params: HeadParams, features: jax.Array) -> jax.Array:
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
         del params
@@ -144,6 +149,10 @@ class FeatureHead:
         layer, embedded = self.config.layer, params.embedding[tokens]
         x, inputs = self.layer_inputs(params.head, self.config, embedded, features)
         rotary = rotary_tables(positions, layer.rope, layer.head_dim)
+        window = self.sliding_window
+        if window is not None:
+            mask, first = nearest(context.mask, window), positions - window + 1
+            context = dataclasses.replace(context, mask=mask, first=first)
         return decoder_layer(params.head.layer, layer, x, rotary, context, inputs, last)
 
     def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:

@@ -97,6 +97,11 @@ class Head(Protocol):
         """Refuses a head that was made for another target."""
         ...
 
+    def describe(self, target: TransformerConfig, config: Any) -> str:
+        """Returns in words how a head was read."""
+        del target, config
+        return self.title
+
     def model(self, config: Any, dtype: str = "float32") -> HeadModel:
         """Returns the draft model that runs the head.
 

@@ -29,7 +29,14 @@ NORMS = dataclasses.replace(USUAL, has_feature_norms=True)
 RECYCLING = dataclasses.replace(USUAL, recycles_normed=True)
 BOTH = dataclasses.replace(NORMS, recycles_normed=True, feature_layers=(0, 1, 3))
 NARROW = dataclasses.replace(
-    USUAL, feature_layers=(1, 2, 6), layer=tiny.sizes(hidden_size=24)["layer"]
+    USUAL, feature_layers=(2, 3, 6), layer=tiny.sizes(hidden_size=24)["layer"]
+)
+BORROWING = dataclasses.replace(SAME, has_output_head=False)
+NORMED_STREAM = dataclasses.replace(USUAL, norm_before_residual=True)
+NORMED_FEATURES = dataclasses.replace(USUAL, norm_before_fc=True)
+WINDOWED = dataclasses.replace(USUAL, sliding_window=2)
+QWEN3 = dataclasses.replace(
+    USUAL, layer=tiny.sizes(qk_norm=True, num_kv_heads=1)["layer"]
 )
 EAGLE3: dict[str, Eagle3HeadConfig] = {
     "eagle3": USUAL,
@@ -38,6 +45,20 @@ EAGLE3: dict[str, Eagle3HeadConfig] = {
     "eagle3, recycling": RECYCLING,
     "eagle3, both, with layers": BOTH,
     "eagle3, narrow, with layers": NARROW,
+    "eagle3, from the first layer": dataclasses.replace(
+        USUAL, feature_layers=(0, 1, 3)
+    ),
+    "eagle3, from the second layer": dataclasses.replace(
+        USUAL, feature_layers=(1, 3, 4)
+    ),
+    "eagle3, two features": dataclasses.replace(
+        NORMS, feature_layers=(1, 4), feature_size=64
+    ),
+    "eagle3, borrowing": BORROWING,
+    "eagle3, norm before residual": NORMED_STREAM,
+    "eagle3, norm before fc": NORMED_FEATURES,
+    "eagle3, window": WINDOWED,
+    "eagle3, qwen3 layer": QWEN3,
 }
 SAMPLES: dict[str, Any] = {
     "eagle2": tiny.HEAD,

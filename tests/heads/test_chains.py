@@ -33,6 +33,13 @@ HEADS: dict[str, Any] = {
         has_feature_norms=True,
         recycles_normed=True,
     ),
+    "eagle3, window": Eagle3HeadConfig(
+        **tiny.sizes(qk_norm=True),
+        **EAGLE3,
+        norm_before_fc=True,
+        norm_before_residual=True,
+        sliding_window=3,
+    ),
 }
 
 
@@ -56,10 +63,13 @@ def trained_chains(
     rows: PackedRows,
 ) -> list[jax.Array]:
     functions: Any = eagle_head.layer_inputs, keep
+    window = None
     if isinstance(config, Eagle3HeadConfig):
         functions = eagle3_head.layer_inputs, eagle3_head.recycle
+        window = config.sliding_window
         features = eagle3_head.fuse(params, config, features)
-    return draft_chains(functions, params, config, table, features, rows, steps=LEVELS)
+    call = functions, params, config, table, features, rows
+    return draft_chains(*call, steps=LEVELS, window=window)
 
 
 def decoded_chains(

@@ -15,9 +15,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from eagle_jax.checkpoints import load_target
+from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle3 import model as eagle3_head
 from eagle_jax.heads.eagle3.draft import Eagle3Head
+from eagle_jax.heads.eagle3.files import read_fields
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, feature_layers
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig, TransformerParams
@@ -27,8 +29,9 @@ from tests.eagle3_pair import HIDDEN, KNOWN, VOCABULARY
 from tests.heads.samples import (
     EAGLE3,
     NARROW,
+    NORMS,
+    QWEN3,
     RECYCLING,
-    SAME,
     TARGET,
     USUAL,
     load_head,
@@ -127,7 +130,7 @@ def test_other_tensors_of_integers_are_refused(head: Path, target: Loaded) -> No
 def test_a_map_is_written_where_vocabularies_differ(tmp_path: Path, name: str) -> None:
     config = EAGLE3[name]
     stored = load_file(write(tmp_path / "head", config) / _FILE)
-    has_maps = config is not SAME
+    has_maps = config.draft_vocab_size < config.vocab_size
     assert ("d2t" in stored, "t2d" in stored) == (has_maps, has_maps)
     if has_maps:
         assert (stored["d2t"].dtype, stored["t2d"].dtype) == (np.int64, np.bool_)
@@ -149,10 +152,10 @@ def test_the_settings_of_a_head_are_the_published_ones(tmp_path: Path) -> None:
         "vocab_size": 64,
         "draft_vocab_size": 40,
         "target_hidden_size": 32,
-        # The inputs of layers 1, 2 and 6 are the outputs of those before them.
+        # The inputs of layers 2, 3 and 6 are the outputs of those before them.
         "eagle_config": {
             "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": [0, 1, 5],
+            "eagle_aux_hidden_state_layer_ids": [1, 2, 5],
         },
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-5,
@@ -179,18 +182,55 @@ def test_everything_of_a_head_is_its_own(head: Path) -> None:
     assert KIND.read_config(head).draft_vocab_size == VOCABULARY
 
 
-def test_speculators_means_the_recycled_state_by_norm_output(tmp_path: Path) -> None:
-    """SpecForge means what the output head reads, which is always normalised."""
-    folder = tmp_path / "head"
-    write(folder, USUAL)
-    change_config(folder, norm_output=True)
-    assert KIND.read_config(folder) == USUAL
+def test_norm_output_means_the_recycled_state(tmp_path: Path) -> None:
+    """Older heads of SpecForge meant another thing by it, and have no `fc_norm`."""
+    folder = write(tmp_path / "head", USUAL)
     change_config(folder, norm_output=False)
-    refused(lambda: KIND.read_config(folder), str(folder), "norm_output = false")
-    change_config(folder, speculators_model_type="eagle3")
     assert KIND.read_config(folder) == USUAL
     change_config(folder, norm_output=True)
+    with pytest.warns(UserWarning, match="norm_output = true is read as EAGLE-3.1's"):
+        assert KIND.read_config(folder) == RECYCLING
+    change_config(folder, speculators_model_type="eagle3")
     assert KIND.read_config(folder) == RECYCLING
+    folder = write(tmp_path / "normed", NORMS)
+    change_config(folder, norm_output=True)
+    assert KIND.read_config(folder) == dataclasses.replace(NORMS, recycles_normed=True)
+
+
+@pytest.mark.parametrize(
+    ("named", "layers"), [([1, 3, 4], (2, 4, 5)), ([2, 4, 5], (2, 4, 5))]
+)
+def test_layers_are_named_by_their_outputs_where_the_first_is_1(
+    tmp_path: Path, named: list[int], layers: tuple[int, ...]
+) -> None:
+    folder = write(tmp_path / "head", USUAL)
+    usual = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": named}
+    change_config(folder, eagle_config=usual)
+    assert KIND.read_config(folder).feature_layers == layers
+    change_config(folder, eagle_config=None, eagle_aux_hidden_state_layer_ids=named)
+    assert KIND.read_config(folder).feature_layers == layers
+    change_config(folder, speculators_model_type="eagle3")
+    assert KIND.read_config(folder).feature_layers == tuple(named)
+    change_config(folder, num_aux_hidden_states=2)
+    refused(lambda: KIND.read_config(folder), "num_aux_hidden_states = 2", "3 layers")
+
+
+def test_how_a_head_was_read_is_told() -> None:
+    told = KIND.describe(TARGET, dataclasses.replace(NORMS, recycles_normed=True))
+    assert told == (
+        "an EAGLE-3 head that reads the inputs of layers 2, 3, 4 of the target's 7, "
+        "normalises each of them, goes on from its normalised output, knows 40 of 64 "
+        "tokens, was trained to 512 positions"
+    )
+
+
+def test_tensors_decide_where_fields_of_a_layer_are_wrong(tmp_path: Path) -> None:
+    folder = write(tmp_path / "head", QWEN3)
+    change_config(folder, head_dim=20, model_type="llama")
+    with pytest.warns(UserWarning, match="head_dim = 20, but 4 query heads have 32"):
+        assert KIND.read_config(folder) == QWEN3
+    change_weights(folder, layers__1__mlp_norm=np.ones(3))
+    refused(lambda: KIND.read_config(folder), "several layers")
 
 
 def test_a_target_needs_three_different_features() -> None:
@@ -209,24 +249,27 @@ def test_a_target_needs_three_different_features() -> None:
         refused(lambda n=num_layers: wanted(n), f"{num_layers} layers", "7")
 
 
-def judged_logits(folder: Path, table: Any, features: Any, tokens: Any) -> np.ndarray:
+def judged_logits(folder: Path, tables: Any, features: Any, tokens: Any) -> np.ndarray:
     """Logits of a chain in plain PyTorch, written from the formulas.
 
-    The first pairs have true features `[n, F]`; those of the `tokens` after them are
-    drafted. Only the last true pair and what follows it predict.
+    The target's tables stand in where a head has none of its own. The first pairs have
+    true features `[n, F]`; those of the `tokens` after them are drafted. Only the last
+    true pair and what follows it predict.
     """
     import torch
 
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
     stored = torch.load(folder / "pytorch_model.bin", weights_only=True)
     config = json.loads((folder / "config.json").read_text())
-    is_speculators = "speculators_model_type" in config
     config |= config.pop("transformer_layer_config", {})
     prefix = "midlayer" if "midlayer.hidden_norm.weight" in stored else "layers.0"
     heads, width = config["num_attention_heads"], config["hidden_size"]
     size = config.get("head_dim", width // heads)
     half, theta = size // 2, config["rope_theta"]
-    table = torch.tensor(np.asarray(stored.get("embed_tokens.weight", table)))
+    own = stored.get("embed_tokens.weight")
+    table = torch.tensor(np.asarray(tables.embedding if own is None else own))
+    borrowed = torch.tensor(np.asarray(tables.output_head).T)
+    window = config["sliding_window"] if config.get("layer_types") else len(tokens)
 
     def norm(x: Any, name: str) -> Any:
         scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + config["rms_norm_eps"])
@@ -246,17 +289,23 @@ def judged_logits(folder: Path, table: Any, features: Any, tokens: Any) -> np.nd
 
     def run(token: int, feature: Any) -> Any:
         embedded = norm(table[token], f"{prefix}.input_layernorm")
-        read = torch.cat([embedded, norm(feature, f"{prefix}.hidden_norm")])
+        normed = norm(feature, f"{prefix}.hidden_norm")
+        stream = normed if config.get("norm_before_residual") else feature
+        read = torch.cat([embedded, normed])
         position, groups = len(keys), heads // config["num_key_value_heads"]
         query, key, value = (
             project(read, f"self_attn.{name}_proj").view(-1, size) for name in "qkv"
         )
+        if f"{prefix}.self_attn.q_norm.weight" in stored:
+            query = norm(query, f"{prefix}.self_attn.q_norm")
+            key = norm(key, f"{prefix}.self_attn.k_norm")
         keys.append(turn(key, position).repeat_interleave(groups, 0))
         values.append(value.repeat_interleave(groups, 0))
         query = turn(query, position)
-        scores = torch.stack([(query * key).sum(-1) for key in keys]) / math.sqrt(size)
-        mixed = (scores.softmax(0)[..., None] * torch.stack(values)).sum(0)
-        x = feature + project(mixed.view(-1), "self_attn.o_proj")
+        near = [(query * key).sum(-1) for key in keys[-window:]]
+        scores = torch.stack(near) / math.sqrt(size)
+        mixed = (scores.softmax(0)[..., None] * torch.stack(values[-window:])).sum(0)
+        x = stream + project(mixed.view(-1), "self_attn.o_proj")
         inner = norm(x, f"{prefix}.post_attention_layernorm")
         gated = silu(project(inner, "mlp.gate_proj")) * project(inner, "mlp.up_proj")
         return x + project(gated, "mlp.down_proj")
@@ -267,16 +316,39 @@ def judged_logits(folder: Path, table: Any, features: Any, tokens: Any) -> np.nd
     for place, token in enumerate(tokens):
         if place < len(features):
             feature = features[place]
+            if config.get("norm_before_fc"):
+                feature = norm(feature, "input_norm")
             if config.get("fc_norm"):
-                parts = enumerate(feature.chunk(3))
+                parts = enumerate(feature.split(tiny.LAYER.hidden_size))
                 feature = torch.cat([norm(x, f"fc_norm.{n}") for n, x in parts])
             feature = linear(feature, stored["fc.weight"])
         output = run(token, feature)
         normed = norm(output, "norm")
-        feature = normed if is_speculators and config["norm_output"] else output
+        feature = normed if config.get("norm_output") else output
         if place >= len(features) - 1:
-            found.append(linear(normed, stored["lm_head.weight"]))
+            found.append(linear(normed, stored.get("lm_head.weight", borrowed)))
     return torch.stack(found).numpy()
+
+
+def drafted_logits(
+    config: Eagle3HeadConfig, params: Any, tables: Any, features: Any
+) -> np.ndarray:
+    """Logits of the last of 3 true pairs, and of tokens 9 and 4 drafted after it."""
+    model, joined = Eagle3Head(config=config), Eagle3Head.join(params, tables)
+    state = model.advance(
+        model.init_state(1, 8, 4),
+        jnp.array([[5, 6, 7, 0, 0]]),
+        features,
+        jnp.array([3]),
+    )
+    output, state = model.read(joined, state, jnp.array([8]))
+    outputs, earlier = [output[:, None]], None
+    for level, token in enumerate([[9], [4]], 1):
+        above, seen = outputs[-1], jnp.ones((1, 1, level), bool)
+        inputs = jnp.array([token]), above, seen, earlier
+        output, earlier = model.step(joined, state, *inputs, level=level)
+        outputs.append(output)
+    return np.stack([model.logits(joined, x, level=1)[0, 0] for x in outputs])
 
 
 @pytest.mark.torch
@@ -288,35 +360,23 @@ def test_plain_torch_drafts_the_same_from_an_exported_head(
     target = tiny.target_params(TARGET)
     write(tmp_path / "head", EAGLE3[name], layout=prefix, with_pickle=True)
     config, params = load_head(tmp_path / "head", TARGET, target)
-    model, joined = Eagle3Head(config=config), Eagle3Head.join(params, target)
     features = jax.random.normal(jax.random.key(5), (1, 5, config.feature_size))
-    drafted = [[9], [4]]
+    found = drafted_logits(config, params, target, features)
+    judged = judged_logits(tmp_path / "head", target, features[0, :3], [6, 7, 8, 9, 4])
+    np.testing.assert_allclose(found, judged, rtol=1e-5, atol=1e-5)
 
-    state = model.advance(
-        model.init_state(1, 8, 4),
-        jnp.array([[5, 6, 7, 0, 0]]),
-        features,
-        jnp.array([3]),
-    )
-    output, state = model.read(joined, state, jnp.array([8]))
-    outputs, earlier = [output[:, None]], None
-    for level, token in enumerate(drafted, 1):
-        above, seen = outputs[-1], jnp.ones((1, 1, level), bool)
-        inputs = jnp.array([token]), above, seen, earlier
-        output, earlier = model.step(joined, state, *inputs, level=level)
-        outputs.append(output)
-    logits = [model.logits(joined, output, level=1)[0, 0] for output in outputs]
-
-    tokens = [6, 7, 8, 9, 4]
-    judged = judged_logits(tmp_path / "head", target.embedding, features[0, :3], tokens)
-    np.testing.assert_allclose(np.stack(logits), judged, rtol=1e-5, atol=1e-5)
+    # Read in any other way it drafts otherwise, so what stands above can fail.
+    for field in ("norm_before_residual", "recycles_normed"):
+        other = dataclasses.replace(config, **{field: not getattr(config, field)})
+        wrong = drafted_logits(other, params, target, features)
+        assert np.abs(wrong[-1] - judged[-1]).max() > 1e-2, field
 
 
 def _hub_head(folder: Path, **sizes: int) -> Eagle3HeadConfig:
     common = {"model_type": "llama", "max_position_embeddings": 2048}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(common | sizes))
-    return KIND.read_config(folder)
+    return read_fields(Fields.read(folder), {})
 
 
 def test_published_sizes_have_the_published_bytes(tmp_path: Path) -> None:

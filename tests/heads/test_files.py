@@ -185,23 +185,28 @@ def test_tensors_that_are_no_head_are_refused_by_name(
         (
             "eagle3",
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}},
-            "layer_ids",
+            "is not supported",
         ),
         ("eagle3", {"speculators_model_type": "dflash"}, "dflash"),
-        ("eagle3", {"norm_output": False}, "norm_output = false"),
         ("eagle3", {"fc_norm": True}, "lacks tensors: fc_norm.0.weight"),
         (
             "eagle3, feature norms",
             {"fc_norm": False},
             "unexpected tensors: fc_norm.0.weight",
         ),
-        ("eagle3, recycling", {"norm_before_residual": True}, "norm_before_residual"),
+        ("eagle3", {"norm_before_fc": True}, "lacks tensors: input_norm.weight"),
+        (
+            "eagle3",
+            {"layer_types": ["sliding_attention", "full_attention"]},
+            "must name one kind",
+        ),
+        ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding_window = None"),
         ("eagle3, recycling", {"transformer_layer_config": [7]}, "[7] must be an obj"),
         ("eagle3, recycling", {"fc_norm": [True]}, "fc_norm"),
         (
             "eagle3, recycling",
-            {"eagle_aux_hidden_state_layer_ids": [1, 2]},
-            "[1, 2] must be three layers",
+            {"eagle_aux_hidden_state_layer_ids": [1, "2"]},
+            "[1, '2'] must be a list of layers",
         ),
         (
             "medusa",

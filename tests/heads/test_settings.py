@@ -93,8 +93,8 @@ def test_settings_of_another_kind_are_unknown(
         ({"feature_layers": "0 1 1"}, "different"),
         ({"feature_layers": "0 1 2", "draft_vocab_size": 65}, "draft_vocab_size = 65"),
         *(
-            ({"feature_layers": layers}, "three layers")
-            for layers in ("", "1 2", "1 2 3 4", "1 2 x", "1 -2 3", "1, 2, 3")
+            ({"feature_layers": layers}, 'layers, such as "1 2 4"')
+            for layers in ("", "1 2 x", "1 -2 3", "1, 2, 3")
         ),
     ],
 )
@@ -117,10 +117,21 @@ def test_an_eagle3_head_has_the_published_sizes_unless_others_are_set() -> None:
     assert (head.feature_size, head.max_positions) == (96, 512)
     assert not head.recycles_normed
     sizes = {"draft_vocab_size": 7, "feature_layers": "0 4 8", "num_kv_heads": 1}
-    own = {"kind": "eagle3", "recycles_normed": True} | sizes
+    variants: dict[str, Any] = {
+        "recycles_normed": True,
+        "has_feature_norms": True,
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "sliding_window": 64,
+    }
+    own = {"kind": "eagle3", "qk_norm": True} | sizes | variants
     head = new_sizes(target, settings_of(own))
     assert (head.draft_vocab_size, head.feature_layers) == (7, (0, 4, 8))
-    assert head.layer.num_kv_heads == 1 and head.recycles_normed
+    assert head.layer.num_kv_heads == 1 and head.layer.qk_norm
+    assert variants.items() <= vars(head).items()
+    assert (
+        new_sizes(target, settings_of(own | {"feature_layers": "3"})).feature_size == 32
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ import jax
 
 from eagle_jax.drafting.model import target_tokens
 from eagle_jax.heads.eagle3 import model
-from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
-from eagle_jax.heads.feature import EagleState, FeatureHead, HeadParams
+from eagle_jax.heads.eagle3.model import Eagle3HeadConfig, Eagle3HeadParams
+from eagle_jax.heads.feature import EagleState, FeatureHead, HeadParams, join
 from eagle_jax.models.layers import rms_norm
-from eagle_jax.models.transformer import unembed
+from eagle_jax.models.transformer import Tables, output_head, unembed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle3Head(FeatureHead):
-    """An EAGLE-3 head, which reads three features and may know fewer tokens.
+    """An EAGLE-3 head, which reads several features and may know fewer tokens.
 
     The target must give the features of `model.feature_layers`. For
     drafted tokens the head's own outputs take their place, without being fused.
@@ -26,8 +26,18 @@ class Eagle3Head(FeatureHead):
 
     @property
     def feature_size(self) -> int:
-        """The width of the target's features, `F`, three times the target's width."""
+        """The width of the target's features, `F`."""
         return self.config.feature_size
+
+    @property
+    def sliding_window(self) -> int | None:
+        """See `FeatureHead.sliding_window`."""
+        return self.config.sliding_window
+
+    @staticmethod
+    def join(head: Eagle3HeadParams, target: Tables) -> HeadParams:
+        """See `HeadModel.join`."""
+        return join(head, target, borrows_output_head=head.output_head is None)
 
     def fuse(self, params: HeadParams, features: jax.Array) -> jax.Array:
         """See `FeatureHead.fuse`."""
@@ -55,7 +65,8 @@ class Eagle3Head(FeatureHead):
         del level
         head = params.head
         normed = rms_norm(outputs, head.norm, self.config.layer.rms_norm_eps)
-        return unembed(head.output_head, normed)
+        table = output_head(params) if head.output_head is None else head.output_head
+        return unembed(table, normed)
 
     def tokens(self, params: HeadParams, choices: jax.Array) -> jax.Array:
         """See `DraftModel.tokens`."""

@@ -3,23 +3,29 @@
 An EAGLE-3 head has tensors beside those of an EAGLE-1/2 head:
 
     fc, midlayer.*, norm, lm_head    floating-point weights; `layers.0.*` elsewhere
-    fc_norm.{0,1,2}                  EAGLE-3.1: a norm for each of the three features
+    fc_norm.{i}                      EAGLE-3.1: a norm for each of the features
+    input_norm                       a norm of all of them, where `norm_before_fc`
     embed_tokens                     only where the head's width is not the target's
     d2t [W] integers                 token i of the head is the target's i + d2t[i]
     t2d [V] bool                     whether the head has this token of the target
 
-The last two are absent where both vocabularies are the same.
+The last two are absent where both vocabularies are the same, and so may `lm_head` be:
+such a head borrows the target's. Norms of queries and keys, and the width of an
+attention head, are known by the tensors, whatever `config.json` says.
 
-Every head normalises what its output head reads. `norm_output` has two meanings:
-SpecForge's says this alone, and the state that the next step reads is not normalised;
-speculators' says that the next step reads the normalised state, too. Who wrote a head
-is known by fields of speculators, which nests the sizes in `transformer_layer_config`.
+Every head normalises what its output head reads. `norm_output` says that the next step
+reads the normalised state, too (EAGLE-3.1). Older heads of SpecForge meant the output
+alone by it, and nothing in their files tells them apart but that they lack `fc_norm`.
 
-Nor do they count layers alike where `eagle_aux_hidden_state_layer_ids` names three: the
-published features are the outputs of layers 1, L // 2 - 1 and L - 4 in SpecForge's
-`eagle_config`, and the inputs of 2, L // 2 and L - 3 in speculators' own field.
+The layers that `eagle_aux_hidden_state_layer_ids` names are counted in two ways: as the
+layers whose outputs are read, where the first is 1, as published; else, and in the own
+field of speculators, as those whose inputs are. The published features are the inputs
+of 2, L // 2 and L - 3. Who wrote a head is known by fields of speculators, which nests
+the sizes in `transformer_layer_config`.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,27 +33,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints.export_files import Tensors
-from eagle_jax.checkpoints.hf_fields import Fields
+from eagle_jax.checkpoints.hf_fields import MOST_POSITIONS, Fields, warn_once
 from eagle_jax.checkpoints.names import LAYER, MAPS
 from eagle_jax.checkpoints.weights import Weights
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle.files import common_fields, read_sizes
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
+from eagle_jax.models.layers import LayerConfig
+
+PREFIXES = ("midlayer", "layers.0")
+"""What the names of the layer's tensors begin with, the published ones first."""
 
 SPECULATORS = "speculators_model_type"
 """The field by which a head's `config.json` is known as one of speculators."""
 
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _FIELDS = (
     "draft_vocab_size",
     "target_hidden_size",
     "eagle_config",
     "fc_norm",
+    "norm_before_fc",
+    "norm_before_residual",
     "norm_output",
+    "num_aux_hidden_states",
+    "use_sliding_window",
+    _LAYERS,
 )
 # The one `eagle_config` that asks for what we do anyway; others name the layers, too.
 _USUAL_FEATURES = {"use_aux_hidden_state": True}
-_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "transformer_layer_config"
+# What a head has whose tensors are not known.
+_OWN = {"lm_head.weight": ()}
+_SLIDING, _MOST_FEATURES = "sliding_attention", 16
 # What speculators says of itself, of the target and of serving.
 _NO_SIZES = {
     SPECULATORS,
@@ -59,12 +77,14 @@ _NO_SIZES = {
 }
 
 
-def tensor_names(prefix: str) -> dict[str, str]:
+def tensor_names(prefix: str, num_features: int) -> dict[str, str]:
     """Returns the tensor names of heads by path in `Eagle3HeadParams`.
 
     Args:
         prefix: What the names of the layer begin with.
+        num_features: The number of the target's layers that the head reads.
     """
+    norms = [f"fc_norm.{number}" for number in range(num_features)]
     layer = {ours: hf for ours, hf in LAYER.items() if ours != "input_norm"}
     return {
         "embedding": "embed_tokens.weight",
@@ -73,18 +93,22 @@ def tensor_names(prefix: str) -> dict[str, str]:
         "feature_norm": f"{prefix}.hidden_norm.weight",
         "norm": "norm.weight",
         "output_head": "lm_head.weight",
-        **{f"fc_norm.{number}": f"fc_norm.{number}.weight" for number in range(3)},
+        "input_norm": "input_norm.weight",
+        **{name: f"{name}.weight" for name in norms},
         **{f"layer.{ours}": f"{prefix}.{hf}" for ours, hf in layer.items()},
     }
 
 
-def read_fields(fields: Fields) -> Eagle3HeadConfig:
+def read_fields(
+    fields: Fields, shapes: Mapping[str, tuple[int, ...]]
+) -> Eagle3HeadConfig:
     """Reads the sizes of a head.
 
     Its `num_hidden_layers` is not read: published heads name the target's.
 
     Args:
         fields: The fields of its `config.json`.
+        shapes: The shapes of its tensors by name, as far as they are known.
 
     Raises:
         InputError: If a field is missing or asks for something that is not
@@ -93,35 +117,83 @@ def read_fields(fields: Fields) -> Eagle3HeadConfig:
     is_theirs = not {SPECULATORS, "speculators_config"}.isdisjoint(fields.values)
     if is_theirs:
         fields = _flat(fields)
-    sizes = read_sizes(fields, *_FIELDS, *([_LAYERS] if is_theirs else []))
-    norms = fields.flag("norm_output", default=not is_theirs)
-    if not norms and not is_theirs:
-        raise fields.refusal(
-            "norm_output = false is not supported: what the output head reads is "
-            "always normalised; leave the field out if this head does so, too"
-        )
+    if any(name.startswith("layers.1.") for name in shapes):
+        raise fields.refusal("a head of several layers is not supported, only of one")
+    sizes = read_sizes(fields, *_FIELDS)
     vocab_size = sizes["vocab_size"]
     known = fields.size("draft_vocab_size", default=vocab_size)
     if known > vocab_size:
         raise fields.refusal(
             f"draft_vocab_size = {known} is more than vocab_size = {vocab_size}"
         )
+    layers = _read_layers(fields, is_theirs=is_theirs)
+    num_features = 3 if layers is None else len(layers)
+    count = fields.size("num_aux_hidden_states", default=num_features)
+    if count != num_features:
+        raise fields.refusal(
+            f"num_aux_hidden_states = {count}, but {num_features} layers are read, "
+            f"see {_LAYERS}"
+        )
     width = fields.size("target_hidden_size", default=sizes["layer"].hidden_size)
+    has_norms, recycles = fields.flag("fc_norm"), fields.flag("norm_output")
+    if recycles and not (has_norms or is_theirs):
+        warn_once(
+            f"{fields.path}: norm_output = true is read as EAGLE-3.1's: drafts go on "
+            "from the normalised output; set it to false where an older head of "
+            "SpecForge drafts badly"
+        )
+    borrows = known == vocab_size and "lm_head.weight" not in (shapes or _OWN)
     return Eagle3HeadConfig(
-        **sizes,
+        **sizes | {"layer": _layer_of(sizes["layer"], fields, shapes)},
         draft_vocab_size=known,
-        feature_size=3 * width,
-        feature_layers=_read_layers(fields, is_theirs=is_theirs),
-        has_feature_norms=fields.flag("fc_norm"),
-        recycles_normed=norms and is_theirs,
+        feature_size=count * width,
+        feature_layers=layers,
+        has_feature_norms=has_norms,
+        norm_before_fc=fields.flag(
+            "norm_before_fc", default="input_norm.weight" in shapes
+        ),
+        norm_before_residual=fields.flag("norm_before_residual"),
+        recycles_normed=recycles,
+        has_output_head=not borrows,
+        sliding_window=_read_window(fields),
     )
+
+
+def _layer_of(
+    layer: LayerConfig, fields: Fields, shapes: Mapping[str, tuple[int, ...]]
+) -> LayerConfig:
+    """Returns the sizes of the layer as its tensors have them."""
+    for prefix in PREFIXES:
+        query = shapes.get(f"{prefix}.self_attn.q_proj.weight")
+        if query is None:
+            continue
+        head_dim, rest = divmod(query[0], layer.num_heads)
+        if head_dim != layer.head_dim and not rest:
+            warn_once(
+                f"{fields.path}: head_dim = {layer.head_dim}, but {layer.num_heads} "
+                f"query heads have {query[0]} outputs; taking {head_dim}"
+            )
+            layer = dataclasses.replace(layer, head_dim=head_dim)
+        is_normed = f"{prefix}.self_attn.q_norm.weight" in shapes
+        layer = dataclasses.replace(layer, qk_norm=is_normed)
+    return layer
+
+
+def _read_window(fields: Fields) -> int | None:
+    """Returns the sliding window of the layer, which `layer_types` must ask for."""
+    types = fields.get("layer_types", [])
+    if not isinstance(types, list) or len({*types}) > 1:
+        raise fields.refusal(f"layer_types = {types!r} must name one kind of layer")
+    if _SLIDING not in types:
+        return None
+    return fields.size("sliding_window", most=MOST_POSITIONS)
 
 
 def written_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
     """Returns the `config.json` of a head in the published fields.
 
-    A head that recycles its normalised state has the `config.json` of speculators, the
-    only one that can say so; what that says about target and serving is left out.
+    What SpecForge's cannot say, or not to every reader, is said in the `config.json` of
+    speculators; what that says about target and serving is left out.
 
     Args:
         config: The head's sizes.
@@ -131,24 +203,34 @@ def written_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
     fields = common_fields(config, dtype) | {
         "architectures": ["LlamaForCausalLMEagle3"]
     }
-    if layer.head_dim * layer.num_heads != layer.hidden_size:
+    if layer.head_dim * layer.num_heads != layer.hidden_size or layer.qk_norm:
         fields["head_dim"] = layer.head_dim
+    if layer.qk_norm:
+        fields["model_type"] = "qwen3"
+    if config.sliding_window is not None:
+        window = {"sliding_window": config.sliding_window, "use_sliding_window": True}
+        fields |= window | {"layer_types": [_SLIDING]}
     own: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size}
-    if config.feature_size != 3 * layer.hidden_size:
-        own["target_hidden_size"] = config.feature_size // 3
+    layers, width = config.feature_layers, config.feature_size // config.num_features
+    if width != layer.hidden_size:
+        own["target_hidden_size"] = width
     if config.has_feature_norms:
         own["fc_norm"] = True
-    layers = config.feature_layers
-    if not config.recycles_normed:
+    norms = {
+        name: getattr(config, name)
+        for name in ("norm_before_residual", "norm_before_fc")
+    }
+    norms["norm_output"] = config.recycles_normed
+    if not any(norms.values()) and (layers is None or layers[0] != 1):
         if layers is not None:
-            outputs = [layer - 1 for layer in layers]
-            own["eagle_config"] = _USUAL_FEATURES | {_LAYERS: outputs}
+            shift = 1 if layers[0] == 2 else 0
+            named = [layer - shift for layer in layers]
+            own["eagle_config"] = _USUAL_FEATURES | {_LAYERS: named}
         return fields | own
     if layers is not None:
         own[_LAYERS] = list(layers)
     outer = {name: fields.pop(name) for name in ("torch_dtype", "written_by")}
-    theirs = {SPECULATORS: "eagle3", "norm_before_residual": False, "norm_output": True}
-    return theirs | own | outer | {_NESTED: fields}
+    return {SPECULATORS: "eagle3"} | norms | own | outer | {_NESTED: fields}
 
 
 def _read_layers(fields: Fields, *, is_theirs: bool) -> tuple[int, ...] | None:
@@ -159,15 +241,17 @@ def _read_layers(fields: Fields, *, is_theirs: bool) -> tuple[int, ...] | None:
     if features != _USUAL_FEATURES | named:
         raise fields.refusal(
             f"eagle_config = {features!r} is not supported: features are read where "
-            f"the published heads read them, or at three layers named as {_LAYERS}"
+            f"the published heads read them, or at layers named as {_LAYERS}"
         )
-    if layers is None and is_theirs:
+    if layers is None:
         layers = fields.get(_LAYERS)
     if layers is None:
         return None
-    if not isinstance(layers, list) or [type(x) for x in layers] != [int] * 3:
-        raise fields.refusal(f"{_LAYERS} = {layers!r} must be three layers")
-    return tuple(layer + (0 if is_theirs else 1) for layer in layers)
+    is_list = isinstance(layers, list) and 1 <= len(layers) <= _MOST_FEATURES
+    if not is_list or any(type(layer) is not int for layer in layers):
+        raise fields.refusal(f"{_LAYERS} = {layers!r} must be a list of layers")
+    are_outputs = layers[0] == 1 and not is_theirs
+    return tuple(layer + are_outputs for layer in layers)
 
 
 def _flat(fields: Fields) -> Fields:

@@ -10,11 +10,12 @@ import numpy as np
 
 from eagle_jax.checkpoints.export_files import Export
 from eagle_jax.checkpoints.hf_fields import Fields
-from eagle_jax.checkpoints.weights import Weights
+from eagle_jax.checkpoints.weights import Weights, open_weights
 from eagle_jax.config import require
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.files import (
+    PREFIXES,
     SPECULATORS,
     read_fields,
     read_offsets,
@@ -36,7 +37,14 @@ from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
 
 _FEWEST_LAYERS = 7
 _DRAFT_VOCAB_SIZE = 32_000
-_LAYOUTS = {prefix: tensor_names(prefix) for prefix in ("midlayer", "layers.0")}
+# What a new head has as it is set, and what it does then.
+_VARIANTS = {
+    "has_feature_norms": "normalises each of them",
+    "norm_before_fc": "normalises them together",
+    "norm_before_residual": "begins its stream with the normalised feature",
+    "recycles_normed": "goes on from its normalised output",
+    "sliding_window": "sees {:,} pairs at most",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,26 +54,38 @@ class Eagle3Settings(LayerSettings):
     Attributes:
         draft_vocab_size: The number of tokens that an EAGLE-3 head knows, those most
             frequent in its data; `None` for 32,000, or all where there are fewer.
-        feature_layers: The indices, such as "1 2 4", of the three layers of the target
-            whose inputs an EAGLE-3 head reads; `None` for the published ones, 2, half
+        feature_layers: The indices, such as "1 2 4", of the layers of the target whose
+            inputs an EAGLE-3 head reads; `None` for the three published ones, 2, half
             of the layers, and three before their end.
-        recycles_normed: Whether an EAGLE-3 head continues drafts from its normalised
-            output, as some heads of speculators do.
+        has_feature_norms: Whether an EAGLE-3 head normalises each feature before they
+            are fused, as EAGLE-3.1 does.
+        norm_before_fc: Whether it normalises them together.
+        norm_before_residual: Whether its residual stream begins with the normalised
+            feature.
+        recycles_normed: Whether it continues drafts from its normalised output, as
+            EAGLE-3.1 does.
+        qk_norm: Whether its layer normalises queries and keys, as Qwen3's do.
+        sliding_window: The number of pairs that a pair sees; `None` for all.
     """
 
     kind: Literal["eagle3"] = "eagle3"
     draft_vocab_size: int | None = None
     feature_layers: str | None = None
+    has_feature_norms: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
     recycles_normed: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses sizes below one, and what does not name three layers."""
+        """Refuses sizes below one, and what names no layers."""
         super().__post_init__()
         layers = self.feature_layers
-        words = [] if layers is None else layers.split()
-        holds = len(words) == 3 and all(word.isdecimal() for word in words)
-        wanted = 'three layers, such as "1 2 4"'
-        require(layers is None or holds, "feature_layers", layers, wanted)
+        holds = layers is None or all(
+            word.isdecimal() for word in layers.split() or "-"
+        )
+        require(holds, "feature_layers", layers, 'layers, such as "1 2 4"')
 
     @property
     def layers(self) -> tuple[int, ...] | None:
@@ -94,18 +114,39 @@ class Eagle3(Head):
     ) -> Eagle3HeadConfig:
         """See `Head.read_config`."""
         del target
-        return read_fields(Fields.read(folder))
+        files = open_weights(folder)
+        shapes = {name: files.shape(name) for name in files.names()}
+        return read_fields(Fields.read(folder), shapes)
 
     def check(self, target: TransformerConfig, config: Eagle3HeadConfig) -> None:
         """See `Head.check`."""
         width = self.target(target, config).feature_size
         if config.feature_size != width:
             raise InputError(
-                f"the head reads features of width {config.feature_size}, three hidden "
-                f"states of the target have {width}; give the head that was trained "
-                "for this target"
+                f"the head reads features of width {config.feature_size}, "
+                f"{config.num_features} hidden states of the target have {width}; give "
+                "the head that was trained for this target"
             )
         check_size("vocab_size", config.vocab_size, target.vocab_size)
+
+    def describe(self, target: TransformerConfig, config: Eagle3HeadConfig) -> str:
+        """See `Head.describe`; variants are published without a name of their own."""
+        layers = self.target(target, config).feature_layers
+        known, everything = config.draft_vocab_size, config.vocab_size
+        said = [
+            f"reads the inputs of layers {', '.join(map(str, layers))} of the target's "
+            f"{target.num_layers}",
+            *(
+                text.format(getattr(config, name))
+                for name, text in _VARIANTS.items()
+                if getattr(config, name)
+            ),
+            *(["normalises queries and keys"] if config.layer.qk_norm else []),
+            *([] if config.has_output_head else ["borrows the target's output head"]),
+            f"knows {known:,} of {everything:,} tokens",
+            f"was trained to {config.max_positions:,} positions",
+        ]
+        return f"{self.title} that {', '.join(said)}"
 
     def model(self, config: Eagle3HeadConfig, dtype: str = "float32") -> Eagle3Head:
         """See `Head.model`."""
@@ -118,22 +159,24 @@ class Eagle3(Head):
         known, vocab_size = settings.draft_vocab_size, target.vocab_size
         wanted = f"at most the target's vocabulary of {vocab_size} tokens"
         require(known is None or known <= vocab_size, "draft_vocab_size", known, wanted)
+        layers, layer = settings.layers, settings.layer(target.layer)
         head = Eagle3HeadConfig(
-            layer=settings.layer(target.layer),
+            layer=dataclasses.replace(layer, qk_norm=settings.qk_norm),
             vocab_size=vocab_size,
             draft_vocab_size=known or min(_DRAFT_VOCAB_SIZE, vocab_size),
             max_positions=length,
-            feature_size=3 * target.layer.hidden_size,
-            feature_layers=settings.layers,
-            recycles_normed=settings.recycles_normed,
+            feature_size=target.layer.hidden_size * (len(layers) if layers else 3),
+            feature_layers=layers,
+            **{name: getattr(settings, name) for name in _VARIANTS},
         )
         self.target(target, head)
         return head
 
     def layouts(self, config: Eagle3HeadConfig) -> dict[str, dict[str, str]]:
         """See `Head.layouts`; speculators names the layer otherwise."""
-        del config
-        return _LAYOUTS
+        return {
+            prefix: tensor_names(prefix, config.num_features) for prefix in PREFIXES
+        }
 
     def fields(self, config: Eagle3HeadConfig, how: Export) -> dict[str, Any]:
         """See `Head.fields`."""
@@ -142,7 +185,7 @@ class Eagle3(Head):
     def target(
         self, target: TransformerConfig, config: Eagle3HeadConfig
     ) -> TransformerConfig:
-        """See `Head.target`; its features are the inputs of three layers."""
+        """See `Head.target`; its features are the inputs of some layers."""
         layers, known = config.feature_layers, target.num_layers
         if layers is None and known < _FEWEST_LAYERS:
             raise InputError(
@@ -152,11 +195,11 @@ class Eagle3(Head):
                 "head"
             )
         layers = layers or feature_layers(known)
-        is_rising = len(layers) == 3 and sorted({*layers}) == list(layers)
+        is_rising = sorted({*layers}) == list(layers)
         if not is_rising or layers[0] < 0 or layers[-1] >= known:
             raise InputError(
-                f"feature_layers = {list(layers)} must be three different layers of "
-                f"the target's {known}, 0 to {known - 1}, ascending"
+                f"feature_layers = {list(layers)} must be different layers of the "
+                f"target's {known}, 0 to {known - 1}, ascending"
             )
         return dataclasses.replace(target, feature_layers=tuple(layers))
 
@@ -200,5 +243,5 @@ class Eagle3(Head):
         if tokens is not None:
             table = table[:, tokens]
             offsets = jnp.asarray(tokens - jnp.arange(len(tokens)), jnp.int32)
-        table = jnp.asarray(table, params.output_head.dtype)
+        table = jnp.asarray(table, params.fc.dtype)
         return dataclasses.replace(params, output_head=table, offsets=offsets)

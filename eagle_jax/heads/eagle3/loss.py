@@ -59,8 +59,10 @@ def eagle3_loss(
         eagle3_head.fuse(params, config, inputs),
         rows,
         steps=settings.alignment or USUAL_LEVELS,
+        window=config.sliding_window,
     )
     frozen = jax.lax.stop_gradient(output_head(batch.tables))
+    table = frozen if params.output_head is None else params.output_head
     theirs = batch.unembed(frozen, hidden.astype(frozen.dtype))
     is_known = jnp.ones(rows.tokens.shape, bool)
     if params.offsets is not None:
@@ -76,7 +78,7 @@ def eagle3_loss(
             jnp.roll(x, -step - 1, axis=1) for x in (truth, likely, is_known)
         )
         normed = rms_norm(states, params.norm, config.layer.rms_norm_eps)
-        logits = unembed(params.output_head, normed)
+        logits = unembed(table, normed)
         pairs = pair_weights(rows, settings.mask, step)
         weights = pairs * known
         count = jnp.maximum(jnp.sum(weights), 1.0)

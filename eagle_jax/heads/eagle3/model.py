@@ -1,10 +1,10 @@
-"""The EAGLE-3 head: three features of the target, fused, and an output head of its own.
+"""The EAGLE-3 head: features of several layers, fused, and mostly its own output head.
 
 Input pair `i` is the embedding of token `i + 1` beside feature `i`, at position `i`, as
-in EAGLE-1 and EAGLE-2. The target's feature is the residual stream before three of its
-layers, brought to the head's width by `fuse`; where a draft is continued, the head's
-own output for the parent takes its place as it is (EAGLE-3, section 3.1), or normalised
-where a head was trained so, see `recycle`.
+in EAGLE-1 and EAGLE-2. The target's feature is the residual stream before some of its
+layers, three as published, brought to the head's width by `fuse`; where a draft is
+continued, the head's own output for the parent takes its place as it is (EAGLE-3,
+section 3.1), or normalised where a head was trained so (EAGLE-3.1), see `recycle`.
 """
 
 import dataclasses
@@ -33,13 +33,21 @@ class Eagle3HeadConfig:
         vocab_size: The number of tokens the target knows, `V`.
         draft_vocab_size: The number of these tokens that the head can draft, `W`.
         max_positions: The number of positions that the head was trained for.
-        feature_size: The width of the features, `F`, three times the target's width.
+        feature_size: The width of the features, `F`, the target's width times their
+            number.
         feature_layers: The indices of the target's layers whose inputs are the
-            features; `None` for the published ones, see `feature_layers`.
-        has_feature_norms: Whether each of the three features is normalised before they
-            are fused (EAGLE-3.1).
+            features; `None` for the three published ones, see `feature_layers`.
+        has_feature_norms: Whether each feature is normalised before they are fused
+            (EAGLE-3.1).
+        norm_before_fc: Whether they are normalised together before they are fused.
+        norm_before_residual: Whether the layer's residual stream begins with the
+            normalised feature.
         recycles_normed: Whether a draft is continued from the output as the output head
-            reads it, after `norm`, as speculators can train it.
+            reads it, after `norm` (EAGLE-3.1).
+        has_output_head: Whether it has an output head of its own; one that borrows the
+            target's knows all of the target's tokens.
+        sliding_window: The number of pairs that a pair sees, itself included; `None`
+            for all before it.
     """
 
     layer: LayerConfig
@@ -49,7 +57,16 @@ class Eagle3HeadConfig:
     feature_size: int
     feature_layers: tuple[int, ...] | None = None
     has_feature_norms: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
     recycles_normed: bool = False
+    has_output_head: bool = True
+    sliding_window: int | None = None
+
+    @property
+    def num_features(self) -> int:
+        """The number of layers of the target that it reads."""
+        return 3 if self.feature_layers is None else len(self.feature_layers)
 
 
 @struct.dataclass(kw_only=True)
@@ -62,14 +79,16 @@ class Eagle3HeadParams:
         feature_norm: `[E]`, the norm of the feature.
         layer: The decoder layer, without input norm, whose q, k and v read both.
         norm: `[E]`, the norm before the output head.
-        output_head: `[E, W]`, the head's own output head.
+        output_head: `[E, W]`, the head's own output head; `None` where it is the
+            target's.
         offsets: `[W]` int32, how much higher each token is in the target's
             vocabulary, never less than for the one before it; `None` where both
             vocabularies are the same.
         embedding: `[V, E]`, the head's own embedding table; `None` where it is the
             target's.
-        fc_norm: Three of `[F / 3]`, the norms of the target's features; `None` for
+        fc_norm: A norm `[F / n]` for each of the target's `n` features; `None` for
             none.
+        input_norm: `[F]`, the norm of all of them together; `None` for none.
     """
 
     fc: jax.Array
@@ -77,10 +96,11 @@ class Eagle3HeadParams:
     feature_norm: jax.Array
     layer: LayerParams
     norm: jax.Array
-    output_head: jax.Array
+    output_head: jax.Array | None = None
     offsets: jax.Array | None = None
     embedding: jax.Array | None = None
     fc_norm: tuple[jax.Array, ...] | None = None
+    input_norm: jax.Array | None = None
 
 
 def feature_layers(num_layers: int) -> tuple[int, int, int]:
@@ -101,16 +121,17 @@ def fuse(
 ) -> jax.Array:
     """Returns features `[..., F]` of the target at the head's width, `[..., E]`.
 
-    The norms of EAGLE-3.1 have the epsilon of the layer's.
+    Their norms have the epsilon of the layer's.
 
     Args:
         params: The head's weights.
         config: The head's sizes. Static.
-        features: `[..., F]`, three hidden states of the target side by side.
+        features: `[..., F]`, hidden states of the target side by side.
     """
-    features = features.astype(params.fc.dtype)
+    features, epsilon = features.astype(params.fc.dtype), config.layer.rms_norm_eps
+    if params.input_norm is not None:
+        features = rms_norm(features, params.input_norm, epsilon)
     if params.fc_norm is not None:
-        epsilon = config.layer.rms_norm_eps
         parts = jnp.split(features, len(params.fc_norm), axis=-1)
         pairs = zip(parts, params.fc_norm, strict=True)
         normed = [rms_norm(part, weight, epsilon) for part, weight in pairs]
@@ -151,15 +172,15 @@ def layer_inputs(
         features: `[B, T, E]`, the pairs' features, from `fuse` or drafted.
 
     Returns:
-        The features `[B, T, E]`, and both inputs normalised, `[B, T, 2 * E]`.
+        The features `[B, T, E]`, normalised if `norm_before_residual`, and both inputs
+        normalised, `[B, T, 2 * E]`.
     """
     epsilon = config.layer.rms_norm_eps
     features = features.astype(embeddings.dtype)
-    inputs = [
-        rms_norm(embeddings, params.embedding_norm, epsilon),
-        rms_norm(features, params.feature_norm, epsilon),
-    ]
-    return features, jnp.concatenate(inputs, axis=-1)
+    embedded = rms_norm(embeddings, params.embedding_norm, epsilon)
+    normed = rms_norm(features, params.feature_norm, epsilon)
+    stream = normed if config.norm_before_residual else features
+    return stream, jnp.concatenate([embedded, normed], axis=-1)
 
 
 def init_params(
@@ -175,9 +196,13 @@ def init_params(
     if known < config.vocab_size:
         places = np.arange(known, dtype=np.int64)
         offsets = jnp.asarray(places * config.vocab_size // known - places, jnp.int32)
-    norms = None
+    norms, count = None, config.num_features
     if config.has_feature_norms:  # Not one array three times: it could be donated.
-        norms = tuple(jnp.ones(config.feature_size // 3, kind) for _ in range(3))
+        size = config.feature_size // count
+        norms = tuple(jnp.ones(size, kind) for _ in range(count))
+    output_head = None
+    if config.has_output_head:
+        output_head = init_matrix(head_key, (width, known), kind)
     return Eagle3HeadParams(
         fc=init_matrix(fc_key, (config.feature_size, width), kind),
         embedding_norm=jnp.ones(width, kind),
@@ -186,7 +211,10 @@ def init_params(
             layer_key, config.layer, kind, input_norm=False, input_size=2 * width
         ),
         norm=jnp.ones(width, kind),
-        output_head=init_matrix(head_key, (width, known), kind),
+        output_head=output_head,
         offsets=offsets,
         fc_norm=norms,
+        input_norm=jnp.ones(config.feature_size, kind)
+        if config.norm_before_fc
+        else None,
     )
