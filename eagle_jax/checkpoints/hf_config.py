@@ -96,10 +96,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 _OUT_OF_REACH = {
     "qwen3_next qwen3_5 qwen3_6 qwen3_8 nemotron_h jamba bamba falcon_h1 "
-    "granitemoehybrid lfm2 kimi_linear": "its recurrent layers have one state, and every "
-    "path of a tree would need its own",
-    "deepseek kimi glm_moe_dsa longcat": "its attention reads a compressed cache (MLA), "
-    "which is not implemented",
+    "granitemoehybrid lfm2 kimi_linear": "its recurrent layers have one state, and "
+    "every path of a tree would need its own",
+    "deepseek kimi glm_moe_dsa longcat": "its attention reads a compressed cache "
+    "(MLA), which is not implemented",
 }
 """Beginnings of a `model_type` that many will try, and why it cannot be a target."""
 

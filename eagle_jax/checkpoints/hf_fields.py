@@ -6,6 +6,7 @@ other that we do not know is warned about, as every release of transformers adds
 
 import dataclasses
 import functools
+import math
 import warnings
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,10 @@ _LEAST_NUMBER, _MOST_NUMBER = 1e-37, 1e38
 _ROPE_FIELDS = (
     "rope_type, type, rope_theta, factor, low_freq_factor, high_freq_factor, "
     "original_max_position_embeddings"
+)
+_YARN_FIELDS = (
+    f"{_ROPE_FIELDS}, beta_fast, beta_slow, truncate, attention_factor, mscale, "
+    "mscale_all_dim"
 )
 
 
@@ -208,15 +213,16 @@ def read_rope(
     """
     scaling = _rope_scaling(fields)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
+    if kind not in ("default", "linear", "llama3", "yarn"):
         raise fields.refusal(
-            f"rope type {kind!r} is not supported; known are default, linear and llama3"
+            f"rope type {kind!r} is not supported; known are default, linear, llama3 "
+            "and yarn"
         )
     holders = [one for one in (fields, scaling) if one.get("rope_theta") is not None]
     bases = [one.number("rope_theta") for one in holders] or [default_theta]
     if len(set(bases)) > 1:
         raise fields.refusal(f"rope_theta is both {bases[0]} and {bases[1]}")
-    if not holders and (kind == "llama3" or fields.get("rope_parameters")):
+    if not holders and (kind in ("llama3", "yarn") or fields.get("rope_parameters")):
         raise fields.refusal("rope_theta is missing beside its rope parameters")
     if not holders and not is_head:  # Published heads name none and mean 10000.
         warn_once(
@@ -226,13 +232,35 @@ def read_rope(
     numbers = {
         "linear": ["factor"],
         "llama3": ["factor", "low_freq_factor", "high_freq_factor"],
+        "yarn": ["factor"],
     }
     given: dict[str, Any] = {n: scaling.number(n) for n in numbers.get(kind, [])}
-    if kind == "llama3":
+    if kind == "yarn":
+        given |= _yarn(scaling, given["factor"])
+    if kind in ("llama3", "yarn"):
         given["original_max_positions"] = scaling.size(
             "original_max_position_embeddings", most=MOST_POSITIONS
         )
     return RopeConfig(theta=bases[0], kind=kind, **given)
+
+
+def _yarn(scaling: Fields, factor: float) -> dict[str, Any]:
+    """Returns what "yarn" has beside its factor; transformers says the defaults."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    usual = scale(1.0)
+    weights = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if all(weights):
+        own, other = (scaling.number(name) for name in ("mscale", "mscale_all_dim"))
+        usual = scale(own) / scale(other)
+    return {
+        "beta_fast": scaling.number("beta_fast", default=32.0),
+        "beta_slow": scaling.number("beta_slow", default=1.0),
+        "truncate": scaling.flag("truncate", default=True),
+        "attention_factor": scaling.number("attention_factor", default=usual),
+    }
 
 
 def _rope_scaling(fields: Fields) -> Fields:
@@ -240,10 +268,11 @@ def _rope_scaling(fields: Fields) -> Fields:
     names = ("rope_parameters", "rope_scaling")
     given = {name: fields.get(name) for name in names if fields.get(name)}
     for name, scaling in given.items():
-        if not isinstance(scaling, dict) or scaling.keys() - _ROPE_FIELDS.split(", "):
-            raise fields.refusal(
-                f"{name} = {scaling!r} must be an object of {_ROPE_FIELDS}"
-            )
+        is_object = isinstance(scaling, dict)
+        kinds = [scaling.get("rope_type"), scaling.get("type")] if is_object else []
+        known = _YARN_FIELDS if "yarn" in kinds else _ROPE_FIELDS
+        if not is_object or scaling.keys() - known.split(", "):
+            raise fields.refusal(f"{name} = {scaling!r} must be an object of {known}")
     new, old = (given.get(name, {}) for name in names)
     if new and new != new | old:
         raise fields.refusal("rope_parameters and rope_scaling contradict each other")

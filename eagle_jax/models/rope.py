@@ -14,14 +14,20 @@ class RopeConfig:
 
     Attributes:
         theta: The base of the frequencies.
-        kind: The kind of scaling: "default", "linear" or "llama3".
-        factor: The stretch of the context, for "linear" and "llama3".
+        kind: The kind of scaling: "default", "linear", "llama3" or "yarn".
+        factor: The stretch of the context, for all kinds but "default".
         low_freq_factor: The turns in the original context below which a frequency is
             fully stretched, for "llama3".
         high_freq_factor: The turns in the original context above which a frequency is
             left alone, for "llama3".
         original_max_positions: The length of the original context, in positions, for
-            "llama3".
+            "llama3" and "yarn".
+        beta_slow: The turns in the original context below which a frequency is fully
+            stretched, for "yarn" (section 3.2 of its paper, alpha).
+        beta_fast: The turns above which it is left alone, for "yarn" (beta).
+        truncate: Whether these borders are moved outwards to whole dimensions, for
+            "yarn".
+        attention_factor: The factor of rotated queries and keys, for "yarn".
     """
 
     theta: float
@@ -30,6 +36,10 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
+    truncate: bool = True
+    attention_factor: float = 1.0
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
@@ -46,12 +56,34 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
     frequencies = config.theta**-exponents
     if config.kind == "linear":
         frequencies = frequencies / config.factor
+    elif config.kind == "yarn":
+        kept = 1 - _yarn_ramp(config, head_dim)
+        frequencies = kept * frequencies + (1 - kept) * frequencies / config.factor
     elif config.kind == "llama3":
         turns = config.original_max_positions * frequencies / (2 * math.pi)
         low, high = config.low_freq_factor, config.high_freq_factor
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         frequencies = kept * frequencies + (1 - kept) * frequencies / config.factor
     return frequencies.astype(np.float32)
+
+
+def _yarn_ramp(config: RopeConfig, head_dim: int) -> np.ndarray:
+    """Returns how far each frequency is stretched, `[A / 2]`, 0 for not at all.
+
+    It rises over the dimensions, not over the turns as in the paper, as transformers
+    does it.
+    """
+
+    def dimension(turns: float) -> float:
+        length = config.original_max_positions / (2 * math.pi * turns)
+        return head_dim * math.log(length) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    wide = high - low or 0.001
+    return np.clip((np.arange(head_dim // 2) - low) / wide, 0.0, 1.0)
 
 
 def rotary_tables(
@@ -65,8 +97,8 @@ def rotary_tables(
         head_dim: The width of a head, `A`. Static.
 
     Returns:
-        The two tables `[B, T, 1, A / 2]` float32; bfloat16 cannot tell position 256
-        from 257.
+        The two tables `[B, T, 1, A / 2]` float32, times the attention factor; bfloat16
+        cannot tell position 256 from 257.
     """
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
@@ -74,7 +106,7 @@ def rotary_tables(
     # A product with ones and zeros is exact. Without it XLA, which takes cosines for
     # cheap, computes them anew in every layer and head, an optimization barrier or not:
     # 5% of a round of 60 nodes on a CPU.
-    one = np.eye(head_dim, dtype=np.float32)
+    one = np.eye(head_dim, dtype=np.float32) * np.float32(config.attention_factor)
     tables = jnp.matmul(tables, one, precision=jax.lax.Precision.HIGHEST)
     cos, sin = jnp.split(tables, 2, axis=-1)
     return cos, sin

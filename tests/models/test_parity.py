@@ -36,6 +36,12 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 _MILLION = {"rope_type": "default", "rope_theta": 1000000.0}
 _WINDOW = {"use_sliding_window": True, "sliding_window": 24}
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,6 +53,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("Llama", {"tie_word_embeddings": True}),
     "llama3-rope": ("Llama", {"rope_parameters": _LLAMA3}),
     "linear-rope": ("Llama", {"rope_parameters": _LINEAR}),
+    "yarn-rope": ("Qwen3", {"head_dim": 8, "rope_parameters": _YARN}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 24}),
     "mixtral": ("Mixtral", {"num_local_experts": 4}),

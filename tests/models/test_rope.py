@@ -49,6 +49,35 @@ _LLAMA3 = {
                 "original_max_position_embeddings": 8192,
             },
         ),
+        (
+            RopeConfig(
+                theta=1e6, kind="yarn", factor=4.0, original_max_positions=32768
+            ),
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32768,
+            },
+        ),
+        (
+            RopeConfig(
+                theta=150000.0,
+                kind="yarn",
+                factor=32.0,
+                original_max_positions=4096,
+                beta_slow=2.0,
+                beta_fast=16.0,
+                truncate=False,
+            ),
+            {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_slow": 2.0,
+                "beta_fast": 16.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        ),
     ],
 )
 def test_inverse_frequencies_are_those_of_transformers(

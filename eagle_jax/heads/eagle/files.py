@@ -107,8 +107,8 @@ def rope_scaling(rope: RopeConfig, *, kind_field: str) -> dict[str, Any] | None:
     scaling = {kind_field: rope.kind, "factor": rope.factor}
     if rope.kind == "linear":
         return scaling
-    return scaling | {
-        "low_freq_factor": rope.low_freq_factor,
-        "high_freq_factor": rope.high_freq_factor,
-        "original_max_position_embeddings": rope.original_max_positions,
-    }
+    names = ["beta_fast", "beta_slow", "truncate", "attention_factor"]
+    if rope.kind == "llama3":
+        names = ["low_freq_factor", "high_freq_factor"]
+    scaling |= {name: getattr(rope, name) for name in names}
+    return scaling | {"original_max_position_embeddings": rope.original_max_positions}
