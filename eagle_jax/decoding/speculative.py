@@ -234,7 +234,7 @@ def commit(
         The state for the next round, and the events of this one.
     """
     tokens = accepted_tokens(tree, accepted)[:, 1:]
-    state = record_round(state, accepted.num_accepted)
+    state = record_round(state, accepted.num_accepted, tree)
     guide = decoder.guide(params, state.constraint_state)
     state, count = emit(state, tokens, accepted.num_accepted + 1, guide)
     verified = Verified(

@@ -11,6 +11,7 @@ from flax import struct
 from eagle_jax.constraints import Guide, count_allowed, follow
 from eagle_jax.decoding.requests import RowSettings
 from eagle_jax.interface import Cache
+from eagle_jax.tree import ROOT, DraftTree
 
 
 class StopReason(enum.IntEnum):
@@ -48,6 +49,8 @@ class DecodeState:
         accept_lengths: `[B, S]` int32, drafted tokens accepted in each round of the
             row, uncut by limits; 0 after `num_rounds`.
         num_rounds: `[B]` int32, rounds in which the row was running.
+        expected: `[B]` float32, the sum over them of the probability, as the draft has
+            it, that a draft is accepted.
         constraint_state: The constraint's state after each row's text, the root
             included; `()` without a constraint.
     """
@@ -60,6 +63,7 @@ class DecodeState:
     drafter_state: Any
     accept_lengths: jax.Array
     num_rounds: jax.Array
+    expected: jax.Array
     constraint_state: Any = ()
 
     @property
@@ -135,8 +139,21 @@ def emit(
     )
 
 
-def record_round(state: DecodeState, num_accepted: jax.Array) -> DecodeState:
-    """Records how many drafts a round accepted, `[B]` int32, in the running rows."""
+def record_round(
+    state: DecodeState, num_accepted: jax.Array, tree: DraftTree | None = None
+) -> DecodeState:
+    """Records how many drafts a round accepted, in the running rows.
+
+    Args:
+        state: The state before the round.
+        num_accepted: `[B]` int32, the accepted drafts.
+        tree: The drafted trees, `[B, N]` fields; `None` for none.
+    """
+    expected = state.expected
+    if tree is not None:
+        values = jnp.where(tree.parents == ROOT, jnp.exp(tree.log_values), 0.0)
+        chance = jnp.minimum(values.sum(axis=1), 1.0)
+        expected += jnp.where(state.is_running, chance, 0.0)
     rows = jnp.arange(state.lengths.shape[0])
     slots = state.accept_lengths.shape[1]
     slot = jnp.where(state.is_running, state.num_rounds, slots)
@@ -146,4 +163,5 @@ def record_round(state: DecodeState, num_accepted: jax.Array) -> DecodeState:
             num_accepted, mode="drop"
         ),
         num_rounds=state.num_rounds + state.is_running,
+        expected=expected,
     )

@@ -18,6 +18,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.memory import check_memory
+from eagle_jax.generation.misfit import FirstRounds
 from eagle_jax.generation.placement import draft_shardings, target_shardings
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.generation.vocabulary import read_vocabulary
@@ -45,8 +46,8 @@ class LoadedPair:
         tokenizer: The `transformers` tokenizer, `None` where only ids are needed.
         stop_tokens: The token ids that end a text.
         sharding: The sharding of the pair's arrays; `None` for the default device.
-        first_rounds: What the first rounds accepted, see `warn_if_never_accepted`;
-            `None` for random weights and none.
+        first_rounds: What the first rounds accepted; `None` for random weights and
+            none.
         constraint: The constraint on texts, `None` without one. Static.
     """
 
@@ -56,7 +57,7 @@ class LoadedPair:
     tokenizer: Any
     stop_tokens: tuple[int, ...]
     sharding: PairSharding | None = None
-    first_rounds: list[int] | None = None
+    first_rounds: FirstRounds | None = None
     constraint: Constraint | None = None
 
 
@@ -222,7 +223,7 @@ class PairSource:
             tokenizer=self.tokenizer,
             stop_tokens=self.stop_tokens,
             sharding=sharding,
-            first_rounds=[] if self.draft and self.draft.folder else None,
+            first_rounds=FirstRounds() if self.draft and self.draft.folder else None,
         )
 
     def _read_draft(

@@ -18,12 +18,15 @@ class Row:
         stop_reason: The reason why the text ended; `RUNNING` if it has not ended.
         accept_lengths: The number of drafted tokens that each round accepted, uncut by
             limits.
+        expected: The number of rounds that were to accept a draft, by the draft's own
+            confidences.
     """
 
     prompt_ids: list[int]
     generated_ids: list[int]
     stop_reason: StopReason
     accept_lengths: list[int]
+    expected: float = 0.0
 
 
 def longest_running(rows: list[Row]) -> int:
@@ -34,13 +37,14 @@ def longest_running(rows: list[Row]) -> int:
 
 def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
     """Returns the texts of a state; `fetch` brings arrays to the host."""
-    tokens, lengths, reasons, accepted, rounds, starts = fetch(
+    tokens, lengths, reasons, accepted, rounds, expected, starts = fetch(
         (
             state.tokens,
             state.lengths,
             state.stop_reason,
             state.accept_lengths,
             state.num_rounds,
+            state.expected,
             state.rows.prompt_lengths,
         )
     )
@@ -50,6 +54,7 @@ def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
             generated_ids=tokens[row, starts[row] : lengths[row]].tolist(),
             stop_reason=StopReason(int(reasons[row])),
             accept_lengths=accepted[row, : rounds[row]].tolist(),
+            expected=float(expected[row]),
         )
         for row in range(len(lengths))
     ]

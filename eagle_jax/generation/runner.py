@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import time
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
@@ -17,15 +16,12 @@ from eagle_jax.decoding.growth import bucket_sizes, decode_growing, grow
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState
-from eagle_jax.drafting import find_tree_drafter
+from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import PROGRAMS, Programs
 from eagle_jax.generation.rows import Row, longest_running, read_rows
 from eagle_jax.interface import Drafter
-
-_ENOUGH_ROUNDS = 32
-_CHANCE = 0.05  # No weak head is accused: one with 0.3 a round is, one time in 1,000.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +92,7 @@ class Runner:
         jax.block_until_ready(state)
         decode_seconds = self.clock() - started
         rows = read_rows(state, self.fetch)
-        self.judge_fit(row.accept_lengths for row in rows)
+        self.judge_fit(rows)
         return rows[: len(prompts)], prefill_seconds, decode_seconds
 
     def rounds(
@@ -124,7 +120,7 @@ class Runner:
             state, done = self._advance(state)
             rows = read_rows(state, self.fetch)
             yield rows, done
-        self.judge_fit(row.accept_lengths for row in rows)
+        self.judge_fit(rows)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -287,31 +283,15 @@ class Runner:
         sharding = self.pair.sharding
         return (jax.device_get if sharding is None else sharding.fetch)(arrays)
 
-    def judge_fit(self, accept_lengths: Iterable[list[int]]) -> None:
+    def judge_fit(self, rows: Iterable[Row]) -> None:
         """Warns, once per pair, if a draft model's weights do not fit the target."""
         drafts = find_tree_drafter(self.drafter) is not None and self.decoder.depth > 0
         if drafts and self.pair.first_rounds is not None:
-            warn_if_never_accepted(self.pair.first_rounds, accept_lengths)
-
-
-def warn_if_never_accepted(seen: list[int], rows: Iterable[list[int]]) -> None:
-    """Judges a pair once, by its first rounds.
-
-    `seen` holds the accept lengths of the rounds so far, of all rows; those of `rows`,
-    which have ended since, are added until they are enough.
-    """
-    if len(seen) >= _ENOUGH_ROUNDS:
-        return
-    for accept_lengths in rows:
-        seen += accept_lengths
-    if len(seen) >= _ENOUGH_ROUNDS and sum(seen) < _CHANCE * len(seen):
-        warnings.warn(
-            f"the drafts do not fit the target: {sum(seen)} were accepted in "
-            f"{len(seen)} rounds, as by chance; the text is right, but slow. Likely "
-            "reasons: draft weights of another target or other feature layers, or a "
-            "chat model without its chat template (`chat`)",
-            stacklevel=2,
-        )
+            is_own = isinstance(
+                self.drafter, TreeDrafter
+            )  # None is copied from a text.
+            sure = is_own and self.decoder.acceptance in ("greedy", "coupled")
+            self.pair.first_rounds.judge(rows, has_confidence=sure)
 
 
 def _shapes(arrays: Any) -> Hashable:

@@ -355,7 +355,7 @@ class Scheduler:
                 self._done.append(running[row])
                 self._rows[row] = None
         for row in ended:
-            runner.judge_fit([rows[row].accept_lengths])
+            runner.judge_fit([rows[row]])
 
 
 def prefill_tokens(length: int) -> int:

@@ -193,6 +193,7 @@ def _state(drafter: TreeDrafter) -> DecodeState:
         drafter_state=drafter.init_state(4, 64),
         accept_lengths=requests.prompts,
         num_rounds=requests.prompt_lengths,
+        expected=requests.prompt_lengths,
     )
 
 

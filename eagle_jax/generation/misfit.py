@@ -1,0 +1,70 @@
+"""Drafts that do not fit their target: the text stays right, so it must be said."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable
+
+from eagle_jax.generation.rows import Row
+
+_ENOUGH_ROUNDS = 32
+_CHANCE = 0.05  # No weak head is accused: one with 0.3 a round is, one time in 1,000.
+
+_ENOUGH_FOR_CONFIDENCE = 200
+_LEAST_SHARE = 0.6
+
+
+@dataclasses.dataclass(kw_only=True)
+class FirstRounds:
+    """What the first rounds with a pair accepted, all rows together.
+
+    Attributes:
+        num_rounds: The number of rounds.
+        accepted: The drafts that they accepted.
+        hits: The rounds that accepted one at least.
+        expected: The rounds that were to, by the draft's own confidences.
+    """
+
+    num_rounds: int = 0
+    accepted: int = 0
+    hits: int = 0
+    expected: float = 0.0
+
+    def judge(self, rows: Iterable[Row], *, has_confidence: bool) -> None:
+        """Adds rows that have ended, until they are enough, and warns of a misfit.
+
+        A head that knows nothing hits by chance. One that is half wrong, since it reads
+        other layers than it was trained for or leaves out a norm, hits far less often
+        than it is confident to.
+
+        Args:
+            rows: The rows.
+            has_confidence: Whether the drafts' values are probabilities.
+        """
+        before = self.num_rounds
+        if before >= _ENOUGH_FOR_CONFIDENCE:
+            return
+        for row in rows:
+            self.num_rounds += len(row.accept_lengths)
+            self.accepted += sum(row.accept_lengths)
+            self.hits += sum(accepted > 0 for accepted in row.accept_lengths)
+            self.expected += row.expected
+        rounds, at_chance = self.num_rounds, self.accepted < _CHANCE * self.num_rounds
+        if before < _ENOUGH_ROUNDS <= rounds and at_chance:
+            warnings.warn(
+                f"the drafts do not fit the target: {self.accepted} were accepted in "
+                f"{rounds} rounds, as by chance; the text is right, but slow. Likely "
+                "reasons: draft weights of another target or other feature layers, or "
+                "a chat model without its chat template (`chat`)",
+                stacklevel=2,
+            )
+        is_wrong = self.hits < _LEAST_SHARE * self.expected and not at_chance
+        if rounds >= _ENOUGH_FOR_CONFIDENCE and has_confidence and is_wrong:
+            warnings.warn(
+                f"the drafts fit the target badly: the first was accepted in "
+                f"{self.hits / rounds:.0%} of {rounds} rounds, and the head was "
+                f"confident of {self.expected / rounds:.0%}; the text is right, but "
+                "slow. Likely reasons: features of other layers, a norm that is read "
+                "otherwise than it was trained, another chat template (`chat`), or a "
+                "head of another version of the target",
+                stacklevel=2,
+            )

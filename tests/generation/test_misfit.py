@@ -1,0 +1,105 @@
+"""Drafts that do not fit their target are told of, and no others."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import pytest
+
+import eagle_jax
+from eagle_jax.config import ChainConfig, TreeConfig
+from eagle_jax.decoding.state import StopReason
+from eagle_jax.generation.misfit import FirstRounds
+from eagle_jax.generation.rows import Row
+from eagle_jax.models.transformer import Transformer
+
+
+def row_of(accept_lengths: list[int], expected: float = 0.0) -> Row:
+    return Row(
+        prompt_ids=[1],
+        generated_ids=[],
+        stop_reason=StopReason.MAX_TOKENS,
+        accept_lengths=accept_lengths,
+        expected=expected,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[0] * 31], False),
+        ([[0] * 32], True),
+        ([[1, 1] + [0] * 30], False),
+        ([[0] * 96 + [1] * 4], True),
+        ([[0] * 95 + [1] * 5], False),
+        ([[0] * 8, [0] * 8, [0] * 8, [2] * 8, [0] * 1000], False),
+        ([[0] * 16, [0] * 16, [1] * 9], True),
+    ],
+)
+def test_too_little_acceptance_in_the_first_rounds_of_all_rows_is_said(
+    rows: list[list[int]], expected: bool
+) -> None:
+    seen = FirstRounds()
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for row in rows:
+            seen.judge([row_of(row)], has_confidence=True)
+    assert len(warned) == expected
+
+
+@pytest.mark.parametrize(
+    ("hits", "confident", "has_confidence", "expected"),
+    [
+        (50, 100, True, True),
+        (61, 100, True, False),
+        (50, 100, False, False),
+        (0, 100, True, False),  # It is said otherwise, as above.
+    ],
+)
+def test_a_head_that_hits_less_than_it_is_confident_of_is_told_of(
+    hits: int, confident: int, has_confidence: bool, expected: bool
+) -> None:
+    seen = FirstRounds(num_rounds=40)  # Of which nothing is known.
+    rows = [row_of([1] * hits + [0] * (160 - hits), confident)]
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        seen.judge(rows, has_confidence=has_confidence)
+        seen.judge(rows, has_confidence=has_confidence)  # Once, and no later rounds.
+    assert len(warned) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_trained_head_is_told_of_only_where_it_reads_another_layer(
+    shared: Path, temperature: float
+) -> None:
+    models = shared / "models"
+    folders = str(models / "stories260K"), str(models / "stories260K-eagle")
+    pair = eagle_jax.load_pair(*folders, tree=TreeConfig(num_nodes=8, depth=3, width=3))
+
+    def run(layers: tuple[int, ...]) -> FirstRounds:
+        config = dataclasses.replace(pair.source.config, feature_layers=layers)
+        seen, target = FirstRounds(), Transformer(config=config)
+        pair.loaded = dataclasses.replace(pair.loaded, target=target, first_rounds=seen)
+        prompts = ["Once upon a time", "One day", "Tim had a", "The little girl"]
+        pair.generate(prompts, max_new_tokens=200, temperature=temperature, seed=0)
+        return seen
+
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        right = run(())
+    print(right)
+    assert not warned and right.num_rounds >= 200
+    with pytest.warns(UserWarning, match="the drafts fit the target badly"):
+        wrong = run((3,))
+    print(wrong)
+
+
+def test_a_head_that_knows_nothing_is_said_once_with_figures(tiny_pair: Path) -> None:
+    # Three drafts of 300 tokens: they hit by chance in one round of a hundred.
+    pair = eagle_jax.load_pair(
+        str(tiny_pair / "target"),
+        str(tiny_pair / "head"),
+        method="chain",
+        tree=ChainConfig(depth=3),
+    )
+    with pytest.warns(UserWarning, match=r"drafts do not fit.* accepted in 4") as said:
+        for _ in range(2):
+            pair.generate(["a", "b"], max_new_tokens=24)
+    assert len(said) == 1
