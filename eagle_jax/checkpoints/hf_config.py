@@ -134,7 +134,7 @@ def target_config(folder: Path) -> TransformerConfig:
             f"architectures = {names!r} with model_type {kind!r} is not supported; "
             f"known are {known}"
         )
-    check_keys(fields, family.fields)
+    check_keys(fields, family.fields | {"quantization_config"})
     rope = read_rope(fields, default_theta=family.rope_theta)
     layer = layer_config(fields, family, rope)
     num_layers = fields.size("num_hidden_layers", most=_MOST_LAYERS)

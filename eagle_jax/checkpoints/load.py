@@ -12,11 +12,13 @@ import numpy as np
 from jax.sharding import Sharding
 
 from eagle_jax.checkpoints.hf_config import target_config
+from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.names import (
     TRANSFORMER,
     is_transposed,
     tensor_names,
 )
+from eagle_jax.checkpoints.scaled import read_scheme
 from eagle_jax.checkpoints.tensors import Part, read_blocks
 from eagle_jax.checkpoints.weights import Weights, is_finite, open_weights
 from eagle_jax.errors import InputError
@@ -49,6 +51,8 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
             than the settings say: as many would be planned first.
     """
     config, files = target_config(folder), open_weights(folder)
+    if (block := read_scheme(Fields.read(folder))) is not None:
+        files.unscale(block)
     last = f"model.layers.{config.num_layers - 1}."
     if not any(name.startswith(last) for name in files.names()):
         raise InputError(

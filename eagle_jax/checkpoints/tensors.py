@@ -31,6 +31,7 @@ _DTYPES: dict[str, Any] = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "I64": np.int64,
     "I32": np.int32,
     "I16": np.int16,
@@ -41,7 +42,7 @@ _DTYPES: dict[str, Any] = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-_TORCH_DTYPES = {np.dtype(kind).name for kind in _DTYPES.values()}
+_TORCH_DTYPES = {np.dtype(kind).name for kind in _DTYPES.values()} - {"float8_e4m3fn"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

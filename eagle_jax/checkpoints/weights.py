@@ -9,6 +9,7 @@ import numpy as np
 from eagle_jax.checkpoints.hf_config import DTYPES
 from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
+from eagle_jax.checkpoints.scaled import Block, unscaled
 from eagle_jax.checkpoints.tensors import (
     Part,
     StoredTensor,
@@ -45,6 +46,13 @@ class Weights:
     def forget(self, name: str) -> None:
         """Leaves a tensor out of `names`, if it is there."""
         self._stored.pop(name, None)
+
+    def unscale(self, block: Block) -> None:
+        """Reads matrices of 8 bits as what they stand for, see `scaled`."""
+        try:
+            self._stored = unscaled(self._stored, block)
+        except InputError as error:
+            raise InputError(f"{self.folder}: {error}") from error
 
     def dtype(self, asked: str | None) -> jnp.dtype:
         """Returns the dtype asked for, or else the narrowest that holds all tensors."""
@@ -84,7 +92,7 @@ class Weights:
             ) from error
         if name in MAPS and tensor.dtype.kind in "biu":
             return tensor
-        if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        if not jnp.issubdtype(tensor.dtype, jnp.floating) or tensor.itemsize == 1:
             raise InputError(
                 f"{self.folder}: tensor {name} holds {tensor.dtype}, no floating-point "
                 "numbers; weights that others quantized are not supported"

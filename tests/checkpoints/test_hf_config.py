@@ -201,7 +201,6 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attention_bias": True}, "attention_bias = True"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
