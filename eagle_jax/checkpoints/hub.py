@@ -56,7 +56,11 @@ def resolve(name: str) -> Path:
             "hub name such as owner/name"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+    )
 
     try:
         patterns = [*_TEXT_FILES, *_SAFETENSORS]
@@ -64,6 +68,11 @@ def resolve(name: str) -> Path:
         if not any(any(path.glob(pattern)) for pattern in _SAFETENSORS):
             patterns = [*_TEXT_FILES, *_PICKLES]
             path = Path(snapshot_download(name, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise InputError(
+            f"{name} is gated: accept its terms at https://huggingface.co/{name}, and "
+            "set HF_TOKEN to a token of that account"
+        ) from error
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise InputError(
             f"{name} is neither a local folder nor to be had from the hub "

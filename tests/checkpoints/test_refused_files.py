@@ -292,8 +292,12 @@ def test_a_torch_file_that_holds_more_than_its_size_is_refused_unread(
 def test_what_is_no_checkpoint_is_refused(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def offline(*_: object, **__: object) -> str:
+    def offline(name: str, **_: object) -> str:
+        if name == "owner/gated":
+            raise GatedRepoError.__new__(GatedRepoError)
         raise OSError("there is no network\nand more lines")
+
+    from huggingface_hub.errors import GatedRepoError
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     (tmp_path / "empty").mkdir()
@@ -303,6 +307,7 @@ def test_what_is_no_checkpoint_is_refused(
         "~nobody-of-that-name/model": "is no folder; give",
         str(tmp_path / "empty"): "holds no config.json; give",
         "nobody/nothing": "(there is no network)",
+        "owner/gated": "accept its terms at https://huggingface.co/owner/gated",
     }.items():
         refused(lambda name=name: resolve(name), name, said)
     assert resolve(str(target)) == target
