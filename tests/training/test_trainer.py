@@ -167,11 +167,20 @@ def test_a_head_has_the_sizes_that_are_set() -> None:
 
 
 SMALL = {"draft_heads": 2, "head_layers": 1}
+VARIED = {
+    "draft_vocab_size": 40,
+    "has_feature_norms": True,
+    "norm_before_fc": True,
+    "norm_before_residual": True,
+    "recycles_normed": True,
+    "qk_norm": True,
+    "sliding_window": 8,
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
-    [("eagle3", {"draft_vocab_size": 40}), ("medusa", SMALL), ("hydra", SMALL)],
+    [("eagle3", VARIED), ("medusa", SMALL), ("hydra", SMALL)],
 )
 def test_heads_of_every_kind_are_exported_and_drafted_with(
     eagle3_pair: Path,
