@@ -49,9 +49,9 @@ def test_too_little_acceptance_in_the_first_rounds_of_all_rows_is_said(
 @pytest.mark.parametrize(
     ("hits", "confident", "has_confidence", "expected"),
     [
-        (50, 100, True, True),
-        (61, 100, True, False),
-        (50, 100, False, False),
+        (60, 100, True, True),
+        (71, 100, True, False),
+        (60, 100, False, False),
         (0, 100, True, False),  # It is said otherwise, as above.
     ],
 )
@@ -66,9 +66,8 @@ def test_a_head_that_hits_less_than_it_is_confident_of_is_told_of(
     assert len(warned) == expected
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_trained_head_is_told_of_only_where_it_reads_another_layer(
-    shared: Path, temperature: float
+    shared: Path,
 ) -> None:
     models = shared / "models"
     folders = str(models / "stories260K"), str(models / "stories260K-eagle")
@@ -78,17 +77,16 @@ def test_a_trained_head_is_told_of_only_where_it_reads_another_layer(
         config = dataclasses.replace(pair.source.config, feature_layers=layers)
         seen, target = FirstRounds(), Transformer(config=config)
         pair.loaded = dataclasses.replace(pair.loaded, target=target, first_rounds=seen)
-        prompts = ["Once upon a time", "One day", "Tim had a", "The little girl"]
-        pair.generate(prompts, max_new_tokens=200, temperature=temperature, seed=0)
+        settings = {"max_new_tokens": 200, "temperature": 1.0, "ignore_eos": True}
+        pair.generate(["One day", "Tim had a", "The girl"], seed=0, **settings)
         return seen
 
     with warnings.catch_warnings(record=True, action="always") as warned:
-        right = run(())
-    print(right)
+        right = run(())  # The hidden states after the last layer.
     assert not warned and right.num_rounds >= 200
     with pytest.warns(UserWarning, match="the drafts fit the target badly"):
-        wrong = run((3,))
-    print(wrong)
+        wrong = run((1,))
+    assert wrong.hits / wrong.num_rounds < right.hits / right.num_rounds - 0.2
 
 
 def test_a_head_that_knows_nothing_is_said_once_with_figures(tiny_pair: Path) -> None:

@@ -95,7 +95,8 @@ def test_inverse_frequencies_are_those_of_transformers(
     wanted = LlamaRotaryEmbedding(config).get_buffer("inv_freq").numpy()
     found = inverse_frequencies(ours, head_dim)
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    tolerance = 3e-6 if ours.kind == "yarn" else 1e-6  # Theirs is made in float32.
+    np.testing.assert_allclose(found, wanted, rtol=tolerance)
 
 
 def test_scaling_by_one_changes_nothing() -> None:

@@ -61,7 +61,7 @@ _FIELDS = (
     _LAYERS,
 )
 # The one `eagle_config` that asks for what we do anyway; others name the layers, too.
-_USUAL_FEATURES = {"use_aux_hidden_state": True}
+_USUAL_FEATURES: dict[str, Any] = {"use_aux_hidden_state": True}
 _NESTED = "transformer_layer_config"
 # What a head has whose tensors are not known.
 _OWN = {"lm_head.weight": ()}
@@ -120,7 +120,7 @@ def read_fields(
     if any(name.startswith("layers.1.") for name in shapes):
         raise fields.refusal("a head of several layers is not supported, only of one")
     sizes = read_sizes(fields, *_FIELDS)
-    vocab_size = sizes["vocab_size"]
+    layer, vocab_size = sizes.pop("layer"), sizes["vocab_size"]
     known = fields.size("draft_vocab_size", default=vocab_size)
     if known > vocab_size:
         raise fields.refusal(
@@ -134,7 +134,7 @@ def read_fields(
             f"num_aux_hidden_states = {count}, but {num_features} layers are read, "
             f"see {_LAYERS}"
         )
-    width = fields.size("target_hidden_size", default=sizes["layer"].hidden_size)
+    width = fields.size("target_hidden_size", default=layer.hidden_size)
     has_norms, recycles = fields.flag("fc_norm"), fields.flag("norm_output")
     if recycles and not (has_norms or is_theirs):
         warn_once(
@@ -144,7 +144,8 @@ def read_fields(
         )
     borrows = known == vocab_size and "lm_head.weight" not in (shapes or _OWN)
     return Eagle3HeadConfig(
-        **sizes | {"layer": _layer_of(sizes["layer"], fields, shapes)},
+        **sizes,
+        layer=_layer_of(layer, fields, shapes),
         draft_vocab_size=known,
         feature_size=count * width,
         feature_layers=layers,
@@ -247,8 +248,8 @@ def _read_layers(fields: Fields, *, is_theirs: bool) -> tuple[int, ...] | None:
         layers = fields.get(_LAYERS)
     if layers is None:
         return None
-    is_list = isinstance(layers, list) and 1 <= len(layers) <= _MOST_FEATURES
-    if not is_list or any(type(layer) is not int for layer in layers):
+    is_some = isinstance(layers, list) and 1 <= len(layers) <= _MOST_FEATURES
+    if not is_some or any(type(layer) is not int for layer in layers):
         raise fields.refusal(f"{_LAYERS} = {layers!r} must be a list of layers")
     are_outputs = layers[0] == 1 and not is_theirs
     return tuple(layer + are_outputs for layer in layers)
