@@ -236,6 +236,8 @@ def read_rope(
     }
     given: dict[str, Any] = {n: scaling.number(n) for n in numbers.get(kind, [])}
     if kind == "yarn":
+        if bases[0] <= 1:
+            raise fields.refusal(f"rope_theta = {bases[0]} must be above 1 for yarn")
         given |= _yarn(scaling, given["factor"])
     if kind in ("llama3", "yarn"):
         given["original_max_positions"] = scaling.size(

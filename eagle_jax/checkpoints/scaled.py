@@ -41,6 +41,8 @@ def read_scheme(fields: Fields) -> Block | None:
     config = Fields(given if isinstance(given, dict) else {}, fields.path)
     method, form = config.get("quant_method"), config.get("format")
     is_compressed = method == "compressed-tensors" and form in _FORMATS
+    if config.get("transform_config"):
+        raise fields.refusal("quantization_config: transform_config is not read")
     if method not in ("fp8", "fbgemm_fp8") and not is_compressed:
         raise fields.refusal(
             f"quantization_config with quant_method {method!r} and format {form!r} is "

@@ -95,7 +95,8 @@ class Weights:
         if not jnp.issubdtype(tensor.dtype, jnp.floating) or tensor.itemsize == 1:
             raise InputError(
                 f"{self.folder}: tensor {name} holds {tensor.dtype}, no floating-point "
-                "numbers; weights that others quantized are not supported"
+                "numbers; weights that others quantized are read only with the "
+                "quantization_config that says how"
             )
         if not is_finite(tensor):
             raise InputError(

@@ -287,10 +287,9 @@ class Runner:
         """Warns, once per pair, if a draft model's weights do not fit the target."""
         drafts = find_tree_drafter(self.drafter) is not None and self.decoder.depth > 0
         if drafts and self.pair.first_rounds is not None:
-            is_own = isinstance(
-                self.drafter, TreeDrafter
-            )  # None is copied from a text.
-            sure = is_own and self.decoder.acceptance in ("greedy", "coupled")
+            # Those of a switch are partly copied, and have no probability.
+            is_model = isinstance(self.drafter, TreeDrafter)
+            sure = is_model and self.decoder.acceptance in ("greedy", "coupled")
             self.pair.first_rounds.judge(rows, has_confidence=sure)
 
 

@@ -182,6 +182,7 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
         (_rope("longrope", factor=4.0), "'longrope'"),
         (_rope("yarn", factor=4.0), "original_max_position_embeddings = None"),
         (_rope("yarn", factor=4.0, truncate="no"), "truncate = 'no'"),
+        ({"rope_theta": 1.0} | _rope("yarn", factor=4.0), "rope_theta = 1.0"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic'"),
         (_rope("linear"), "factor = None"),
         (_rope("llama3", factor=8.0, high_freq_factor=4.0), "low_freq_factor = None"),

@@ -77,6 +77,7 @@ def test_the_weights_are_products_with_their_scales(
         (_COMPRESSED | {"format": "pack-quantized"}, "is not read"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
         ([4], "quant_method None"),
+        (_COMPRESSED | {"transform_config": {"R1": {}}}, "transform_config"),
     ],
 )
 def test_what_is_quantized_otherwise_is_refused_by_name(

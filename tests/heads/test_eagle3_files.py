@@ -35,6 +35,7 @@ from tests.heads.samples import (
     TARGET,
     USUAL,
     load_head,
+    read,
     write,
 )
 from tests.heads.samples import KNOWN as SAMPLE_KNOWN
@@ -229,6 +230,9 @@ def test_tensors_decide_where_fields_of_a_layer_are_wrong(tmp_path: Path) -> Non
     change_config(folder, head_dim=20, model_type="llama")
     with pytest.warns(UserWarning, match="head_dim = 20, but 4 query heads have 32"):
         assert KIND.read_config(folder) == QWEN3
+    query = np.array(1, np.float32)
+    change_weights(folder, midlayer__self_attn__q_proj__weight=query)
+    refused(lambda: read(folder), "midlayer.self_attn.q_proj.weight has shape ()")
     change_weights(folder, layers__1__mlp_norm=np.ones(3))
     refused(lambda: KIND.read_config(folder), "several layers")
 

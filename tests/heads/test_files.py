@@ -200,6 +200,7 @@ def test_tensors_that_are_no_head_are_refused_by_name(
             {"layer_types": ["sliding_attention", "full_attention"]},
             "must name one kind",
         ),
+        ("eagle3", {"layer_types": [[7], [8]]}, "must name one kind"),
         ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding_window = None"),
         ("eagle3, recycling", {"transformer_layer_config": [7]}, "[7] must be an obj"),
         ("eagle3, recycling", {"fc_norm": [True]}, "fc_norm"),

@@ -63,8 +63,6 @@ _FIELDS = (
 # The one `eagle_config` that asks for what we do anyway; others name the layers, too.
 _USUAL_FEATURES: dict[str, Any] = {"use_aux_hidden_state": True}
 _NESTED = "transformer_layer_config"
-# What a head has whose tensors are not known.
-_OWN = {"lm_head.weight": ()}
 _SLIDING, _MOST_FEATURES = "sliding_attention", 16
 # What speculators says of itself, of the target and of serving.
 _NO_SIZES = {
@@ -142,7 +140,7 @@ def read_fields(
             "from the normalised output; set it to false where an older head of "
             "SpecForge drafts badly"
         )
-    borrows = known == vocab_size and "lm_head.weight" not in (shapes or _OWN)
+    has_table = not shapes or "lm_head.weight" in shapes
     return Eagle3HeadConfig(
         **sizes,
         layer=_layer_of(layer, fields, shapes),
@@ -155,7 +153,7 @@ def read_fields(
         ),
         norm_before_residual=fields.flag("norm_before_residual"),
         recycles_normed=recycles,
-        has_output_head=not borrows,
+        has_output_head=has_table or known < vocab_size,
         sliding_window=_read_window(fields),
     )
 
@@ -165,8 +163,10 @@ def _layer_of(
 ) -> LayerConfig:
     """Returns the sizes of the layer as its tensors have them."""
     for prefix in PREFIXES:
-        query = shapes.get(f"{prefix}.self_attn.q_proj.weight")
-        if query is None:
+        if f"{prefix}.self_attn.q_norm.weight" in shapes:
+            layer = dataclasses.replace(layer, qk_norm=True)
+        query = shapes.get(f"{prefix}.self_attn.q_proj.weight", ())
+        if len(query) != 2:  # `check_shapes` refuses other shapes, and none.
             continue
         head_dim, rest = divmod(query[0], layer.num_heads)
         if head_dim != layer.head_dim and not rest:
@@ -175,15 +175,13 @@ def _layer_of(
                 f"query heads have {query[0]} outputs; taking {head_dim}"
             )
             layer = dataclasses.replace(layer, head_dim=head_dim)
-        is_normed = f"{prefix}.self_attn.q_norm.weight" in shapes
-        layer = dataclasses.replace(layer, qk_norm=is_normed)
     return layer
 
 
 def _read_window(fields: Fields) -> int | None:
     """Returns the sliding window of the layer, which `layer_types` must ask for."""
     types = fields.get("layer_types", [])
-    if not isinstance(types, list) or len({*types}) > 1:
+    if not isinstance(types, list) or any(kind != types[0] for kind in types):
         raise fields.refusal(f"layer_types = {types!r} must name one kind of layer")
     if _SLIDING not in types:
         return None
