@@ -168,8 +168,9 @@ def _layer_of(
         query = shapes.get(f"{prefix}.self_attn.q_proj.weight", ())
         if len(query) != 2:  # `check_shapes` refuses other shapes, and none.
             continue
-        head_dim, rest = divmod(query[0], layer.num_heads)
-        if head_dim != layer.head_dim and not rest:
+        half, rest = divmod(query[0], 2 * layer.num_heads)
+        head_dim = 2 * half
+        if head_dim not in (0, layer.head_dim) and not rest:
             warn_once(
                 f"{fields.path}: head_dim = {layer.head_dim}, but {layer.num_heads} "
                 f"query heads have {query[0]} outputs; taking {head_dim}"
