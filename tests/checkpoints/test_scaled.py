@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from eagle_jax.checkpoints import load_target
+from eagle_jax.checkpoints import load_target, open_target
 from tests.checkpoints.folders import SINGLE, change_config, take_weights
 from tests.helpers import refused
 
@@ -65,6 +65,9 @@ def test_the_weights_are_products_with_their_scales(
         save_file(tensors, folder / SINGLE)
     change_config(target, quantization_config=config)
     chex.assert_trees_all_equal(load_target(target), load_target(whole))
+    name = "model.layers.0.mlp.up_proj.weight"
+    part = open_target(target)[1].read(name, ((5, 40), (7, 31)))
+    np.testing.assert_array_equal(part, plain[name][5:40, 7:31])
     # Without the field nothing says that these are no weights as they stand.
     change_config(target, quantization_config=None)
     refused(lambda: load_target(target), str(target))

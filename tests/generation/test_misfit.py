@@ -4,14 +4,22 @@ import dataclasses
 import warnings
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eagle_jax
 from eagle_jax.config import ChainConfig, TreeConfig
-from eagle_jax.decoding.state import StopReason
+from eagle_jax.decoding import slots
+from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.state import StopReason, record_round
+from eagle_jax.drafting import LookupDrafter
 from eagle_jax.generation.misfit import FirstRounds
 from eagle_jax.generation.rows import Row
+from eagle_jax.interface import Params
 from eagle_jax.models.transformer import Transformer
+from eagle_jax.testing import ToyTarget
+from eagle_jax.tree import NO_PARENT, DraftTree
 
 
 def row_of(accept_lengths: list[int], expected: float = 0.0) -> Row:
@@ -22,6 +30,24 @@ def row_of(accept_lengths: list[int], expected: float = 0.0) -> Row:
         accept_lengths=accept_lengths,
         expected=expected,
     )
+
+
+def test_the_first_level_of_running_rows_is_what_is_expected_to_hit() -> None:
+    target = ToyTarget(vocab_size=4)
+    decoder = Decoder(target=target, drafter=LookupDrafter(depth=1))
+    state = slots.init_decode_state(decoder, Params(target=()), batch=2, num_slots=64)
+    reasons = jnp.array([StopReason.RUNNING, StopReason.FREE])
+    values = jnp.log(jnp.array([1.0, 0.5, 0.25, 0.4, 0.125]))  # Of paths.
+    tree = DraftTree(
+        tokens=jnp.zeros((2, 6), jnp.int32),
+        parents=jnp.array([[NO_PARENT, 0, 0, 1, 2, NO_PARENT]] * 2),
+        log_values=jnp.stack([jnp.append(values, -jnp.inf)] * 2),
+        is_node=jnp.array([[True] * 5 + [False]] * 2),
+    )
+    state = dataclasses.replace(state, stop_reason=reasons)
+    for _ in range(2):
+        state = record_round(state, jnp.zeros(2, jnp.int32), tree)
+    np.testing.assert_allclose(state.expected, [2 * (0.5 + 0.25), 0.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ HEADS: dict[str, Any] = {
         **EAGLE3,
         norm_before_fc=True,
         norm_before_residual=True,
-        sliding_window=3,
+        sliding_window=2,  # Fewer than the levels of a chain.
     ),
 }
 
