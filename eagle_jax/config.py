@@ -18,11 +18,8 @@ from eagle_jax.parsing import check_type, check_types, hints_of, kinds, read_tom
 
 Settings = TypeVar("Settings")
 
-Acceptance = Literal["coupled", "rejection", "typical"]
-"""Names of the rules of acceptance above temperature 0; "typical" is not lossless."""
-
-NOT_LOSSLESS = "NOT LOSSLESS: typical acceptance changes the text"
-"""The words beside every result of the rule "typical"."""
+Acceptance = Literal["coupled", "rejection"]
+"""Names of the rules of acceptance above temperature 0."""
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 """Names of the types of weights and caches; "auto" chooses one for the devices."""
@@ -194,9 +191,7 @@ class SamplingConfig:
         acceptance: The acceptance rule above temperature 0: "coupled" gives the very
             tokens of plain decoding with the same seed; "rejection" gives the same
             distribution with other tokens, and static trees and chains then draw their
-            nodes from the draft, as published; "typical" (Medusa) takes every draft
-            that is likely enough: it is NOT LOSSLESS, the text is no longer the
-            target's.
+            nodes from the draft, as published.
     """
 
     temperature: float = 0.0

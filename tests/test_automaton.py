@@ -109,8 +109,9 @@ def test_constrained_text_is_plain_constrained_text(name: str, rule: Any) -> Non
 @pytest.mark.parametrize(
     "name, rule",
     [
-        *(("eagle2", rule) for rule in ("coupled", "typical")),
-        *(("bush, drawn", "rejection"), ("lookup", "greedy")),
+        ("eagle2", "coupled"),
+        ("bush, drawn", "rejection"),
+        ("lookup", "greedy"),
     ],
 )
 def test_a_dead_end_ends_the_text_with_a_reason_of_its_own(
@@ -122,7 +123,7 @@ def test_a_dead_end_ends_the_text_with_a_reason_of_its_own(
     requests = make_requests(
         [[1, 2], [3], [0, 0, 1], [2]],
         max_new_tokens=[200, 200, 200, 1],
-        temperature=0.0 if rule in ("greedy", "typical") else [1.0, 0.0, 0.7, 1.0],
+        temperature=0.0 if rule == "greedy" else [1.0, 0.0, 0.7, 1.0],
         top_k=[0, 0, 3, 0],
         stop_tokens=[STOP, 0],  # 0 is what an empty mask leaves.
         seeds=range(4),

@@ -156,7 +156,7 @@ def _print_table(runs: dict[str, EvaluatedRun]) -> None:
             str(len(records)),
             decimals(run.tau()),
             *(decimals(mean, 1) for mean in speeds),
-            other if run.is_lossless else "not lossless",
+            other,
         )
     # In a file or a pipe no terminal's width may cut a column.
     Console(width=None if sys.stdout.isatty() else 120).print(table)

@@ -27,7 +27,7 @@ from eagle_jax.cli.processes import (
 )
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
-from eagle_jax.config import CONFIGS, NOT_LOSSLESS
+from eagle_jax.config import CONFIGS
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
@@ -178,9 +178,6 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     except OSError as error:  # The reader may have stopped; results come first.
         finished, unshown = False, error
     sums = session.totals()
-    rule = runner.decoder.acceptance
-    if rule == "typical" and runner.drafter is not None:
-        sums |= {"warning": NOT_LOSSLESS}
     if arguments.compare and finished:
         silent = View(is_silent=True, force_rounds=view.by_round)
         plain_runner = dataclasses.replace(runner, drafter=None)
@@ -188,7 +185,8 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         plain.warm_up()
         finished = plain.decode_all()
         if finished:
-            sums |= _comparison(sums, session, plain, rule)
+            is_other = runner.decoder.acceptance == "rejection"
+            sums |= _comparison(sums, session, plain, is_other)
 
     if arguments.json is not None:
         decoded = {"runs": session.runs, "totals": sums}
@@ -220,7 +218,7 @@ def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]
 
 
 def _comparison(
-    sums: dict[str, Any], session: Session, plain: Session, acceptance: str
+    sums: dict[str, Any], session: Session, plain: Session, is_other: bool
 ) -> dict[str, Any]:
     """Returns the run's figures beside plain decoding's; `None` marks other draws."""
     ours, theirs = sums["tokens_per_second"], plain.totals()["tokens_per_second"]
@@ -231,5 +229,5 @@ def _comparison(
     return {
         "autoregressive_tokens_per_second": theirs,
         "speedup": ours / theirs if ours and theirs else None,
-        "identical": None if acceptance in ("rejection", "typical") else is_identical,
+        "identical": None if is_other else is_identical,
     }

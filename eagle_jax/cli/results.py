@@ -82,7 +82,6 @@ def summary(totals: dict[str, Any]) -> str:
             f"speedup {decimals(totals['speedup'], 2)}",
             identical.get(totals["identical"], "tokens not comparable"),
         ]
-    parts += [totals["warning"]] if "warning" in totals else []
     return " | ".join(parts)
 
 

@@ -21,7 +21,6 @@ from eagle_jax.tree import (
     Acceptance,
     DraftTree,
     Step,
-    accept_typical,
     match_child,
     reject_drawn_siblings,
     reject_siblings,
@@ -59,9 +58,6 @@ def accept(
             raise ValueError("coupled acceptance needs the noise of round_draws")
         follow = functools.partial(follow_draws, any_filter=any_filter, depth=depth)
         return jax.vmap(follow)(tree, logits, sampling, noise)
-    if decoder.rule == "typical":
-        take = functools.partial(take_typical, any_filter=any_filter, depth=depth)
-        return jax.vmap(take)(tree, logits, sampling)
     keys = state.rows.keys, state.lengths - 1
     reject = functools.partial(reject_drafts, any_filter=any_filter, depth=depth)
     return jax.vmap(reject)(tree, logits, sampling, *keys)
@@ -116,17 +112,3 @@ def reject_drafts(
         return reject(tree, node, wanted, coins, last_noise)
 
     return verify(tree, step, depth=depth)
-
-
-def take_typical(
-    tree: DraftTree,
-    logits: jax.Array,
-    sampling: SamplingParams,
-    *,
-    any_filter: jax.Array,
-    depth: int,
-) -> Acceptance:
-    """Takes drafts that are likely enough; NOT LOSSLESS, see `accept_typical`."""
-    per_node = jax.vmap(distribution, in_axes=(0, None, None))
-    probs = per_node(logits, sampling, any_filter)
-    return accept_typical(tree, probs, depth=depth)

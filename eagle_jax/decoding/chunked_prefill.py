@@ -157,7 +157,7 @@ def finish_prefill(
     assert state.hidden is not None, "a chunk was read"
     logits = target.unembed(params.target, state.hidden)
     check_logits(f"{type(target).__name__}.unembed", logits, batch)
-    logits, greedy = constrain(guide, logits), decoder.begins_greedily
+    logits, greedy = constrain(guide, logits), decoder.is_greedy
     first = choose_tokens(
         requests.sampling, requests.keys, logits, lengths, greedy=greedy
     )

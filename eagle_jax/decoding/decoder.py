@@ -20,13 +20,12 @@ from eagle_jax.interface import (
 )
 from eagle_jax.tree import DraftTree, root_only
 
-AcceptanceRule = Literal["greedy", "coupled", "rejection", "typical"]
+AcceptanceRule = Literal["greedy", "coupled", "rejection"]
 """Names of the rules by which drafts are accepted.
 
 `greedy` follows the target's argmax. `coupled` follows the tokens that plain
 decoding draws with the same keys. `rejection` has the same distribution and other
-tokens. `typical` takes every draft that is likely enough, and is NOT LOSSLESS: see
-`eagle_jax.tree.accept_typical`.
+tokens.
 """
 
 
@@ -132,11 +131,6 @@ class Decoder:
     def is_greedy(self) -> bool:
         """Whether every row takes the argmax, and no sampling is compiled."""
         return self.acceptance == "greedy"
-
-    @property
-    def begins_greedily(self) -> bool:
-        """Whether first tokens take the argmax; typical acceptance draws nothing."""
-        return self.rule in ("greedy", "typical")
 
     def guide(self, params: Params, state: Any) -> Guide | None:
         """Returns the constraint at work, `None` without one.

@@ -62,8 +62,8 @@ def generate(
     """Decodes every request to its end.
 
     With `greedy` and `coupled` acceptance the tokens are those of
-    `autoregressive.generate`, whatever the drafter proposes; `typical` acceptance is
-    not lossless.
+    `autoregressive.generate`, whatever the drafter proposes; with `rejection` they have
+    the same distribution.
 
     Args:
         decoder: The decoder. Static.

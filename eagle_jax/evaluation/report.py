@@ -6,7 +6,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eagle_jax.config import NOT_LOSSLESS
 from eagle_jax.evaluation import plots, tables
 from eagle_jax.evaluation.runs import (
     EvaluatedRun,
@@ -24,7 +23,7 @@ _Maker = Callable[[Group], Mapping[str, str] | Figure | None]
 _DPI = 150
 
 
-_TABLE_1 = f"""\
+_TABLE_1 = """\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
 token and the stop token included. Cells are medians over questions of the speedup over
 plain decoding of the same question, with the same settings, temperature and batch size.
@@ -33,7 +32,6 @@ bonus included, neither the prefill's token nor what a limit cut off; mean is th
 over tasks.
 lossless counts the questions whose tokens are plain decoding's in every turn, of those
 that both runs hold; rejection draws other tokens of the same distribution.
-{NOT_LOSSLESS}.
 "-" stands for what is missing."""
 _N_ALPHA = """\
 Share of chains whose next token was accepted after n accepted ones, and how many were

@@ -87,11 +87,6 @@ class EvaluatedRun:
         return method is not None and method.settings is ChainConfig
 
     @property
-    def is_lossless(self) -> bool:
-        """Whether texts have the target's distribution: not under "typical"."""
-        return self.settings.get("acceptance") != "typical"
-
-    @property
     def is_ablated(self) -> bool:
         """Whether this is a dynamic tree without one of its two parts (Table 3)."""
         is_by_confidence = self.settings.get("rank_by") == "confidence"
@@ -216,10 +211,10 @@ def identical(
     """Returns how many questions have plain decoding's tokens, of how many compared.
 
     `None` stands where nothing can be compared: without questions of both, for plain
-    decoding itself, and for rejection and typical acceptance, which draw other texts.
+    decoding itself, and for acceptance by rejection, which draws other texts.
     """
     both = shared(run, baseline, None)
-    is_other = run.settings.get("acceptance") in ("rejection", "typical")
+    is_other = run.settings.get("acceptance") == "rejection"
     if not both or run.is_baseline or is_other:
         return None
     same = sum(ours.token_ids == theirs.token_ids for ours, theirs in both.values())

@@ -131,8 +131,6 @@ def _cells(
     cells = []
     for gain, tau in zip([*gains, _mean(gains)], [*taus, _mean(taus)], strict=True):
         cells += [ratio(gain), decimals(tau)]
-    if not run.is_lossless:
-        return [*cells, "NOT LOSSLESS"]
     same = identical(run, baseline)
     return [*cells, NOTHING if same is None else "{}/{}".format(*same)]
 

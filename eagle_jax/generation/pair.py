@@ -110,9 +110,8 @@ class Pair:
     ) -> list[Generation]:
         """Continues prompts; the text is the target's own, token for token.
 
-        With `acceptance="rejection"` it has the target's distribution instead, and with
-        "typical" it is NOT LOSSLESS. Programs are compiled for the shapes that a call
-        meets, and kept.
+        With `acceptance="rejection"` it has the target's distribution instead. Programs
+        are compiled for the shapes that a call meets, and kept.
 
         Args:
             prompts: One prompt or many; ids are taken as they are.

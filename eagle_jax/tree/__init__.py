@@ -43,7 +43,6 @@ from eagle_jax.tree.topology import (
     from_paths,
     optimal_topology,
 )
-from eagle_jax.tree.typical import accept_typical
 from eagle_jax.tree.verify import (
     Acceptance,
     Step,
@@ -68,7 +67,6 @@ __all__ = [
     "Frontier",
     "Step",
     "Topology",
-    "accept_typical",
     "ancestor_mask",
     "chain",
     "draw_children",

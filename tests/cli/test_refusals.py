@@ -66,7 +66,7 @@ _CASES = [
     (f"{_REWRITE} --samples 2", "give either --data FILE or --samples N"),
     (f"{_REWRITE} --limit 0", "--limit 0 must be at least 1"),
     (f"{_REWRITE} --max-length 5000", "max_length = 5000"),
-    (f"{_REWRITE} --config typical.toml", "the texts would depend on the"),
+    (f"{_REWRITE} --config rejection.toml", "the texts would depend on the"),
     (f"{_REWRITE} --output /dev/full", _FULL),
     (
         f"{_REWRITE} --draft {assets.HEAD} --num-nodes 1000000",
@@ -115,7 +115,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with what commands read."""
     (tmp_path / "one.json").write_text('["once"]')
     (tmp_path / "big.toml").write_text("[tree]\nnum_nodes = 1000000\n")
-    (tmp_path / "typical.toml").write_text('[sampling]\nacceptance = "typical"\n')
+    (tmp_path / "rejection.toml").write_text('[sampling]\nacceptance = "rejection"\n')
     question = {"question_id": 1, "category": "a", "turns": ["Once upon"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question))
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Once upon a time"}))

@@ -79,7 +79,7 @@ def test_what_would_fail_later_is_refused(act: Callable[[], Any], named: str) ->
     refused(act, named)
 
 
-@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection", "typical"])
+@pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
 def test_rounds_without_a_drafter_are_steps_of_plain_decoding(rule: Any) -> None:
     temperature = 0.0 if rule == "greedy" else 0.7
     requests = make_requests(

@@ -97,31 +97,9 @@ def test_a_perfect_drafter_is_accepted_to_the_full_depth() -> None:
 def test_sampled_rows_at_temperature_zero_are_greedy() -> None:
     requests = make_requests(PROMPTS, max_new_tokens=20, seeds=[3, 1, 4, 1])
     expected = texts(requests, plain(requests, greedy=True))
-    for rule in ("coupled", "rejection", "typical"):
+    for rule in ("coupled", "rejection"):
         state = speculate(requests, rule=rule)
         assert_same_tokens(texts(requests, state), expected)
-
-
-def test_typical_acceptance_without_drafts_takes_the_most_likely_tokens() -> None:
-    warm = make_requests(PROMPTS, max_new_tokens=20, temperature=1.0, top_k=3)
-    state = speculate(warm, rule="typical", num_nodes=1)
-    cold = make_requests(PROMPTS, max_new_tokens=20)
-    expected = texts(cold, plain(cold, greedy=True))
-    assert_same_tokens(texts(warm, state), expected)
-
-
-def test_typical_acceptance_takes_likely_drafts_into_the_text() -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0}
-    requests = make_requests(PROMPTS, **settings, seeds=[3, 1, 4, 1])
-    found = texts(requests, speculate(requests, rule="typical"))
-    greedy = make_requests(PROMPTS, max_new_tokens=20)
-    argmax = texts(greedy, plain(greedy, greedy=True))
-    assert found != argmax
-    assert [text[0] for text in found] == [text[0] for text in argmax]
-    # A row depends neither on its seed nor on the others.
-    for prompt, text in zip(PROMPTS, found, strict=True):
-        alone = make_requests([prompt], **settings)
-        assert texts(alone, speculate(alone, rule="typical")) == [text]
 
 
 def test_a_stop_token_inside_the_accepted_path_ends_the_text() -> None:

@@ -154,7 +154,7 @@ def test_a_random_seed_is_told_and_draws_the_same_text_again(pair: Pair) -> None
         ("x", {"temprature": 1.0}, "'temprature' is no setting; known are temperature"),
         ("x", {"temperature": -1.0}, "temperature = -1"),
         ("x", {"temperature": "0.7"}, "temperature = '0.7' must be float"),
-        ("x", {"acceptance": "zz"}, "must be one of 'coupled', 'rejection', 'typical'"),
+        ("x", {"acceptance": "zz"}, "must be one of 'coupled', 'rejection'"),
         ("x", {"batch_size": 0}, "batch_size = 0"),
         ("x", {"batch_size": 2.5}, "batch_size = 2.5 must be int"),
         (None, {}, "None is no prompt; give a text, token ids, the messages of a"),
