@@ -17,15 +17,17 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from eagle_jax.benchmarks.training import TRAININGS, training_step
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.draft import EagleHead
+from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle.model import EagleHeadConfig
+from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
@@ -33,12 +35,20 @@ from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.testing import programs
-from eagle_jax.training.config import TrainConfig, new_sizes
+from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
 from eagle_jax.training.sharding import state_shardings
-from eagle_jax.training.step import init_state, train_step
+from eagle_jax.training.step import StepConfig, init_state, train_step
 
-STEPS = {f"training step, {name}": name for name in TRAININGS}
-"""The `TRAININGS` by the names of their programs."""
+STEPS: dict[str, TrainConfig] = {
+    **{
+        f"training step, {name}": TrainConfig(head=head.settings())
+        for name, head in HEADS.items()
+    },
+    "training step, alignment 3": TrainConfig(
+        loss=EagleLoss(alignment=3, top_k_loss=10)
+    ),
+}
+"""The ways of training that are compiled, by the names of their programs."""
 
 PROGRAMS = ("prefill", "round", "sampled round", "token", *STEPS)
 """Names of the compiled programs: "round" is all rounds, "token" is plain decoding."""
@@ -48,6 +58,8 @@ LOOPS = ("round", "sampled round", "token")
 
 GPU = "h100"
 """The topology of one NVIDIA H100, whose figures for the compiler stand beside this."""
+
+_ENOUGH_LAYERS = 7  # For the three layers that published EAGLE-3 heads read.
 
 ENVIRONMENT = {
     # The compiler alone is needed, and it asks for no TPU's metadata.
@@ -241,9 +253,7 @@ def _training(
     case: Case, sharding: PairSharding, params: Params, program: str
 ) -> Report:
     """Compiles a step, sharded as a run of `training.loop` shards it."""
-    config = training_step(
-        STEPS[program], case.target, case.dtype, row_length=case.row_length
-    )
+    config = _step_config(case, STEPS[program])
     layer = getattr(config.head, "layer", None) or case.target.layer
     shapes = jax.eval_shape(lambda: init_state(config, 0))
     sharding = sharding.with_drafter(layer, shapes.params)
@@ -264,6 +274,24 @@ def _training(
     )
     inputs = (state, params.target, _shapes(rows, sharding), None)
     return _compile(case, program, step, inputs, jax.tree.leaves(state))
+
+
+def _step_config(case: Case, config: TrainConfig) -> StepConfig:
+    """Returns the static settings of a step, with a head of the published sizes."""
+    head = config.head
+    if isinstance(head, Eagle3Settings) and case.target.num_layers < _ENOUGH_LAYERS:
+        head = dataclasses.replace(head, feature_layers="0 1 2")
+    data = DataConfig(row_length=case.row_length)
+    sizes = new_sizes(case.target, dataclasses.replace(config, head=head, data=data))
+    target = config.kind.target(case.target, sizes)
+    return StepConfig(
+        target=Transformer(config=target, dtype=case.dtype),
+        head=sizes,
+        loss=config.loss,
+        optimizer=config.optimizer,
+        steps=10_000,
+        dtype=case.dtype,
+    )
 
 
 def _compile(

@@ -99,7 +99,7 @@ def time_rounds(
             bodies["bare calls"] = _one_by_one(_draft_calls(grower), verify)
         for figure, body in bodies.items():
             programs[name, figure] = _time_loop(body, pair.params, state, iterations)
-    found = in_turn(programs, repeats, measured=report)
+    found = _in_turn(programs, repeats, measured=report)
     times = {key: 1e3 * np.array(seconds) for key, seconds in found.items()}
     costs: dict[str, RoundCost] = {}
     for name, count in nodes.items():
@@ -112,7 +112,7 @@ def time_rounds(
     return costs
 
 
-def in_turn(
+def _in_turn(
     programs: Mapping[Name, Callable[[], float]],
     repeats: int,
     *,

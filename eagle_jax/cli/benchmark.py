@@ -4,7 +4,6 @@
     eagle-jax benchmark --random llama2-7b --dtype bfloat16
     eagle-jax benchmark --target FOLDER --draft FOLDER
     eagle-jax benchmark --methods eagle2 medusa hydra recycling
-    eagle-jax benchmark --training
 
 All figures of one run are taken in turn, so ratios hold where times do not.
 """
@@ -20,12 +19,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from eagle_jax.benchmarks.rounds import FIGURES, arbitrary_requests, time_rounds
-from eagle_jax.benchmarks.training import (
-    TIMED,
-    TRAININGS,
-    time_training,
-    training_step,
-)
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
@@ -36,7 +29,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.methods import METHODS, PLAIN
@@ -53,7 +45,6 @@ _COUNTS = {
     "batch_size": (1, "rows"),
     "iterations": (24, "model calls per measurement"),
     "repeats": (15, "measurements per figure"),
-    "row_length": (256, "with --training: tokens per row"),
 }
 
 
@@ -74,14 +65,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     for name, (count, what) in _COUNTS.items():
         add(f"--{name.replace('_', '-')}", type=int, default=count, help=what)
     add_settings(parser, GenerateConfig, "dtype")
-    way = parser.add_mutually_exclusive_group()
     methods = [name for name in METHODS if name != PLAIN.name]
     rounds = "time a round of each of these, beside a token of plain decoding"
-    way.add_argument(
-        "--methods", nargs="+", choices=methods, metavar="METHOD", help=rounds
-    )
-    steps = "time training steps instead"
-    way.add_argument("--training", action="store_true", help=steps)
+    add("--methods", nargs="+", choices=methods, metavar="METHOD", help=rounds)
     add("--json", type=Path, metavar="FILE", help="write every figure")
     parser.set_defaults(methods=[DecodingConfig.method], dtype="auto")
     return parser.parse_args(argv)
@@ -95,18 +81,17 @@ def _benchmark(arguments: argparse.Namespace) -> int:
             raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
     if arguments.num_nodes < 2:
         raise InputError("the benchmark drafts: give num_nodes >= 2")
-    if arguments.draft is not None and arguments.training:
-        raise InputError("--training times new heads of each kind; leave out --draft")
     if arguments.draft is not None and arguments.target is None:
         raise InputError("give --target with --draft, or --random alone")
-    results = _training(arguments) if arguments.training else _rounds(arguments)
+    methods = _rounds(arguments)
     if arguments.json is not None:
-        common = {
+        results = {
             "settings": vars(arguments) | {"json": str(arguments.json)},
             "versions": versions(),
             "device": jax.devices()[0].device_kind,
+            "methods": methods,
         }
-        write_json(arguments.json, common | results)
+        write_json(arguments.json, results)
     return 0
 
 
@@ -164,31 +149,4 @@ def _rounds(arguments: argparse.Namespace) -> dict[str, Any]:
         shown = (f"{np.median(cost.figures[figure]):.2f}" for figure in FIGURES)
         table.add_row(name, str(cost.num_nodes), *shown)
     Console().print(table)
-    return {"methods": {name: dataclasses.asdict(c) for name, c in costs.items()}}
-
-
-def _training(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Prints how fast heads are trained, and the target's share of a step."""
-    sizes = {"batch_size": arguments.batch_size, "row_length": arguments.row_length}
-    source = _open(arguments, PLAIN.name)
-    check_training(source.config, source.dtype, **sizes)
-    configs = {  # Of all kinds first: a target may be too shallow for one.
-        kind: training_step(
-            kind, source.config, source.dtype, row_length=arguments.row_length
-        )
-        for kind in TRAININGS
-    }
-    target_params, every = source.load().params.target, {}
-    columns = ("kind", *TIMED, "forward's share of a step")
-    table = Table(*columns, title="training, medians of tokens per second")
-    for kind, config in configs.items():
-        say(f"timing {kind}")
-        speeds = time_training(
-            config, target_params, **sizes, repeats=arguments.repeats
-        )
-        every[kind] = speeds
-        share = np.median(np.array(speeds["step"]) / np.array(speeds["forward"]))
-        shown = (f"{np.median(values):,.0f}" for values in speeds.values())
-        table.add_row(kind, *shown, f"{share:.0%}")
-    Console().print(table)
-    return {"tokens_per_second": every}
+    return {name: dataclasses.asdict(cost) for name, cost in costs.items()}

@@ -14,11 +14,11 @@ from jax.experimental import topologies
 from eagle_jax.benchmarks.compilation import (
     ENVIRONMENT,
     PROGRAMS,
+    STEPS,
     Case,
     Report,
     compile_case,
 )
-from eagle_jax.benchmarks.training import TRAININGS
 from eagle_jax.config import TreeConfig
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.eagle3.loss import Eagle3Loss
@@ -76,7 +76,8 @@ def no_metadata() -> Iterator[None]:
 def reports() -> dict[str, Report]:
     with pytest.MonkeyPatch.context() as patch:
         few = TrainConfig(head=Eagle3Settings(), loss=Eagle3Loss(alignment=2))
-        patch.setitem(TRAININGS, "eagle3", few)  # Levels are alike, and take long.
+        # Levels are alike, and take long.
+        patch.setitem(STEPS, "training step, eagle3", few)
         return {report.program: report for report in compile_case(_CASE, _PROGRAMS)}
 
 
