@@ -16,7 +16,7 @@ from eagle_jax.evaluation.plan import EvaluationConfig, RunPlan, run_settings
 from eagle_jax.evaluation.questions import Question
 from eagle_jax.evaluation.records import Record, versions
 from eagle_jax.evaluation.runs import EvaluatedRun, read_run
-from eagle_jax.evaluation.templates import check_template
+from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.logs import JsonLines, check_log, read_log
 from eagle_jax.models.transformer import TransformerParams
@@ -68,7 +68,8 @@ def evaluate(
             f"max_new_tokens = {decoding.max_new_tokens} leaves no room for a "
             f"prompt in max_length = {max_length}; give fewer"
         )
-    check_template(first.tokenizer, config.template)
+    # Says what the template refuses before anything is loaded.
+    encode(first.tokenizer, config.template, ["Hi"], [], system=config.system_prompt)
     opened: dict[str, tuple[RunPlan, PairSource, dict[str, Any]]] = {}
     for run, source in zip(runs, sources, strict=True):
         source = dataclasses.replace(source, read_tokenizer=first.read_tokenizer)
