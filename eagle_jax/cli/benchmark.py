@@ -116,9 +116,7 @@ def _rounds(arguments: argparse.Namespace) -> dict[str, Any]:
     needed = round_up_slots(arguments.prompt_length + arguments.iterations + 1, depth)
     slots = max(arguments.slots, needed)
     for source in sources.values():
-        source.check_memory(
-            batch_size=arguments.batch_size, max_length=slots, grows=False
-        )
+        source.check_memory(batch_size=arguments.batch_size, max_length=slots)
     pairs: dict[str, LoadedPair] = {}
     for name, source in sources.items():
         for loaded in list(pairs.values())[:1]:

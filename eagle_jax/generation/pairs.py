@@ -149,27 +149,23 @@ class PairSource:
         )
         return self.method.drafter(settings, context)
 
-    def check_memory(
-        self, *, batch_size: int, max_length: int, grows: bool = True
-    ) -> None:
-        """Refuses rounds that cannot be in memory, before any weight is read.
+    def check_memory(self, *, batch_size: int, max_length: int) -> None:
+        """Refuses caches that cannot be in memory, before any weight is read.
+
+        They are counted as they begin, see `decoding.growth`.
 
         Args:
             batch_size: The number of rows, `B`.
             max_length: The largest number of tokens of prompt and output together.
-            grows: Whether the caches begin small, see `decoding.growth`.
         """
-        slots = max_length
-        if grows:
-            depth = 0 if self.drafter is None else self.drafter.depth
-            slots = bucket_sizes(max_length, prompt=1, depth=depth)[0]
+        depth = 0 if self.drafter is None else self.drafter.depth
         check_memory(
             self.config,
             self.dtype,
             self.bits,
             self.drafter,
             batch_size=batch_size,
-            num_slots=slots,
+            num_slots=bucket_sizes(max_length, prompt=1, depth=depth)[0],
         )
 
     def with_settings(self, settings: GenerateConfig) -> "PairSource":

@@ -17,7 +17,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, writing
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.devices import on_cpu
-from eagle_jax.generation.memory import check_training
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.heads import export_head, head_of
 from eagle_jax.logs import JsonLines, check_log
@@ -158,16 +157,13 @@ def _claim(job: TrainJob, identity: dict[str, Any]) -> None:
 def _shard(
     source: PairSource, config: TrainConfig, mesh: MeshShape, head: Any
 ) -> PairSharding:
-    """Returns all shardings, or refuses what memory cannot hold."""
+    """Returns all shardings."""
     batch_size, row_length = config.run.batch_size, config.data.row_length
     if row_length > source.config.max_positions:
         raise InputError(
             f"row_length = {row_length} is more than the target's "
             f"{source.config.max_positions} positions (max_position_embeddings)"
         )
-    check_training(
-        source.config, source.dtype, batch_size=batch_size, row_length=row_length
-    )
     sharding = shard_pair(mesh, source.config, batch_size=batch_size)
     layer = getattr(head, "layer", None) or source.config.layer
     return sharding.with_drafter(layer, shapes_of(config.kind.init, head))

@@ -1,23 +1,19 @@
 """What cannot be in memory is refused before it is made, and nothing else is."""
 
-import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import LookaheadConfig
 from eagle_jax.generation import memory
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.tree.structure import empty_candidates
 from tests.helpers import refused, settings_of
 
 _GIB = 2**30
@@ -26,8 +22,8 @@ _HUGE = 2**31 - 1
 TREE = TreeConfig(num_nodes=8, depth=3, width=2)
 
 
-def opened(sizes: str = _SIZES, *, tree: object = TREE, **decoding: Any) -> PairSource:
-    return open_random(sizes, settings_of(tree, **decoding))
+def opened(sizes: str = _SIZES, **decoding: Any) -> PairSource:
+    return open_random(sizes, settings_of(TREE, **decoding))
 
 
 @pytest.fixture
@@ -37,38 +33,14 @@ def of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("of_16_gib")
-@pytest.mark.parametrize(
-    ("method", "tree", "nodes"),
-    [
-        ("eagle2", TreeConfig(num_nodes=10**6), "1000000, width = 10"),
-        ("eagle2", TreeConfig(num_nodes=_HUGE, width=_HUGE), f"{_HUGE}, width"),
-        ("eagle2", TreeConfig(width=10**6), "60, width = 1000000"),
-        ("lookahead", LookaheadConfig(guesses=_HUGE, level=64), "135291470202"),
-        ("lookahead", LookaheadConfig(level=_HUGE), "1152921509975556102"),
-        ("lookahead", LookaheadConfig(window=_HUGE), "8589934616"),
-    ],
-)
-def test_a_tree_that_cannot_be_in_memory_is_refused(
-    method: str, tree: object, nodes: str
-) -> None:
-    source = opened(tree=tree, method=method)
+def test_batches_that_cannot_be_in_memory_are_refused() -> None:
+    source = opened()
+    source.check_memory(batch_size=1, max_length=_HUGE)  # A cache begins small.
     refused(
-        lambda: source.check_memory(batch_size=1, max_length=128),
-        f"num_nodes = {nodes}",
+        lambda: source.check_memory(batch_size=10**9, max_length=128),
+        "batch_size = 1000000000, ",
         "GiB, but there are 16.0 GiB of memory; lower one of them",
     )
-
-
-@pytest.mark.usefixtures("of_16_gib")
-def test_rows_slots_and_batches_that_cannot_be_in_memory_are_refused() -> None:
-    source, far = opened(), 10**12
-    source.check_memory(batch_size=1, max_length=_HUGE)  # A cache begins small.
-    check = functools.partial(source.check_memory, grows=False)
-    refused(lambda: check(batch_size=10**9, max_length=128), "batch_size = 1000000000")
-    refused(lambda: check(batch_size=1, max_length=far), f"{far} cache slots")
-    train = functools.partial(memory.check_training, source.config, "float32")
-    train(batch_size=8, row_length=2048)
-    refused(lambda: train(batch_size=10**6, row_length=2048), "row_length = 2048")
 
 
 @pytest.mark.usefixtures("of_16_gib")
@@ -97,22 +69,23 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
     source = opened(quantization=f"int{bits}" if bits else "none")
     target, drafter = Transformer(config=source.config), source.drafter
     assert drafter is not None
-    there = (
-        target_shapes(source.config, bits),
-        jax.eval_shape(lambda: target.init_cache(rows, slots)),
-        jax.eval_shape(lambda: drafter.init_state(rows, slots)),
+    there = num_bytes(
+        (
+            target_shapes(source.config, bits),
+            jax.eval_shape(lambda: target.init_cache(rows, slots)),
+            jax.eval_shape(lambda: drafter.init_state(rows, slots)),
+        )
     )
-    at_times = (
-        [jax.eval_shape(lambda: empty_candidates(TREE.levels, TREE.width))] * rows,
-        jax.ShapeDtypeStruct((rows, TREE.num_nodes, TREE.num_nodes), jnp.bool),
-        jax.ShapeDtypeStruct((rows, TREE.num_nodes, 300), jnp.float32),
-    )
-    most = num_bytes(there) + max(map(num_bytes, at_times))
-    sizes: Any = {"batch_size": rows, "max_length": slots, "grows": False}
-    monkeypatch.setattr(memory, "_memory", lambda: most)
-    source.check_memory(**sizes)
-    monkeypatch.setattr(memory, "_memory", lambda: int(0.95 * most))
-    refused(lambda: source.check_memory(**sizes), "GiB")
+
+    def check() -> None:
+        memory.check_memory(
+            source.config, "float32", bits, drafter, batch_size=rows, num_slots=slots
+        )
+
+    monkeypatch.setattr(memory, "_memory", lambda: there)
+    check()
+    monkeypatch.setattr(memory, "_memory", lambda: int(0.95 * there))
+    refused(check, "GiB")
 
 
 def test_the_memory_is_what_devices_or_else_the_host_tell(
