@@ -1,7 +1,7 @@
 """The cost of a round on this machine, beside the model calls that it needs.
 
     eagle-jax benchmark
-    eagle-jax benchmark --random llama2-7b --dtype bfloat16
+    eagle-jax benchmark --random Llama-2-7B --dtype bfloat16
     eagle-jax benchmark --target FOLDER --draft FOLDER
     eagle-jax benchmark --methods eagle2 medusa hydra recycling
 
@@ -18,6 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from eagle_jax.benchmarks.models import MODELS
+from eagle_jax.benchmarks.random_pairs import open_random
 from eagle_jax.benchmarks.rounds import FIGURES, arbitrary_requests, time_rounds
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
@@ -30,8 +32,7 @@ from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
-from eagle_jax.generation.random_pairs import open_random
-from eagle_jax.methods import METHODS, PLAIN
+from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
 
 _CAPTION = (
     "milliseconds, medians; bare: the target's call over the nodes alone, and after "
@@ -59,8 +60,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     pair = parser.add_mutually_exclusive_group()
     pair.add_argument("--target", help="a Hugging Face folder or hub name")
     add("--draft", help="its EAGLE head, or what else the methods draft with")
-    random = "random weights; default 50m, or sizes"
-    pair.add_argument("--random", metavar="SIZES", help=random)
+    random = "random weights of these sizes"
+    pair.add_argument("--random", choices=MODELS, default="50m", help=random)
     add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
     for name, (count, what) in _COUNTS.items():
         add(f"--{name.replace('_', '-')}", type=int, default=count, help=what)
@@ -101,7 +102,12 @@ def _open(arguments: argparse.Namespace, method: str) -> PairSource:
     config = GenerateConfig(tree=TreeConfig(**sizes), decoding=decoding)
     config = config.with_method(method)
     if arguments.target is None:
-        return open_random(arguments.random or "50m", config)
+        if config.method.weights is SMALL_MODEL:
+            raise InputError(
+                "--random makes heads, no small model; give --target FOLDER and "
+                "--draft FOLDER"
+            )
+        return open_random(MODELS[arguments.random], config)
     return open_pair(arguments.target, arguments.draft, config)
 
 
@@ -139,7 +145,7 @@ def _rounds(arguments: argparse.Namespace) -> dict[str, Any]:
             report=report,
         )
     tree = f"{arguments.num_nodes}/{arguments.depth}/{arguments.width}"
-    what = arguments.target or arguments.random or "50m"
+    what = arguments.target or arguments.random
     title = f"{what}, tree {tree}, {slots} slots, {jax.devices()[0].device_kind}"
     first = Column("method", min_width=max(map(len, costs)))
     table = Table(first, "nodes", *FIGURES, title=title, caption=_CAPTION)

@@ -1,12 +1,16 @@
-"""Timing of rounds beside their bare model calls."""
+"""Timing of rounds beside their bare model calls, and the random pairs for it."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from eagle_jax.benchmarks.random_pairs import open_random
 from eagle_jax.benchmarks.rounds import FIGURES
 from eagle_jax.cli import benchmark
+from tests import tiny
+from tests.helpers import settings_of
 
 _SMALL = (
     "--num-nodes 5 --depth 2 --width 2 --prompt-length 4 --slots 1 --iterations 3 "
@@ -35,3 +39,14 @@ def test_every_method_is_a_row_below_plain_decoding(
         alone = figures["bare calls"] == figures["bare verify"]
         assert alone == (method != "eagle2")
         assert min(figures["round"], figures["bare verify"]) > 0
+
+
+@pytest.mark.parametrize(("method", "heads"), [("medusa", 5), ("hydra", 4)])
+def test_random_heads_are_as_many_as_published_ones(method: str, heads: int) -> None:
+    source = open_random(tiny.target_config(), settings_of(method=method))
+    drafter: Any = source.drafter
+    assert drafter.num_nodes == 64
+    config = drafter.model.config
+    assert config.num_heads == heads
+    assert method == "medusa" or config.layer == source.config.layer
+    assert source.load().params.drafter.head is not None

@@ -16,7 +16,6 @@ from tests.conftest import load_main
 
 _TARGET = f"--target {assets.TARGET}"
 _HEAD = f"--head {assets.HEAD}"
-_HUGE = "--random hidden=1000000,layers=1000000,heads=4,vocabulary=1000000"
 _EVALUATE = "evaluate --questions questions.jsonl --output out --methods"
 _TRAIN = f"train {_TARGET} --data texts.jsonl --output out"
 _REGENERATE = f"regenerate {_TARGET} --output out.jsonl"
@@ -75,7 +74,7 @@ _CASES = [
     ("tune --method chain --grid 2/1/1", "--grid '2/1/1' must be depth"),
     ("tune --method lookup --calibration a", "choose small-model"),
     ("tune --method lookup --draft-vocabulary 9", "lookup does not read"),
-    (f"benchmark {_HUGE}", f"layers = 1000000{_MEMORY}"),
+    ("benchmark --batch-size 1000000000", f"batch_size = 1000000000{_MEMORY}"),
     ("benchmark --methods small-model", "give --target FOLDER and --draft FOLDER"),
     ("benchmark --draft head", "give --target with --draft"),
     ("calibrate --output /dev/full", _FULL),

@@ -2,28 +2,24 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import pytest
 
 from eagle_jax.checkpoints.load import target_shapes
 from eagle_jax.config import TreeConfig
+from eagle_jax.drafting import TreeDrafter
 from eagle_jax.generation import memory
-from eagle_jax.generation.pairs import PairSource
-from eagle_jax.generation.random_pairs import open_random
+from eagle_jax.generation.pairs import open_pair
+from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.models.quantized import num_bytes
 from eagle_jax.models.transformer import Transformer
+from tests import tiny
 from tests.helpers import refused, settings_of
 
 _GIB = 2**30
-_SIZES = "hidden=64,layers=3,heads=4,kv_heads=2,vocabulary=300"
-_HUGE = 2**31 - 1
-TREE = TreeConfig(num_nodes=8, depth=3, width=2)
-
-
-def opened(sizes: str = _SIZES, **decoding: Any) -> PairSource:
-    return open_random(sizes, settings_of(TREE, **decoding))
+# The groups of int4 weights divide these.
+_SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
 @pytest.fixture
@@ -33,9 +29,10 @@ def of_16_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("of_16_gib")
-def test_batches_that_cannot_be_in_memory_are_refused() -> None:
-    source = opened()
-    source.check_memory(batch_size=1, max_length=_HUGE)  # A cache begins small.
+def test_batches_that_cannot_be_in_memory_are_refused(tiny_pair: Path) -> None:
+    names = (str(tiny_pair / "target"), str(tiny_pair / "head"))
+    source = open_pair(*names, settings_of())
+    source.check_memory(batch_size=1, max_length=2**31 - 1)  # A cache begins small.
     refused(
         lambda: source.check_memory(batch_size=10**9, max_length=128),
         "batch_size = 1000000000, ",
@@ -48,17 +45,20 @@ def test_batches_that_cannot_be_in_memory_are_refused() -> None:
 @pytest.mark.parametrize(
     "sizes",
     [
-        "hidden=1024000,layers=1,heads=4,vocabulary=300",
-        "hidden=64,layers=999999999,heads=4,vocabulary=300",
-        "hidden=64,layers=1,heads=4,vocabulary=999999999",
+        {"hidden_size": 1024000, "intermediate_size": 1024000},
+        {"num_layers": 999999999},
+        {"vocab_size": 999999999},
     ],
 )
 def test_weights_that_cannot_be_in_memory_are_refused(
-    sizes: str, bits: int | None
+    sizes: dict[str, int], bits: int | None
 ) -> None:
-    hidden, layers, _, vocabulary = sizes.replace("=", " = ").split(",")
-    given = f"int{bits}" if bits else "none"
-    refused(lambda: opened(sizes, quantization=given), hidden, layers, vocabulary)
+    config = tiny.target_config(**_SIZES | sizes)
+    refused(
+        lambda: memory.check_memory(config, "float32", bits),
+        f"hidden = {config.layer.hidden_size}, layers = {config.num_layers}, ",
+        f"vocabulary = {config.vocab_size} in float32",
+    )
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
@@ -66,12 +66,12 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
     bits: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, slots = 2, 128
-    source = opened(quantization=f"int{bits}" if bits else "none")
-    target, drafter = Transformer(config=source.config), source.drafter
-    assert drafter is not None
+    target = Transformer(config=tiny.target_config(num_layers=3, **_SIZES))
+    head = EagleHead(config=tiny.head_config(**_SIZES))
+    drafter = TreeDrafter(model=head, tree=TreeConfig())
     there = num_bytes(
         (
-            target_shapes(source.config, bits),
+            target_shapes(target.config, bits),
             jax.eval_shape(lambda: target.init_cache(rows, slots)),
             jax.eval_shape(lambda: drafter.init_state(rows, slots)),
         )
@@ -79,7 +79,7 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
 
     def check() -> None:
         memory.check_memory(
-            source.config, "float32", bits, drafter, batch_size=rows, num_slots=slots
+            target.config, "float32", bits, drafter, batch_size=rows, num_slots=slots
         )
 
     monkeypatch.setattr(memory, "_memory", lambda: there)

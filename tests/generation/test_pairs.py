@@ -9,7 +9,6 @@ import pytest
 from eagle_jax import assets
 from eagle_jax.config import TreeConfig
 from eagle_jax.generation.pairs import PairSource, open_pair
-from eagle_jax.generation.random_pairs import open_random
 from eagle_jax.methods import find_method
 from tests.helpers import refused, settings_of
 
@@ -62,30 +61,3 @@ def test_a_method_without_its_weights_is_refused(method: str) -> None:
     )
     for plain in ("lookup", "recycling"):
         find_method(plain).check_draft(None)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "named"),
-    [
-        ("huge", "`random` 'huge' must be one of tiny"),
-        ("hidden=64", "known are hidden"),
-        ("hidden=64,layers=2,heads=5,vocabulary=300", "even multiple of heads"),
-        ("hidden=8,layers=1,heads=1,kv_heads=0,vocabulary=9", "kv_heads"),
-        (f"hidden={'9' * 5000},layers=1,heads=1,vocabulary=9", "nine digits"),
-    ],
-)
-def test_random_sizes_that_make_no_model_are_refused(sizes: str, named: str) -> None:
-    refused(lambda: open_random(sizes, settings_of(TREE)), named)
-
-
-@pytest.mark.parametrize(("method", "heads"), [("medusa", 5), ("hydra", 4)])
-def test_random_heads_are_as_many_as_published_ones(method: str, heads: int) -> None:
-    sizes = "hidden=32,layers=1,heads=4,kv_heads=2,vocabulary=64"
-    settings = settings_of(method=method)
-    source = open_random(sizes, settings)
-    drafter: Any = source.drafter
-    assert drafter.num_nodes == 64
-    config = drafter.model.config
-    assert config.num_heads == heads
-    assert method == "medusa" or config.layer == source.config.layer
-    assert source.load().params.drafter.head is not None

@@ -1,0 +1,69 @@
+"""Pairs with random weights and without a tokenizer, for timing."""
+
+from typing import Any
+
+import jax
+
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.devices import on_cpu
+from eagle_jax.generation.memory import check_memory
+from eagle_jax.generation.pairs import DraftSource, PairSource
+from eagle_jax.generation.placement import draft_shardings
+from eagle_jax.heads import HEADS
+from eagle_jax.methods import Weights
+from eagle_jax.models import transformer
+from eagle_jax.models.transformer import TransformerConfig, TransformerParams
+from eagle_jax.parallel import PairSharding
+
+
+def open_random(config: TransformerConfig, settings: GenerateConfig) -> PairSource:
+    """Opens a pair whose weights will be random.
+
+    Args:
+        config: The target's sizes.
+        settings: The method and its settings. The dtype "auto" is float32 on CPUs and
+            bfloat16 elsewhere; weights are not quantized. It must not draft with a
+            small model.
+
+    Raises:
+        InputError: If memory cannot hold the weights.
+    """
+    method, dtype = settings.method, settings.decoding.dtype
+    if dtype == "auto":
+        dtype = "float32" if on_cpu() else "bfloat16"
+    check_memory(config, dtype)
+
+    def make_target(shardings: Any) -> TransformerParams:
+        init = transformer.init_params
+        make = jax.jit(init, static_argnums=(1, 2), out_shardings=shardings)
+        return make(jax.random.key(0), config, dtype)
+
+    return PairSource(
+        config=config,
+        dtype=dtype,
+        method=method,
+        draft=method.weights and _random_draft(config, dtype, method.weights),
+        read_target=make_target,
+        read_tokenizer=lambda: None,
+        stop_tokens=(),
+    ).with_settings(settings)
+
+
+def _random_draft(
+    target: TransformerConfig, dtype: str, weights: Weights
+) -> DraftSource:
+    """Returns heads, as many as are published, with layers of the target's."""
+    # Of a family with several kinds, the one that reads any target.
+    kinds = [head for head in HEADS.values() if head.family == weights.kind]
+    head = kinds[-1]
+    sizes = head.new(target, head.settings(), target.max_positions)
+    model = head.model(sizes, dtype)
+
+    def make_heads(
+        target_params: TransformerParams, sharding: PairSharding | None
+    ) -> Any:
+        shardings = draft_shardings(sharding, head.init, sizes)
+        make = jax.jit(head.init, static_argnums=(1, 2), out_shardings=shardings)
+        return model.join(make(jax.random.key(1), sizes, dtype), target_params)
+
+    return DraftSource(model=model, read=make_heads)
