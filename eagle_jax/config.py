@@ -237,10 +237,8 @@ class DecodingConfig:
         quantization: The type that the matrices of the target's layers are rounded to
             as they are read; "none" takes them as they are stored.
         draft_vocabulary: The tokens that an EAGLE-1/2 head drafts: "8192@texts.txt" for
-            as many of the most frequent tokens of a text, 8192 for the first ones of
-            `draft_vocabulary.json` in the draft's own folder, or a file of ids like
-            that one; "none" for all tokens. Where it is left out, all tokens of the
-            file in that folder, if there is one. The text stays the same.
+            as many of the most frequent tokens of a text; "none", or `None` for all.
+            The text stays the same.
         ignore_eos: Go on after stop tokens.
     """
 
@@ -250,7 +248,7 @@ class DecodingConfig:
     batch_size: int = 1
     dtype: Dtype = "auto"
     quantization: Quantization = "none"
-    draft_vocabulary: str | int | None = None
+    draft_vocabulary: str | None = None
     ignore_eos: bool = False
 
     @property
@@ -266,9 +264,6 @@ class DecodingConfig:
             length = self.max_length
             require(length >= 2, "max_length", length, "at least 2 (prompt + output)")
             require_int32("max_length", length)
-        if isinstance(self.draft_vocabulary, int):
-            count = self.draft_vocabulary
-            require(count >= 1, "draft_vocabulary", count, "at least 1")
 
 
 def load_config(path: str | Path, kind: type[Settings], **given: Any) -> Settings:

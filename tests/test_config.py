@@ -57,7 +57,7 @@ OPTIMIZER, RUN = OptimizerConfig, RunConfig
         *((SAMPLING, "seed", x, "0 to 2**31 - 1") for x in (-1, 2**31)),
         *((DECODING, "max_new_tokens", x, "at least 1") for x in (0, -1)),
         (DECODING, "max_length", 1, "at least 2 (prompt + output)"),
-        *((DECODING, n, 0, "at least 1") for n in ("batch_size", "draft_vocabulary")),
+        (DECODING, "batch_size", 0, "at least 1"),
         *(
             (DECODING, name, BIG, "below 2**31")
             for name in ("max_new_tokens", "max_length", "batch_size")

@@ -6,7 +6,6 @@ import errno
 import importlib.util
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,7 @@ import numpy as np
 
 from eagle_jax.checkpoints import names
 from eagle_jax.checkpoints.hf_config import DTYPES
-from eagle_jax.checkpoints.hub import (
-    CALIBRATION_FILE,
-    VOCABULARY_FILE,
-    WEIGHT_FILES,
-)
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE, WEIGHT_FILES
 from eagle_jax.checkpoints.load import convert
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import is_left_behind, new_folder
@@ -47,7 +42,6 @@ _NAMES = {
     "added_tokens.json",
     "chat_template.jinja",
     CALIBRATION_FILE,
-    VOCABULARY_FILE,
 }
 
 
@@ -62,7 +56,7 @@ class Export:
         files: The names of the safetensors file and of the torch pickle.
         with_pickle: Whether to write the pickle where torch is installed.
         also: A function that is called with the unfinished folder, to add other files.
-        overwrite: Whether to replace an earlier export; its draft vocabulary stays.
+        overwrite: Whether to replace an earlier export.
     """
 
     dtype: str = "float32"
@@ -169,9 +163,6 @@ def write_export(
             raise InputError(
                 f"these settings cannot be exported: {_difference(config, read)}"
             )
-        kept = folder / VOCABULARY_FILE  # Counted for the target, whatever the head.
-        if kept.is_file():
-            shutil.copy(kept, unfinished)
         if how.also is not None:
             how.also(unfinished)
 

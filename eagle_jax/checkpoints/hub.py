@@ -8,9 +8,6 @@ from eagle_jax.errors import InputError, first_line
 CALIBRATION_FILE = "calibration.json"
 """The name of the calibration in a head's folder; `heads` describes it."""
 
-VOCABULARY_FILE = "draft_vocabulary.json"
-"""The name of the draft vocabulary beside a draft model; `generation` describes it."""
-
 WEIGHT_FILES = (
     ("model", "safetensors"),
     ("pytorch_model", "bin"),

@@ -175,7 +175,6 @@ class PairSource:
             tokens = read_vocabulary(
                 settings.decoding.draft_vocabulary,
                 draft.model,
-                draft.folder,
                 vocab_size=self.config.vocab_size,
                 stop_tokens=self.stop_tokens,
                 read_tokenizer=self.read_tokenizer,

@@ -2,12 +2,7 @@
 
 Every drafted level reads the whole output head, of which a few thousand columns draft
 almost all that is accepted (FR-Spec, Zhao et al. 2025). What is drafted never changes
-the text. Its tokens are counted in a text, or named in a file, which may lie beside the
-draft model:
-
-    {"vocab_size": 2048, "ids": [2, 0, 198, 13, ...]}
-
-The ids stand in the order of their worth: special tokens, then the most frequent.
+the text.
 """
 
 import re
@@ -17,20 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from eagle_jax.checkpoints.hub import VOCABULARY_FILE
 from eagle_jax.config import require
 from eagle_jax.drafting import DraftModel
 from eagle_jax.errors import InputError
 from eagle_jax.heads.eagle.draft import EagleHead
-from eagle_jax.parsing import read_bytes, read_json
-
-_HINT = "count the tokens of a text with `draft_vocabulary` N@FILE"
+from eagle_jax.parsing import read_bytes
 
 
 def read_vocabulary(
-    given: str | int | None,
+    given: str | None,
     model: DraftModel,
-    folder: Path | None,
     *,
     vocab_size: int,
     stop_tokens: Sequence[int],
@@ -41,39 +32,25 @@ def read_vocabulary(
     Args:
         given: What `DecodingConfig.draft_vocabulary` says.
         model: The draft model.
-        folder: The draft model's folder, which may hold a file; `None` for none.
         vocab_size: The number of tokens the target knows, `V`.
         stop_tokens: The tokens that end the target's texts.
         read_tokenizer: See `PairSource`; it is called only to count in a text.
     """
-    own = None if folder is None else folder / VOCABULARY_FILE
-    path = own if own is not None and own.is_file() else None
-    can_narrow = isinstance(model, EagleHead)
-    if given == "none" or (given is None and not (path and can_narrow)):
+    if given in (None, "none"):
         return None
-    if not can_narrow:
+    if not isinstance(model, EagleHead):
         raise InputError(
             f"`draft_vocabulary` {given}: these heads have output heads of their own; "
             "only EAGLE-1/2 heads take a draft vocabulary"
         )
-    asked = re.fullmatch("([0-9]{1,9})(?:@(.+))?", str(given))
-    count = int(asked[1]) if asked else None
-    if asked and count is not None and asked[2]:
-        path = Path(asked[2])
-        ids = _count(path, count, read_tokenizer(), vocab_size, stop_tokens)
-    else:
-        path = path if given is None or asked else Path(str(given))
-        if path is None:
-            raise InputError(
-                f"`draft_vocabulary` {given} takes the first tokens of a file, but "
-                f"there is no {own or VOCABULARY_FILE}; {_HINT}"
-            )
-        ids = _read_ids(path, vocab_size)
-        wanted = f"1 to {len(ids)}, the tokens of {path}"
-        require(
-            count is None or 1 <= count <= len(ids), "`draft_vocabulary`", given, wanted
+    asked = re.fullmatch("([0-9]{1,9})@(.+)", given)
+    if asked is None:
+        raise InputError(
+            f"`draft_vocabulary` {given} must be N@FILE, for as many of the most "
+            "frequent tokens of a text, or none"
         )
-        ids = ids[:count]
+    size, path = int(asked[1]), Path(asked[2])
+    ids = _count(path, size, read_tokenizer(), vocab_size, stop_tokens)
     return None if len(ids) == vocab_size else tuple(sorted(ids))
 
 
@@ -96,19 +73,3 @@ def _count(
     order = np.argsort(-counts, kind="stable")
     others = order[~np.isin(order, first)]
     return [*first, *others[: size - len(first)].tolist()]
-
-
-def _read_ids(path: Path, vocab_size: int) -> list[int]:
-    """Returns the ids of a file, in its order."""
-    content = read_json(path)
-    ids = content.get("ids")
-    is_list = isinstance(ids, list) and all(type(one) is int for one in ids)
-    fits = content.get("vocab_size") == vocab_size
-    if not (
-        fits and is_list and ids and len({*ids} & {*range(vocab_size)}) == len(ids)
-    ):
-        raise InputError(
-            f'{path} must hold "vocab_size": {vocab_size}, which is the target\'s, and '
-            f'"ids", different token ids of 0 to {vocab_size - 1}; {_HINT}'
-        )
-    return ids

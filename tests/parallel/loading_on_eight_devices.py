@@ -78,12 +78,12 @@ def check(kind: str, pair: Path, home: Path) -> None:
 
 def check_narrowed(pair: Path, home: Path, size: int) -> None:
     """A draft vocabulary is split like any, or whole where it cannot be."""
-    target, file = target_config(pair / "target"), home / "vocabulary.json"
-    ids = [target.vocab_size - 1, *range(size - 1)]
-    file.write_text(json.dumps({"vocab_size": target.vocab_size, "ids": ids}))
+    target, file = target_config(pair / "target"), home / "text.txt"
+    file.write_text("the heart of the matter")
+    vocabulary = f"{size}@{file}"
     names = (str(pair / "target"), str(pair / "head"))
     tree = TreeConfig(num_nodes=5, depth=2, width=2)
-    settings = settings_of(tree, draft_vocabulary=str(file))
+    settings = settings_of(tree, draft_vocabulary=vocabulary)
     source = open_pair(*names, settings)
     params = source.load(shard_pair(SHAPE, target, batch_size=2)).params.drafter
     assert held(params.output_head) == (
@@ -91,7 +91,7 @@ def check_narrowed(pair: Path, home: Path, size: int) -> None:
         size if size % 4 else size // 4,
     )
     flags = ["--target", names[0], "--draft", names[1]]
-    flags += ["--draft-vocabulary", str(file), "--num-nodes", "5", "--depth", "2"]
+    flags += ["--draft-vocabulary", vocabulary, "--num-nodes", "5", "--depth", "2"]
     check_texts([*flags, "--width", "2"], home)
     print("equal", size, flush=True)
 
