@@ -59,13 +59,6 @@ def require_float32(name: str, value: float) -> None:
     require(value <= _FLOAT32_MAX, name, value, "at most 3.4e38, the end of float32")
 
 
-def require_factor(name: str, value: float) -> None:
-    """Refuses a factor that is not finite in float32 or not above 0."""
-    holds = math.isfinite(value) and value > 0
-    require(holds, name, value, "finite and above 0")
-    require_float32(name, value)
-
-
 def shortest(value: float) -> str:
     """Returns the shortest text that stands for this number alone, as 1 or 0.7."""
     return repr(value).removesuffix(".0")
@@ -91,10 +84,6 @@ class TreeConfig:
         calibration: A file of `eagle-jax calibrate`, which calibrates draft
             probabilities before ranking; "none" for none, `None` for
             `calibration.json` in the draft's own folder, if there is one.
-        kappa: Instead of a calibration: under shared noise, the factor of scores at
-            temperature 1 whose softmax is a confidence.
-        sharpness: Instead of a calibration: under shared noise, the factor of the
-            draft's logits before noise is added.
         shared_noise: If false, children are the most likely tokens also where the
             noise of the target's draws is known: the same text in more rounds.
     """
@@ -105,22 +94,12 @@ class TreeConfig:
     rank_by: Literal["value", "confidence"] = "value"
     rerank: bool = True
     calibration: str | None = None
-    kappa: float | None = None
-    sharpness: float | None = None
     shared_noise: bool = True
 
     def __post_init__(self) -> None:
         """Refuses sizes that describe no tree."""
         check_types(self)
         require_counts(self, num_nodes=1, depth=0, width=1)
-        for name in ("kappa", "sharpness"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            require_factor(name, value)
-            is_alone = self.calibration in (None, "none")
-            wanted = "left out beside a calibration, which has its own"
-            require(is_alone, name, value, wanted)
 
     @property
     def levels(self) -> int:

@@ -39,15 +39,9 @@ OPTIMIZER, RUN = OptimizerConfig, RunConfig
         *((TREE, n, 0, "at least 1") for n in ("num_nodes", "width")),
         (TREE, "depth", -1, "0 or more"),
         *((TREE, n, BIG, "below 2**31") for n in ("num_nodes", "width", "depth")),
-        *(
-            (TREE, name, value, "finite and above 0")
-            for name in ("kappa", "sharpness")
-            for value in (0.0, -1.0, NAN, INF)
-        ),
         *((SwitchConfig, "min_match", x, "1 to 64") for x in (0, 65)),
         *((LookupConfig, "max_ngram", x, "1 to 64") for x in (0, 65)),
         (LookaheadConfig, "level", 1, "at least 2"),
-        (TREE, "kappa", 1e39, "at most 3.4e38"),
         *((SAMPLING, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
         (SAMPLING, "temperature", 1e39, "at most 3.4e38"),
         *((SAMPLING, "top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),
@@ -98,13 +92,6 @@ def test_scalars_of_arrays_and_paths_are_settings() -> None:
     sampling = SamplingConfig(temperature=1, top_k=top_k, min_p=jnp.float32(0.5))
     assert sampling == SamplingConfig(temperature=1.0, top_k=3, min_p=0.5)
     assert StaticConfig(choices=path) == StaticConfig(choices="trees.json")
-
-
-@pytest.mark.parametrize("name", ["kappa", "sharpness"])
-def test_a_factor_beside_a_calibration_is_refused(name: str) -> None:
-    factor: dict[str, Any] = {name: 1.0}
-    refused(lambda: TreeConfig(**factor, calibration="file.json"), name)
-    assert getattr(TreeConfig(**factor, calibration="none"), name) == 1.0
 
 
 @pytest.mark.parametrize(

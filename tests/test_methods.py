@@ -74,12 +74,6 @@ def test_a_heads_own_calibration_is_used_unasked(
 def test_what_is_given_goes_before_the_heads_own(head: Path, other: Path) -> None:
     assert chosen(head, calibration=str(other)).sampled == OTHER
     assert chosen(head, calibration="none") == UNCALIBRATED
-    plain = UNCALIBRATED.sampled
-    factors: list[dict[str, Any]] = [{"kappa": 0.5}, {"sharpness": 2.0}]
-    factors.append(factors[0] | factors[1])
-    for given in factors:
-        expected = Calibration(sampled=dataclasses.replace(plain, **given))
-        assert chosen(head, **given) == expected
 
 
 @pytest.mark.parametrize(
@@ -164,7 +158,7 @@ def test_no_method_has_settings_of_another() -> None:
 
 
 def test_another_method_keeps_the_settings_that_it_reads() -> None:
-    tree = TreeConfig(num_nodes=8, depth=7, width=1, kappa=2.0)
+    tree = TreeConfig(num_nodes=8, depth=7, width=1, calibration="none")
     config = GenerateConfig(tree=tree)
     assert config.with_method("chain").tree == ChainConfig(depth=7)
     lookup = LookupConfig(num_nodes=8, depth=7, width=1)

@@ -75,11 +75,6 @@ def find_calibration(
     Raises:
         InputError: If the tree names a file that cannot be used.
     """
-    given = {"kappa": tree.kappa, "sharpness": tree.sharpness}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given:
-        sampled = dataclasses.replace(UNCALIBRATED.sampled, **given)
-        return Calibration(sampled=sampled)
     if tree.calibration == "none":
         return UNCALIBRATED
     sizes: Any = {"vocab_size": vocab_size, "depth": tree.levels, "kind": kind}

@@ -16,11 +16,12 @@ same noise. So `log q` has a factor of its own before noise is added, its sharpn
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.config import require, require_factor
+from eagle_jax.config import require, require_float32
 
 SAMPLED_KAPPA = 1.5
 """The `kappa` under shared noise where no calibration is given."""
@@ -55,14 +56,16 @@ class Confidence:
 
     def __post_init__(self) -> None:
         """Refuses tables without entries and numbers out of range."""
-        require_factor("kappa", self.kappa)
-        require_factor("sharpness", self.sharpness)
         wanted = "a table with at least one exponent per depth"
         is_table = bool(self.exponents) and all(self.exponents)
         require(is_table, "exponents", self.exponents, wanted)
-        for row in self.exponents:
-            for exponent in row:
-                require_factor("exponents", exponent)
+        factors = {"kappa": [self.kappa], "sharpness": [self.sharpness]}
+        factors["exponents"] = [one for row in self.exponents for one in row]
+        for name, values in factors.items():
+            for value in values:
+                holds = math.isfinite(value) and value > 0
+                require(holds, name, value, "finite and above 0")
+                require_float32(name, value)
 
     @property
     def is_plain(self) -> bool:

@@ -176,12 +176,9 @@ def _confidence(plan: RunPlan, drafter: TreeDrafter) -> dict[str, Any]:
     calibration = drafter.calibration
     used = calibration.sampled if is_shared else calibration.greedy
     name = getattr(plan.config.tree, "calibration", None) or "the draft's own"
-    is_scaled = is_shared or not used.is_plain
     return {
         "shared_noise": is_shared if is_sampled else None,
         "calibration": None if used.is_plain else name,
-        "kappa": used.kappa if is_scaled else None,
-        "sharpness": used.sharpness if is_scaled else None,
     }
 
 

@@ -185,7 +185,6 @@ def test_a_dynamic_tree_of_draws_is_refused() -> None:
 def test_settings_of_a_tree_that_no_drafter_reads_are_refused() -> None:
     settings: list[dict[str, Any]] = [
         {"calibration": "file.json"},
-        {"kappa": 2.0},
         {"shared_noise": False},
     ]
     for given in settings:
