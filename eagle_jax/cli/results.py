@@ -2,11 +2,7 @@
 
 from typing import Any
 
-import jax
-import numpy as np
-
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
-from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.rows import Row
 from eagle_jax.markdown import decimals
@@ -27,22 +23,6 @@ def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]
             [len(row.generated_ids)], len(row.accept_lengths)
         ),
         "seed": seed,
-    }
-
-
-def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
-    """Returns the real nodes of one row's tree, in level order, root first."""
-    tree = jax.tree.map(lambda x: x[row], jax.device_get(done.tree))
-    real = tree.is_node
-    parents = _renumber(tree.parents, real)
-    depths = [0]
-    for parent in parents[1:]:
-        depths.append(depths[parent] + 1)
-    return {
-        "tokens": tree.tokens[real].tolist(),
-        "parents": parents,
-        "depths": depths,
-        "log_values": [round(float(x), 6) for x in tree.log_values[real]],
     }
 
 
@@ -83,9 +63,3 @@ def summary(totals: dict[str, Any]) -> str:
             identical.get(totals["identical"], "tokens not comparable"),
         ]
     return " | ".join(parts)
-
-
-def _renumber(parents: np.ndarray, real: np.ndarray) -> list[int]:
-    """Returns parents counted among real nodes only; padding may lie between them."""
-    index = np.cumsum(real) - 1
-    return [-1 if p < 0 else int(index[p]) for p in parents[real]]

@@ -1,6 +1,5 @@
 """Decodes all prompts of a command, and shows their texts as they are decided."""
 
-import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +24,6 @@ class View:
 
     Attributes:
         stream: Whether to show the text as it is decided; one row per batch.
-        trace: Whether to keep every round's tree.
         show_tree: Whether to draw the last round's tree.
         is_silent: Whether to show nothing.
         force_rounds: Whether to drive rounds from Python although nothing looks at
@@ -33,7 +31,6 @@ class View:
     """
 
     stream: bool = False
-    trace: bool = False
     show_tree: bool = False
     is_silent: bool = False
     force_rounds: bool = False
@@ -41,7 +38,7 @@ class View:
     @property
     def by_round(self) -> bool:
         """Whether rounds are driven from Python."""
-        return self.stream or self.trace or self.show_tree or self.force_rounds
+        return self.stream or self.show_tree or self.force_rounds
 
 
 class Session:
@@ -150,8 +147,6 @@ class Session:
             if row > 0:
                 self._show_head(number)
             self._keep(number, rows[row])
-            if self._view.trace:
-                self.runs[-1]["trees"] = watch.trees[row]
             if self._view.show_tree and row in watch.last:
                 drawn = draw_tree(watch.last[row], row, self._tokenizer)
                 Console(highlight=False).print(drawn)
@@ -178,10 +173,9 @@ class Session:
 
 
 class _Watch:
-    """Streams and traces the rounds of a batch, and keeps the last of each row."""
+    """Streams the rounds of a batch, and keeps the last of each row."""
 
     def __init__(self, view: View, tokenizer: Any) -> None:
-        self.trees: dict[int, list[dict[str, Any]]] = collections.defaultdict(list)
         self.last: dict[int, Round] = {}
         self._view, self._tokenizer = view, tokenizer
         self._stream: text.TextStream | None = None
@@ -200,5 +194,3 @@ class _Watch:
         for number, count in enumerate(jax.device_get(done.count)):
             if count:
                 self.last[number] = done
-                if self._view.trace:
-                    self.trees[number].append(results.tree_record(done, number))

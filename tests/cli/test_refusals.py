@@ -34,7 +34,6 @@ _CASES = [
     ("generate --no-such-flag", "unrecognized arguments: --no-such-flag"),
     ("generate --method eagle3", "argument --method: invalid choice"),
     ("generate --temperature -1", "temperature = -1.0 must be finite"),
-    ("generate --trace", "--trace needs --json FILE"),
     ("generate --stream --batch-size 2", "--stream|batch_size = 2"),
     ("generate --prompts rejection.toml", "must end in .txt, .json or .jsonl"),
     ("generate --mesh data=99,tensor=3", "for 297 devices, but there"),
