@@ -15,8 +15,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.tokenizer import RefusedError, apply_chat_template
 from eagle_jax.training.conversations import Example, Message, check_ids
 
-_PROBE = "cobalt violin"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedExample:
@@ -133,19 +131,6 @@ def check_template(tokenizer: Any) -> None:
         raise InputError(
             "conversations need a tokenizer of the fast kind; add a tokenizer.json to "
             "the target's folder"
-        )
-    turns = [
-        {"role": "user", "content": "Which one?"},
-        {"role": "assistant", "content": _PROBE},
-    ]
-    try:
-        text, _ = _render(tokenizer, turns)
-    except RefusedError as error:
-        raise InputError(f"{error}; mend the template, or give plain text") from error
-    if _PROBE not in text:
-        raise InputError(
-            "the chat template leaves out what the assistant says; give a template "
-            "that renders the assistant's turns, or plain text"
         )
 
 
@@ -288,7 +273,7 @@ def _settle_ends(
 def _render(
     tokenizer: Any,
     messages: Sequence[Message],
-    where: str = "a question with its answer",
+    where: str,
     *,
     is_prompt: bool = False,
 ) -> tuple[str, list[tuple[int, int]] | None]:

@@ -321,10 +321,9 @@ def test_conversations_that_the_template_cannot_mark_are_left_out_and_counted() 
     [
         (None, "the tokenizer has none; add a chat_template.jinja"),
         ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}"
-         "{% endfor %}", "leaves out what the assistant says"),
+         "{% endfor %}", "1 left out, with nothing to predict"),
         ("{% for m in messages %}", "no valid template"),
-        ("{{ raise_exception('never') }}",
-         "refuses the conversation: never; mend the template"),
+        ("{{ raise_exception('never') }}", "refuses the conversation: never"),
     ],
 )  # fmt: skip
 def test_a_template_that_shows_no_answer_is_refused(
