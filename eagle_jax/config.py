@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from eagle_jax.errors import InputError
-from eagle_jax.parsing import check_type, check_types, hints_of, kinds, read_toml
+from eagle_jax.parsing import check_type, check_types, hints_of, read_toml
 
 Settings = TypeVar("Settings")
 
@@ -291,10 +291,7 @@ def from_table(
         InputError: If a key is unknown, or a value has the wrong type or lies outside
             its range.
     """
-    hints = dict(hints_of(kind))
-    table_types = getattr(kind, "table_types", None)
-    if table_types is not None:
-        hints |= table_types(table)
+    hints = hints_of(kind)
     unknown = sorted(set(table) - set(hints))
     if unknown:
         raise InputError(
@@ -302,7 +299,7 @@ def from_table(
         )
     values: dict[str, Any] = {}
     for name, value in table.items():
-        hint = types.get(name, _table_type(hints[name]))
+        hint = types.get(name, hints[name])
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             if not isinstance(value, dict):
                 raise InputError(f"{where}: {name!r} must be a table, not {value!r}")
@@ -313,8 +310,3 @@ def from_table(
         return kind(**values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
-
-
-def _table_type(hint: Any) -> Any:
-    """Returns the dataclass of an optional table, or else the annotation itself."""
-    return next(filter(dataclasses.is_dataclass, kinds(hint)), hint)

@@ -132,18 +132,13 @@ def check_types(settings: object) -> None:
         object.__setattr__(settings, name, check_type(hint, value, name))
 
 
-def kinds(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union, or else the annotation alone."""
-    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
 def check_type(hint: Any, value: Any, where: str) -> Any:
     """Returns the value if it fits the annotation; an integer may stand for a float."""
     if hint is Any:
         return value
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     wanted = []
-    for kind in kinds(hint):
+    for kind in typing.get_args(hint) if is_union else (hint,):
         choices = typing.get_args(kind)
         if type(value) is kind or (type(value) is str and value in choices):
             return value

@@ -77,7 +77,7 @@ def test_generate_needs_no_arguments_and_keeps_the_targets_text(
     assert "calibrated" not in capsys.readouterr().err  # Its own calibration fits.
     result = json.loads(out.read_text())
     assert result["settings"]["target"] == str(assets.TARGET)
-    tree = load_config(CONFIG, GenerateConfig).at(1.0).tree
+    tree = load_config(CONFIG, GenerateConfig).tree
     assert result["settings"]["tree"]["num_nodes"] == tree.num_nodes
     assert result["runs"][0]["prompt"] == "def main():"
     assert result["totals"]["identical"] is True

@@ -51,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parse(argv)
         _join_processes(arguments)
         config = join_settings(GenerateConfig, arguments.config, arguments)
-        config = config.at(config.sampling.temperature)
         weights = config.method.weights
         is_embedded = arguments.target == str(assets.TARGET)
         if is_embedded and arguments.draft is None and weights is not None:

@@ -107,8 +107,6 @@ def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
     sections: dict[str, Any] = {}
     for section in dataclasses.fields(given):
         settings = getattr(given, section.name)
-        if settings is None:
-            continue
         flags = {
             field.name: getattr(arguments, field.name)
             for field in dataclasses.fields(settings)

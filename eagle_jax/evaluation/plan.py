@@ -132,9 +132,10 @@ def make_runs(
     runs: dict[str, RunPlan] = {}
     every = itertools.product(temperatures, batch_sizes, methods)
     for temperature, batch_size, method in every:
-        config = method.config.at(temperature)
+        config = method.config
+        sampling = dataclasses.replace(config.sampling, temperature=temperature)
         decoding = dataclasses.replace(config.decoding, batch_size=batch_size)
-        config = dataclasses.replace(config, decoding=decoding)
+        config = dataclasses.replace(config, sampling=sampling, decoding=decoding)
         run = dataclasses.replace(method, config=config)
         other = runs.setdefault(run.model_id, run)
         if other.label != run.label:

@@ -16,31 +16,27 @@ class GenerateConfig:
     """All settings of `eagle-jax generate`, one TOML table per attribute.
 
     Attributes:
-        tree: The method's own settings (`Method.settings`) at temperature 0; `None`,
-            which is replaced, for their defaults.
-        sampled_tree: Its settings above temperature 0; `None` for `tree`.
+        tree: The method's own settings (`Method.settings`); `None`, which is replaced,
+            for their defaults.
         sampling: The settings by which tokens are chosen.
         decoding: The method, the limits and the arithmetic.
     """
 
     tree: Any = None
-    sampled_tree: Any = None
     sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
     decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
     def __post_init__(self) -> None:
-        """Refuses tables of another kind."""
+        """Refuses a tree of another kind."""
         check_types(self)
         kind = self.method.settings
         if self.tree is None:
             object.__setattr__(self, "tree", kind())
-        for name in ("tree", "sampled_tree"):
-            given = getattr(self, name)
-            if given is not None and type(given) is not kind:
-                raise InputError(
-                    f"{name} = {type(given).__name__} is not of method "
-                    f"{self.method.name}, which has {kind.__name__}"
-                )
+        if type(self.tree) is not kind:
+            raise InputError(
+                f"tree = {type(self.tree).__name__} is not of method "
+                f"{self.method.name}, which has {kind.__name__}"
+            )
 
     @classmethod
     def from_table(
@@ -54,8 +50,8 @@ class GenerateConfig:
             method: The method that is asked for. Where the tables name none it is
                 theirs, if it has all that they set; `None` for the default.
         """
-        trees = [table.get(name) for name in ("tree", "sampled_tree")]
-        keys = {key for tree in trees if isinstance(tree, dict) for key in tree}
+        tree = table.get("tree")
+        keys = {*tree} if isinstance(tree, dict) else set[str]()
         named = value_at(table, "decoding", "method")
         decoding = table.get("decoding")
         decoding = decoding if isinstance(decoding, dict) else {}
@@ -64,7 +60,7 @@ class GenerateConfig:
             named = asked.name
             table = table | {"decoding": {**decoding, "method": named}}
         own = METHODS.get(str(named or DecodingConfig.method), PLAIN).settings
-        return from_table(cls, table, where, tree=own, sampled_tree=own)
+        return from_table(cls, table, where, tree=own)
 
     @property
     def method(self) -> Method:
@@ -77,55 +73,29 @@ class GenerateConfig:
         decoding = dataclasses.replace(self.decoding, method=name)
         if method.settings is self.method.settings:
             return dataclasses.replace(self, decoding=decoding)
-
-        def convert(settings: Any) -> Any:
-            if settings is None:
-                return None
-            shared = set(method.own_settings) & set(vars(settings))
-            return method.settings(**{key: getattr(settings, key) for key in shared})
-
-        return dataclasses.replace(
-            self,
-            tree=convert(self.tree),
-            sampled_tree=convert(self.sampled_tree),
-            decoding=decoding,
-        )
-
-    def at(self, temperature: float) -> "GenerateConfig":
-        """Returns the settings at a temperature, with one tree."""
-        is_other = temperature > 0 and self.sampled_tree is not None
-        return dataclasses.replace(
-            self,
-            tree=self.sampled_tree if is_other else self.tree,
-            sampled_tree=None,
-            sampling=dataclasses.replace(self.sampling, temperature=temperature),
-        )
+        shared = set(method.own_settings) & set(vars(self.tree))
+        tree = method.settings(**{key: getattr(self.tree, key) for key in shared})
+        return dataclasses.replace(self, tree=tree, decoding=decoding)
 
 
 def with_settings(
     config: GenerateConfig, settings: Mapping[str, Any]
 ) -> GenerateConfig:
-    """Returns settings with others instead: those of decoding, and the trees.
+    """Returns settings with others instead: those of decoding, and the tree.
 
     Raises:
         InputError: If one is unknown or outside its range.
     """
-    known = [field.name for field in dataclasses.fields(DecodingConfig)]
-    trees = ("tree", "sampled_tree")
+    known = [field.name for field in dataclasses.fields(DecodingConfig)] + ["tree"]
     for name in settings:
-        if name not in (*known, *trees):
-            raise InputError(
-                f"{name!r} is no setting; known are {', '.join((*known, *trees))}"
-            )
+        if name not in known:
+            raise InputError(f"{name!r} is no setting; known are {', '.join(known)}")
     method = settings.get("method") or config.decoding.method
     config = config.with_method(method)
     given = {key: value for key, value in settings.items() if value is not None}
-    decoding = {key: value for key, value in given.items() if key in known}
-    return dataclasses.replace(
-        config,
-        decoding=dataclasses.replace(config.decoding, **decoding | {"method": method}),
-        **{key: given[key] for key in trees if key in given},
-    )
+    tree = given.pop("tree", config.tree)
+    decoding = dataclasses.replace(config.decoding, **given | {"method": method})
+    return dataclasses.replace(config, decoding=decoding, tree=tree)
 
 
 def of_call(config: GenerateConfig, settings: Mapping[str, Any]) -> GenerateConfig:
@@ -148,8 +118,7 @@ def of_call(config: GenerateConfig, settings: Mapping[str, Any]) -> GenerateConf
             fields[table][name] = value
     sampling = SamplingConfig(**fields["sampling"])
     decoding = dataclasses.replace(config.decoding, **fields["decoding"])
-    joined = dataclasses.replace(config, sampling=sampling, decoding=decoding)
-    return joined.at(sampling.temperature)
+    return dataclasses.replace(config, sampling=sampling, decoding=decoding)
 
 
 _PER_CALL = {

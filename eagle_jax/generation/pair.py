@@ -299,8 +299,8 @@ def load_pair(
         is_lazy: Whether weights are read when they are first needed, so that prompts
             and limits can be refused before.
         **settings: Settings that differ from `config`: fields of `DecodingConfig`
-            (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), `tree` and
-            `sampled_tree`, the method's own settings.
+            (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), and `tree`,
+            the method's own settings.
 
     Raises:
         InputError: If something is missing or does not fit, or a package that reading

@@ -210,8 +210,8 @@ def settings_file(best: Trial, config: GenerateConfig, comments: Sequence[str]) 
 
     Args:
         best: The quickest tree; plain decoding is recommended if that is quicker.
-        config: The settings that were tuned for: above temperature 0 the tree is that
-            of sampled text, and a type of "auto" is left out of the file.
+        config: The settings that were tuned for; a type of "auto" is left out of the
+            file.
         comments: Lines that say where the figures come from.
     """
     tree, pays, decoding = best.tree, best.speedup > 1, config.decoding
@@ -226,8 +226,7 @@ def settings_file(best: Trial, config: GenerateConfig, comments: Sequence[str]) 
     if pays:
         own = {name: getattr(tree, name) for name in sizes(config.method)}
         own["calibration"] = getattr(tree, "calibration", None)
-        is_sampled = config.sampling.temperature > 0
-        tables["sampled_tree" if is_sampled else "tree"] = own
+        tables["tree"] = own
     tables["decoding"] = {
         "method": decoding.method if pays else PLAIN.name,
         "batch_size": decoding.batch_size,

@@ -29,15 +29,6 @@ def test_flags_win_over_the_file_and_that_over_the_defaults(tmp_path: Path) -> N
     assert joined(None) == GenerateConfig()
 
 
-def test_a_tree_of_sampled_text_takes_the_flags_too(tmp_path: Path) -> None:
-    path = tmp_path / "my.toml"
-    path.write_text("[tree]\nwidth = 2\n[sampled_tree]\nnum_nodes = 9\n")
-    found = joined(path, "--depth", "5")
-    assert found.at(1.0).tree.num_nodes == 9
-    assert found.at(0.0).tree.num_nodes == 60
-    assert found.at(1.0).tree.depth == found.at(0.0).tree.depth == 5
-
-
 @pytest.mark.parametrize("flags", [("--width", "0"), ("--max-new-tokens", "0")])
 def test_flags_outside_their_range_are_refused(flags: tuple[str, ...]) -> None:
     name = flags[0][2:].replace("-", "_")

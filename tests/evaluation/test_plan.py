@@ -65,15 +65,6 @@ def test_draft_vocabularies_are_runs_of_their_own() -> None:
     assert run_settings(run, None)["draft_vocabulary"] == "9@a.txt"
 
 
-def test_a_settings_file_may_have_another_tree_for_sampled_text() -> None:
-    config = GenerateConfig(sampled_tree=TreeConfig(num_nodes=9, depth=3, width=2))
-    method = parse_method("eagle2:depth=2", config)
-    assert [run.config.tree for run in make_runs([method], [0.0, 0.5], [1])] == [
-        TreeConfig(depth=2),
-        TreeConfig(num_nodes=9, depth=2, width=2),
-    ]
-
-
 @pytest.mark.parametrize(
     ("method", "named"),
     [
