@@ -41,7 +41,6 @@ from eagle_jax.tree.topology import (
     Topology,
     chain,
     from_paths,
-    optimal_topology,
 )
 from eagle_jax.tree.verify import (
     Acceptance,
@@ -78,7 +77,6 @@ __all__ = [
     "from_paths",
     "join",
     "match_child",
-    "optimal_topology",
     "reject_drawn",
     "reject_drawn_siblings",
     "reject_siblings",

@@ -7,7 +7,6 @@ most likely on, or in the order in which they were sampled.
 
 import dataclasses
 import functools
-import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -180,38 +179,6 @@ def from_counts(counts: Mapping[str, int]) -> Topology:
 def chain(length: int) -> Topology:
     """Returns a chain of `length` drafted tokens."""
     return Topology(tuple((0,) * depth for depth in range(1, length + 1)))
-
-
-def optimal_topology(rates: Sequence[Sequence[float]], num_nodes: int) -> Topology:
-    """Returns the static tree whose drafts are most often accepted (Cai et al. 2024).
-
-    A node is worth the product of the rates along its path; the tree takes the nodes
-    worth most. No static tree gains more where rates depend on depth and rank alone.
-
-    >>> optimal_topology([[0.6, 0.3], [0.5, 0.1]], num_nodes=4).paths
-    ((0,), (1,), (0, 0))
-
-    Args:
-        rates: Acceptance rates by depth (1 first) and rank (0 first): how often a
-            drafted token is accepted whose parent is.
-        num_nodes: The number of nodes, root included, `N`; the tree has fewer where
-            the rates describe fewer.
-    """
-    # No node comes without its elder siblings, so none may be worth more than they.
-    worth = [np.minimum.accumulate(np.asarray(row, float)) for row in rates]
-    heap: list[tuple[float, RankPath]] = [(-worth[0][0], (0,))] if worth else []
-    paths: list[RankPath] = []
-    while heap and len(paths) < num_nodes - 1:
-        value, path = heapq.heappop(heap)
-        paths.append(path)
-        depth, rank = len(path), path[-1]
-        row = worth[depth - 1]
-        if rank + 1 < len(row) and row[rank] > 0:
-            sibling = (*path[:-1], rank + 1)
-            heapq.heappush(heap, (value / row[rank] * row[rank + 1], sibling))
-        if depth < len(worth):
-            heapq.heappush(heap, (value * worth[depth][0], (*path, 0)))
-    return from_paths(paths)
 
 
 def _level_order(path: RankPath) -> tuple[int, RankPath]:

@@ -1,8 +1,5 @@
 """Static shapes: rank paths, parents, who sees whom."""
 
-import itertools
-import math
-
 import hypothesis
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +12,6 @@ from eagle_jax.tree import (
     ancestor_mask,
     chain,
     from_paths,
-    optimal_topology,
 )
 from tests.helpers import refused
 
@@ -101,25 +97,3 @@ def test_a_tree_may_lack_ranks() -> None:
 
 def test_paths_out_of_order_are_refused_by_the_class_itself() -> None:
     refused(lambda: Topology(((0, 0), (0,))), "level order")
-
-
-@pytest.mark.parametrize("num_nodes", [1, 2, 4, 6, 9])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_optimal_tree_is_worth_most(num_nodes: int, seed: int) -> None:
-    source = np.random.default_rng(seed)
-    rates = np.sort(source.random((3, 2)), axis=1)[:, ::-1]
-    worth = {
-        path: math.prod(rates[depth, rank] for depth, rank in enumerate(path))
-        for depth in (1, 2, 3)
-        for path in itertools.product(range(2), repeat=depth)
-    }
-    # Nodes of the most worth are a tree of their own accord.
-    best = sorted(worth.values(), reverse=True)[: num_nodes - 1]
-    found = optimal_topology(rates.tolist(), num_nodes)
-    assert found.num_nodes == num_nodes
-    assert sum(worth[path] for path in found.paths) == pytest.approx(sum(best))
-
-
-def test_the_optimal_tree_ends_where_the_rates_do() -> None:
-    assert optimal_topology([[0.5, 0.7], [0.2, 0.1]], 99).num_nodes == 7
-    assert optimal_topology([], 99).num_nodes == 1
