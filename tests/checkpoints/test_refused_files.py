@@ -137,15 +137,12 @@ _REFUSED: dict[str, tuple[Change, tuple[str, ...]]] = {
     "a tensor in two shards": (_store_twice, (_QUERY, "another shard")),
     "an index that is none": (_index(""), (_INDEX,)),
     "an empty index": (_index('{"weight_map": {}}'), (_INDEX,)),
-    "an index of numbers": (_index('{"weight_map": {"a": 1}}'), (_INDEX,)),
     "a shard without a name": (_shards(lambda m: m.update({_QUERY: ""})), (_INDEX,)),
-    "a shard of no name": (_shards(lambda m: m.update({_QUERY: "a\0b"})), (_INDEX,)),
     "a long name": (_shards(lambda m: m.update({_QUERY: "x" * 5000})), (_INDEX,)),
 }
 _REFUSED_BINS: dict[str, tuple[Change, tuple[str, ...]]] = {
     "cut short": (_truncated_bin, (_BIN,)),
     "a list": (_bin_of(["a", "list"]), (_BIN,)),
-    "a number": (_bin_of({"step": 3}), (_BIN,)),
     "numbered": (_bin_of({0: None}), (_BIN, "by name")),
     "float8": (_bin_with(lambda torch, x: x.to(torch.float8_e4m3fn)), ("plain",)),
     "meta": (_bin_with(lambda torch, x: x.to("meta")), (_QUERY, "plain tensors")),

@@ -109,16 +109,6 @@ def test_other_draws_are_not_compared(
     assert result["totals"]["identical"] is None
 
 
-def test_a_text_of_one_token_has_no_rounds(
-    generate: Generate, pair_flags: list[str], tmp_path: Path
-) -> None:
-    result = generate([*pair_flags, "--max-new-tokens", "1"], tmp_path / "out.json")
-    assert result["totals"]["tokens"] == 1
-    assert result["totals"]["tokens_per_round"] is None
-    assert result["totals"]["tokens_per_second"] is None
-    assert result["runs"][0]["tokens_per_round"] is None
-
-
 def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     # Large enough that its text takes seconds, however late the signal comes.

@@ -200,20 +200,6 @@ def test_samples_begin_with_the_start_token(tokenizer: Any) -> None:
     refused(lambda: sample_tasks(Startless(), 3), "needs a start token")
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens = 0 must be at least 1"),
-        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
-        ({"max_length": 1}, "max_length = 1 must be at least 2"),
-        ({"min_prefix": 5, "max_prefix": 4}, "min_prefix = 5 must be 0 to max_prefix"),
-        ({"min_prefix": -1}, "min_prefix = -1"),
-    ],
-)
-def test_impossible_settings_are_refused(values: dict[str, Any], named: str) -> None:
-    refused(lambda: RegenerationConfig(**values), named)
-
-
 def test_a_file_is_gone_on_with_after_its_last_text(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with JsonLines(path, {"index": 3}) as lines:

@@ -279,16 +279,6 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
     begin(own, "q_proj.weight has shape (32, 32)")
 
 
-def test_a_run_does_not_replace_what_it_reads(
-    tiny_pair: Path, data: Path, begun: Path
-) -> None:
-    head = Path(shutil.copytree(tiny_pair / "head", begun / "head"))
-    before = file_bytes(head)
-    given = {"begin_with": str(head), "overwrite": True}
-    refused(lambda: train(tiny_pair, data, begun, **given), f"{head} is read from it")
-    assert file_bytes(head) == before
-
-
 def test_a_finished_run_keeps_what_was_added_to_its_head(
     tiny_pair: Path, data: Path, tmp_path: Path
 ) -> None:
