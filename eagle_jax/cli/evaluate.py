@@ -91,7 +91,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-sizes", type=int, nargs="+", metavar="B")
     form = "how turns become prompts; tokenizer is the target's own chat template"
     add("--template", choices=TEMPLATES, default="none", help=form)
-    add("--system-prompt", metavar="TEXT", help="instead of the template's own")
     add("--categories", metavar="A,B", help="ask only questions of these")
     add("--per-category", type=int, metavar="N", help="ask N of each, always the same")
     became = "record what became of drafted nodes"

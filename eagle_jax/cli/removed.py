@@ -16,6 +16,7 @@ REMOVED = {
     "hydra-mlp": "train --kind hydra; heads without a prefix layer still draft",
     "llama-2-chat": "give --template tokenizer, whose chat template is the same",
     "--too-long": "leave it out: longer samples are cut",
+    "--system-prompt": "leave it out: the template's own is taken",
     "--trace": "give eagle-jax evaluate --nodes, which keeps every tree",
     "--training": "leave it out: eagle-jax train prints the speed of its own steps",
     "typical": "give --acceptance coupled, or rejection: both keep the text lossless",

@@ -116,18 +116,17 @@ def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
     return type(config)(**sections)
 
 
-def check_read(config: GenerateConfig, name: str, flag: str | None = None) -> None:
+def check_read(config: GenerateConfig, name: str) -> None:
     """Refuses a setting that is given, but that the method does not read.
 
     Args:
         config: The method and its settings.
         name: The setting.
-        flag: The flag that gives it; `None` for the setting's own.
     """
     if name not in config.method.reads:
         readers = [one for one, method in METHODS.items() if name in method.reads]
         raise InputError(
             f"method {config.method.name} does not read "
-            f"--{(flag or name).replace('_', '-')}; leave it out, or choose "
+            f"--{name.replace('_', '-')}; leave it out, or choose "
             f"{', '.join(readers)}"
         )

@@ -111,13 +111,7 @@ class QuestionAnswerer:
         """Sets the next turn's prompt, without its beginning if too long, and seed."""
         answers = conversation.columns["turns"]
         turns = conversation.question.turns[: len(answers) + 1]
-        ids = encode(
-            self._pair.tokenizer,
-            self._config.template,
-            turns,
-            answers,
-            system=self._config.system_prompt,
-        )
+        ids = encode(self._pair.tokenizer, self._config.template, turns, answers)
         self.num_cut += len(ids) > self.room
         first = self.plan.config.sampling.seed + conversation.question.number
         conversation.prompt = ids[-self.room :]

@@ -69,7 +69,7 @@ def evaluate(
             f"prompt in max_length = {max_length}; give fewer"
         )
     # Says what the template refuses before anything is loaded.
-    encode(first.tokenizer, config.template, ["Hi"], [], system=config.system_prompt)
+    encode(first.tokenizer, config.template, ["Hi"], [])
     opened: dict[str, tuple[RunPlan, PairSource, dict[str, Any]]] = {}
     for run, source in zip(runs, sources, strict=True):
         source = dataclasses.replace(source, read_tokenizer=first.read_tokenizer)
@@ -129,7 +129,6 @@ def _settings(
     draft = config.draft_of(run.method)
     return run_settings(run, source.drafter) | {
         "template": config.template,
-        "system_prompt": config.system_prompt,
         "target": _EMBEDDED.get(config.target, config.target),
         "draft": draft and _EMBEDDED.get(draft, draft),
         "vocab_size": source.config.vocab_size,

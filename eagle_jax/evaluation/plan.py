@@ -57,7 +57,6 @@ class EvaluationConfig:
         output: The folder of the records, a file per run, see `runs`; it need
             not exist.
         template: The form in which turns become prompts.
-        system_prompt: The system prompt; `None` for the template's own.
         with_nodes: Whether to record the drafted nodes.
     """
 
@@ -68,7 +67,6 @@ class EvaluationConfig:
     small_model: str | None = None
     output: Path
     template: Template = "none"
-    system_prompt: str | None = None
     with_nodes: bool = False
 
     def draft_of(self, method: Method) -> str | None:

@@ -23,7 +23,7 @@ from eagle_jax.parsing import check_type, parse_json
 T = TypeVar("T")
 
 _SETUP = (
-    "target dtype device template system_prompt max_new_tokens max_length ignore_eos "
+    "target dtype device template max_new_tokens max_length ignore_eos "
     "top_p top_k min_p seed"
 )
 SETUP = tuple(_SETUP.split())

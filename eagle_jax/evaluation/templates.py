@@ -23,10 +23,8 @@ _VICUNA_SYSTEM = (
 _WRITTEN = {
     # FastChat's text (`vicuna_v1.1`), which has no separator after an empty answer;
     # Vicuna's own tokenizer carries no template.
-    "vicuna": "{% if messages[0].role != 'system' %}" + _VICUNA_SYSTEM + " {% endif %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'system' %}{{ message.content }} "
-    "{% elif message.role == 'user' %}USER: {{ message.content }} ASSISTANT:"
+    "vicuna": _VICUNA_SYSTEM + " {% for message in messages %}"
+    "{% if message.role == 'user' %}USER: {{ message.content }} ASSISTANT:"
     "{% elif message.content %} {{ message.content }}</s>"
     "{% endif %}{% endfor %}",
     "none": "{{ messages | map(attribute='content') | join('\n\n') }}",
@@ -39,8 +37,6 @@ def encode(
     template: Template,
     turns: Sequence[str],
     answers: Sequence[str],
-    *,
-    system: str | None = None,
 ) -> list[int]:
     """Returns the ids of a conversation up to where the model goes on.
 
@@ -51,9 +47,8 @@ def encode(
         turns: The user's turns, the one to be answered last.
         answers: The model's answers to the turns before; white space around them is
             left out, only line breaks for "none".
-        system: The system prompt; `None` for the template's own, if it has one.
     """
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages = []
     for turn, answer in zip(turns, answers, strict=False):
         said = answer.strip("\n") if template == "none" else answer.strip()
         messages.append({"role": "user", "content": turn})

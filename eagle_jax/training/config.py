@@ -32,8 +32,6 @@ class OptimizerConfig:
         weight_decay: The decoupled weight decay, on matrices and vectors alike.
         warmup_steps: The number of steps from rate 0 to `learning_rate`, cut to one
             less than those of the run.
-        final_fraction: The fraction of the learning rate that is left when all steps
-            are done.
         clip: The bound of the gradient's global norm.
     """
 
@@ -42,7 +40,6 @@ class OptimizerConfig:
     b2: float = 0.95
     weight_decay: float = 0.01
     warmup_steps: int = 2000
-    final_fraction: float = 0.0
     clip: float = 0.5
 
     def __post_init__(self) -> None:
@@ -56,8 +53,6 @@ class OptimizerConfig:
         decay = self.weight_decay
         require(0 <= decay < math.inf, "weight_decay", decay, "0 or more and finite")
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
-        fraction = self.final_fraction
-        require(0 <= fraction <= 1, "final_fraction", fraction, "between 0 and 1")
         require(0 < self.clip < math.inf, "clip", self.clip, "above 0 and finite")
 
 

@@ -78,7 +78,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     schedule = optax.join_schedules(
         [
             optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1)),
-            optax.linear_schedule(rate, rate * config.final_fraction, steps - warmup),
+            optax.linear_schedule(rate, 0.0, steps - warmup),
         ],
         [warmup],
     )

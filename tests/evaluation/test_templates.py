@@ -24,32 +24,24 @@ def tokenizer(tiny_pair: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("template", "turns", "answers", "system", "expected"),
+    ("template", "turns", "answers", "expected"),
     [
-        ("vicuna", TURNS, ANSWERS, None, VICUNA),
-        ("vicuna", TURNS[:1], [], None, VICUNA[: VICUNA.index(" Yes")]),
+        ("vicuna", TURNS, ANSWERS, VICUNA),
+        ("vicuna", TURNS[:1], [], VICUNA[: VICUNA.index(" Yes")]),
         # No separator follows an empty answer.
-        (
-            "vicuna",
-            TURNS,
-            ["\n"],
-            "S.",
-            "S. USER: One? ASSISTANT:USER: Two? ASSISTANT:",
-        ),
+        ("vicuna", TURNS, ["\n"], VICUNA.replace(" Yes.</s>", "")),
         # Indentation stays.
-        ("none", ["def f():", "f()"], ["\n    g\n"], None, "def f():\n\n    g\n\nf()"),
-        ("none", ["a"], [], "s", "s\n\na"),
+        ("none", ["def f():", "f()"], ["\n    g\n"], "def f():\n\n    g\n\nf()"),
     ],
 )
 def test_the_text_is_fastchats_or_plain_turns_after_one_bos(
     template: Any,
     turns: list[str],
     answers: list[str],
-    system: str | None,
     expected: str,
     tokenizer: Any,
 ) -> None:
-    first, *ids = encode(tokenizer, template, turns, answers, system=system)
+    first, *ids = encode(tokenizer, template, turns, answers)
     assert first == tokenizer.bos_token_id
     assert tokenizer.decode(ids) == expected
 
@@ -60,8 +52,6 @@ def test_the_tokenizers_own_template_writes_its_own_bos(chat_pair: Path) -> None
     expected = "<s>[user]One?[assistant]Yes.</s>[user]Two?[assistant]"
     assert tokenizer.decode(ids) == expected
     assert ids.count(tokenizer.bos_token_id) == 1
-    ids = encode(tokenizer, "tokenizer", ["One?"], [], system="Be kind.")
-    assert tokenizer.decode(ids) == "<s>[system]Be kind.[user]One?[assistant]"
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(tokenizer: Any) -> None:
