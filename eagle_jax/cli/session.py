@@ -125,8 +125,9 @@ class Session:
                 return
 
     def _watch_batch(self, numbers: range) -> None:
-        runner, watch = self._runner, _Watch(self._view, self._tokenizer)
+        runner, last = self._runner, dict[int, Round]()
         encoded = [self._encoded[number] for number in numbers]
+        stream = text.TextStream(self._tokenizer, encoded[0])
         seeds = [self._seed(number) for number in numbers]
         self._show_head(numbers[0])
         compiled, rows = runner.programs.compile_seconds, []
@@ -136,7 +137,14 @@ class Session:
                 if started is not None:
                     self.decode_seconds += runner.clock() - started
                 rows = texts
-                watch.look(rows, done)
+                if self._view.stream:
+                    (one,) = rows
+                    is_last = one.stop_reason != StopReason.RUNNING
+                    new = stream.update(one.generated_ids, is_last=is_last)
+                    print(new, end="", flush=True)
+                if done is not None:
+                    counts = enumerate(jax.device_get(done.count))
+                    last |= {row: done for row, count in counts if count}
                 started = runner.clock()
         except KeyboardInterrupt:
             if not rows:
@@ -147,8 +155,8 @@ class Session:
             if row > 0:
                 self._show_head(number)
             self._keep(number, rows[row])
-            if self._view.show_tree and row in watch.last:
-                drawn = draw_tree(watch.last[row], row, self._tokenizer)
+            if self._view.show_tree and row in last:
+                drawn = draw_tree(last[row], row, self._tokenizer)
                 Console(highlight=False).print(drawn)
 
     def _keep(self, number: int, row: Row) -> None:
@@ -170,27 +178,3 @@ class Session:
         """Prints a heading that tells several texts apart."""
         if len(self._prompts) > 1 and not self._view.is_silent:
             print(f"--- {number}: {self._prompts[number]!r}")
-
-
-class _Watch:
-    """Streams the rounds of a batch, and keeps the last of each row."""
-
-    def __init__(self, view: View, tokenizer: Any) -> None:
-        self.last: dict[int, Round] = {}
-        self._view, self._tokenizer = view, tokenizer
-        self._stream: text.TextStream | None = None
-
-    def look(self, rows: list[Row], done: Round | None) -> None:
-        """Looks at the batch after its prefill or a round."""
-        if self._view.stream:
-            row = rows[0]
-            if self._stream is None:
-                self._stream = text.TextStream(self._tokenizer, row.prompt_ids)
-            is_last = row.stop_reason != StopReason.RUNNING
-            new = self._stream.update(row.generated_ids, is_last=is_last)
-            print(new, end="", flush=True)
-        if done is None:
-            return
-        for number, count in enumerate(jax.device_get(done.count)):
-            if count:
-                self.last[number] = done
