@@ -17,7 +17,6 @@ from tests.helpers import refused
         ('{"a": ' * 200 + "1" + "}" * 200, "nested more than 100"),
         ("[" * 101 + "]" * 101, "nested more than 100"),
         ('{"a": NaN}', "NaN"),
-        ('{"a": -Infinity}', "-Infinity"),
         ('{"a": 1e999}', "1e999"),
         ('{"a": 1' + "0" * 64 + "}", "64 digits"),
         (b'{"a": "\xff"}', "UTF-8"),
@@ -40,7 +39,6 @@ def test_json_at_its_bounds_is_read(text: str) -> None:
     ("text", "named"),
     [
         ("a = nan", "nan"),
-        ("a = -inf", "-inf"),
         ("a = 1" + "0" * 64, "64 digits"),
         ("a = " + "[" * 5000, "nested"),
         ("a = " + "{b=" * 150 + "1" + "}" * 150, "nested"),

@@ -239,11 +239,9 @@ PART = {"kappa": 2.0, "sharpness": 1.5, "exponents": [[1.0], [0.5]]}
     "content",
     [
         [],
-        {"vocab_size": VOCABULARY, "greedy": {"kappa": 1}},
         {"vocab_size": VOCABULARY, "greedy": {"exponents": [[1]]}},
         {"vocab_size": VOCABULARY, "greedy": PART | {"kappa": 0}},
         {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": [["x"]]}},
-        {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": []}},
         {"vocab_size": VOCABULARY + 1, "greedy": PART},
         {"vocab_size": VOCABULARY, "sampled": PART},
         {"vocab_size": VOCABULARY, "greedy": PART | {"exponents": [[1.0]]}},

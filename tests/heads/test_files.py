@@ -113,20 +113,7 @@ def test_a_head_of_another_width_needs_its_own_table(tmp_path: Path) -> None:
     [
         ("eagle2", "fc.bias", None, "lacks tensors: fc.bias"),
         ("eagle2", "fc.weight", (32, 63), "fc.weight has shape (32, 63)"),
-        (
-            "eagle2",
-            "layers.1.mlp.up_proj.weight",
-            (4, 4),
-            "unexpected tensors: layers.1.mlp",
-        ),
         ("eagle3", "lm_head.weight", None, "lacks tensors: lm_head.weight"),
-        (
-            "eagle3",
-            "midlayer.hidden_norm.weight",
-            None,
-            "lacks tensors: midlayer.hidden_norm",
-        ),
-        ("eagle3", "fc.bias", (32,), "unexpected tensors: fc.bias"),
         (
             "eagle3, feature norms",
             "fc_norm.0.weight",
@@ -135,30 +122,15 @@ def test_a_head_of_another_width_needs_its_own_table(tmp_path: Path) -> None:
         ),
         ("medusa", "0.0.linear.weight", None, "no Medusa heads"),
         ("medusa", "2.0.linear.bias", None, "lacks tensors: 2.0.linear.bias"),
-        ("medusa", "2.2.weight", None, "lacks tensors: 2.2.weight"),
-        ("medusa", "9.0.linear.weight", (32, 32), "3.0.linear"),
         ("medusa", "2.0.linear.weight", (31, 32), "has shape (31, 32)"),
         ("medusa", "0.0.linear.weight", (), "hidden_size is 0"),
-        ("medusa", "lm_head.weight", (1, 1), "unexpected tensors: lm_head.weight"),
         ("hydra", "hydra_mlp.0.1.linear.weight", None, "lacks hydra_mlp.0.1.linear"),
         ("hydra", "hydra_lm_head.0.1.weight", None, "lacks hydra_lm_head.0.1.weight"),
-        (
-            "hydra",
-            "hydra_lm_head.2.1.bias",
-            None,
-            "lacks tensors: hydra_lm_head.2.1.bias",
-        ),
         (
             "hydra",
             "hydra_mlp.1.1.res_connection.weight",
             (32, 64),
             "has shape (32, 64), but its sizes ask for (32, 96)",
-        ),
-        (
-            "hydra",
-            "prefix_embeding_layer.layers.1.mlp.up_proj.weight",
-            (48, 32),
-            "unexpected tensors: prefix_embeding_layer.layers.1",
         ),
     ],
 )
@@ -178,29 +150,17 @@ def test_tensors_that_are_no_head_are_refused_by_name(
         ("eagle2", {"num_hidden_layers": 2}, "an EAGLE-1/2 head has 1 layer"),
         ("eagle2", {"hidden_act": "gelu"}, "hidden_act"),
         ("eagle3", {"draft_vocab_size": 65}, "draft_vocab_size = 65"),
-        ("eagle3", {"draft_vocab_size": "many"}, "draft_vocab_size"),
         ("eagle3", {"model_type": "gemma"}, "gemma"),
         ("eagle3", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config"),
-        (
-            "eagle3",
-            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}},
-            "is not supported",
-        ),
         ("eagle3", {"speculators_model_type": "dflash"}, "dflash"),
         ("eagle3", {"fc_norm": True}, "lacks tensors: fc_norm.0.weight"),
-        (
-            "eagle3, feature norms",
-            {"fc_norm": False},
-            "unexpected tensors: fc_norm.0.weight",
-        ),
         ("eagle3", {"norm_before_fc": True}, "lacks tensors: input_norm.weight"),
         (
             "eagle3",
             {"layer_types": ["sliding_attention", "full_attention"]},
             "must name one kind",
         ),
-        ("eagle3", {"layer_types": [[7], [8]]}, "must name one kind"),
         ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding_window = None"),
         ("eagle3, recycling", {"transformer_layer_config": [7]}, "[7] must be an obj"),
         ("eagle3, recycling", {"fc_norm": [True]}, "fc_norm"),
@@ -218,7 +178,6 @@ def test_tensors_that_are_no_head_are_refused_by_name(
         ("hydra", {"hydra_head_arch": "eagle-attn"}, "eagle-attn"),
         ("hydra", {"hydra_head_arch": "mlp"}, "hydra_head_arch mlp"),
         ("hydra", {"grounded_heads": False}, "grounded_heads = false"),
-        ("hydra", {"grounded_heads": "yes"}, "grounded_heads = 'yes'"),
         ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset = 1"),
     ],
 )
@@ -276,7 +235,6 @@ def test_a_folder_of_another_kind_is_refused(
 @pytest.mark.parametrize(
     ("changed", "how", "named"),
     [
-        ({"fc_bias": None}, {}, "lack fc.bias"),
         ({"fc": np.zeros((63, 32), np.float32)}, {}, "(63, 32)"),
         ({"embedding": np.zeros((32, 64), np.float32)}, {}, "embed_tokens.weight"),
         ({"fc": np.full((64, 32), np.nan, np.float32)}, {}, "NaN"),

@@ -85,7 +85,6 @@ def test_settings_of_another_kind_are_unknown(
         ({}, "the target has 3 layers"),
         ({"feature_layers": "0 1 3"}, "[0, 1, 3]"),
         ({"feature_layers": "1 0 2"}, "ascending"),
-        ({"feature_layers": "0 1 1"}, "different"),
         ({"feature_layers": "0 1 2", "draft_vocab_size": 65}, "draft_vocab_size = 65"),
         *(
             ({"feature_layers": layers}, 'layers, such as "1 2 4"')

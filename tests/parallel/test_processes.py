@@ -65,10 +65,7 @@ def test_two_processes_print_what_one_prints(
     ("address", "count", "number", "named"),
     [
         ("localhost", 2, 0, "HOST:PORT"),
-        ("localhost:", 2, 0, "HOST:PORT"),
-        ("localhost:99999", 2, 0, "HOST:PORT"),
         ("localhost:1234", 2, 2, "must be 0 to 1"),
-        ("localhost:1234", 2, -1, "must be 0 to 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -95,7 +92,6 @@ def test_a_machine_without_a_cluster_is_told_so(
         (["--all"], "need --mesh"),
         (["--distributed"], "need --mesh"),
         (["--distributed", "--process-id", "0"], "leave out --coordinator"),
-        (["--distributed", "--mesh", "tensor=2", "--stream"], "every round"),
         (["--all", "--mesh", "tensor=2", "--stream"], "every round"),
     ],
 )
