@@ -43,20 +43,6 @@ def tied_draft(seed: int, vocab_size: int) -> Draft:
     return next_log_probs
 
 
-def smooth_draft(seed: int, vocab_size: int) -> Draft:
-    """Normalised log probabilities without ties."""
-
-    def next_log_probs(path: Path) -> list[float]:
-        return log_softmax(smooth_logits(seed, path, vocab_size))
-
-    return next_log_probs
-
-
-def smooth_logits(seed: int, path: Path, vocab_size: int) -> list[float]:
-    source = random.Random(f"{seed} {path}")
-    return [source.gauss(0.0, 1.5) for _ in range(vocab_size)]
-
-
 def log_softmax(logits: list[float]) -> list[float]:
     total = math.log(math.fsum(math.exp(logit) for logit in logits))
     return [logit - total for logit in logits]

@@ -164,10 +164,3 @@ def random_target(config: TransformerConfig = TARGET, dtype: str = "float32") ->
     key = jax.random.key(0)
     shapes = jax.eval_shape(lambda key: transformer.init_params(key, config), key)
     return random_like(shapes, dtype)
-
-
-def random_head(config: EagleHeadConfig = HEAD, dtype: str = "float32") -> Any:
-    """Weights of a head without an embedding table, none of them zero or one."""
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(lambda key: eagle_head.init_params(key, config), key)
-    return random_like(shapes, dtype)

@@ -110,12 +110,6 @@ class _Draw:
         state[f"{name}.bias"] = self(rows)
 
 
-def damaged(state: State, change: dict[str, torch.Tensor | None]) -> State:
-    """The state with these tensors instead of its own; `None` removes one."""
-    changed = {**state, **change}
-    return {name: x for name, x in changed.items() if x is not None}
-
-
 def write_heads(
     folder: Path, kind: str, state: State, fields: dict[str, Any], suffix: str = "pt"
 ) -> Path:
