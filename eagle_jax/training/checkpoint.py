@@ -81,27 +81,26 @@ class Checkpoints:
     at any moment leaves only whole ones.
     """
 
-    def __init__(self, folder: Path, *, keep: int, best: str) -> None:
+    def __init__(self, folder: Path, *, keep: int, best: str | None = None) -> None:
         """Opens or makes the folder.
 
         Args:
             folder: The folder of the checkpoints alone.
             keep: The number of newest checkpoints to keep.
-            best: The metric by whose highest value one more is kept.
+            best: The metric by whose highest value one more is kept; `None` for none.
         """
 
         def measured(metrics: dict[str, Any]) -> float:
             # A checkpoint that another program wrote is never the best.
-            value = metrics.get(best)
+            value = metrics.get(best or "")
             return float(value) if isinstance(value, int | float) else -math.inf
 
-        policies = [
-            checkpoint_managers.LatestN(keep),
-            checkpoint_managers.BestN(get_metric_fn=measured, n=1),
-        ]
+        policies: list[Any] = [checkpoint_managers.LatestN(keep)]
+        if best is not None:
+            policies.append(checkpoint_managers.BestN(get_metric_fn=measured, n=1))
         options = ocp.CheckpointManagerOptions(
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            best_fn=measured,
+            best_fn=measured if best else None,
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
         )

@@ -23,7 +23,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
 from eagle_jax.files import write_json, write_whole
-from eagle_jax.generation.memory import check_training
+from eagle_jax.generation.memory import check_memory
 from eagle_jax.training.checkpoint import writing_run
 from examples.embedded_pair import corpus
 from examples.embedded_pair.export_target import export_target
@@ -81,12 +81,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _pretrain(arguments: argparse.Namespace, config: PretrainConfig) -> int:
     output: Path = arguments.output
     check_output(output, resume=arguments.resume)
-    check_training(
-        config.model.transformer(),
-        "float32",
-        batch_size=config.run.batch_size,
-        row_length=config.run.row_length,
-    )
+    check_memory(config.model.transformer(), "float32")
     train_files, held_files = corpus.library_files(arguments.library)
     texts = {
         "train": list(corpus.read_texts(train_files)),

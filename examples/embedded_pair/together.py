@@ -26,7 +26,7 @@ from eagle_jax import checkpoints
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.errors import InputError
-from eagle_jax.generation.memory import check_training
+from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.heads import export_head, open_head
 from eagle_jax.heads.rows import PackedRows
@@ -108,9 +108,7 @@ def _train(arguments: argparse.Namespace, config: TogetherConfig) -> int:
     if arguments.num_layers is not None:
         target_params = deepen(target_params, arguments.num_layers)
         target = dataclasses.replace(target, num_layers=arguments.num_layers)
-    check_training(
-        target, "float32", batch_size=run.batch_size, row_length=run.row_length
-    )
+    check_memory(target, "float32")
     streams = _streams(arguments.library, folder)
     check_sizes(streams, run)
     own = _own_texts(arguments.texts, folder, target.vocab_size, run.row_length)

@@ -89,19 +89,6 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
         np.testing.assert_array_equal(weights(output)[name], tensor, err_msg=name)
 
 
-@pytest.mark.parametrize("flag", ["--batch-size", "--row-length"])
-def test_sizes_that_no_memory_holds_are_refused(
-    pretrain: Main,
-    flags: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flag: str,
-) -> None:
-    huge = [flag, "1000000000000", "--output", f"{tmp_path}/run"]
-    assert pretrain([*flags, *huge]) == 2
-    assert f"{flag[2:].replace('-', '_')} = 1000000000000" in capsys.readouterr().err
-
-
 def test_a_folder_with_something_in_it_is_refused(
     pretrain: Main, flags: list[str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
