@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from eagle_jax.checkpoints import (
     Export,
@@ -49,15 +48,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--output", required=True, type=Path, metavar="DIR", help="the new folder")
     add(
         "--target",
-        help="its target: a folder or hub name, for the embedding table and, "
-        "with heads of Medusa or Hydra, for the sizes that they share",
-    )
-    add(
-        "--embedding",
-        choices=("include", "omit", "keep"),
-        help="whether the files hold the embedding table, as the official ones do; "
-        "keep does as the head's folder does; default include with --target and an "
-        "EAGLE-1/2 head, else keep",
+        help="its target: a folder or hub name, for the embedding table that published "
+        "EAGLE-1/2 heads have and, with heads of Medusa or Hydra, for shared sizes",
     )
     add(
         "--prefix",
@@ -88,7 +80,7 @@ def _export(arguments: argparse.Namespace) -> int:
             check_apart(output, source)
     check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
     params = head.load(None, None if arguments.dtype == "auto" else arguments.dtype)
-    params = _with_embedding(params, head, target, arguments.embedding)
+    params = _with_embedding(params, head, target)
     if not has_torch():
         name = head.head.files[1]
         say(
@@ -120,30 +112,10 @@ def _copy_calibration(head: Path, new: Path) -> None:
         shutil.copyfile(head / CALIBRATION_FILE, new / CALIBRATION_FILE)
 
 
-def _with_embedding(
-    params: Any, head: OpenHead, target: Path | None, choice: str | None
-) -> Any:
-    """Returns the head with or without a table, or refuses what changes the head."""
-    if choice is None:
-        is_usual = target is not None and head.head.has_published_table
-        choice = "include" if is_usual else "keep"
-    elif not hasattr(params, "embedding"):
-        raise InputError(
-            f"--embedding is for an EAGLE head: {head.folder} holds {head.head.title}, "
-            "whose files have no embedding table"
-        )
-    if choice == "keep" or (choice == "include") == (params.embedding is not None):
+def _with_embedding(params: Any, head: OpenHead, target: Path | None) -> Any:
+    """Returns the head, with the target's table where published folders hold one."""
+    has_table = not head.head.has_published_table or params.embedding is not None
+    if target is None or has_table:
         return params
-    if target is None:
-        raise InputError(
-            f"--embedding {choice} needs --target FOLDER, the target of this head"
-        )
     table = read_embedding(target, params.fc.dtype.name)
-    if choice == "include":
-        return dataclasses.replace(params, embedding=table)
-    if not np.array_equal(np.asarray(params.embedding), np.asarray(table)):
-        raise InputError(
-            f"--embedding omit would change the head: its own embedding table is not "
-            f"that of {target}"
-        )
-    return dataclasses.replace(params, embedding=None)
+    return dataclasses.replace(params, embedding=table)

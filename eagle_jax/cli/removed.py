@@ -17,6 +17,7 @@ REMOVED = {
     "llama-2-chat": "give --template tokenizer, whose chat template is the same",
     "--too-long": "leave it out: longer samples are cut",
     "--system-prompt": "leave it out: the template's own is taken",
+    "--embedding": "leave it out: EAGLE-1/2 heads get the table of --target",
     "--trace": "give eagle-jax evaluate --nodes, which keeps every tree",
     "--training": "leave it out: eagle-jax train prints the speed of its own steps",
     "typical": "give --acceptance coupled, or rejection: both keep the text lossless",

@@ -58,7 +58,7 @@ mkdir "$runs/assets"
 cp -r "$runs/pair/model" "$runs/assets/target"
 cp -r "$runs/small/model" "$runs/assets/small"
 cp "$runs/shallow/prompts.json" "$runs/assets/prompts.json"
-"$python" scripts/export.py --head "$runs/pair/head" --dtype bfloat16 --embedding omit \
+"$python" scripts/export.py --head "$runs/pair/head" --dtype bfloat16 \
   --output "$runs/assets/head"
 rm -f "$runs/assets/head/pytorch_model.bin"
 # What the head's confidences are worth, on texts that nothing else reads.

@@ -72,48 +72,33 @@ def _export_table(export: Main, pair: Path, output: Path, *flags: str) -> Any:
     return load_file(output / "model.safetensors").get(_TABLE)
 
 
-def test_export_includes_the_table_as_asked(
+def test_export_includes_the_table_that_published_heads_have(
     export: Main, pair: Path, eagle3_pair: Path, tmp_path: Path
 ) -> None:
     output, target = tmp_path / "exported", ["--target", str(pair / "target")]
     theirs = load_file(pair / "target" / "model.safetensors")[
         "model.embed_tokens.weight"
     ]
-    for flags in ([], target, ["--embedding", "keep"], ["--embedding", "include"]):
-        np.testing.assert_array_equal(
-            _export_table(export, pair, output, *flags), theirs
-        )
-    assert _export_table(export, pair, output, *target, "--embedding", "omit") is None
-
-    shutil.rmtree(pair / "head")
-    shutil.copytree(output, pair / "head")
+    for flags in ([], target):
+        table = _export_table(export, pair, output, *flags)
+        np.testing.assert_array_equal(table, theirs)
+    change_weights(pair / "head", embed_tokens__weight=None)
     assert _export_table(export, pair, output) is None
-    assert _export_table(export, pair, output, "--embedding", "omit") is None
-    assert _export_table(export, pair, output, *target, "--embedding", "keep") is None
     np.testing.assert_array_equal(_export_table(export, pair, output, *target), theirs)
     narrow = _export_table(export, pair, output, *target, "--dtype", "float16")
     np.testing.assert_array_equal(narrow, theirs.astype(np.float16))
     target = ["--target", str(eagle3_pair / "target")]  # Published ones have none.
     assert _export_table(export, eagle3_pair, output, *target) is None
-    include = [*target, "--embedding", "include"]
-    assert _export_table(export, eagle3_pair, output, *include) is not None
 
 
 def test_export_never_loses_a_table_that_is_the_heads_own(
     export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head, target = str(pair / "head"), ["--target", str(pair / "target")]
-    argv = ["--head", head, "--output", str(tmp_path / "exported")]
-    omit = ["--embedding", "omit"]
-    assert export([*argv, *omit]) == 2
-    _check_refusal(capsys, "--embedding omit needs --target")
     own = load_file(pair / "head" / "model.safetensors")[_TABLE] + 1
     change_weights(pair / "head", embed_tokens__weight=own)
-    assert export([*argv, *target, *omit]) == 2
-    _check_refusal(capsys, "would change the head", str(pair / "target"))
     assert export(["--head", head, "--output", head, "--overwrite"]) == 2
     _check_refusal(capsys, head, "is read from it")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]
     table = _export_table(export, pair, tmp_path / "exported", *target)
     np.testing.assert_array_equal(table, own)
 
@@ -134,17 +119,14 @@ def test_export_warns_where_torch_is_missing(
     assert sorted(path.name for path in output.iterdir()) == _EXPORTED[:2]
 
 
-def test_heads_of_medusa_keep_their_target_and_have_no_table(
-    export: Main, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_heads_of_medusa_keep_their_target(
+    export: Main, pair: Path, tmp_path: Path
 ) -> None:
     medusa, output, target = tmp_path / "medusa", tmp_path / "new", pair / "target"
     heads = tiny.medusa(target_config(target).vocab_size)
     weights = tiny.random_like(shapes_of(medusa_heads.init_params, heads.config))
     export_head(medusa, heads.config, weights, Export(base_model="some/model"))
     argv = ["--head", str(medusa), "--output", str(output), "--target", str(target)]
-    assert export([*argv, "--embedding", "include"]) == 2
-    _check_refusal(capsys, "--embedding", str(medusa), "no embedding table")
-    assert not output.exists()
     assert export([*argv, "--dtype", "bfloat16"]) == 0
     fields = json.loads((output / "config.json").read_text())
     assert fields["base_model_name_or_path"] == "some/model"
