@@ -1,27 +1,8 @@
 """Statistics of what rounds accepted: the papers' tau and n-alpha."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Acceptance rates by depth, rank or position in a chain.
-
-    Attributes:
-        accepted: `[X]` int, how often a draft was accepted.
-        tried: `[X]` int, how often a draft could have been.
-    """
-
-    accepted: np.ndarray
-    tried: np.ndarray
-
-    @property
-    def rates(self) -> np.ndarray:
-        """`[X]` float64, the shares of drafts accepted; NaN where none was tried."""
-        return divide(self.accepted, self.tried)
 
 
 def decoded_tokens(new_tokens: Sequence[int]) -> int:
@@ -50,13 +31,15 @@ def tokens_per_round(new_tokens: Sequence[int], num_rounds: int) -> float | None
     return decoded_tokens(new_tokens) / num_rounds if num_rounds else None
 
 
-def n_alpha(accept_lengths: Sequence[int] | np.ndarray, depth: int) -> Rates:
+def n_alpha(
+    accept_lengths: Sequence[int] | np.ndarray, depth: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns n-alpha: the share of rounds, of those that accepted n, that accept more.
 
     For a tree these are its acceptance rates by depth, from 1 on; a leaf ends its
     round.
 
-    >>> n_alpha([0, 1, 5, 5], depth=5).rates.tolist()
+    >>> n_alpha([0, 1, 5, 5], depth=5)[0].tolist()
     [0.75, 0.6666666666666666, 1.0, 1.0, 1.0]
 
     Args:
@@ -64,12 +47,13 @@ def n_alpha(accept_lengths: Sequence[int] | np.ndarray, depth: int) -> Rates:
         depth: The number of drafted levels, after which nothing is tried.
 
     Returns:
-        `[depth]` rates, NaN where no round accepted that many; more of them if a
-        round accepted more than `depth`.
+        `[depth]` float64 rates, NaN where no round accepted that many, and `[depth]`
+        int, how often a draft could have been; more of them if a round accepted more
+        than `depth`.
     """
     rounds = np.bincount(np.asarray(accept_lengths, int), minlength=depth + 1)
     reached = rounds[::-1].cumsum()[::-1]
-    return Rates(accepted=reached[1:], tried=reached[:-1])
+    return divide(reached[1:], reached[:-1]), reached[:-1]
 
 
 def divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

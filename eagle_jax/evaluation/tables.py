@@ -80,14 +80,14 @@ def n_alpha_table(group: Group) -> dict[str, str]:
     for name, run in zip(group.names, group.runs, strict=True):
         if run.is_chain:
             accepted = [n - 1 for a in run.answers.values() for n in a.accept_lengths]
-            chains.append((name, n_alpha(accepted, run.settings.get("depth") or 0)))
+            chains.append((name, *n_alpha(accepted, run.settings.get("depth") or 0)))
     if not chains:
         return {}
-    longest = max(len(rates.tried) for _, rates in chains)
+    longest = max(len(tried) for _, _, tried in chains)
     rows = []
-    for name, found in chains:
-        pairs = zip(found.rates, found.tried, strict=True)
-        cells = [f"{decimals(share, 3)} ({tried:,})" for share, tried in pairs]
+    for name, rates, tried in chains:
+        pairs = zip(rates, tried, strict=True)
+        cells = [f"{decimals(share, 3)} ({count:,})" for share, count in pairs]
         rows.append([name, *cells, *[NOTHING] * (longest - len(cells))])
     header = ["method", *(f"{n}-alpha" for n in range(longest))]
     return {group.title: markdown(header, rows)}

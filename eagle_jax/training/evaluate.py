@@ -118,7 +118,7 @@ def make_evaluation(
             loss=float(metrics.loss),
             agreement=float(metrics.agreement),
             chain_length=float(metrics.chain_length),
-            alphas=tuple(n_alpha(chain, ALPHA_STEPS).rates.tolist()),
+            alphas=tuple(n_alpha(chain, ALPHA_STEPS)[0].tolist()),
             tokens_per_round=math.nan if tau is None else tau,
         )
 
