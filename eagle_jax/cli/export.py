@@ -27,7 +27,6 @@ from eagle_jax.checkpoints import (
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import expand_home
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.heads import OpenHead, export_head, open_head
@@ -68,7 +67,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    output = expand_home(arguments.output)
+    output: Path = arguments.output
     folder = resolve(arguments.head)
     target = None if arguments.target is None else resolve(arguments.target)
     head = open_head(folder, None if target is None else target_config(target))

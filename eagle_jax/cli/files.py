@@ -53,14 +53,6 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def expand_home(path: Path) -> Path:
-    """Returns a path with the home folder for `~`."""
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise InputError(f"{path}: {error} Give the whole path.") from error
-
-
 def check_writable(path: Path) -> None:
     """Refuses an output path before any long work starts; nothing is left there."""
     if path.is_dir():

@@ -10,7 +10,7 @@ together.
 from pathlib import Path
 
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import check_folder, expand_home
+from eagle_jax.cli.files import check_folder
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.report import write_report
 from eagle_jax.evaluation.runs import read_runs
@@ -30,10 +30,10 @@ def _report(argv: list[str] | None) -> int:
     made = "gets report.md and its figures; made if it is missing"
     add("--output", required=True, type=Path, metavar="DIR", help=made)
     arguments = parser.parse_args(argv)
-    output: Path = expand_home(arguments.output)
+    output: Path = arguments.output
     if output.exists() and not output.is_dir():
         raise InputError(f"--output {output} is no folder; give another name")
     check_folder(output)
-    runs = read_runs(map(expand_home, arguments.folders))
+    runs = read_runs(arguments.folders)
     print(write_report(runs, output, say))
     return 0

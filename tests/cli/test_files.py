@@ -11,7 +11,6 @@ import pytest
 from eagle_jax.cli.files import (
     check_folder,
     check_writable,
-    expand_home,
     read_prompts,
 )
 from tests.helpers import refused
@@ -94,7 +93,6 @@ def test_a_writable_path_is_left_as_it_is(tmp_path: Path) -> None:
         (check_writable, "/dev/full", "No space left"),
         (check_folder, "file", "Not a directory"),
         (check_folder, "file/deeper", "Not a directory"),
-        (expand_home, "~nobody-of-that-name/out", "home"),
     ],
 )
 def test_what_cannot_be_written_is_refused_and_nothing_is_left(
