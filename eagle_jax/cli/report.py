@@ -9,7 +9,7 @@ together.
 
 from pathlib import Path
 
-from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.files import check_folder
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.report import write_report
@@ -35,5 +35,5 @@ def _report(argv: list[str] | None) -> int:
         raise InputError(f"--output {output} is no folder; give another name")
     check_folder(output)
     runs = read_runs(arguments.folders)
-    print(write_report(runs, output, say))
+    print(write_report(runs, output))
     return 0

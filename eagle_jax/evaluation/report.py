@@ -15,7 +15,6 @@ from eagle_jax.evaluation.runs import (
     in_order,
 )
 from eagle_jax.files import write_whole
-from eagle_jax.progress import Report
 
 _Maker = Callable[[Group], Mapping[str, str] | Figure | None]
 """A function from a group to its tables by title, or its figure."""
@@ -73,7 +72,7 @@ _SECTIONS: tuple[tuple[str, _Maker, str, str], ...] = (
 )
 
 
-def write_report(runs: Sequence[EvaluatedRun], output: Path, report: Report) -> str:
+def write_report(runs: Sequence[EvaluatedRun], output: Path) -> str:
     """Writes `report.md` and the PNG files that it shows; says what was written.
 
     The folder is made if it is missing.
@@ -96,7 +95,6 @@ def write_report(runs: Sequence[EvaluatedRun], output: Path, report: Report) -> 
                 shown += [f"### {name}\n\n{table}" for name, table in made.items()]
         if shown:
             parts.append("\n\n".join([*above, *shown]))
-            report(f"made {title}")
         else:
             left_out.append(f"- {title}: {reason}.")
     parts.append("## Left out\n\n" + ("\n".join(left_out) or "Nothing."))

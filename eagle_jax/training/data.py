@@ -14,8 +14,6 @@ from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import EncodedExample, encode_examples
 from eagle_jax.training.packing import hold_out, pack, rows_at
 
-_LINES = 20  # More malformed records than these would flood the log.
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData:
@@ -103,8 +101,6 @@ def _read(paths: Sequence[Path], config: TrainConfig, report: Report) -> list[Ex
     examples: list[Example] = []
     for path in paths:
         found = read_examples(path, max_malformed=config.data.max_malformed)
-        for line in found.malformed[:_LINES]:
-            report(f"left out: {line}")
         report(f"{path}: {found.summary()}")
         examples += found.examples
     return examples
