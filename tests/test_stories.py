@@ -92,7 +92,6 @@ def test_every_static_round_is_the_official_codes(
 
 
 GREEDY_TREES = [
-    {"num_nodes": 1},
     {"num_nodes": 511},  # Every candidate kept.
     {"num_nodes": 300, "depth": 3},  # More than there are: padding.
 ]

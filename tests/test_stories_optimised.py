@@ -32,7 +32,7 @@ def test_greedy_text_is_plain_decodings_and_drafted_well(
 ) -> None:
     found: list[list[int]] = []
     rounds = accepted = 0
-    for requests in batches(stories, 8):
+    for requests in batches(stories, 30):
         state = speculate(stories, requests, stories.trained, "greedy")
         found += texts(requests, state)
         rounds += int(state.num_rounds.sum())
@@ -45,6 +45,6 @@ def test_greedy_text_is_plain_decodings_and_drafted_well(
 def test_a_head_that_knows_nothing_changes_no_text(
     stories: Stories, plain: list[list[int]]
 ) -> None:
-    requests = batches(stories, 8)[0]
+    requests = batches(stories, 30)[0]
     state = speculate(stories, requests, stories.random, "greedy")
-    assert_same_tokens(texts(requests, state), plain[:8])
+    assert_same_tokens(texts(requests, state), plain[:30])

@@ -27,7 +27,7 @@ from eagle_jax.interface import Drafter, Params
 from eagle_jax.models.transformer import Transformer
 from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
-from eagle_jax.tree import chain, from_paths
+from eagle_jax.tree import chain
 from tests import tiny
 from tests.helpers import texts
 
@@ -37,12 +37,9 @@ TARGET = Transformer(config=CONFIG)
 
 HEAD = EagleHead(config=tiny.head_config(**SIZES))
 TREE = TreeConfig(num_nodes=5, depth=2, width=2)
-HYDRA = tiny.hydra(SIZES["vocab_size"], has_prefix=True)
-BUSH = from_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
     "lookahead": LookaheadDrafter(vocab_size=24, level=3, window=2),
-    "hydra": TreeDrafter(model=HYDRA, tree=BUSH),
     "switch": SwitchDrafter(
         first=LookupDrafter(depth=2),
         second=TreeDrafter(model=HEAD, tree=TREE),
@@ -68,9 +65,6 @@ def params(target_params: Any) -> dict[str, Params]:
             drafter=tiny.head_params(HEAD.config, target_params),
         ),
         "lookahead": Params(target=target_params),
-        "hydra": Params(
-            target=target_params, drafter=tiny.heads_params(HYDRA, target_params)
-        ),
     }
 
 
@@ -92,7 +86,7 @@ def requests(*lengths: int, new_tokens: int | list[int]) -> Requests:
 BATCH = requests(3, 20, new_tokens=[130, 60])
 
 
-@pytest.mark.parametrize("name", ["switch", "lookahead", "hydra"])
+@pytest.mark.parametrize("name", ["switch", "lookahead"])
 def test_a_cache_that_grows_holds_the_same_text(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
 ) -> None:

@@ -165,7 +165,6 @@ READERS: dict[str, Drafter] = {
     "small model": TreeDrafter(
         model=SmallModel(target=PAIR.target, vocab_size=64), tree=chain(2)
     ),
-    "lookup": LookupDrafter(depth=2),
     "switch": SwitchDrafter(
         first=LookupDrafter(depth=2), second=PAIR.drafter, min_match=2
     ),
@@ -174,7 +173,7 @@ READERS: dict[str, Drafter] = {
 
 @pytest.mark.parametrize(
     ("reader", "length"),
-    [("head", 1), ("head", 32), *((reader, 9) for reader in READERS)],
+    [("head", 1), ("head", 32), ("small model", 9), ("switch", 9)],
 )
 def test_a_prompt_read_beside_running_rows_is_read_as_a_whole(
     monkeypatch: pytest.MonkeyPatch, reader: str, length: int

@@ -53,15 +53,13 @@ HEAD_TREES = {
 }
 FEWER = jnp.array([0, 3, 4, 9, 10, 11, 17, 18, 22, 23])
 MODEL_TREES = {
-    "small chain": chain(4),
     "small bush": HEAD_TREES["bush"],
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
     "foreign eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
 }
 HEADS = {
-    "medusa": tiny.medusa(VOCABULARY),
-    "medusa, borrowing": tiny.medusa(VOCABULARY, has_output_heads=False),
+    "medusa": tiny.medusa(VOCABULARY, has_output_heads=False),
     "hydra": tiny.hydra(VOCABULARY, has_prefix=False),
     "hydra, prefix": tiny.hydra(VOCABULARY, has_prefix=True),
 }

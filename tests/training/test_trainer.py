@@ -180,7 +180,7 @@ VARIED = {
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
-    [("eagle3", VARIED), ("medusa", SMALL), ("hydra", SMALL)],
+    [("eagle3", VARIED), ("hydra", SMALL)],
 )
 def test_heads_of_every_kind_are_exported_and_drafted_with(
     eagle3_pair: Path,
@@ -214,23 +214,16 @@ def tensors_of(head: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(head / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["eagle2", "eagle3"])
 def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
-    eagle3_pair: Path, tiny_pair: Path, data: Path, tmp_path: Path, name: str
+    eagle3_pair: Path, data: Path, tmp_path: Path
 ) -> None:
-    begun, kind = tmp_path / "begun", HEADS[name]
-    folder = tiny_pair if name == "eagle2" else eagle3_pair
-    usual = kind.read_config(folder / "head")
-    other: dict[str, Any] = {"rope": RopeConfig(theta=77.0)}
-    changed: dict[str, Any] = {"has_feature_norms": True}
-    if name == "eagle2":
-        other, changed = other | {"qkv_bias": True}, {}
-    layer = dataclasses.replace(usual.layer, **other)
-    head = dataclasses.replace(usual, layer=layer, **changed)
+    begun, kind = tmp_path / "begun", HEADS["eagle3"]
+    usual: Any = kind.read_config(eagle3_pair / "head")
+    layer = dataclasses.replace(usual.layer, rope=RopeConfig(theta=77.0))
+    head = dataclasses.replace(usual, layer=layer, has_feature_norms=True)
     export_head(begun, head, kind.init(jax.random.key(0), head))
-    sizes = {"include_embedding": False} if name == "eagle2" else {}
-    given = {"head": kind.settings(**sizes), "begin_with": str(begun)}
-    further = train(folder, data, tmp_path / "further", **STILL, **given)
+    given = {"head": kind.settings(), "begin_with": str(begun)}
+    further = train(eagle3_pair, data, tmp_path / "further", **STILL, **given)
     assert kind.read_config(further.head) == head
     kept, given = tensors_of(further.head), tensors_of(begun)
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
