@@ -40,14 +40,15 @@ def resolve(name: str) -> Path:
         InputError: If there is neither such a folder nor such a repository.
     """
     folder = Path(os.path.expanduser(name))  # Path's own raises for unknown users.
-    if folder.is_dir():
+    if os.path.isdir(folder):  # `Path` raises for names that are too long.
         if not (folder / "config.json").is_file():
             raise InputError(
                 f"{name} holds no config.json; give the folder of a Hugging Face "
                 "checkpoint"
             )
         return folder
-    if folder.exists() or name.count("/") != 1 or name.startswith((".", "~", "/")):
+    is_hub_name = name.count("/") == 1 and not name.startswith((".", "~", "/"))
+    if os.path.exists(folder) or not is_hub_name:
         raise InputError(
             f"{name} is no folder; give the folder of a Hugging Face checkpoint or a "
             "hub name such as owner/name"
