@@ -1,5 +1,6 @@
 """Loads targets tensor by tensor; each process reads the parts of its own devices."""
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -185,7 +186,18 @@ def load_params(
     Raises:
         InputError: If a tensor cannot be read, or is too large for `dtype`.
     """
-    with ThreadPoolExecutor(_READERS) as readers:
+    from tqdm import tqdm
+
+    sizes = [math.prod(files.shape(name)) for name in jax.tree.leaves(names)]
+    bar = tqdm(
+        desc=f"loading {files.folder.name}",
+        total=sum(sizes) * dtype.itemsize,
+        unit="B",
+        unit_scale=True,
+        delay=2,  # Seconds within which nothing is shown.
+        disable=None,  # Where there is no terminal.
+    )
+    with bar, ThreadPoolExecutor(_READERS) as readers:
 
         def load(name: str, shape: Any, sharding: Any = None) -> Any:
             if not isinstance(shape, QuantizedMatrix):
@@ -198,7 +210,9 @@ def load_params(
                 matrix = _load(readers, files, name, shape.shape, kind, wide)
                 narrow = jax.jit(quantize, static_argnums=1, out_shardings=sharding)
                 array = narrow(matrix, shape.bits)
-            return jax.block_until_ready(array)  # Else the host may hold many.
+            jax.block_until_ready(array)  # Else the host may hold many.
+            bar.update(math.prod(shape.shape) * dtype.itemsize)
+            return array
 
         if shardings is None or isinstance(shardings, Sharding):
             return jax.tree.map(

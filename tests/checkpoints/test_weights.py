@@ -1,6 +1,8 @@
 """Weights are the same however they are stored, read in parts and in little memory."""
 
 import dataclasses
+import functools
+import io
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import tqdm
 from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
@@ -106,6 +109,18 @@ def test_parts_are_filled_from_all_blocks(
     chex.assert_trees_all_equal(load_target(target, "bfloat16")[1], expected)
     mlp: Any = load_target(target)[1].layers[0].mlp
     np.testing.assert_array_equal(mlp.up, load_file(target / SINGLE)[_UP].T)
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_all_that_is_read_is_counted(
+    target: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None
+) -> None:
+    shown = io.StringIO()
+    always = functools.partial(tqdm.tqdm, file=shown)
+    changed = {"delay": 0, "disable": False}
+    monkeypatch.setattr(tqdm, "tqdm", lambda **given: always(**given | changed))
+    load_target(target, bits=bits)
+    assert "loading target: 100%" in shown.getvalue()
 
 
 def test_each_part_is_checked_and_nothing_else_is_read(target: Path) -> None:
