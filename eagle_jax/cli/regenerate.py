@@ -47,7 +47,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")
     add("--overwrite", action="store_true", help="start the output again")
     add("--limit", type=int, help="take this many records of the data")
-    names = "max_new_tokens max_length batch_size min_prefix max_prefix max_malformed"
+    names = "max_new_tokens max_length batch_size min_prefix max_prefix"
     names += " dtype temperature top_p top_k min_p seed num_nodes depth width"
     add_settings(parser, RegenerateConfig, *names.split())
     return parser.parse_args(argv)

@@ -16,6 +16,7 @@ REMOVED = {
     "hydra-mlp": "train --kind hydra; heads without a prefix layer still draft",
     "llama-2-chat": "give --template tokenizer, whose chat template is the same",
     "--too-long": "leave it out: longer samples are cut",
+    "--max-malformed": "leave it out: what is malformed is left out and counted",
     "--system-prompt": "leave it out: the template's own is taken",
     "--embedding": "leave it out: EAGLE-1/2 heads get the table of --target",
     "--trace": "give eagle-jax evaluate --nodes, which keeps every tree",

@@ -110,7 +110,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "learning_rate",
         "warmup_steps",
         "held_out",
-        "max_malformed",
         "cache_features",
         "log_every",
         "eval_every",

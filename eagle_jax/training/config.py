@@ -64,13 +64,11 @@ class DataConfig:
         row_length: The number of tokens per row, `T`; samples are packed into rows, and
             longer ones are cut.
         held_out: The share of the samples that is evaluated on and not trained on.
-        max_malformed: The share of malformed records that is passed over.
         cache_features: Compute the target's features once and keep them on disk.
     """
 
     row_length: int = 2048
     held_out: float = 0.05
-    max_malformed: float = 0.01
     cache_features: bool = False
 
     def __post_init__(self) -> None:
@@ -78,8 +76,6 @@ class DataConfig:
         check_types(self)
         require(self.row_length >= 4, "row_length", self.row_length, "at least 4")
         require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1")
-        share = self.max_malformed
-        require(0 <= share <= 1, "max_malformed", share, "between 0 and 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,8 +199,6 @@ class RegenerationConfig:
         batch_size: The number of texts decoded together; it changes no text.
         min_prefix: The fewest tokens kept of a document, its start token not counted.
         max_prefix: The most tokens kept of a document, its start token not counted.
-        max_malformed: The share of the data's records that may be malformed and left
-            out.
         dtype: The type of weights, caches and activations; "auto" for float32 on CPUs
             and the checkpoint's own elsewhere.
     """
@@ -214,7 +208,6 @@ class RegenerationConfig:
     batch_size: int = 16
     min_prefix: int = 1
     max_prefix: int = 64
-    max_malformed: float = 0.01
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
     def __post_init__(self) -> None:

@@ -67,36 +67,26 @@ class DataFile:
 
     Attributes:
         examples: The examples, in the file's order.
-        malformed: A line for each record that is malformed.
-        unusable: A line for each record that is well-formed but teaches nothing, such
-            as a conversation without an answer.
+        left_out: A line for each record that is malformed or teaches nothing, such as a
+            conversation without an answer.
     """
 
     examples: list[Example]
-    malformed: list[str]
-    unusable: list[str]
+    left_out: list[str]
 
     def summary(self) -> str:
         """Returns the counts in one line for a log."""
-        parts = [f"{len(self.examples)} examples"]
-        lists = {"malformed": self.malformed, "unusable": self.unusable}
-        for label, lines in lists.items():
-            if lines:
-                parts.append(f"{len(lines)} {label} left out (the first: {lines[0]})")
-        return " | ".join(parts)
-
-
-class _MalformedError(Exception):
-    """The error of a record that is malformed."""
+        line = f"{len(self.examples)} examples"
+        if self.left_out:
+            line += f" | {len(self.left_out)} left out (the first: {self.left_out[0]})"
+        return line
 
 
 class _UnusableError(Exception):
-    """The error of a well-formed record that teaches nothing."""
+    """The error of a record that is malformed or teaches nothing."""
 
 
-def read_examples(
-    path: Path, *, max_malformed: float = 0.01, need_answers: bool = True
-) -> DataFile:
+def read_examples(path: Path, *, need_answers: bool = True) -> DataFile:
     """Reads a data file.
 
     A conversation's leading assistant turns (frequent in ShareGPT, where long
@@ -104,7 +94,6 @@ def read_examples(
 
     Args:
         path: The `.json`, `.jsonl` or `.txt` file; see the module's text.
-        max_malformed: The share of the records that may be malformed and left out.
         need_answers: Whether conversations need answers; if false, user turns without
             one are kept, for a target that is going to answer.
 
@@ -112,8 +101,7 @@ def read_examples(
         The file's content, at least one example.
 
     Raises:
-        InputError: If the file cannot be read, too much of it is malformed, or
-            nothing in it is usable.
+        InputError: If the file cannot be read, or nothing in it is usable.
     """
     if path.suffix not in (".json", ".jsonl", ".txt"):
         raise InputError(f"{path} must end in .json, .jsonl or .txt")
@@ -121,27 +109,17 @@ def read_examples(
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read the data {path}: {error.strerror}") from error
-    found = DataFile(examples=[], malformed=[], unusable=[])
+    found = DataFile(examples=[], left_out=[])
     records = _documents if path.suffix == ".txt" else _json_records
     for where, parse in records(path, data):
         try:
             found.examples.append(_example(where, parse(), need_answers))
-        except _MalformedError as error:
-            found.malformed.append(f"{where}: {error}")
         except _UnusableError as error:
-            found.unusable.append(f"{where}: {error}")
-    others = found.malformed + found.unusable
-    count = len(found.examples) + len(others)
-    if len(found.malformed) > max_malformed * count:
-        raise InputError(
-            f"{path}: {len(found.malformed)} of {count} records are malformed, more "
-            f"than max_malformed = {max_malformed} allows; mend or remove them, first "
-            f"of all {found.malformed[0]}"
-        )
+            found.left_out.append(f"{where}: {error}")
     if not found.examples:
-        because = f"; {others[0]}" if others else ""
+        because = "".join(f"; {line}" for line in found.left_out[:1])
         raise InputError(
-            f"{path} holds no usable conversation or text among {count} "
+            f"{path} holds no usable conversation or text among {len(found.left_out)} "
             f"records{because}; give a file with conversations, messages or text"
         )
     return found
@@ -173,7 +151,7 @@ def check_ids(where: str, ids: np.ndarray | None, vocab_size: int | None) -> Non
 
 
 _Record = tuple[str, Callable[[], Any]]
-"""A record's position, and a function that parses it or raises `_MalformedError`."""
+"""A record's position, and a function that parses it or raises `_UnusableError`."""
 
 
 def _documents(path: Path, data: bytes) -> Iterator[_Record]:
@@ -205,13 +183,13 @@ def _parse(line: bytes) -> Any:
     try:
         return parse_json(line, "it")
     except InputError as error:
-        raise _MalformedError(str(error)) from error
+        raise _UnusableError(str(error)) from error
 
 
 def _example(where: str, record: Any, need_answers: bool) -> Example:
     """Returns a checked record."""
     if not isinstance(record, dict):
-        raise _MalformedError(f"it is no JSON object but {_short(record)}")
+        raise _UnusableError(f"it is no JSON object but {_short(record)}")
     ids, loss_mask = _ids(record)
     turns = _turns(record)
     if turns is not None:
@@ -221,7 +199,7 @@ def _example(where: str, record: Any, need_answers: bool) -> Example:
     if ids is not None:
         return Example(where=where, ids=ids, loss_mask=loss_mask)
     if "text" not in record:
-        raise _MalformedError(
+        raise _UnusableError(
             "it has neither conversations, messages, text nor ids, but "
             f"{_short(', '.join(record)) if record else 'nothing'}"
         )
@@ -242,7 +220,7 @@ def _ids(record: dict[str, Any]) -> tuple[np.ndarray | None, np.ndarray | None]:
         return tokens.astype(np.int32), None
     mask = _integers(record["loss_mask"], "loss_mask", 1)
     if len(mask) != len(tokens):
-        raise _MalformedError(
+        raise _UnusableError(
             f"its loss_mask has {len(mask)} entries for {len(tokens)} ids"
         )
     if not mask.any():
@@ -256,7 +234,7 @@ def _integers(values: Any, name: str, highest: int) -> np.ndarray:
         is_integer = all(type(value) in (int, bool) for value in values)
         if is_integer and min(values) >= 0 and max(values) <= highest:
             return np.array(values)
-    raise _MalformedError(
+    raise _UnusableError(
         f"its {name} must be a list of integers of 0 to {highest}, not {_short(values)}"
     )
 
@@ -268,7 +246,7 @@ def _turns(record: dict[str, Any]) -> list[Message] | None:
         if turns is None:
             continue
         if not isinstance(turns, list):
-            raise _MalformedError(f"its {key} is no list but {_short(turns)}")
+            raise _UnusableError(f"its {key} is no list but {_short(turns)}")
         return [_message(number, turn, *names) for number, turn in enumerate(turns, 1)]
     return None
 
@@ -276,12 +254,12 @@ def _turns(record: dict[str, Any]) -> list[Message] | None:
 def _message(number: int, turn: Any, role_key: str, content_key: str) -> Message:
     """Returns one turn, whose text may be in parts as in the OpenAI format."""
     if not isinstance(turn, dict) or not {role_key, content_key} <= set(turn):
-        raise _MalformedError(
+        raise _UnusableError(
             f"turn {number} has no {role_key!r} and {content_key!r}: {_short(turn)}"
         )
     role, content = turn[role_key], turn[content_key]
     if not isinstance(role, str) or role not in _ROLES:
-        raise _MalformedError(
+        raise _UnusableError(
             f"turn {number} has the unknown role {_short(role)}; known are "
             + ", ".join(_ROLES)
         )
@@ -303,7 +281,7 @@ def _conversation(turns: list[Message], need_answers: bool) -> list[Message]:
         wanted = ("user", "assistant")[number % 2]
         if turn["role"] != wanted:
             place = len(turns) - len(rest) + number + 1
-            raise _MalformedError(f"turn {place} is the {turn['role']}'s, not {wanted}")
+            raise _UnusableError(f"turn {place} is the {turn['role']}'s, not {wanted}")
     if need_answers and len(rest) % 2:
         rest = rest[:-1]
     if not rest:
@@ -318,11 +296,11 @@ def _conversation(turns: list[Message], need_answers: bool) -> list[Message]:
 def _check_text(text: Any, name: str) -> str:
     """Returns a text, or refuses one that no tokenizer takes, with half characters."""
     if not isinstance(text, str):
-        raise _MalformedError(f"{name} is no string but {_short(text)}")
+        raise _UnusableError(f"{name} is no string but {_short(text)}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise _MalformedError(f"{name} is not valid Unicode text") from error
+        raise _UnusableError(f"{name} is not valid Unicode text") from error
     return text
 
 

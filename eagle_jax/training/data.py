@@ -100,7 +100,7 @@ def read_data(
 def _read(paths: Sequence[Path], config: TrainConfig, report: Report) -> list[Example]:
     examples: list[Example] = []
     for path in paths:
-        found = read_examples(path, max_malformed=config.data.max_malformed)
+        found = read_examples(path)
         report(f"{path}: {found.summary()}")
         examples += found.examples
     return examples

@@ -263,9 +263,7 @@ def _tasks(
     if job.samples is not None:
         return sample_tasks(tokenizer, job.samples), job.samples
     assert job.data is not None
-    found = read_examples(
-        job.data, max_malformed=settings.max_malformed, need_answers=False
-    )
+    found = read_examples(job.data, need_answers=False)
     report(f"{job.data}: {found.summary()}")
     examples = found.examples[: job.limit]
     if any(example.messages for example in examples):

@@ -84,7 +84,7 @@ def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
         "One"
     ]
     found = read_examples(output)
-    assert not found.malformed and not found.unusable
+    assert not found.left_out
     encoded = encode_examples(found.examples, tokenizer, max_length=200)
     for record, sample in zip(records, encoded.samples, strict=True):
         assert sample.tokens.tolist() == record["ids"]

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.errors import InputError
 from eagle_jax.training.conversations import read_examples
 from tests.helpers import refused
 
@@ -134,60 +133,23 @@ def _turns(*turns: Any) -> dict[str, Any]:
         ({"ids": [1, 2.5]}, "its ids must be"),
         ({"ids": [1, 2], "loss_mask": [1]}, "loss_mask has 1 entries for 2 ids"),
         ({"ids": [1, 2], "loss_mask": [0, 2]}, "its loss_mask must be"),
-    ],
-)
-def test_what_is_malformed_is_named_by_its_line(
-    tmp_path: Path, record: Any, reason: str
-) -> None:
-    path = _lines(tmp_path, [{"text": "good"}, "", record])
-    found = read_examples(path, max_malformed=0.5)
-    assert len(found.examples) == 1
-    assert len(found.malformed) == 1
-    assert found.malformed[0].startswith("line 3: ")
-    assert reason in found.malformed[0]
-    assert "1 malformed left out (the first: line 3: " in found.summary()
-    with pytest.raises(InputError, match="1 of 2 records are malformed") as error:
-        read_examples(path)
-    assert reason in str(error.value) and str(path) in str(error.value)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
-
-
-def test_the_stated_share_may_be_malformed_and_no_more(tmp_path: Path) -> None:
-    good = [{"text": "a"}] * 198
-    assert len(read_examples(_lines(tmp_path, [*good, "x", "y"])).malformed) == 2
-    refused(
-        lambda: read_examples(_lines(tmp_path, [*good, "x", "y", "z"])),
-        "3 of 201 records",
-        "first of all line 199",
-    )
-
-
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
         ({"text": " \n"}, "its text is empty"),
         ({"ids": [1]}, "less than two ids"),
         ({"ids": [1, 2], "loss_mask": [0, 0]}, "predicts nothing"),
         ({"messages": TURNS[1:]}, "no user's turn with an answer"),
         (_turns(TURNS[0], {"role": "assistant", "content": " "}), "assistant is empty"),
-        (
-            _turns({"role": "user", "content": ""}, TURNS[1]),
-            "turn of the user is empty",
-        ),
     ],
 )
-def test_what_teaches_nothing_is_left_out_but_is_not_malformed(
-    tmp_path: Path, record: dict[str, Any], reason: str
+def test_what_is_malformed_or_teaches_nothing_is_named_by_its_line(
+    tmp_path: Path, record: Any, reason: str
 ) -> None:
-    found = read_examples(_lines(tmp_path, [record, {"text": "good"}]))
-    assert len(found.examples) == 1 and not found.malformed
-    assert reason in found.unusable[0]
-    assert "1 unusable left out (the first: line 1: " in found.summary()
-    refused(
-        lambda: read_examples(_lines(tmp_path, [record])),
-        "holds no usable",
-        "among 1 records",
-    )
+    found = read_examples(_lines(tmp_path, [{"text": "good"}, "", record]))
+    assert len(found.examples) == len(found.left_out) == 1
+    assert found.left_out[0].startswith("line 3: ")
+    assert reason in found.left_out[0]
+    assert "1 left out (the first: line 3: " in found.summary()
+    alone = _lines(tmp_path, [record])
+    refused(lambda: read_examples(alone), str(alone), reason)
 
 
 @pytest.mark.parametrize(
