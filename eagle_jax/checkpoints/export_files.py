@@ -113,9 +113,11 @@ def host_tensors(
             raise InputError(
                 f"{name} has shape {tensor.shape}, but its sizes ask for {shape.shape}"
             )
-        # A copy in C order: torch wants memory that it may write to.
-        tensor = np.array(tensor.T if names.is_transposed(name) else tensor, order="C")
-        tensors[name] = convert(tensor, jnp.dtype(dtype), f"tensor {name}")
+        for number, one in enumerate(tensor if "{}" in name else (tensor,)):
+            # A copy in C order: torch wants memory that it may write to.
+            one = np.array(one.T if names.is_transposed(name) else one, order="C")
+            single = name.format(number)
+            tensors[single] = convert(one, jnp.dtype(dtype), f"tensor {single}")
     return tensors
 
 

@@ -15,9 +15,11 @@ from jax.sharding import Sharding
 from eagle_jax.checkpoints.hf_config import target_config
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.names import (
+    MIXTRAL,
     TRANSFORMER,
     is_transposed,
     tensor_names,
+    transposed,
 )
 from eagle_jax.checkpoints.scaled import read_scheme
 from eagle_jax.checkpoints.tensors import Part, read_blocks
@@ -54,6 +56,7 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     config, files = target_config(folder), open_weights(folder)
     if (block := read_scheme(Fields.read(folder))) is not None:
         files.unscale(block)
+    files.stack()
     last = f"model.layers.{config.num_layers - 1}."
     if not any(name.startswith(last) for name in files.names()):
         raise InputError(
@@ -88,7 +91,8 @@ def load_target(
     config, files = open_target(folder)
     check_bits(config, bits)
     stored = target_shapes(config, None)
-    wanted = tensor_names(stored, TRANSFORMER)
+    is_mixtral = any(".block_sparse_moe." in name for name in files.names())
+    wanted = tensor_names(stored, MIXTRAL if is_mixtral else TRANSFORMER)
     if config.tie_embeddings:
         files.forget(TRANSFORMER["output_head"])  # Some store it all the same.
     check_shapes(files, wanted, stored)
@@ -113,9 +117,10 @@ def check_bits(config: TransformerConfig, bits: int | None) -> None:
     """
     if bits is None:
         return
+    prefix = "moe_" if config.layer.expert_size else ""
     sizes = {
         "hidden_size": config.layer.hidden_size,
-        "intermediate_size": config.layer.intermediate_size,
+        f"{prefix}intermediate_size": config.layer.inner_size,
         "heads times head_dim": config.layer.num_heads * config.layer.head_dim,
     }
     for name, size in sizes.items():
@@ -237,7 +242,7 @@ def check_shapes(files: Weights, names: Any, shapes: Any) -> None:
     _refuse(files.folder, "holds unexpected", files.names() - wanted.keys())
     for name, ours in wanted.items():
         stored = files.shape(name)
-        shape = ours.shape[::-1] if is_transposed(name) else ours.shape
+        shape = transposed(ours.shape) if is_transposed(name) else ours.shape
         if stored != shape:
             raise InputError(
                 f"{files.folder}: tensor {name} has shape {stored}, but its sizes ask "

@@ -20,20 +20,38 @@ LAYER = {
     "mlp.gate": "mlp.gate_proj.weight",
     "mlp.up": "mlp.up_proj.weight",
     "mlp.down": "mlp.down_proj.weight",
-    "mlp.router": "block_sparse_moe.gate.weight",
-    "mlp.experts.{}.gate": "block_sparse_moe.experts.{}.w1.weight",
-    "mlp.experts.{}.up": "block_sparse_moe.experts.{}.w3.weight",
-    "mlp.experts.{}.down": "block_sparse_moe.experts.{}.w2.weight",
+    "mlp.router": "mlp.gate.weight",
+    "mlp.experts.gate": "mlp.experts.{{}}.gate_proj.weight",
+    "mlp.experts.up": "mlp.experts.{{}}.up_proj.weight",
+    "mlp.experts.down": "mlp.experts.{{}}.down_proj.weight",
 }
-"""The tensor names of a layer, by path in `LayerParams`."""
+"""The tensor names of a layer, by path in `LayerParams`.
 
-TRANSFORMER = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "output_head": "lm_head.weight",
-    **{f"layers.{{}}.{ours}": f"model.layers.{{}}.{hf}" for ours, hf in LAYER.items()},
+A name with braces for a number names a stack of tensors, see `stacks.stacked`.
+"""
+
+_MIXTRAL = LAYER | {
+    "mlp.router": "block_sparse_moe.gate.weight",
+    "mlp.experts.gate": "block_sparse_moe.experts.{{}}.w1.weight",
+    "mlp.experts.up": "block_sparse_moe.experts.{{}}.w3.weight",
+    "mlp.experts.down": "block_sparse_moe.experts.{{}}.w2.weight",
 }
-"""The tensor names of targets of every family, by path in `TransformerParams`."""
+
+
+def _of_layers(layer: dict[str, str]) -> dict[str, str]:
+    return {
+        "embedding": "model.embed_tokens.weight",
+        "norm": "model.norm.weight",
+        "output_head": "lm_head.weight",
+        **{
+            f"layers.{{}}.{own}": f"model.layers.{{}}.{hf}" for own, hf in layer.items()
+        },
+    }
+
+
+TRANSFORMER, MIXTRAL = _of_layers(LAYER), _of_layers(_MIXTRAL)
+"""The tensor names of targets, by path in `TransformerParams`: of every family but one,
+and Mixtral's."""
 
 MAPS = ("d2t", "t2d")
 """The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""
@@ -44,8 +62,8 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
 
     Args:
         params: A pytree of arrays or of their shapes; absent tensors are `None`.
-        table: Names by path; `{}` stands for the number of a layer, an expert or a
-            head, unless the path itself has a name.
+        table: Names by path; `{}` stands for the number of a layer or a head,
+            unless the path itself has a name.
     """
 
     def name(path: tuple[Any, ...], leaf: Any) -> str:
@@ -64,6 +82,11 @@ def is_transposed(name: str) -> bool:
     That is every matrix but the embedding tables. A vector is its own transpose.
     """
     return not name.endswith("embed_tokens.weight")
+
+
+def transposed(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the shape, or part, of a transposed matrix, or of a stack of them."""
+    return *shape[:-2], *shape[-2:][::-1]
 
 
 def by_name(params: Any, table: dict[str, str]) -> dict[str, Any]:

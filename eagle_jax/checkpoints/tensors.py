@@ -1,6 +1,7 @@
 """Reads tensors from files of any kind, and the parts that a process holds."""
 
 import dataclasses
+import itertools
 import math
 import re
 import zipfile
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from eagle_jax.checkpoints.names import transposed
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import parse_json
 
@@ -178,29 +180,37 @@ def read_blocks(
         part: The part to read, of the tensor as it is returned.
         dtype: The dtype of the result.
         readers: What runs the function.
-        is_transposed: Whether a matrix is returned as the transpose of what is stored.
+        is_transposed: Whether a matrix, or each in a stack of them, is returned as the
+            transpose of what is stored.
 
     Returns:
         The part, in memory that a CPU device takes over without a copy.
     """
     found = _empty([stop - start for start, stop in part], dtype)
-    if is_transposed:
-        part = part[::-1]
-    into = found.T if is_transposed else found
-    (first, last), *others = part
+    into = found
+    if is_transposed and len(part) > 1:
+        part, into = transposed(part), found.swapaxes(-1, -2)
+    # Rows of one matrix after the other, where there is a stack of them.
+    stack, (first, last), others = part[:-2], part[-2:][0], part[-2:][1:]
+    numbers = itertools.product(*(range(*ends) for ends in stack))
     row_bytes = math.prod(stop - start for start, stop in others) * dtype.itemsize
     step = max(_BLOCK_BYTES // max(row_bytes, 1), 1)
     # They are copied as bits: NumPy copies its own types faster than bfloat16.
     bits = np.dtype(f"u{dtype.itemsize}")
 
-    def fill(start: int) -> None:
-        rows = into[start - first : start - first + step].view(bits)
-        block = read(((start, min(start + step, last)), *others)).view(bits)
+    def fill(place: tuple[tuple[int, ...], int]) -> None:
+        number, start = place
+        index = tuple(n - ends[0] for n, ends in zip(number, stack, strict=True))
+        rows = into[index][start - first : start - first + step].view(bits)
+        one = tuple((n, n + 1) for n in number)
+        block = read((*one, (start, min(start + step, last)), *others)).view(bits)
+        block = block.reshape(rows.shape)
         tile = _TILE if is_transposed else max(len(rows), 1)
         for row in range(0, len(rows), tile):
             rows[row : row + tile] = block[row : row + tile]
 
-    for _ in readers.map(fill, range(first, last, step)):
+    places = itertools.product(numbers, range(first, last, step))
+    for _ in readers.map(fill, places):
         pass  # Raises what a reader raised.
     return found
 

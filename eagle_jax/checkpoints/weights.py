@@ -10,6 +10,7 @@ from eagle_jax.checkpoints.hf_config import DTYPES
 from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
 from eagle_jax.checkpoints.scaled import Block, unscaled
+from eagle_jax.checkpoints.stacks import stacked
 from eagle_jax.checkpoints.tensors import (
     Part,
     StoredTensor,
@@ -51,6 +52,13 @@ class Weights:
         """Reads matrices of 8 bits as what they stand for, see `scaled`."""
         try:
             self._stored = unscaled(self._stored, block)
+        except InputError as error:
+            raise InputError(f"{self.folder}: {error}") from error
+
+    def stack(self) -> None:
+        """Names the experts' tensors together, see `stacks`."""
+        try:
+            self._stored = stacked(self._stored)
         except InputError as error:
             raise InputError(f"{self.folder}: {error}") from error
 

@@ -37,6 +37,9 @@ class LayerConfig:
         num_experts: The number of experts of a sparse mixture, `X`; 0 for a dense
             feed-forward layer.
         experts_per_token: The number of experts that read each token.
+        expert_size: The width of an expert; 0 for `intermediate_size`.
+        shares_of_all: Whether the shares of a token's experts are those among all
+            experts, and do not add up to 1 (Qwen3-MoE without `norm_topk_prob`).
     """
 
     hidden_size: int
@@ -50,13 +53,20 @@ class LayerConfig:
     qk_norm: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
+    expert_size: int = 0
+    shares_of_all: bool = False
 
     @property
     def plain(self) -> "LayerConfig":
         """A layer of the same sizes as Llama's: one feed-forward layer, no biases."""
-        return dataclasses.replace(
-            self, qkv_bias=False, qk_norm=False, num_experts=0, experts_per_token=0
-        )
+        one = {"num_experts": 0, "experts_per_token": 0, "expert_size": 0}
+        flags = dict.fromkeys(("qkv_bias", "qk_norm", "shares_of_all"), False)
+        return dataclasses.replace(self, **one, **flags)
+
+    @property
+    def inner_size(self) -> int:
+        """The inner width of the feed-forward layer, or of each expert."""
+        return self.expert_size or self.intermediate_size
 
 
 @struct.dataclass(kw_only=True)
@@ -232,7 +242,10 @@ def finish(
     x = x + linear(mixed, params.output)
     normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
     return x + feed_forward(
-        params.mlp, normed, experts_per_token=config.experts_per_token
+        params.mlp,
+        normed,
+        experts_per_token=config.experts_per_token,
+        shares_of_all=config.shares_of_all,
     )
 
 
@@ -275,7 +288,7 @@ def init_layer(
         mlp=init_mlp(
             mlp_key,
             width,
-            config.intermediate_size,
+            config.inner_size,
             dtype,
             num_experts=config.num_experts,
         ),

@@ -19,7 +19,7 @@ _MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 
 @struct.dataclass(kw_only=True)
 class QuantizedMatrix:
-    """A matrix `[in, out]` of integers with scales.
+    """A matrix `[in, out]` of integers with scales, or a stack of them.
 
     Two rows of 4 bits share a byte: row `i` of an even group, in its lower bits, and
     row `i` of the group after it. So unpacking moves no rows: even and odd groups are
@@ -37,10 +37,10 @@ class QuantizedMatrix:
     bits: int = struct.field(pytree_node=False)
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """The shape of the matrix that it stands for, `(in, out)`."""
-        rows, columns = self.values.shape
-        return rows * 8 // self.bits, columns
+        *stack, rows, columns = self.values.shape
+        return *stack, rows * 8 // self.bits, columns
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -56,23 +56,25 @@ def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
     """Rounds a matrix to the nearest multiples of its scales.
 
     Args:
-        weight: `[in, out]`, the matrix, finite.
+        weight: `[..., in, out]`, the matrix or a stack of them, finite.
         bits: The bits of an integer: 8 with a scale per column; 4 with one per column
             and group of `GROUP_SIZE` rows, for which see `has_groups`. Static.
     """
-    rows, columns = weight.shape
+    *stack, rows, columns = weight.shape
     groups = 1 if bits == 8 else max(rows // GROUP_SIZE, 2)
-    grouped = weight.astype(jnp.float32).reshape(groups, -1, columns)
+    grouped = weight.astype(jnp.float32).reshape(*stack, groups, -1, columns)
     limit = 2 ** (bits - 1)
-    scales = jnp.abs(grouped).max(axis=1, keepdims=True) / (limit - 0.5)
+    scales = jnp.abs(grouped).max(axis=-2, keepdims=True) / (limit - 0.5)
     # A column of zeros, or of numbers whose scale float32 cannot hold, is zero.
     is_scale = scales >= jnp.finfo(jnp.float32).tiny
     steps = jnp.round(grouped / jnp.where(is_scale, scales, jnp.inf))
     values = jnp.clip(steps, -limit, limit - 1).astype(jnp.int8)
     if bits == 4:
-        values = (values[::2] & 15) | (values[1::2] << 4)
+        values = (values[..., ::2, :, :] & 15) | (values[..., 1::2, :, :] << 4)
     return QuantizedMatrix(
-        values=values.reshape(-1, columns), scales=scales[:, 0], bits=bits
+        values=values.reshape(*stack, -1, columns),
+        scales=scales[..., 0, :],
+        bits=bits,
     )
 
 

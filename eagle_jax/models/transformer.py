@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Mixtral and Qwen, as a `Target`."""
+"""The decoder of Llama, Mistral, Mixtral, Qwen and Qwen3-MoE, as a `Target`."""
 
 import dataclasses
 from typing import Any, Protocol

@@ -19,6 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from eagle_jax.errors import InputError
+from eagle_jax.models.mlp import splits_experts
 from eagle_jax.models.transformer import TransformerConfig
 
 DATA = "data"
@@ -95,8 +96,9 @@ def check_mesh(
     sizes = {
         "query heads": layer.num_heads,
         "tokens of the vocabulary": target.vocab_size,
-        "intermediate features": layer.intermediate_size,
     }
+    if not splits_experts(layer.num_experts, layer.inner_size, tensor):
+        sizes["intermediate features"] = layer.inner_size
     if tensor % layer.num_kv_heads:  # Else several devices share a head.
         sizes["key/value heads"] = layer.num_kv_heads
     for name, size in sizes.items():

@@ -2,7 +2,8 @@
 
 Weights are split as in Megatron: q, k, v, gate and up over their outputs, output and
 down over their inputs, so that a layer needs two all-reduces and nothing else.
-Embedding and output head are split over the vocabulary.
+Embedding and output head are split over the vocabulary. Of experts whose parts would be
+narrow, devices hold whole ones.
 
 The layer of an EAGLE head that fuses embedding and feature is whole on every device:
 split over either axis, it would split the features too, and through them the residual
@@ -20,6 +21,7 @@ from jax.tree_util import GetAttrKey
 
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.mlp import splits_experts
 from eagle_jax.parallel.mesh import DATA, TENSOR
 
 AnyMesh = Mesh | AbstractMesh
@@ -45,7 +47,7 @@ PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "gate": ("embed", "intermediate"),
     "up": ("embed", "intermediate"),
     "down": ("intermediate", "embed"),
-    "router": ("embed", "experts"),
+    "router": ("embed", "scores"),
     "fc": ("fused", "embed"),
     "fc_bias": ("embed",),
     "fc_norm": ("feature",),
@@ -87,7 +89,11 @@ def split_rules(mesh: AnyMesh, layer: LayerConfig) -> Rules:
     axes = TENSOR
     while layer.num_kv_heads % math.prod(mesh.shape[axis] for axis in axes):
         axes = axes[:-1]
-    return {**_SPLIT, "kv_heads": axes}
+    num_parts = math.prod(mesh.shape[axis] for axis in TENSOR)
+    rules = {**_SPLIT, "kv_heads": axes}
+    if splits_experts(layer.num_experts, layer.inner_size, num_parts):
+        rules |= {"experts": TENSOR}
+    return rules
 
 
 def draft_rules(mesh: AnyMesh, layer: LayerConfig | None, params: Any) -> Rules:
@@ -136,9 +142,11 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
         name = fields[-1]
         # Integers and scales of a quantized matrix are sharded as the matrix is.
         axes = PARAM_AXES[fields[-2] if name in ("values", "scales") else name]
-        assert len(axes) == len(leaf.shape), path
-        if name == "scales" and leaf.shape[0] == 1:
+        if name == "scales" and leaf.shape[-2] == 1:
             axes = ("all rows", axes[1])
+        if "experts" in fields:
+            axes = ("experts", *(("whole",) * 2 if "experts" in rules else axes))
+        assert len(axes) == len(leaf.shape), path
         return NamedSharding(mesh, _spec(rules, axes))
 
     return jax.tree_util.tree_map_with_path(sharding, params)

@@ -47,7 +47,9 @@ def export_target(
     fields = target_fields(
         config, how.dtype, stop_tokens=stop_tokens, bos_token=bos_token
     )
-    tensors = host_tensors(params, shapes, names.TRANSFORMER, how.dtype)
+    is_mixtral = _family_of(config) == "mixtral"
+    table = names.MIXTRAL if is_mixtral else names.TRANSFORMER
+    tensors = host_tensors(params, shapes, table, how.dtype)
     write_export(folder, fields, tensors, config, target_config, how)
 
 
@@ -87,9 +89,12 @@ def target_fields(
         fields["use_sliding_window"] = config.sliding_window is not None
         # Reading it takes the first one, and all after it.
         fields["max_window_layers"] = min(config.windowed_layers, default=0)
-    if FAMILIES[family].is_mixture:
-        fields["num_local_experts"] = config.layer.num_experts
+    if mixture := FAMILIES[family].mixture:
+        fields[mixture.counts[0]] = config.layer.num_experts
         fields["num_experts_per_tok"] = config.layer.experts_per_token
+        if mixture.expert_size:
+            fields["moe_intermediate_size"] = config.layer.inner_size
+            fields["norm_topk_prob"] = not config.layer.shares_of_all
     if bos_token is not None:
         fields["bos_token_id"] = bos_token
     if stop_tokens:
@@ -100,7 +105,7 @@ def target_fields(
 
 def _family_of(config: TransformerConfig) -> str:
     if config.layer.qk_norm:
-        return "qwen3"
+        return "qwen3_moe" if config.layer.num_experts else "qwen3"
     if config.layer.qkv_bias:
         return "qwen2"
     if config.layer.num_experts:

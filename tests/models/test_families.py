@@ -29,6 +29,15 @@ _FAMILIES = {
         num_layers=2, sliding_window=1, windowed_layers=(0, 1)
     ),
     "mixtral": target_config(num_layers=2, num_experts=4, experts_per_token=2),
+    # A token alone reads its own experts, a tree reads all.
+    "qwen3-moe": target_config(
+        num_layers=2,
+        qk_norm=True,
+        num_experts=16,
+        experts_per_token=3,
+        expert_size=20,
+        shares_of_all=True,
+    ),
     "qwen2": target_config(
         num_layers=2, qkv_bias=True, sliding_window=4, windowed_layers=(1,)
     ),
@@ -106,7 +115,7 @@ def test_a_tree_is_verified_as_each_of_its_paths_is_decoded(
 
 
 @pytest.mark.parametrize(
-    "pair", ["mistral", "mixtral", "qwen2", "qwen3"], indirect=True
+    "pair", ["mistral", "mixtral", "qwen3-moe", "qwen2", "qwen3"], indirect=True
 )
 def test_the_text_is_plain_decodings(pair: tuple[Transformer, Any]) -> None:
     """Where the model drafts for itself: paths of all lengths are accepted."""

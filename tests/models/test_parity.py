@@ -44,6 +44,8 @@ _YARN = {
 }
 _MILLION = {"rope_type": "default", "rope_theta": 1000000.0}
 _WINDOW = {"use_sliding_window": True, "sliding_window": 24}
+# So many that a hundred rows read all, and one row reads few.
+_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "wide-heads": (
@@ -61,6 +63,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 24},
     ),
+    "qwen3-moe": ("Qwen3Moe", _EXPERTS | {"head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-shares-of-all": ("Qwen3Moe", _EXPERTS),
     "qwen2": ("Qwen2", {"rope_parameters": _MILLION}),
     "qwen2-window": ("Qwen2", _WINDOW | {"max_window_layers": 1}),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),

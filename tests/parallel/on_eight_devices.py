@@ -147,9 +147,14 @@ def check_params(params: Params, shape: MeshShape, config: TransformerConfig) ->
         assert held(weights.query) == (rows, heads)
         assert held(weights.key) == held(weights.value) == (rows, kv_heads)
         assert held(weights.output) == (heads, WIDTH)
-        for mlp in getattr(weights.mlp, "experts", (weights.mlp,)):
-            assert held(mlp.gate) == held(mlp.up) == (WIDTH, 48 // parts)
-            assert held(mlp.down) == (48 // parts, WIDTH)
+        if experts := getattr(weights.mlp, "experts", None):  # They are narrow.
+            assert held(experts.gate) == held(experts.up) == (4 // parts, WIDTH, 48)
+            assert held(experts.down) == (4 // parts, 48, WIDTH)
+        else:
+            assert (
+                held(weights.mlp.gate) == held(weights.mlp.up) == (WIDTH, 48 // parts)
+            )
+            assert held(weights.mlp.down) == (48 // parts, WIDTH)
         assert held(weights.mlp_norm) == (WIDTH,)
     for table in (params.target, params.drafter):
         assert held(table.embedding) == (config.vocab_size // parts, WIDTH)
@@ -261,19 +266,18 @@ def check_decoding(name: str, pair: Pair, *meshes: tuple[int, int]) -> None:
         print("equal", name, shape, flush=True)
 
 
-def check_experts(shape: MeshShape, bits: int | None) -> None:
+def check_experts(shape: MeshShape, bits: int | None, size: int, rows: int) -> None:
     """A mixture's outputs are one device's, and summed over devices once."""
-    intermediate = 512  # Of 4 bits, a pair of groups per device.
     layer = dataclasses.replace(
-        tiny.LAYER, num_experts=4, experts_per_token=2, intermediate_size=intermediate
+        tiny.LAYER, num_experts=16, experts_per_token=2, expert_size=size
     )
     mlp = init_mlp(
-        jax.random.key(0), layer.hidden_size, intermediate, jnp.float32, num_experts=4
+        jax.random.key(0), layer.hidden_size, size, jnp.float32, num_experts=16
     )
     if bits:
         mlp = quantize_layers(mlp, bits)
     mesh = make_mesh(shape, 1, jax.devices()[:4])
-    rows = jax.random.normal(jax.random.key(1), (2, 1, layer.hidden_size))
+    x = jax.random.normal(jax.random.key(1), (2, rows, layer.hidden_size))
     run: Any = functools.partial(feed_forward, experts_per_token=2)
     by_row = PartitionSpec("data")
     split = jax.jit(
@@ -288,10 +292,13 @@ def check_experts(shape: MeshShape, bits: int | None) -> None:
     )
     shardings = param_shardings(mesh, split_rules(mesh, layer), mlp)
     there = jax.device_put(mlp, shardings)
-    np.testing.assert_allclose(split(there, rows), run(mlp, rows), atol=1e-5)
-    compiled: Any = split.lower(there, rows).compile()
+    experts: Any = there.experts
+    parts = jax.tree.leaves(experts)[0].sharding.spec
+    assert (parts[0] is not None) == (size == 384), "narrow experts stay whole"
+    np.testing.assert_allclose(split(there, x), run(mlp, x), atol=1e-5)
+    compiled: Any = split.lower(there, x).compile()
     lines = every_line(compiled.as_text())
-    assert sum(" conditional(" in line for line in lines) == 4, "one per expert"
+    assert not any(" conditional(" in line for line in lines)
     assert count_collectives(lines) == {"all-reduce": 1}
 
 
@@ -387,7 +394,9 @@ if __name__ == "__main__":
     check_decoding("eagle3", eagle3(), (2, 2))
     for shape in (MeshShape(tensor=4), MeshShape(data=2, tensor=2)):
         for bits in (None, 4):
-            check_experts(shape, bits)
+            # Of 4 bits, devices need pairs of groups. Many rows are cut into tiles.
+            for size in (512, 384):
+                check_experts(shape, bits, size, 1 if bits else 260)
     check_training()
     check_command(Path(sys.argv[1]), Path(sys.argv[2]))
     print("done")
