@@ -64,11 +64,12 @@ _MATHEMATICS = {
         attn_logit_softcapping final_logit_softcapping use_sliding_window
         sliding_window_pattern attention_chunk_size rope_interleaved use_dynamic_ntk
         num_local_experts num_experts num_experts_per_tok moe_intermediate_size
-        shared_expert_intermediate_size mlp_only_layers
+        shared_expert_intermediate_size
         quantization_config compression_config quantization"""
     ),
     **_each("partial_rotary_factor decoder_sparse_step logit_scale", 1),
     **_each("hidden_act", "silu"),
+    **_each("mlp_only_layers", None),  # Layer 0 is one, too.
     **_each("norm_topk_prob is_causal", True),
     # Heads: EAGLE-3's, and what its variants do otherwise.
     **_each(

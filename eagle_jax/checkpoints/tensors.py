@@ -191,7 +191,8 @@ def read_blocks(
     if is_transposed and len(part) > 1:
         part, into = transposed(part), found.swapaxes(-1, -2)
     # Rows of one matrix after the other, where there is a stack of them.
-    stack, (first, last), others = part[:-2], part[-2:][0], part[-2:][1:]
+    depth = max(len(part) - 2, 0)
+    stack, (first, last), others = part[:depth], part[depth], part[depth + 1 :]
     numbers = itertools.product(*(range(*ends) for ends in stack))
     row_bytes = math.prod(stop - start for start, stop in others) * dtype.itemsize
     step = max(_BLOCK_BYTES // max(row_bytes, 1), 1)

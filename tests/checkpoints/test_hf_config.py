@@ -1,5 +1,6 @@
 """What `config.json` and `generation_config.json` say, and what is refused by name."""
 
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,14 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
         family = {"architectures": [name], "model_type": base}
         return target_config(write(tmp_path, LLAMA | family | change)).layer
 
+    def qwen3_moe(**change: Any) -> LayerConfig:
+        # What the published files say of windows and of dense layers.
+        family = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+        usual = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+        switch = {"use_sliding_window": False, "max_window_layers": 48}
+        fields = LLAMA | family | usual | switch | {"sliding_window": None} | change
+        return target_config(write(tmp_path, fields)).layer
+
     assert layer("qwen2").qkv_bias
     assert not layer("qwen2").qk_norm
     assert layer("qwen3").qk_norm
@@ -160,6 +169,24 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     unnamed = {"rms_norm_eps": None, "rope_theta": None}
     with pytest.warns(UserWarning, match="names no rope_theta; taking 1e\\+06"):
         assert layer("mixtral", **unnamed).rms_norm_eps == 1e-5
+    moe = qwen3_moe(num_experts=16, norm_topk_prob=True)
+    assert moe.qk_norm and moe.inner_size == 768 and not moe.shares_of_all
+    assert moe == qwen3_moe(num_local_experts=16, norm_topk_prob=True)
+    assert (moe.num_experts, moe.experts_per_token) == (16, 8)
+    assert qwen3_moe(moe_intermediate_size=24).expert_size == 24
+    assert qwen3_moe().num_experts == 128 and qwen3_moe().shares_of_all
+    assert qwen3_moe().plain == layer("llama", head_dim=moe.head_dim)
+    counts = {"num_experts": 16, "num_local_experts": 8}
+    refused(lambda: qwen3_moe(**counts), "num_experts and num_local_experts")
+    for name, value in (
+        ("decoder_sparse_step", 2),
+        ("mlp_only_layers", [0]),
+        ("use_sliding_window", True),
+        ("shared_expert_intermediate_size", 8),
+        ("moe_intermediate_size", 0),
+    ):
+        refused(functools.partial(qwen3_moe, **{name: value}), f"{name} = {value}")
+    refused(lambda: layer("mixtral", moe_intermediate_size=8), "moe_intermediate_size")
     refused(lambda: layer("mixtral", num_experts_per_tok=9), "num_experts_per_tok = 9")
     refused(lambda: layer("mixtral", num_local_experts=2**24), "num_local_experts")
 

@@ -28,6 +28,13 @@ def _transformers_logits(folder: Path, ids: list[int]) -> np.ndarray:
 
 
 _WINDOW = {"sliding_window": 4, "windowed_layers": (0, 1)}
+_QWEN3_MOE = {
+    "qk_norm": True,
+    "num_experts": 3,
+    "experts_per_token": 2,
+    "expert_size": 20,
+    "shares_of_all": True,
+}
 
 
 @pytest.mark.torch
@@ -39,6 +46,7 @@ _WINDOW = {"sliding_window": 4, "windowed_layers": (0, 1)}
         {"rope": ROPES[2], "head_dim": 16},
         _WINDOW,
         {"num_experts": 3, "experts_per_token": 2},
+        _QWEN3_MOE,
         _WINDOW | {"qkv_bias": True, "windowed_layers": (1,)},
         {"qk_norm": True},
     ],

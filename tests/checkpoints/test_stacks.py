@@ -1,0 +1,118 @@
+"""The experts of a layer are one stack, however files hold them."""
+
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from eagle_jax.checkpoints import load_target, open_target, tensors
+from eagle_jax.models.quantized import quantize
+from eagle_jax.models.transformer import TransformerParams
+from examples.embedded_pair.export_target import export_target
+from tests import tiny
+from tests.checkpoints.folders import (
+    SINGLE,
+    Tensors,
+    change_config,
+    change_weights,
+    take_weights,
+)
+from tests.helpers import refused
+
+_CONFIG = tiny.target_config(
+    qk_norm=True, num_experts=3, experts_per_token=2, expert_size=20
+)
+_EXPERTS = "model.layers.0.mlp.experts"
+_STACK = f"{_EXPERTS}.{{}}.gate_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def params() -> TransformerParams:
+    return tiny.random_target(_CONFIG)
+
+
+@pytest.fixture
+def folder(params: TransformerParams, tmp_path: Path) -> Path:
+    """A target in the published layout of Qwen3-MoE."""
+    export_target(tmp_path / "target", _CONFIG, params)
+    return tmp_path / "target"
+
+
+def _take_experts(stored: Tensors, half: str) -> np.ndarray:
+    names = [f"{_EXPERTS}.{number}.{half}_proj.weight" for number in range(3)]
+    return np.stack([stored.pop(name) for name in names])
+
+
+def test_experts_are_read_from_one_tensor_for_each_and_for_all(
+    folder: Path, params: TransformerParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chex.assert_trees_all_equal(load_target(folder)[1], params)
+    stored = take_weights(folder)
+    parts = [_take_experts(stored, half) for half in ("gate", "up")]
+    stored[f"{_EXPERTS}.gate_up_proj"] = np.concatenate(parts, axis=1)
+    stored[f"{_EXPERTS}.down_proj"] = _take_experts(stored, "down")
+    save_file(stored, folder / SINGLE)
+    monkeypatch.setattr(tensors, "_BLOCK_BYTES", 300)  # A few rows of an expert.
+    chex.assert_trees_all_equal(load_target(folder)[1], params)
+
+
+def test_a_part_of_a_stack_is_a_slice_of_it(folder: Path) -> None:
+    files = open_target(folder)[1]
+    whole = files.read(_STACK)
+    assert files.shape(_STACK) == whole.shape == (3, 20, 32)
+    part = files.read(_STACK, ((1, 3), (5, 9), (30, 32)))
+    np.testing.assert_array_equal(part, whole[1:3, 5:9, 30:])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_experts_are_quantized_one_by_one(
+    folder: Path, params: TransformerParams, bits: int
+) -> None:
+    found: Any = load_target(folder, bits=bits)[1].layers[0].mlp
+    wide: Any = params.layers[0].mlp
+    for number in range(3):
+        expected = jax.jit(quantize, static_argnums=1)(wide.experts.gate[number], bits)
+        gate = found.experts.gate
+        np.testing.assert_array_equal(gate.values[number], expected.values)
+        np.testing.assert_array_equal(gate.scales[number], expected.scales)
+    chex.assert_trees_all_equal(found.router, wide.router)
+
+
+@pytest.mark.filterwarnings("ignore:.* holds weights of 8 bits")
+def test_experts_of_eight_bits_are_products_with_their_scales(folder: Path) -> None:
+    stored, plain = take_weights(folder), {}
+    for name, tensor in list(stored.items()):
+        plain[name] = tensor
+        if ".experts." in name:
+            scales = np.linspace(0.5, 1.5, tensor.shape[0])[:, None].astype("float32")
+            stored[name] = (tensor / scales).astype(ml_dtypes.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scales
+            plain[name] = stored[name].astype("float32") * scales
+    save_file(plain, folder / SINGLE)
+    expected = load_target(folder)[1]
+    (folder / SINGLE).unlink()
+    save_file(stored, folder / SINGLE)
+    scheme = {"quant_method": "fp8", "weight_block_size": [1, 128]}
+    change_config(folder, quantization_config=scheme)
+    chex.assert_trees_all_equal(load_target(folder)[1], expected)
+
+
+@pytest.mark.parametrize(
+    ("number", "tensor", "named"),
+    [
+        (1, None, "experts.1.gate_proj.weight is missing"),
+        (2, None, "has shape (2, 20, 32), but its sizes ask for (3, 20, 32)"),
+        (1, np.ones((20, 16), "float32"), "experts.1.gate_proj.weight has shape"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused_by_name(
+    folder: Path, number: int, tensor: np.ndarray | None, named: str
+) -> None:
+    name = _STACK.format(number)
+    change_weights(folder, **{name.replace(".", "__"): tensor})
+    refused(lambda: load_target(folder), str(folder), named)
