@@ -24,7 +24,11 @@ class Family:
         architecture: The family's name in the field `architectures`.
         qkv_bias: Whether q, k and v have biases.
         qk_norm: Whether queries and keys are normalised.
-        mixture: What the fields of experts mean; `None` for dense layers.
+        counts: The names of the number of experts; none for dense layers.
+        num_experts: The number of experts where it is left out.
+        experts_per_token: How many of them read a token where that is left out.
+        expert_size: The width of an expert where `moe_intermediate_size` is left out;
+            0 where it is `intermediate_size` and the shares always add up to 1.
         has_window: Whether the family reads `sliding_window`.
         window: The window in tokens if `sliding_window` is missing; `None` for none.
         has_switch: Whether windows count only with `use_sliding_window`, and from
@@ -38,7 +42,10 @@ class Family:
     architecture: str
     qkv_bias: bool = False
     qk_norm: bool = False
-    mixture: "Mixture | None" = None
+    counts: tuple[str, ...] = ()
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
     has_window: bool = False
     window: int | None = None
     has_switch: bool = False
@@ -49,62 +56,16 @@ class Family:
     @property
     def fields(self) -> set[str]:
         """The keys that `config.json` may have in this family only."""
-        return (_SWITCH if self.has_switch else set()) | (
-            self.mixture.fields if self.mixture else set()
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture:
-    """How a family's layers are sparse mixtures of experts.
-
-    Attributes:
-        num_experts: The number of experts where it is left out.
-        experts_per_token: How many of them read a token where that is left out.
-        expert_size: The width of an expert where `moe_intermediate_size` is left out;
-            `None` where it is `intermediate_size` and the shares always add up to 1.
-        counts: The names of the number of experts.
-        others: Keys that change training only, or nothing in this family.
-    """
-
-    num_experts: int
-    experts_per_token: int
-    expert_size: int | None = None
-    counts: tuple[str, ...] = ("num_local_experts",)
-    others: frozenset[str] = frozenset({"router_aux_loss_coef"})
-
-    @property
-    def fields(self) -> set[str]:
-        """The keys that `config.json` may have in this family only."""
-        wide = (
-            {"moe_intermediate_size", "norm_topk_prob"} if self.expert_size else set()
-        )
-        return {"num_experts_per_tok", *self.counts, *self.others, *wide}
-
-    def read(self, fields: Fields) -> dict[str, Any]:
-        """Returns the fields of `LayerConfig` that are about experts."""
-        found = {name for name in self.counts if fields.get(name) is not None}
-        numbers = {
-            fields.size(name, default=self.num_experts, most=_MOST_EXPERTS)
-            for name in found or self.counts
-        }
-        if len(numbers) > 1:
-            raise fields.refusal(f"{' and '.join(self.counts)} are not the same")
-        (num_experts,) = numbers
-        read = {
-            "num_experts": num_experts,
-            "experts_per_token": fields.size(
-                "num_experts_per_tok", default=self.experts_per_token, most=num_experts
-            ),
-        }
-        if self.expert_size is None:
-            return read
-        width = fields.size("moe_intermediate_size", default=self.expert_size)
-        is_normed = fields.flag("norm_topk_prob")
-        return read | {"expert_size": width, "shares_of_all": not is_normed}
+        known = _SWITCH if self.has_switch else set()
+        known = known | (_MIXTURE | set(self.counts) if self.counts else set())
+        return known | (_NARROW if self.expert_size else set())
 
 
 _SWITCH = {"use_sliding_window", "max_window_layers"}
+# The last two change training only.
+_MIXTURE = {"num_experts_per_tok", "router_aux_loss_coef", "router_jitter_noise"}
+# The last says nothing where no layer has a window.
+_NARROW = {"moe_intermediate_size", "norm_topk_prob", "max_window_layers"}
 
 FAMILIES = {
     "llama": Family(architecture="LlamaForCausalLM"),
@@ -112,11 +73,9 @@ FAMILIES = {
     "mixtral": Family(
         architecture="MixtralForCausalLM",
         has_window=True,
-        mixture=Mixture(
-            num_experts=8,
-            experts_per_token=2,
-            others=frozenset({"router_aux_loss_coef", "router_jitter_noise"}),
-        ),
+        counts=("num_local_experts",),
+        num_experts=8,
+        experts_per_token=2,
         rope_theta=1e6,
         rms_norm_eps=1e-5,
     ),
@@ -135,17 +94,14 @@ FAMILIES = {
         has_switch=True,
         head_dim=128,
     ),
-    # It has windows nowhere, or in every layer: no published one has, so all see all.
+    # A window in every layer would be `use_sliding_window`: none published has it.
     "qwen3_moe": Family(
         architecture="Qwen3MoeForCausalLM",
         qk_norm=True,
-        mixture=Mixture(
-            num_experts=128,
-            experts_per_token=8,
-            expert_size=768,
-            counts=("num_experts", "num_local_experts"),
-            others=frozenset({"router_aux_loss_coef", "max_window_layers"}),
-        ),
+        counts=("num_experts", "num_local_experts"),
+        num_experts=128,
+        experts_per_token=8,
+        expert_size=768,
     ),
 }
 """The families of targets by `model_type`."""
@@ -255,8 +211,30 @@ def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfi
         rope=rope,
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
-        **(family.mixture.read(fields) if family.mixture else {}),
+        **(_read_experts(fields, family) if family.counts else {}),
     )
+
+
+def _read_experts(fields: Fields, family: Family) -> dict[str, Any]:
+    """Returns the fields of `LayerConfig` that are about experts."""
+    given = [name for name in family.counts if fields.get(name) is not None]
+    sizes = {
+        fields.size(name, default=family.num_experts, most=_MOST_EXPERTS)
+        for name in given or family.counts
+    }
+    if len(sizes) > 1:
+        raise fields.refusal(f"{' and '.join(given)} are not the same")
+    (num_experts,) = sizes
+    chosen = fields.size(
+        "num_experts_per_tok", default=family.experts_per_token, most=num_experts
+    )
+    read = {"num_experts": num_experts, "experts_per_token": chosen}
+    if not family.expert_size:
+        return read
+    return read | {
+        "expert_size": fields.size("moe_intermediate_size", default=family.expert_size),
+        "shares_of_all": not fields.flag("norm_topk_prob"),
+    }
 
 
 def _read_windows(

@@ -30,28 +30,25 @@ LAYER = {
 A name with braces for a number names a stack of tensors, see `stacks.stacked`.
 """
 
-_MIXTRAL = LAYER | {
-    "mlp.router": "block_sparse_moe.gate.weight",
-    "mlp.experts.gate": "block_sparse_moe.experts.{{}}.w1.weight",
-    "mlp.experts.up": "block_sparse_moe.experts.{{}}.w3.weight",
-    "mlp.experts.down": "block_sparse_moe.experts.{{}}.w2.weight",
+TRANSFORMER = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "output_head": "lm_head.weight",
+    **{f"layers.{{}}.{ours}": f"model.layers.{{}}.{hf}" for ours, hf in LAYER.items()},
 }
+"""The tensor names of targets, by path in `TransformerParams`; Mixtral has others."""
 
-
-def _of_layers(layer: dict[str, str]) -> dict[str, str]:
-    return {
-        "embedding": "model.embed_tokens.weight",
-        "norm": "model.norm.weight",
-        "output_head": "lm_head.weight",
-        **{
-            f"layers.{{}}.{own}": f"model.layers.{{}}.{hf}" for own, hf in layer.items()
-        },
-    }
-
-
-TRANSFORMER, MIXTRAL = _of_layers(LAYER), _of_layers(_MIXTRAL)
-"""The tensor names of targets, by path in `TransformerParams`: of every family but one,
-and Mixtral's."""
+_MIXTRAL = {
+    "router": "gate",
+    "experts.gate": "experts.{{}}.w1",
+    "experts.up": "experts.{{}}.w3",
+    "experts.down": "experts.{{}}.w2",
+}
+MIXTRAL = TRANSFORMER | {
+    f"layers.{{}}.mlp.{ours}": f"model.layers.{{}}.block_sparse_moe.{hf}.weight"
+    for ours, hf in _MIXTRAL.items()
+}
+"""The tensor names of Mixtral targets."""
 
 MAPS = ("d2t", "t2d")
 """The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""

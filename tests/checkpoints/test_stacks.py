@@ -17,7 +17,6 @@ from examples.embedded_pair.export_target import export_target
 from tests import tiny
 from tests.checkpoints.folders import (
     SINGLE,
-    Tensors,
     change_config,
     change_weights,
     take_weights,
@@ -43,20 +42,10 @@ def folder(params: TransformerParams, tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def _take_experts(stored: Tensors, half: str) -> np.ndarray:
-    names = [f"{_EXPERTS}.{number}.{half}_proj.weight" for number in range(3)]
-    return np.stack([stored.pop(name) for name in names])
-
-
-def test_experts_are_read_from_one_tensor_for_each_and_for_all(
+def test_a_stack_is_filled_from_the_blocks_of_its_experts(
     folder: Path, params: TransformerParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chex.assert_trees_all_equal(load_target(folder)[1], params)
-    stored = take_weights(folder)
-    parts = [_take_experts(stored, half) for half in ("gate", "up")]
-    stored[f"{_EXPERTS}.gate_up_proj"] = np.concatenate(parts, axis=1)
-    stored[f"{_EXPERTS}.down_proj"] = _take_experts(stored, "down")
-    save_file(stored, folder / SINGLE)
     monkeypatch.setattr(tensors, "_BLOCK_BYTES", 300)  # A few rows of an expert.
     chex.assert_trees_all_equal(load_target(folder)[1], params)
 
