@@ -89,6 +89,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--compare", action="store_true", help="also decode autoregressively")
     add("--show-tree", action="store_true", help="draw the last round's tree")
     add("--json", type=Path, metavar="FILE", help="write the results")
+    add("--trace", action="store_true", help="with --json: add every round's tree")
     add_mesh_flags(parser)
     add_settings(
         parser,
@@ -108,10 +109,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _join_processes(arguments: argparse.Namespace) -> None:
     """Joins this process with the others, and silences all but the first."""
-    if has_processes(arguments) and (arguments.stream or arguments.show_tree):
+    if has_processes(arguments) and (
+        arguments.stream or arguments.trace or arguments.show_tree
+    ):
         raise InputError(
-            "--stream and --show-tree look at every round, which several processes "
-            "cannot; leave them out"
+            "--stream, --trace and --show-tree look at every round, which several "
+            "processes cannot; leave them out"
         )
     join(arguments)
     if not print_once():
@@ -124,6 +127,8 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
         check_writable(arguments.json)
     if arguments.show_tree and config.method.is_plain:
         say("warning: --show-tree: autoregressive decoding drafts no tree")
+    if arguments.trace and arguments.json is None:
+        raise InputError("--trace needs --json FILE, where the trees are written")
     if arguments.stream and config.decoding.batch_size > 1:
         raise InputError(
             f"--stream shows one text at a time, but batch_size = "
@@ -160,7 +165,9 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         regex=arguments.regex,
         json_schema=schema,
     )
-    view = View(stream=arguments.stream, show_tree=arguments.show_tree)
+    view = View(
+        stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
+    )
     say("compiling")
     session = Session(runner, prompts, encoded, view)
     session.warm_up()

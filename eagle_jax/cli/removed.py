@@ -19,7 +19,6 @@ REMOVED = {
     "--max-malformed": "leave it out: what is malformed is left out and counted",
     "--system-prompt": "leave it out: the template's own is taken",
     "--embedding": "leave it out: EAGLE-1/2 heads get the table of --target",
-    "--trace": "give eagle-jax evaluate --nodes, which keeps every tree",
     "--training": "leave it out: eagle-jax train prints the speed of its own steps",
     "typical": "give --acceptance coupled, or rejection: both keep the text lossless",
     "lambda": "give --token-loss alpha",

@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import jax
+import numpy as np
+
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
+from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.rows import Row
 from eagle_jax.markdown import decimals
@@ -23,6 +27,23 @@ def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]
             [len(row.generated_ids)], len(row.accept_lengths)
         ),
         "seed": seed,
+    }
+
+
+def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
+    """Returns the real nodes of one row's tree, in level order, root first."""
+    tree = jax.tree.map(lambda x: np.asarray(x[row]), done.tree)
+    real = tree.is_node
+    index = np.cumsum(real) - 1  # Padding may lie between them.
+    parents = [-1, *index[tree.parents[real][1:]].tolist()]
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return {
+        "tokens": tree.tokens[real].tolist(),
+        "parents": parents,
+        "depths": depths,
+        "log_values": [round(float(x), 6) for x in tree.log_values[real]],
     }
 
 

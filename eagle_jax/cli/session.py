@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import jax
+import numpy as np
 from rich.console import Console
 
 from eagle_jax.cli import results
@@ -24,6 +24,7 @@ class View:
 
     Attributes:
         stream: Whether to show the text as it is decided; one row per batch.
+        trace: Whether to keep every round's tree.
         show_tree: Whether to draw the last round's tree.
         is_silent: Whether to show nothing.
         force_rounds: Whether to drive rounds from Python although nothing looks at
@@ -31,6 +32,7 @@ class View:
     """
 
     stream: bool = False
+    trace: bool = False
     show_tree: bool = False
     is_silent: bool = False
     force_rounds: bool = False
@@ -38,7 +40,7 @@ class View:
     @property
     def by_round(self) -> bool:
         """Whether rounds are driven from Python."""
-        return self.stream or self.show_tree or self.force_rounds
+        return self.stream or self.trace or self.show_tree or self.force_rounds
 
 
 class Session:
@@ -126,6 +128,7 @@ class Session:
 
     def _watch_batch(self, numbers: range) -> None:
         runner, last = self._runner, dict[int, Round]()
+        trees: dict[int, list[Any]] = {row: [] for row in range(len(numbers))}
         encoded = [self._encoded[number] for number in numbers]
         stream = text.TextStream(self._tokenizer, encoded[0])
         seeds = [self._seed(number) for number in numbers]
@@ -143,8 +146,10 @@ class Session:
                     new = stream.update(one.generated_ids, is_last=is_last)
                     print(new, end="", flush=True)
                 if done is not None:
-                    counts = enumerate(jax.device_get(done.count))
-                    last |= {row: done for row, count in counts if count}
+                    for row in np.flatnonzero(done.count).tolist():
+                        last[row] = done
+                        if self._view.trace:
+                            trees[row].append(results.tree_record(done, row))
                 started = runner.clock()
         except KeyboardInterrupt:
             if not rows:
@@ -155,6 +160,8 @@ class Session:
             if row > 0:
                 self._show_head(number)
             self._keep(number, rows[row])
+            if self._view.trace:
+                self.runs[-1]["trees"] = trees[row]
             if self._view.show_tree and row in last:
                 drawn = draw_tree(last[row], row, self._tokenizer)
                 Console(highlight=False).print(drawn)

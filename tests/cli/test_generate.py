@@ -83,6 +83,7 @@ def test_every_way_of_running_gives_the_same_tokens(
     ways = {
         "whole": [],
         "batched": ["--batch-size", "2"],  # The last batch is filled up.
+        "traced": ["--trace"],
         "streamed": ["--stream"],
         "drawn": ["--show-tree"],
         "plain": ["--method", "autoregressive"],
@@ -99,6 +100,13 @@ def test_every_way_of_running_gives_the_same_tokens(
     wanted = [run["generated_ids"] for run in results["whole"]["runs"]]
     for name, result in results.items():
         assert [run["generated_ids"] for run in result["runs"]] == wanted, name
+    for run in results["traced"]["runs"]:
+        assert len(run["trees"]) == run["rounds"]
+        for tree in run["trees"]:
+            assert set(tree) == {"tokens", "parents", "depths", "log_values"}
+            assert tree["parents"][0] == -1
+            assert tree["depths"][0] == tree["log_values"][0] == 0
+            assert len(tree["tokens"]) <= 9
 
 
 def test_other_draws_are_not_compared(

@@ -33,6 +33,7 @@ _CASES = [
     (f"generate --prompt a --prompt '{_LONG}'", "prompt 1 has|512 positions"),
     ("generate --no-such-flag", "unrecognized arguments: --no-such-flag"),
     ("generate --method eagle3", "argument --method: invalid choice"),
+    ("generate --trace", "--trace needs --json FILE"),
     ("generate --stream --batch-size 2", "--stream|batch_size = 2"),
     ("generate --prompts rejection.toml", "must end in .txt, .json or .jsonl"),
     ("generate --mesh data=99,tensor=3", "for 297 devices, but there"),
