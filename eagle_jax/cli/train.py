@@ -34,20 +34,13 @@ from eagle_jax.training.trainer import TrainJob, train_head
 
 # Settings of heads and losses, of which each kind has some.
 _OF_KINDS = (
-    "draft_heads",
-    "head_layers",
-    "draft_vocab_size",
-    "feature_layers",
-    "has_feature_norms",
-    "norm_before_fc",
-    "norm_before_residual",
-    "recycles_normed",
-    "qk_norm",
-    "sliding_window",
-    "alignment",
-    "top_k_loss",
-    "token_loss",
-    "noise",
+    "draft_heads head_layers draft_vocab_size feature_layers has_feature_norms "
+    "norm_before_fc norm_before_residual recycles_normed qk_norm sliding_window "
+    "alignment top_k_loss token_loss noise"
+)
+_SETTINGS = (
+    "steps batch_size row_length learning_rate warmup_steps held_out cache_features "
+    "log_every eval_every keep seed dtype"
 )
 
 
@@ -103,19 +96,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_settings(
         parser,
         TrainConfig,
-        *_OF_KINDS,
-        "steps",
-        "batch_size",
-        "row_length",
-        "learning_rate",
-        "warmup_steps",
-        "held_out",
-        "cache_features",
-        "log_every",
-        "eval_every",
-        "keep",
-        "seed",
-        "dtype",
+        *_OF_KINDS.split(),
+        *_SETTINGS.split(),
         more=(LevelSettings, ChainLoss, Eagle3Settings, EagleLoss),
     )
     return parser.parse_args(argv)
@@ -134,7 +116,7 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
         settings = HEADS[kind].settings()
         config = dataclasses.replace(config, head=settings, loss=None)
     known = vars(config.head) | vars(config.loss)
-    for name in _OF_KINDS:
+    for name in _OF_KINDS.split():
         if getattr(arguments, name) is not None and name not in known:
             raise InputError(
                 f"--{name.replace('_', '-')}: heads of kind {config.head.kind} have no "
