@@ -2,7 +2,6 @@
 
 REMOVED = {
     "--predict": "run eagle-jax benchmark on the machine itself",
-    "--tau": "run eagle-jax benchmark on the machine itself",
     "--contexts": "give eagle-jax benchmark --prompt-length and --slots",
     "--skip-compilation": "leave it out: compiling is no longer timed",
     "--costs": "leave it out: trees are run on the machine that they are for",
