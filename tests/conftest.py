@@ -71,6 +71,9 @@ def jax_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Where each operation was written costs a twentieth of the suite.
+    jax.config.update("jax_traceback_in_locations_limit", 0)
+    jax.config.update("jax_include_full_tracebacks_in_locations", False)
 
 
 @pytest.fixture(scope="module", autouse=True)

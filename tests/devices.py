@@ -30,6 +30,8 @@ def with_devices(count: int) -> dict[str, str]:
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "JAX_COMPILATION_CACHE_DIR": cache,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+        "JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS": "0",
     }
 
 

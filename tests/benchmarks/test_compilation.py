@@ -55,7 +55,7 @@ _CASE = Case(
 
 
 # A step of a level head is one of an EAGLE head with less.
-_PROGRAMS = (*PROGRAMS[:4], "training step, eagle2", "training step, eagle3")
+_PROGRAMS = (*PROGRAMS[:4], "training step, eagle3", "training step, eagle2")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("layers", "programs"), [(1, ("sampled round", "token")), (2, ("round", "token"))]
+    ("layers", "programs"), [(1, ("sampled round",)), (2, ("round", "token"))]
 )
 def test_rounds_change_their_caches_in_place_and_never_wait_for_the_host(
     layers: int, programs: tuple[str, ...]

@@ -56,7 +56,6 @@ MODEL_TREES = {
     "small bush": HEAD_TREES["bush"],
     "small eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
     "small eagle2, calibrated": TreeConfig(num_nodes=9, depth=3, width=3),
-    "foreign eagle2": TreeConfig(num_nodes=10, depth=3, width=3),
 }
 HEADS = {
     "medusa": tiny.medusa(VOCABULARY, has_output_heads=False),
@@ -67,7 +66,6 @@ SAMPLED = {"bush, drawn": HEAD_TREES["bush"]}
 WITHOUT_WEIGHTS: dict[str, Drafter] = {
     "lookup": LookupDrafter(depth=4),
     "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),
-    "lookup of 1": LookupDrafter(depth=1, max_ngram=1),
     "lookup of nothing": LookupDrafter(depth=0),
     "rest": make_rest(RestConfig(datastore=__file__), lambda _: [1, 2, 3, 5, 6, 2]),
     "lookahead": LookaheadDrafter(vocab_size=VOCABULARY),
@@ -75,7 +73,6 @@ WITHOUT_WEIGHTS: dict[str, Drafter] = {
         vocab_size=VOCABULARY, level=2, window=1, guesses=1
     ),
     "recycling": RecyclingDrafter(vocab_size=VOCABULARY),
-    "recycling chain": RecyclingDrafter(vocab_size=VOCABULARY, tree=chain(3)),
 }
 # The order of ranks turns round: the third child's value falls least.
 TURNED = Confidence(exponents=((2.0, 1.5, 0.5), (0.5, 0.25, 0.125)))
@@ -136,7 +133,7 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
     if name in MODEL_TREES:
         decoder = Transformer(config=CONFIG)
         drafter = TreeDrafter(
-            model=small_model(Foreign(decoder) if "foreign" in name else decoder),
+            model=small_model(decoder),
             tree=MODEL_TREES[name],
             calibration=CALIBRATED if "calibrated" in name else UNCALIBRATED,
         )

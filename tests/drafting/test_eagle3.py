@@ -141,7 +141,6 @@ def requests_of(temperature: float) -> Requests:
     ("head", "shape", "temperature"),
     [
         ("reduced", "eagle2", 1.0),
-        ("full", "eagle2", 0.0),
         ("of another width", "eagle1", 1.0),
     ],
 )
