@@ -21,7 +21,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens, assert_valid_tree
-from eagle_jax.tree import DraftTree, chain, from_paths
+from eagle_jax.tree import DraftTree, from_paths
 from tests.drafting.toy_model import BlindToyModel, NarrowToyModel
 from tests.helpers import make_draws, texts
 from tests.joint_distribution import (
@@ -59,7 +59,6 @@ DRAFTERS: dict[str, Drafter] = {
     "bush": TreeDrafter(model=MODEL, tree=BUSH),
     "bush, fewer tokens": TreeDrafter(model=NARROW, tree=BUSH),
     "bush, drawn": TreeDrafter(model=MODEL, tree=BUSH, sampled=True),
-    "nothing": TreeDrafter(model=MODEL, tree=chain(0)),
     "lookup": LookupDrafter(depth=4, num_matches=2),
 }
 
@@ -111,7 +110,6 @@ def test_constrained_text_is_plain_constrained_text(name: str, rule: Any) -> Non
     [
         ("eagle2", "coupled"),
         ("bush, drawn", "rejection"),
-        ("lookup", "greedy"),
     ],
 )
 def test_a_dead_end_ends_the_text_with_a_reason_of_its_own(

@@ -54,8 +54,8 @@ _CASE = Case(
 )
 
 
-# A step of a level head is one of an EAGLE head with less.
-_PROGRAMS = (*PROGRAMS[:4], "training step, eagle3", "training step, eagle2")
+# Steps of other heads are those of an EAGLE-3 head with less.
+_PROGRAMS = (*PROGRAMS[:4], "training step, eagle3")
 
 
 @pytest.fixture(scope="module", autouse=True)

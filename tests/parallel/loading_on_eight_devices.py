@@ -43,22 +43,20 @@ HELD = {
 PATHS = [[0], [1], [0, 0], [1, 0], [0, 0, 0]]
 
 
-def write(folder: Path, kind: str, target: TransformerConfig) -> str:
+def write(folder: Path, target: TransformerConfig) -> str:
     """Writes random heads for the tiny target; returns their method."""
     assert target.layer == tiny.LAYER
-    heads: Any = tiny.medusa(target.vocab_size)
-    if kind != "medusa":
-        heads = tiny.hydra(target.vocab_size, has_prefix=kind == "hydra, prefix")
+    heads: Any = tiny.hydra(target.vocab_size, has_prefix=True)
     head = head_of(heads.config)
     weights = tiny.random_like(shapes_of(head.init, heads.config))
     export_head(folder, heads.config, weights, Export(with_pickle=False))
     return head.name
 
 
-def check(kind: str, pair: Path, home: Path) -> None:
+def check_heads(pair: Path, home: Path) -> None:
     """The command with a mesh says what it says without, and heads are split."""
-    target, folder = target_config(pair / "target"), home / kind
-    method = write(folder, kind, target)
+    target, folder = target_config(pair / "target"), home / "hydra"
+    method = write(folder, target)
     choices = home / "choices.json"
     choices.write_text(json.dumps(PATHS))
     settings = home / "settings.toml"
@@ -73,7 +71,7 @@ def check(kind: str, pair: Path, home: Path) -> None:
 
     flags = ["--target", names[0], "--draft", names[1], "--method", method]
     check_texts([*flags, "--config", str(settings)], home)
-    print("equal", kind, flush=True)
+    print("equal hydra, prefix", flush=True)
 
 
 def check_narrowed(pair: Path, home: Path, size: int) -> None:
@@ -190,8 +188,7 @@ if __name__ == "__main__":
     print("equal files")
     for bits in (8, 4):
         check_quantized(pair / "target", bits)
-    for name in ("medusa", "hydra, prefix"):
-        check(name, pair, home)
+    check_heads(pair, home)
     for size in (100, 99):
         check_narrowed(pair, home, size)
     print("done")

@@ -30,7 +30,6 @@ def test_files_heads_and_quantized_weights_are_split_over_a_mesh(
         "equal files",
         "equal bits 8",
         "equal bits 4",
-        "equal medusa",
         "equal hydra, prefix",
         "equal 100",
         "equal 99",
