@@ -62,13 +62,14 @@ _MATHEMATICS = {
     **_each(
         """attention_bias mlp_bias lm_head_bias qk_norm use_qk_norm clip_qkv
         attn_logit_softcapping final_logit_softcapping use_sliding_window
+        query_pre_attn_scalar rope_local_base_freq use_bidirectional_attention
         sliding_window_pattern attention_chunk_size rope_interleaved use_dynamic_ntk
         num_local_experts num_experts num_experts_per_tok moe_intermediate_size
         shared_expert_intermediate_size
         quantization_config compression_config quantization"""
     ),
     **_each("partial_rotary_factor decoder_sparse_step logit_scale", 1),
-    **_each("hidden_act", "silu"),
+    **_each("hidden_act hidden_activation", "silu"),
     **_each("mlp_only_layers", None),  # Layer 0 is one, too.
     **_each("norm_topk_prob is_causal", True),
     # Heads: EAGLE-3's, and what its variants do otherwise.
@@ -214,11 +215,19 @@ def read_rope(
     """
     scaling = _rope_scaling(fields)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ("default", "linear", "llama3", "yarn"):
+    if kind not in ("default", "linear", "llama3", "yarn", "dynamic"):
         raise fields.refusal(
-            f"rope type {kind!r} is not supported; known are default, linear, llama3 "
-            "and yarn"
+            f"rope type {kind!r} is not supported; known are default, linear, llama3, "
+            "yarn and dynamic"
         )
+    if kind == "dynamic":
+        scaling.number("factor")
+        warn_once(
+            f"{fields.path}: rope type 'dynamic' turns all keys anew beyond "
+            "max_position_embeddings, which kept keys cannot follow; up to there it is "
+            "the plain one"
+        )
+        kind = "default"
     holders = [one for one in (fields, scaling) if one.get("rope_theta") is not None]
     bases = [one.number("rope_theta") for one in holders] or [default_theta]
     if len(set(bases)) > 1:

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from eagle_jax.checkpoints.hf_config import target_config
+from eagle_jax.checkpoints.hf_config import FAMILIES, target_config
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.names import (
+    GEMMA,
     MIXTRAL,
     TRANSFORMER,
     is_transposed,
@@ -54,7 +55,10 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
             than the settings say: as many would be planned first.
     """
     config, files = target_config(folder), open_weights(folder)
-    if (block := read_scheme(Fields.read(folder))) is not None:
+    fields = Fields.read(folder)
+    if FAMILIES[fields.get("model_type", "")].is_nested:
+        files.take_text()
+    if (block := read_scheme(fields)) is not None:
         files.unscale(block)
     files.stack()
     last = f"model.layers.{config.num_layers - 1}."
@@ -91,8 +95,10 @@ def load_target(
     config, files = open_target(folder)
     check_bits(config, bits)
     stored = target_shapes(config, None)
-    is_mixtral = any(".block_sparse_moe." in name for name in files.names())
-    wanted = tensor_names(stored, MIXTRAL if is_mixtral else TRANSFORMER)
+    table = GEMMA if config.layer.output_norms else TRANSFORMER
+    if any(".block_sparse_moe." in name for name in files.names()):
+        table = MIXTRAL
+    wanted = tensor_names(stored, table)
     if config.tie_embeddings:
         files.forget(TRANSFORMER["output_head"])  # Some store it all the same.
     check_shapes(files, wanted, stored)

@@ -14,6 +14,8 @@ LAYER = {
     "value": "self_attn.v_proj.weight",
     "value_bias": "self_attn.v_proj.bias",
     "output": "self_attn.o_proj.weight",
+    "out_bias": "self_attn.o_proj.bias",
+    "sinks": "self_attn.sinks",
     "mlp_norm": "post_attention_layernorm.weight",
     "query_norm": "self_attn.q_norm.weight",
     "key_norm": "self_attn.k_norm.weight",
@@ -49,6 +51,16 @@ MIXTRAL = TRANSFORMER | {
     for ours, hf in _MIXTRAL.items()
 }
 """The tensor names of Mixtral targets."""
+
+GEMMA = TRANSFORMER | {
+    f"layers.{{}}.{ours}": f"model.layers.{{}}.{hf}.weight"
+    for ours, hf in {
+        "output_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_output_norm": "post_feedforward_layernorm",
+    }.items()
+}
+"""The same where outputs are normalised, and Llama's name of a norm means another."""
 
 MAPS = ("d2t", "t2d")
 """The maps from an EAGLE-3 head's tokens to the target's and back, no weights."""

@@ -22,6 +22,8 @@ from eagle_jax.parsing import read_json
 
 # Buffers that older checkpoints carry; they follow from the settings.
 _DERIVED = ("rotary_emb.inv_freq",)
+# What a Gemma 3 has beside its text model.
+_VISION = ("vision_tower.", "multi_modal_projector.")
 
 _FLOATS = ("float64", *DTYPES)
 # The bits that only NaN and infinite values have all set, by types of two bytes.
@@ -47,6 +49,14 @@ class Weights:
     def forget(self, name: str) -> None:
         """Leaves a tensor out of `names`, if it is there."""
         self._stored.pop(name, None)
+
+    def take_text(self) -> None:
+        """Leaves out what reads images, and names the rest as if it were alone."""
+        self._stored = {
+            name.removeprefix("language_model."): tensor
+            for name, tensor in self._stored.items()
+            if not name.startswith(_VISION)
+        }
 
     def unscale(self, block: Block) -> None:
         """Reads matrices of 8 bits as what they stand for, see `scaled`."""

@@ -24,6 +24,9 @@ _LOWEST = jnp.finfo(jnp.float32).min
 _Mixed = tuple[jax.Array, jax.Array, jax.Array]
 """Highest scores and sums `[B, G, R, T, 1]`, and mixed values `[B, G, R, T, A]`."""
 
+_Segment = tuple[KeyValues, jax.Array]
+"""Keys and values `[B, G, S, A]`, visible or not by `[B, 1, 1, T or 1, S]` bool."""
+
 
 def attend(
     query: jax.Array,
@@ -32,6 +35,10 @@ def attend(
     new: KeyValues,
     mask: jax.Array,
     first: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attends over two segments, the cache and the new tokens, in one softmax.
 
@@ -43,6 +50,10 @@ def attend(
         mask: `[B, T, U]` bool, true where a query sees a new token; each sees one at
             least.
         first: `[B, T]` int32, the first visible slot of the cache; `None` for 0.
+        scale: The factor of scores; `None` for `A ** -0.5`. Static.
+        cap: The bound that scores bend towards (Gemma 2); `None` for none. Static.
+        sinks: `[H]`, the score of each head that takes weight and has no value
+            (gpt-oss); `None` for none.
 
     Returns:
         The heads' mixed values side by side, `[B, T, H * A]`.
@@ -52,7 +63,9 @@ def attend(
     num_slots = cached.keys.shape[2]
     # Query heads that share keys become rows of one product: [B, G, R, T, A].
     rows = query.reshape(batch, num_tokens, num_kv_heads, -1, head_dim)
-    rows = rows.transpose(0, 2, 3, 1, 4) * head_dim**-0.5
+    rows = rows.transpose(0, 2, 3, 1, 4)
+    rows = rows * (head_dim**-0.5 if scale is None else scale)
+    mix = functools.partial(_mix, rows, cap)
 
     def in_cache(slots: jax.Array) -> jax.Array:
         is_visible = (slots < length[:, None])[:, None, None, None, :]
@@ -63,10 +76,13 @@ def attend(
     segments = [(new, mask[:, None, None])]
     if 0 < num_slots <= BLOCK:
         segments.append((cached, in_cache(jnp.arange(num_slots))))
-    found = _mix(rows, segments)
+    found = mix(segments)
     if num_slots > BLOCK:
         blocks = _blocks(length, first)
-        found = _add_blocks(rows, cached, in_cache, blocks, found)
+        found = _add_blocks(mix, cached, in_cache, blocks, found)
+    if sinks is not None:
+        top = sinks.astype(jnp.float32).reshape(1, num_kv_heads, -1, 1, 1)
+        found = _join(found, (top, jnp.ones_like(top), jnp.zeros_like(top)))
     _, total, mixed = found
     mixed = (mixed / total).astype(query.dtype).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(batch, num_tokens, num_heads * head_dim)
@@ -81,7 +97,7 @@ def _blocks(
 
 
 def _add_blocks(
-    rows: jax.Array,
+    mix: Callable[[Sequence[_Segment]], _Mixed],
     cached: KeyValues,
     in_cache: Callable[[jax.Array], jax.Array],
     blocks: tuple[jax.Array | int, jax.Array],
@@ -98,7 +114,7 @@ def _add_blocks(
         kept = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, start, BLOCK, axis=2), cached
         )
-        return _join(found, _mix(rows, [(kept, in_cache(slots))]))
+        return _join(found, mix([(kept, in_cache(slots))]))
 
     def add_range(
         begin: jax.Array | int, end: jax.Array | int, found: _Mixed
@@ -113,19 +129,19 @@ def _add_blocks(
     )
 
 
-def _mix(rows: jax.Array, segments: Sequence[tuple[KeyValues, jax.Array]]) -> _Mixed:
+def _mix(rows: jax.Array, cap: float | None, segments: Sequence[_Segment]) -> _Mixed:
     """Mixes the values of segments in one softmax.
 
     Args:
         rows: `[B, G, R, T, A]`, the queries, scaled.
-        segments: For each its keys and values `[B, G, S, A]`, and where they are
-            visible, `[B, 1, 1, T or 1, S]` bool.
+        cap: The bound of scores, see `capped`. Static.
+        segments: The keys and values, and where they are visible.
     """
     flat = rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
 
     def score(kept: KeyValues, is_visible: jax.Array) -> jax.Array:
         scores = _batched_dot(flat, kept.keys, contract=3).reshape(*rows.shape[:4], -1)
-        return jnp.where(is_visible, scores, _LOWEST)
+        return jnp.where(is_visible, capped(scores, cap), _LOWEST)
 
     def highest(scores: jax.Array) -> jax.Array:
         return jnp.max(scores, axis=-1, keepdims=True)
@@ -152,6 +168,11 @@ def _mix(rows: jax.Array, segments: Sequence[tuple[KeyValues, jax.Array]]) -> _M
         mix(one, kept.values) for one, (kept, _) in zip(weights, segments, strict=True)
     )
     return top, jnp.asarray(total), jnp.asarray(mixed).reshape(rows.shape)
+
+
+def capped(scores: jax.Array, cap: float | None) -> jax.Array:
+    """Returns scores or logits bent towards a bound; `None` leaves them alone."""
+    return scores if cap is None else jnp.tanh(scores / cap) * cap
 
 
 def _join(one: _Mixed, other: _Mixed) -> _Mixed:

@@ -33,6 +33,7 @@ class LayerConfig:
         rms_norm_eps: The epsilon of the norms.
         rope: The rotary embedding.
         qkv_bias: Whether q, k and v have biases (Qwen2).
+        output_bias: Whether the matrix after attention has one, too.
         qk_norm: Whether each head's query and key are normalised (Qwen3).
         num_experts: The number of experts of a sparse mixture, `X`; 0 for a dense
             feed-forward layer.
@@ -40,6 +41,13 @@ class LayerConfig:
         expert_size: The width of an expert; 0 for `intermediate_size`.
         shares_of_all: Whether the shares of a token's experts are those among all
             experts, and do not add up to 1 (Qwen3-MoE without `norm_topk_prob`).
+        activation: The function of the gate, see `mlp.ACTIVATIONS`.
+        norm_offset: Whether norms multiply by one more than their weights (Gemma).
+        output_norms: Whether what attention and the feed-forward layer add to the
+            residual stream is normalised, too (Gemma).
+        query_scalar: The number whose inverse root scales scores; `None` for `A`.
+        score_cap: The bound that scores bend towards (Gemma 2); `None` for none.
+        has_sinks: Whether each head has a score without a value (gpt-oss).
     """
 
     hidden_size: int
@@ -50,18 +58,28 @@ class LayerConfig:
     rms_norm_eps: float
     rope: RopeConfig
     qkv_bias: bool = False
+    output_bias: bool = False
     qk_norm: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
     shares_of_all: bool = False
+    activation: str = "silu"
+    norm_offset: bool = False
+    output_norms: bool = False
+    query_scalar: float | None = None
+    score_cap: float | None = None
+    has_sinks: bool = False
 
     @property
     def plain(self) -> "LayerConfig":
         """A layer of the same sizes as Llama's: one feed-forward layer, no biases."""
-        one = {"num_experts": 0, "experts_per_token": 0, "expert_size": 0}
-        flags = dict.fromkeys(("qkv_bias", "qk_norm", "shares_of_all"), False)
-        return dataclasses.replace(self, **one, **flags)
+        sizes = [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.default is dataclasses.MISSING
+        ]
+        return LayerConfig(**{name: getattr(self, name) for name in sizes})
 
     @property
     def inner_size(self) -> int:
@@ -86,8 +104,12 @@ class LayerParams:
             of q, k and v.
         key_bias: `[G * A]`, the bias of k; `None` for none.
         value_bias: `[G * A]`, the bias of v; `None` for none.
+        out_bias: `[E]`, the bias after attention; `None` for none.
         query_norm: `[A]`, the norm of each head's q; `None` for none.
         key_norm: `[A]`, the norm of each head's k; `None` for none.
+        output_norm: `[E]`, the norm of what attention adds; `None` for none.
+        mlp_output_norm: `[E]`, that of the feed-forward layer; `None` for none.
+        sinks: `[H]`, the score of each head without a value; `None` for none.
     """
 
     query: Matrix
@@ -100,8 +122,12 @@ class LayerParams:
     query_bias: jax.Array | None = None
     key_bias: jax.Array | None = None
     value_bias: jax.Array | None = None
+    out_bias: jax.Array | None = None
     query_norm: jax.Array | None = None
     key_norm: jax.Array | None = None
+    output_norm: jax.Array | None = None
+    mlp_output_norm: jax.Array | None = None
+    sinks: jax.Array | None = None
 
 
 @struct.dataclass(kw_only=True)
@@ -136,11 +162,24 @@ def take_token(values: jax.Array, places: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, indices, axis=1)
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
-    """Normalises by the root mean square, in float32, then scales in `x`'s dtype."""
+def rms_norm(
+    x: jax.Array, weight: jax.Array, epsilon: float, *, has_offset: bool = False
+) -> jax.Array:
+    """Normalises by the root mean square, in float32, then scales in `x`'s dtype.
+
+    With an offset the factor is one more than the weight, and scales in float32: in
+    bfloat16 the sum would lose what the weight says.
+    """
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
+    if has_offset:
+        return (wide * scale * (1 + weight.astype(jnp.float32))).astype(x.dtype)
     return (wide * scale).astype(x.dtype) * weight
+
+
+def normalise(config: LayerConfig, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Normalises by the root mean square, as layers of this kind do."""
+    return rms_norm(x, weight, config.rms_norm_eps, has_offset=config.norm_offset)
 
 
 @functools.partial(jax.jit, static_argnames=("config",))
@@ -184,7 +223,18 @@ def decoder_layer(
         x, query, mask, first = jax.tree.map(
             functools.partial(take_token, places=last), (x, query, mask, first)
         )
-    mixed = attend(query, context.cached, context.length, new, mask, first)
+    scalar = config.query_scalar
+    mixed = attend(
+        query,
+        context.cached,
+        context.length,
+        new,
+        mask,
+        first,
+        scale=None if scalar is None else scalar**-0.5,
+        cap=config.score_cap,
+        sinks=params.sinks,
+    )
     return finish(params, config, x, mixed), new
 
 
@@ -209,7 +259,7 @@ def project(
     batch, num_tokens, _ = inputs.shape
     heads = (batch, num_tokens, -1, config.head_dim)
     if params.input_norm is not None:
-        inputs = rms_norm(inputs, params.input_norm, config.rms_norm_eps)
+        inputs = normalise(config, inputs, params.input_norm)
     query = linear(inputs, params.query, params.query_bias)
     if params.key is None or params.value is None:
         widths = config.num_heads, config.num_heads + config.num_kv_heads
@@ -220,8 +270,8 @@ def project(
         value = linear(inputs, params.value, params.value_bias)
     query, key, value = (x.reshape(heads) for x in (query, key, value))
     if params.query_norm is not None and params.key_norm is not None:
-        query = rms_norm(query, params.query_norm, config.rms_norm_eps)
-        key = rms_norm(key, params.key_norm, config.rms_norm_eps)
+        query = normalise(config, query, params.query_norm)
+        key = normalise(config, key, params.key_norm)
     new = KeyValues(
         keys=rotate(key, rotary).swapaxes(1, 2), values=value.swapaxes(1, 2)
     )
@@ -239,14 +289,20 @@ def finish(
         x: `[B, T, E]`, the residual stream before it.
         mixed: `[B, T, H * A]`, the heads' mixed values.
     """
-    x = x + linear(mixed, params.output)
-    normed = rms_norm(x, params.mlp_norm, config.rms_norm_eps)
-    return x + feed_forward(
+    added = linear(mixed, params.output, params.out_bias)
+    if params.output_norm is not None:
+        added = normalise(config, added, params.output_norm)
+    x = x + added
+    added = feed_forward(
         params.mlp,
-        normed,
+        normalise(config, x, params.mlp_norm),
         experts_per_token=config.experts_per_token,
         shares_of_all=config.shares_of_all,
+        activation=config.activation,
     )
+    if params.mlp_output_norm is not None:
+        added = normalise(config, added, params.mlp_output_norm)
+    return x + added
 
 
 def init_layer(
@@ -257,7 +313,7 @@ def init_layer(
     input_norm: bool,
     input_size: int | None = None,
 ) -> LayerParams:
-    """Returns random weights: normal with deviation 0.02, norms one, biases zero.
+    """Returns random weights: normal with deviation 0.02, norms of one, biases zero.
 
     Args:
         key: The typed PRNG key of the draws.
@@ -282,9 +338,10 @@ def init_layer(
         for k, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
     has_bias = config.qkv_bias
+    norm = functools.partial(jnp.full, fill_value=1 - config.norm_offset, dtype=dtype)
     return LayerParams(
         **weights,
-        mlp_norm=jnp.ones(width, dtype),
+        mlp_norm=norm(width),
         mlp=init_mlp(
             mlp_key,
             width,
@@ -292,10 +349,14 @@ def init_layer(
             dtype,
             num_experts=config.num_experts,
         ),
-        input_norm=jnp.ones(width, dtype) if input_norm else None,
+        input_norm=norm(width) if input_norm else None,
         query_bias=jnp.zeros(query_width, dtype) if has_bias else None,
         key_bias=jnp.zeros(kv_width, dtype) if has_bias else None,
         value_bias=jnp.zeros(kv_width, dtype) if has_bias else None,
-        query_norm=jnp.ones(head, dtype) if config.qk_norm else None,
-        key_norm=jnp.ones(head, dtype) if config.qk_norm else None,
+        out_bias=jnp.zeros(width, dtype) if config.output_bias else None,
+        query_norm=norm(head) if config.qk_norm else None,
+        key_norm=norm(head) if config.qk_norm else None,
+        output_norm=norm(width) if config.output_norms else None,
+        mlp_output_norm=norm(width) if config.output_norms else None,
+        sinks=jnp.zeros(config.num_heads, dtype) if config.has_sinks else None,
     )

@@ -26,6 +26,9 @@ from eagle_jax.mesh_axes import split_axes
 from eagle_jax.models.linear import init_matrix, linear
 from eagle_jax.models.quantized import Matrix
 
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": jax.nn.gelu}
+"""The functions of gates by their names in `config.json`."""
+
 _MANY = 256
 """The rows from which products take longer than reading all experts does."""
 
@@ -74,6 +77,7 @@ def feed_forward(
     *,
     experts_per_token: int = 0,
     shares_of_all: bool = False,
+    activation: str = "silu",
 ) -> jax.Array:
     """Runs a feed-forward layer, or a mixture of several.
 
@@ -83,12 +87,14 @@ def feed_forward(
         experts_per_token: How many experts of a mixture read each token. Static.
         shares_of_all: Whether the chosen experts have their shares among all, which
             add up to less than 1. Static.
+        activation: The name of the gate's function in `ACTIVATIONS`; experts have
+            "silu". Static.
 
     Returns:
         The outputs `[..., E]`, to be added to the residual stream.
     """
     if isinstance(params, MlpParams):
-        return _gated(params, x)
+        return _gated(params, x, activation)
     rows = x.reshape(-1, x.shape[-1])
     chosen, shares = _route(params.router, rows, experts_per_token, shares_of_all)
     experts, axes = params.experts, split_axes()
@@ -249,13 +255,13 @@ def _specs(experts: MlpParams, axes: Mapping[str, int]) -> Any:
     return specs if is_divided else None
 
 
-def _gated(params: MlpParams, x: jax.Array) -> jax.Array:
+def _gated(params: MlpParams, x: jax.Array, activation: str = "silu") -> jax.Array:
     gate = linear(x, params.gate)
     if params.up is None:
         gate, up = jnp.split(gate, 2, axis=-1)
     else:
         up = linear(x, params.up)
-    return linear(jax.nn.silu(gate) * up, params.down)
+    return linear(ACTIVATIONS[activation](gate) * up, params.down)
 
 
 def init_mlp(

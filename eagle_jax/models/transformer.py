@@ -1,6 +1,8 @@
-"""The decoder of Llama, Mistral, Mixtral, Qwen and Qwen3-MoE, as a `Target`."""
+"""The decoder of Llama, Mistral, Mixtral, Qwen and Gemma, as a `Target`."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -9,16 +11,17 @@ from flax import struct
 
 from eagle_jax.interface import TargetOutput
 from eagle_jax.models import cache as kv
+from eagle_jax.models.attention import capped
 from eagle_jax.models.layers import (
     AttentionContext,
     LayerConfig,
     LayerParams,
     decoder_layer,
     init_layer,
-    rms_norm,
+    normalise,
 )
 from eagle_jax.models.linear import init_matrix, precision_of
-from eagle_jax.models.rope import rotary_tables
+from eagle_jax.models.rope import RopeConfig, rotary_tables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,10 @@ class TransformerConfig:
         sliding_window: The number of positions that a token sees, its own included, in
             layers with a window; `None` for no window.
         windowed_layers: The indices of the layers with a window, ascending.
+        window_rope: The rotary embedding of these layers; `None` for that of all.
+        embedding_scale: The factor of embeddings on their way in (Gemma); heads borrow
+            the table without it.
+        logit_cap: The bound that logits bend towards (Gemma 2); `None` for none.
         feature_layers: The indices of the layers whose inputs are the features that
             drafters read, side by side (EAGLE-3); `()` for the last hidden state
             (EAGLE-1/2).
@@ -46,6 +53,9 @@ class TransformerConfig:
     tie_embeddings: bool = False
     sliding_window: int | None = None
     windowed_layers: tuple[int, ...] = ()
+    window_rope: RopeConfig | None = None
+    embedding_scale: float = 1.0
+    logit_cap: float | None = None
     feature_layers: tuple[int, ...] = ()
 
     @property
@@ -115,11 +125,17 @@ def forward(
     if mask is None:
         mask = causal_mask(*tokens.shape)
     rotary = rotary_tables(positions, config.layer.rope, config.layer.head_dim)
-    near, first = mask, None
+    near, first, near_rotary = mask, None, rotary
+    if config.window_rope is not None:
+        near_rotary = rotary_tables(
+            positions, config.window_rope, config.layer.head_dim
+        )
     if config.sliding_window is not None:
         near = nearest(mask, config.sliding_window)
         first = positions - config.sliding_window + 1
     x = params.embedding[tokens]
+    if config.embedding_scale != 1:
+        x = x * jnp.asarray(config.embedding_scale, x.dtype)
     entries: list[kv.KeyValues] = []
     inputs: list[jax.Array] = []
     before = earlier or (None,) * config.num_layers
@@ -134,9 +150,10 @@ def forward(
             earlier=before[number],
             first=first if is_windowed else None,
         )
-        x, new = decoder_layer(layer, config.layer, x, rotary, context)
+        tables = near_rotary if is_windowed else rotary
+        x, new = decoder_layer(layer, config.layer, x, tables, context)
         entries.append(new)
-    hidden = rms_norm(x, params.norm, config.layer.rms_norm_eps)
+    hidden = normalise(config.layer, x, params.norm)
     features = jnp.concatenate(inputs, axis=-1) if inputs else hidden
     return TargetOutput(hidden=hidden, features=features, entries=tuple(entries))
 
@@ -162,19 +179,29 @@ def causal_mask(batch: int, num_tokens: int) -> jax.Array:
     return jnp.broadcast_to(mask, (batch, num_tokens, num_tokens))
 
 
-def unembed(output_head: jax.Array, hidden: jax.Array) -> jax.Array:
+def unembed(
+    output_head: jax.Array, hidden: jax.Array, cap: float | None = None
+) -> jax.Array:
     """Returns float32 logits `[..., V]` of hidden states `[..., E]`.
 
     Args:
         output_head: `[E, V]`, the output head.
         hidden: `[..., E]`, hidden states after the final norm.
+        cap: The bound that logits bend towards; `None` for none. Static.
     """
-    return jnp.matmul(
+    logits = jnp.matmul(
         hidden,
         output_head,
         precision=precision_of(hidden),
         preferred_element_type=jnp.float32,
     )
+    return capped(logits, cap)
+
+
+@functools.cache
+def unembed_with(cap: float | None) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns `unembed` with a bound, one function each: programs know it by that."""
+    return unembed if cap is None else functools.partial(unembed, cap=cap)
 
 
 def init_params(
@@ -189,7 +216,7 @@ def init_params(
         layers=tuple(
             init_layer(k, config.layer, kind, input_norm=True) for k in layer_keys
         ),
-        norm=jnp.ones(config.layer.hidden_size, kind),
+        norm=jnp.full(shape[1], 1 - config.layer.norm_offset, kind),
         output_head=(
             None if config.tie_embeddings else init_matrix(head_key, shape[::-1], kind)
         ),
@@ -244,7 +271,7 @@ class Transformer:
 
     def unembed(self, params: TransformerParams, hidden: jax.Array) -> jax.Array:
         """See `Target.unembed`."""
-        return unembed(output_head(params), hidden)
+        return unembed(output_head(params), hidden, self.config.logit_cap)
 
     def commit(
         self, cache: kv.KVCache, entries: Any, path: jax.Array, count: jax.Array

@@ -20,7 +20,7 @@ from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.pairs import PairSource, open_pair
 from eagle_jax.heads import export_head, head_of
 from eagle_jax.logs import JsonLines, check_log
-from eagle_jax.models.transformer import Transformer
+from eagle_jax.models.transformer import Transformer, unembed_with
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.begin import open_beginning
@@ -133,6 +133,7 @@ def train_head(
             optimizer=config.optimizer,
             steps=config.run.steps,
             dtype=source.dtype,
+            unembed=unembed_with(source.config.logit_cap),
         ),
         pair=pair,
         data=data,

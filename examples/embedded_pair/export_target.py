@@ -89,12 +89,12 @@ def target_fields(
         fields["use_sliding_window"] = config.sliding_window is not None
         # Reading it takes the first one, and all after it.
         fields["max_window_layers"] = min(config.windowed_layers, default=0)
-    if counts := FAMILIES[family].counts:
-        fields[counts[0]] = config.layer.num_experts
+    if config.layer.num_experts:
+        fields["num_local_experts"] = config.layer.num_experts
         fields["num_experts_per_tok"] = config.layer.experts_per_token
-        if config.layer.expert_size:
-            fields["moe_intermediate_size"] = config.layer.inner_size
-            fields["norm_topk_prob"] = not config.layer.shares_of_all
+    if config.layer.expert_size:
+        fields["moe_intermediate_size"] = config.layer.expert_size
+        fields["norm_topk_prob"] = not config.layer.shares_of_all
     if bos_token is not None:
         fields["bos_token_id"] = bos_token
     if stop_tokens:

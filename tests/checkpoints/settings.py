@@ -23,6 +23,16 @@ MISTRAL = LLAMA | {
     "model_type": "mistral",
     "sliding_window": 96,
 }
+# What a published file of a text model beside a vision tower says.
+GEMMA3: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 7,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "sliding_window": 96,
+}
 
 
 def write(folder: Path, config: dict[str, Any], name: str = "config.json") -> Path:

@@ -16,7 +16,7 @@ from eagle_jax.checkpoints import (
 from eagle_jax.heads import HEADS
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
-from tests.checkpoints.settings import LLAMA, MISTRAL, without, write
+from tests.checkpoints.settings import GEMMA3, LLAMA, MISTRAL, without, write
 from tests.helpers import refused
 
 _SCALING = {
@@ -95,6 +95,15 @@ def test_sizes_are_taken_as_they_stand_or_follow_from_the_rest(tmp_path: Path) -
     assert head.layer.num_kv_heads == 8 and head.fc_bias and not head.layer.qkv_bias
 
 
+def test_dynamic_rope_is_the_plain_one_as_far_as_there_are_positions(
+    tmp_path: Path,
+) -> None:
+    dynamic = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
+    with pytest.warns(UserWarning, match="beyond max_position_embeddings"):
+        found = target_config(write(tmp_path, LLAMA | dynamic))
+    assert found == target_config(write(tmp_path, LLAMA))
+
+
 def test_a_target_without_rope_base_warns_and_a_head_does_not(tmp_path: Path) -> None:
     folder = write(tmp_path, without(LLAMA, "rope_theta"))
     with pytest.warns(UserWarning, match="names no rope_theta; taking 10000"):
@@ -163,6 +172,8 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     assert layer("qwen3").head_dim == 128
     assert layer("qwen3", head_dim=32).head_dim == 32
     assert not layer("qwen3").qkv_bias
+    assert layer("llama", attention_bias=True).qkv_bias
+    assert layer("llama", attention_bias=True).output_bias
     assert layer("mixtral").num_experts == 8
     assert layer("mixtral").experts_per_token == 2
     assert layer("mixtral", num_local_experts=4).num_experts == 4
@@ -176,8 +187,6 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     assert qwen3_moe(moe_intermediate_size=24).expert_size == 24
     assert qwen3_moe().num_experts == 128 and qwen3_moe().shares_of_all
     assert qwen3_moe().plain == layer("llama", head_dim=moe.head_dim)
-    counts = {"num_experts": 16, "num_local_experts": 8}
-    refused(lambda: qwen3_moe(**counts), "num_experts and num_local_experts")
     for name, value in (
         ("decoder_sparse_step", 2),
         ("mlp_only_layers", [0]),
@@ -189,6 +198,39 @@ def test_families_differ_in_biases_norms_and_experts(tmp_path: Path) -> None:
     refused(lambda: layer("mixtral", moe_intermediate_size=8), "moe_intermediate_size")
     refused(lambda: layer("mixtral", num_experts_per_tok=9), "num_experts_per_tok = 9")
     refused(lambda: layer("mixtral", num_local_experts=2**24), "num_local_experts")
+
+
+def test_gemma_is_read_as_published_files_leave_it_out(tmp_path: Path) -> None:
+    four = target_config(write(tmp_path, GEMMA3))
+    text = without(GEMMA3, "architectures") | {"model_type": "gemma3_text"}
+    names = {"architectures": ["Gemma3ForConditionalGeneration"]}
+    nested = {"model_type": "gemma3", "text_config": text, "boi_token_index": 5}
+    assert target_config(write(tmp_path, names | nested)) == four
+    assert (four.layer.num_heads, four.layer.num_kv_heads) == (8, 4)
+    assert (four.layer.head_dim, four.layer.query_scalar) == (256, 256.0)
+    assert (four.vocab_size, four.max_positions) == (262_208, 131_072)
+    assert four.layer.rope == RopeConfig(theta=1e6, kind="linear", factor=8.0)
+    assert four.window_rope == RopeConfig(theta=1e4)
+    assert four.windowed_layers == (0, 1, 2, 3, 4, 6)
+    assert four.embedding_scale == 8 and four.tie_embeddings
+    assert four.layer.score_cap is None and four.logit_cap is None
+    ropes = {
+        _FULL: {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
+        _SLIDING: {"rope_theta": 1e4, "rope_type": "default"},
+    }
+    types = [_SLIDING] * 5 + [_FULL, _SLIDING]
+    five = {"rope_scaling": None, "rope_parameters": ropes, "layer_types": types}
+    assert target_config(write(tmp_path, GEMMA3 | five)) == four
+    short = target_config(write(tmp_path, GEMMA3 | {"sliding_window_pattern": 2}))
+    assert short.windowed_layers == (0, 2, 4, 6)
+
+    two = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+    config = target_config(write(tmp_path, LLAMA | two))
+    assert (config.layer.score_cap, config.logit_cap) == (50.0, 30.0)
+    assert config.windowed_layers == (0, 2, 4) and config.window_rope is None
+    free = two | {"final_logit_softcapping": None, "attn_logit_softcapping": 20.0}
+    config = target_config(write(tmp_path, LLAMA | free))
+    assert (config.layer.score_cap, config.logit_cap) == (20.0, None)
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -210,7 +252,7 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
         (_rope("yarn", factor=4.0), "original_max_position_embeddings = None"),
         (_rope("yarn", factor=4.0, truncate="no"), "truncate = 'no'"),
         ({"rope_theta": 1.0} | _rope("yarn", factor=4.0), "rope_theta = 1.0"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor = None"),
         (_rope("linear"), "factor = None"),
         (_rope("llama3", factor=8.0, high_freq_factor=4.0), "low_freq_factor = None"),
         (_rope("linear", factor=2.0, mscale=0.7), "mscale"),
@@ -228,7 +270,19 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
         ({"architectures": "LlamaForCausalLM"}, "architectures"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"attention_bias": True}, "attention_bias = True"),
+        (MISTRAL | {"attention_bias": True}, "attention_bias = True"),
+        ({"attention_bias": "yes"}, "attention_bias = 'yes'"),
+        ({"query_pre_attn_scalar": 24}, "query_pre_attn_scalar = 24"),
+        (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA3 | {"rope_local_base_freq": "low"}, "rope_theta = 'low'"),
+        (GEMMA3 | {"rope_parameters": {_FULL: {}}}, "rope_parameters = {'full_att"),
+        (
+            GEMMA3 | {"model_type": "gemma3", "architectures": [], "text_config": 7},
+            "text_config = 7",
+        ),
+        ({"mlp_bias": True}, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"logit_scale": 0.5}, "logit_scale = 0.5 is not supported, only 1"),
         ({"is_causal": False}, "is_causal = False is not supported, only True"),

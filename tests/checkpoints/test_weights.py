@@ -22,9 +22,10 @@ from eagle_jax.checkpoints import (
     load_target,
     names,
     open_weights,
+    target_config,
     tensors,
 )
-from eagle_jax.checkpoints.load import load_params, shapes_of
+from eagle_jax.checkpoints.load import load_params, shapes_of, target_shapes
 from eagle_jax.heads import HEADS
 from eagle_jax.models import transformer
 from eagle_jax.models.quantized import quantize
@@ -37,6 +38,7 @@ from tests.checkpoints.folders import (
     store,
     take_weights,
 )
+from tests.checkpoints.settings import GEMMA3, write
 from tests.helpers import refused
 from tests.tiny import target_config as tiny_target
 
@@ -168,19 +170,42 @@ def test_derived_buffers_are_read_over(
 
 def test_every_name_of_the_table_is_used_once() -> None:
     """By targets that have all there is, in two layers and experts."""
-    every: set[str] = set()
-    for experts in ({}, {"num_experts": 2, "experts_per_token": 1}):
-        config = tiny_target(num_layers=2, qkv_bias=True, qk_norm=True, **experts)
-        shapes = shapes_of(transformer.init_params, config)
-        found = jax.tree.leaves(names.tensor_names(shapes, names.TRANSFORMER))
-        assert len(set(found)) == len(found)
-        every |= set(found)
-    numbered = [
-        name.format(*numbers)
-        for name in names.TRANSFORMER.values()
-        for numbers in itertools.product(range(2), repeat=name.count("{}"))
-    ]
-    assert every == set(numbered)
+    has_all = dict.fromkeys(["qkv_bias", "output_bias", "qk_norm", "has_sinks"], True)
+    for table, more in ((names.TRANSFORMER, {}), (names.GEMMA, {"output_norms": True})):
+        every: set[str] = set()
+        for experts in ({}, {"num_experts": 2, "experts_per_token": 1}):
+            config = tiny_target(num_layers=2, **has_all, **more, **experts)
+            shapes = shapes_of(transformer.init_params, config)
+            found = jax.tree.leaves(names.tensor_names(shapes, table))
+            assert len(set(found)) == len(found)
+            every |= set(found)
+        numbered = [
+            name.format(*numbers)
+            for name in table.values()
+            for numbers in itertools.product(range(2), repeat=name.count("{}"))
+        ]
+        assert every == set(numbered)
+
+
+def test_a_vision_tower_is_left_out_and_nothing_else(
+    target: Path,
+) -> None:
+    config = GEMMA3 | {"num_hidden_layers": 2, "vocab_size": 64, "head_dim": 8}
+    shapes = target_shapes(target_config(write(target, config)), None)
+    text = {
+        name: np.full(leaf.shape[:: -1 if names.is_transposed(name) else 1], len(name))
+        for name, leaf in names.by_name(shapes, names.GEMMA).items()
+    }
+    text = {name: tensor.astype(np.float32) for name, tensor in text.items()}
+    both = {f"language_model.{name}": tensor for name, tensor in text.items()}
+    both |= dict.fromkeys(["vision_tower.x", "multi_modal_projector.x"], np.ones(1))
+    _rewrite(target, lambda old: (old.clear(), old.update(text)))
+    alone = load_target(target)
+    change_config(target, model_type="gemma3", architectures=[], text_config=config)
+    _rewrite(target, lambda old: (old.clear(), old.update(both)))
+    chex.assert_trees_all_equal(load_target(target), alone)
+    _rewrite(target, lambda old: old.update({"audio_tower.x": np.ones(1)}))
+    refused(lambda: load_target(target), "unexpected tensors: audio_tower.x")
 
 
 def _status_bytes(name: str) -> int:

@@ -150,7 +150,7 @@ def test_tensors_that_are_no_head_are_refused_by_name(
         ("eagle2", {"num_hidden_layers": 2}, "an EAGLE-1/2 head has 1 layer"),
         ("eagle2", {"hidden_act": "gelu"}, "hidden_act"),
         ("eagle3", {"draft_vocab_size": 65}, "draft_vocab_size = 65"),
-        ("eagle3", {"model_type": "gemma"}, "gemma"),
+        ("eagle3", {"model_type": "gemma3_text"}, "gemma3_text"),
         ("eagle3", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config"),
         ("eagle3", {"speculators_model_type": "dflash"}, "dflash"),

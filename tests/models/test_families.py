@@ -15,13 +15,23 @@ from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer
-from tests.tiny import target_config
+from tests.tiny import ROPES, target_config
 
 _PROMPT = 20
 # Node 0 is the root; siblings are told apart, paths are of different lengths.
 _PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 3, 6, 8, 9, 10])
 
-
+_GEMMA = {
+    "num_layers": 2,
+    "activation": "gelu_pytorch_tanh",
+    "norm_offset": True,
+    "output_norms": True,
+    "query_scalar": 24.0,
+    "sliding_window": 5,
+    "windowed_layers": (0,),
+    "embedding_scale": 32**0.5,
+    "tie_embeddings": True,
+}
 _FAMILIES = {
     "llama": target_config(num_layers=2),
     "mistral": target_config(num_layers=2, sliding_window=7, windowed_layers=(0, 1)),
@@ -42,6 +52,12 @@ _FAMILIES = {
         num_layers=2, qkv_bias=True, sliding_window=4, windowed_layers=(1,)
     ),
     "qwen3": target_config(num_layers=2, qk_norm=True, head_dim=12),
+    "biases": target_config(num_layers=2, qkv_bias=True, output_bias=True),
+    "sinks": target_config(
+        num_layers=2, has_sinks=True, sliding_window=6, windowed_layers=(0,)
+    ),
+    "gemma2": target_config(**_GEMMA, score_cap=2.0, logit_cap=3.0),
+    "gemma3": target_config(**_GEMMA, qk_norm=True, window_rope=ROPES[2]),
 }
 
 
@@ -114,7 +130,9 @@ def test_a_tree_is_verified_as_each_of_its_paths_is_decoded(
             )
 
 
-@pytest.mark.parametrize("pair", ["mistral", "qwen3-moe", "qwen3"], indirect=True)
+@pytest.mark.parametrize(
+    "pair", ["mistral", "qwen3-moe", "qwen3", "gemma2", "gemma3"], indirect=True
+)
 def test_the_text_is_plain_decodings(pair: tuple[Transformer, Any]) -> None:
     """Where the model drafts for itself: paths of all lengths are accepted."""
     target, params = pair

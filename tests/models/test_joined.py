@@ -34,7 +34,7 @@ def outputs(config: TransformerConfig, params: Any) -> Any:
         {},
         {"num_kv_heads": 4},
         {"num_kv_heads": 1, "qk_norm": True, "head_dim": 12},
-        {"qkv_bias": True},
+        {"qkv_bias": True, "output_bias": True},
         {"num_experts": 4, "experts_per_token": 2},
     ],
 )

@@ -60,6 +60,9 @@ def judge(
     new: KeyValues,
     mask: np.ndarray,
     first: np.ndarray | None,
+    scale: float = A**-0.5,
+    cap: float = np.inf,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """One query and one head at a time, over the keys that it sees alone."""
     found = np.zeros((B, T, H, A))
@@ -77,8 +80,12 @@ def judge(
             )
             for name in ("keys", "values")
         )
-        shares = softmax(keys @ query[row, place, head] / np.sqrt(A))
-        found[row, place, head] = shares @ values
+        scores = keys @ query[row, place, head] * scale
+        scores = scores if cap == np.inf else np.tanh(scores / cap) * cap
+        if sinks is not None:  # A key that all see, whose value is zero.
+            scores = np.append(scores, sinks[head])
+            values = np.append(values, np.zeros((1, A)), axis=0)
+        found[row, place, head] = softmax(scores) @ values
     return found.reshape(B, T, H * A)
 
 
@@ -108,6 +115,25 @@ def test_attention_is_one_softmax_over_the_cache_and_the_mask(
     np.testing.assert_allclose(
         found, judge(query, cached, new, masks, first), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("block", [1, 4, 512])
+@pytest.mark.parametrize(
+    "how",
+    [{"scale": 0.9, "cap": 0.7}, {"sinks": np.linspace(-9, 9, H, dtype=np.float32)}],
+    ids=["scale and cap", "sinks"],
+)
+def test_scores_have_a_scale_and_a_cap_and_sinks_take_their_share(
+    block: int, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "BLOCK", block)
+    query, masks = drawn(B, T, H, A), np.stack([CAUSAL, SIBLINGS])
+    cached, new = key_values(S, 1), key_values(T, 2)
+    first = np.array([[1, 2, 4], [0, 0, 0]])
+    arrays = jax.tree.map(jnp.array, (query, cached, LENGTHS, new, masks, first))
+    found = jax.jit(lambda *arrays: attend(*arrays, **how))(*arrays)
+    wanted = judge(query, cached, new, masks, first, **how)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_slots_after_the_length_are_never_read() -> None:
@@ -153,8 +179,10 @@ def layer_judge(
     values: Any = heads("value").swapaxes(1, 2)
     keys: Any = key.swapaxes(1, 2)
     new = KeyValues(keys=keys, values=values)
-    mixed = judge(query, cached, new, np.stack([CAUSAL] * B), None)
+    masks, sinks = np.stack([CAUSAL] * B), weights.sinks
+    mixed = judge(query, cached, new, masks, None, sinks=sinks)
     x = x + mixed @ weights.output
+    x = x if weights.out_bias is None else x + weights.out_bias
     inner = norm(x, weights.mlp_norm, eps)
     gate = inner @ weights.mlp.gate
     gated = gate / (1 + np.exp(-gate)) * (inner @ weights.mlp.up)
@@ -162,7 +190,9 @@ def layer_judge(
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"qkv_bias": True}, {"qk_norm": True}], ids=str
+    "changes",
+    [{}, {"qkv_bias": True, "output_bias": True, "has_sinks": True}, {"qk_norm": True}],
+    ids=str,
 )
 @pytest.mark.parametrize("input_norm", [False, True])
 def test_a_layer_is_attention_and_feed_forward_with_what_it_has(

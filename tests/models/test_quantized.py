@@ -140,6 +140,9 @@ def test_four_bits_need_pairs_of_groups(rows: int, fits: bool) -> None:
 _CONFIGS = {
     "dense": tiny.target_config(num_layers=1, qkv_bias=True, qk_norm=True),
     "mixture": tiny.target_config(num_layers=1, num_experts=4, experts_per_token=2),
+    "gemma": tiny.target_config(
+        qkv_bias=True, output_bias=True, output_norms=True, norm_offset=True
+    ),
 }
 
 
@@ -173,9 +176,10 @@ def test_memory_is_as_predicted(bits: int) -> None:
     assert saved == 4 * weights - (weights * bits // 8 + 4 * scales)
 
 
-def test_drafting_for_a_quantized_target_gives_its_own_text() -> None:
+@pytest.mark.parametrize("family", ["mixture", "gemma"])
+def test_drafting_for_a_quantized_target_gives_its_own_text(family: str) -> None:
     tree = TreeConfig(num_nodes=24, depth=2, width=16)
-    target, drafter, wide = tiny.pair(_CONFIGS["mixture"], tiny.HEAD, tree)
+    target, drafter, wide = tiny.pair(_CONFIGS[family], tiny.HEAD, tree)
     params = jax.jit(quantize_layers, static_argnums=1)(wide.target, 4)
     # Greedy and drawn rows side by side.
     requests = make_requests(

@@ -52,6 +52,7 @@ EXPECTED = {
     "query_bias": (16,),
     "key_bias": (16,),
     "value_bias": (16,),
+    "sinks": (2,),
     "output": (16, 32),
     "gate": (32, 12),
     "up": (32, 12),
@@ -91,7 +92,10 @@ def test_every_weight_of_a_target_has_its_place(num_experts: int, tied: bool) ->
     layer = dataclasses.replace(
         LAYER,
         qkv_bias=True,
+        output_bias=True,
         qk_norm=True,
+        output_norms=True,
+        has_sinks=True,
         num_experts=num_experts,
         experts_per_token=num_experts // 2,
     )

@@ -196,6 +196,10 @@ def test_a_head_learns_any_targets_features_or_given_ones(
     _, other = step_of(config)(init_state(CONFIG, 0), theirs, rows)
     assert float(other.feature_loss) == float(wanted.feature_loss)
     assert float(other.token_loss) != float(wanted.token_loss)
+    config = dataclasses.replace(config, unembed=transformer.unembed_with(3.0))
+    _, ours = step_of(config)(init_state(CONFIG, 0), theirs, rows)
+    np.testing.assert_allclose(float(ours.loss), float(other.loss), rtol=1e-6)
+    assert transformer.unembed_with(3.0) is transformer.unembed_with(3.0)
 
 
 @pytest.mark.parametrize("is_foreign", [False, True])

@@ -29,10 +29,11 @@ def read_sizes(fields: Fields, *more: str) -> dict[str, Any]:
         InputError: If a key asks for something that is not implemented.
     """
     kind = fields.values.get("model_type", "llama")
-    if kind not in (*FAMILIES, "eagle"):
+    kinds = [*(name for name, one in FAMILIES.items() if not one.is_gemma), "eagle"]
+    if kind not in kinds:
         raise fields.refusal(
             f"model_type {kind!r} is not supported for a head; known are "
-            f"{', '.join((*FAMILIES, 'eagle'))}"
+            f"{', '.join(kinds)}"
         )
     # What a head's config says about its target's family does not concern the head.
     check_keys(fields, {*more}.union(*(f.fields for f in FAMILIES.values())))
