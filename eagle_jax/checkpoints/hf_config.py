@@ -151,7 +151,7 @@ FAMILIES = {
         has_switch=True,
         head_dim=128,
     ),
-    # It has windows nowhere, or in every layer: no published one has, so all see all.
+    # `use_sliding_window` would mean a window in every layer: none published has one.
     "qwen3_moe": Family(
         architecture="Qwen3MoeForCausalLM",
         qk_norm=True,

@@ -186,8 +186,8 @@ def _in_turn(experts: MlpParams, owners: jax.Array, tiles: jax.Array) -> jax.Arr
 def _by_tiles(experts: MlpParams, rows: jax.Array, chosen: jax.Array) -> jax.Array:
     """Returns the outputs `[R, K, E]` of the chosen experts, see `_mixed`.
 
-    Each expert's rows fill whole tiles, the last of them in part. So there is a most
-    number of tiles, whatever was chosen.
+    Each expert's rows fill whole tiles, the last of them in part, so that the number of
+    tiles has a bound that does not depend on what was chosen.
     """
     num_experts = jax.tree.leaves(experts)[0].shape[0]
     num_pairs, width = chosen.size, rows.shape[-1]

@@ -1,5 +1,7 @@
 """The experts of a layer are one stack, however files hold them."""
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,15 @@ def test_a_part_of_a_stack_is_a_slice_of_it(folder: Path) -> None:
     assert files.shape(_STACK) == whole.shape == (3, 20, 32)
     part = files.read(_STACK, ((1, 3), (5, 9), (30, 32)))
     np.testing.assert_array_equal(part, whole[1:3, 5:9, 30:])
+    with ThreadPoolExecutor(2) as readers:  # As a device reads the experts it holds.
+        kept = tensors.read_blocks(
+            functools.partial(files.read, _STACK),
+            ((1, 3), (30, 32), (5, 9)),
+            whole.dtype,
+            readers,
+            is_transposed=True,
+        )
+    np.testing.assert_array_equal(kept, part.swapaxes(1, 2))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

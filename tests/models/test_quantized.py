@@ -176,11 +176,13 @@ def test_memory_is_as_predicted(bits: int) -> None:
     assert saved == 4 * weights - (weights * bits // 8 + 4 * scales)
 
 
-@pytest.mark.parametrize("family", ["mixture", "gemma"])
-def test_drafting_for_a_quantized_target_gives_its_own_text(family: str) -> None:
+@pytest.mark.parametrize(("family", "bits"), [("mixture", 8), ("gemma", 4)])
+def test_drafting_for_a_quantized_target_gives_its_own_text(
+    family: str, bits: int
+) -> None:
     tree = TreeConfig(num_nodes=24, depth=2, width=16)
     target, drafter, wide = tiny.pair(_CONFIGS[family], tiny.HEAD, tree)
-    params = jax.jit(quantize_layers, static_argnums=1)(wide.target, 4)
+    params = jax.jit(quantize_layers, static_argnums=1)(wide.target, bits)
     # Greedy and drawn rows side by side.
     requests = make_requests(
         [[3, 1, 4], [1], [3, 1, 4], [9, 9]],
