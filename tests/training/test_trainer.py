@@ -17,10 +17,13 @@ import safetensors.numpy
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
 from eagle_jax.generation.pair import load_pair
+from eagle_jax.generation.pairs import open_pair
 from eagle_jax.heads import HEADS, export_head
 from eagle_jax.logs import JsonLines
 from eagle_jax.models.rope import RopeConfig
+from eagle_jax.models.transformer import unembed_with
 from eagle_jax.parallel import MeshShape
+from eagle_jax.training import trainer
 from eagle_jax.training.config import (
     DataConfig,
     RunConfig,
@@ -227,6 +230,20 @@ def test_a_head_that_is_trained_further_keeps_what_no_setting_names(
     assert kind.read_config(further.head) == head
     kept, given = tensors_of(further.head), tensors_of(begun)
     chex.assert_trees_all_close(kept, given, rtol=0, atol=1e-20)
+
+
+def test_a_head_learns_from_the_logits_that_its_target_has(
+    tiny_pair: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_capped(*given: Any) -> Any:
+        source = open_pair(*given)
+        config = dataclasses.replace(source.config, logit_cap=3.0)
+        return dataclasses.replace(source, config=config)
+
+    monkeypatch.setattr(trainer, "open_pair", open_capped)
+    monkeypatch.setattr(trainer, "_run", lambda trained, *_: trained)
+    step = train(tiny_pair, data, tmp_path / "run", **STILL).step_config
+    assert step.unembed is unembed_with(3.0)
 
 
 def test_a_table_is_the_targets_if_it_is_in_the_type_of_the_run(
