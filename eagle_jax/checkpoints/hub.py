@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from eagle_jax.checkpoints.remote import local_folder
 from eagle_jax.errors import InputError, first_line
 
 CALIBRATION_FILE = "calibration.json"
@@ -31,7 +32,8 @@ def resolve(name: str) -> Path:
     safetensors and pickled weights only one kind is downloaded, safetensors first.
 
     Args:
-        name: A local folder, or `owner/name`.
+        name: A local folder, `owner/name`, or the address of a folder in an object
+            store (`gs://BUCKET/FOLDER`), whose weights are read in ranges.
 
     Returns:
         A folder that holds `config.json`.
@@ -39,6 +41,8 @@ def resolve(name: str) -> Path:
     Raises:
         InputError: If there is neither such a folder nor such a repository.
     """
+    if "://" in name:
+        return resolve(str(local_folder(name, _TEXT_FILES, _SAFETENSORS)))
     folder = Path(os.path.expanduser(name))  # Path's own raises for unknown users.
     if os.path.isdir(folder):  # `Path` raises for names that are too long.
         if not (folder / "config.json").is_file():

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from eagle_jax.checkpoints.names import transposed
+from eagle_jax.checkpoints.remote import RangeReader, range_reader
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import parse_json
 
@@ -68,28 +69,41 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="np"):
-            pass  # Checks the header, and that the file is as long as it says.
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = parse_json(file.read(size), f"the header of {path}")
-    except (OSError, SafetensorError) as error:
+        if (read := range_reader(path)) is not None:
+            size = int.from_bytes(read(0, 8), "little")
+            header = parse_json(read(8, 8 + size), f"the header of {path}")
+        else:
+            with safe_open(path, framework="np"):
+                pass  # Checks the header, and that the file is as long as it says.
+            with open(path, "rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = parse_json(file.read(size), f"the header of {path}")
+        header.pop("__metadata__", None)
+        return {name: _stored(path, 8 + size, header[name], read) for name in header}
+    except (OSError, SafetensorError, LookupError, TypeError) as error:
         raise InputError(f"{path} is no complete safetensors file: {error}") from error
-    header.pop("__metadata__", None)
-    return {name: _stored(path, 8 + size, entry) for name, entry in header.items()}
 
 
-def _stored(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
+def _stored(
+    path: Path, start: int, entry: dict[str, Any], read: RangeReader | None
+) -> StoredTensor:
     """Returns the tensor that an entry in the header describes."""
     kind, shape = entry["dtype"], tuple(entry["shape"])
+    offset = start + entry["data_offsets"][0]
 
     def read_part(part: Part) -> np.ndarray:
         if kind not in _DTYPES:
             raise OSError(f"values of type {kind} are not supported")
-        offset = start + entry["data_offsets"][0]
-        # Mapped anew each time: its pages count as memory until the map is gone.
-        whole = np.memmap(path, _DTYPES[kind], "r", offset, shape)
-        return np.array(whole[_slices(part)])
+        dtype = np.dtype(_DTYPES[kind])
+        if read is None:
+            # Mapped anew each time: its pages count as memory until the map is gone.
+            whole = np.memmap(path, dtype, "r", offset, shape)
+            return np.array(whole[_slices(part)])
+        (first, last), *others = part or ((0, 1),)
+        size = math.prod(shape[1:]) * dtype.itemsize
+        rows = np.frombuffer(read(offset + first * size, offset + last * size), dtype)
+        rows = rows.reshape(last - first, *shape[1:])[:, *_slices(tuple(others))]
+        return rows.reshape([stop - start for start, stop in part])
 
     return StoredTensor(
         dtype=np.dtype(_DTYPES[kind]).name if kind in _DTYPES else kind,
