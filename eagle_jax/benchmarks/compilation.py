@@ -37,7 +37,13 @@ from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.testing import programs
 from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
 from eagle_jax.training.sharding import state_shardings
-from eagle_jax.training.step import StepConfig, init_state, train_step
+from eagle_jax.training.step import (
+    StepConfig,
+    TrainState,
+    init_state,
+    read_target,
+    train_step,
+)
 
 STEPS: dict[str, TrainConfig] = {
     **{
@@ -267,12 +273,17 @@ def _training(
         positions=numbers,
         loss_mask=numbers.astype(bool),
     )
+    read = sharding.shard(functools.partial(read_target, config))
+
+    def run(state: TrainState, target: Any, rows: PackedRows) -> Any:
+        return train_step(state, target, rows, read(target, rows), config=config)
+
     step = jax.jit(
-        functools.partial(train_step, config=config),
+        run,
         donate_argnums=(0,),
         out_shardings=(shardings, sharding.everywhere),
     )
-    inputs = (state, params.target, _shapes(rows, sharding), None)
+    inputs = (state, params.target, _shapes(rows, sharding))
     return _compile(case, program, step, inputs, jax.tree.leaves(state))
 
 

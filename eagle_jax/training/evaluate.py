@@ -19,6 +19,7 @@ from eagle_jax.heads.loss import Metrics
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
 from eagle_jax.parallel import DATA, PairSharding
+from eagle_jax.parallel.sharding import Program
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.step import StepConfig, as_type, eval_step
@@ -65,6 +66,7 @@ Evaluate = Callable[[Any, Any], Evaluation]
 
 def make_evaluation(
     data: TrainingData,
+    read: Program,
     *,
     config: TrainConfig,
     step_config: StepConfig,
@@ -75,6 +77,7 @@ def make_evaluation(
     Args:
         data: The run's data, with at least one prompt, all shorter than the target's
             positions.
+        read: Returns the features of rows on the mesh, of the target's parameters.
         config: The run's settings; its tree is for an EAGLE head's `tokens_per_round`,
             with uncalibrated confidences.
         step_config: The static settings of a step.
@@ -95,17 +98,12 @@ def make_evaluation(
     )
 
     def evaluate(params: Any, target_params: Any) -> Evaluation:
-        metrics = _mean(
-            [
-                _eval_step(
-                    params,
-                    target_params,
-                    sharding.put_rows(batch),
-                    config=step_config,
-                )
-                for batch in _batches(data.held_out, run.batch_size)
-            ]
-        )
+        measured = []
+        for batch in _batches(data.held_out, run.batch_size):
+            rows = sharding.put_rows(batch)
+            given = params, target_params, rows, read(target_params, rows)
+            measured.append(_eval_step(*given, config=step_config))
+        metrics = _mean(measured)
         kind, dtype = step_config.kind, step_config.dtype
         head = kind.model(step_config.head, dtype)
         cast = as_type(kind.tie(params), dtype)

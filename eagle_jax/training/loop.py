@@ -23,7 +23,13 @@ from eagle_jax.training.evaluate import Evaluation, make_evaluation
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.packing import rows_at
 from eagle_jax.training.sharding import state_shapes, state_shardings
-from eagle_jax.training.step import StepConfig, TrainState, init_state, train_step
+from eagle_jax.training.step import (
+    StepConfig,
+    TrainState,
+    init_state,
+    read_target,
+    train_step,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,8 +140,14 @@ class Run:
             donate_argnames=("state",),
             out_shardings=(shardings, sharding.everywhere),
         )
+        # Traced as decoding is: a mixture must know the mesh that its experts lie on.
+        self._read = sharding.shard(functools.partial(read_target, step_config))
         self._evaluate = make_evaluation(
-            self._data, config=config, step_config=step_config, sharding=sharding
+            self._data,
+            self._read,
+            config=config,
+            step_config=step_config,
+            sharding=sharding,
         )
 
     def train(self, observe: Callable[[LogRow], None]) -> Any:
@@ -205,6 +217,8 @@ class Run:
         rows = data.rows[chosen]
         features = None if data.features is None else data.features[chosen]
         rows_there, features = self._sharding.put_rows((rows, features))
+        if features is None:
+            features = self._read(self._target_params, rows_there)
         state, metrics = self._step(
             self._state,
             self._target_params,

@@ -247,7 +247,7 @@ def _features(
     numbers as computed ones.
     """
     step, params = trained.step_config, trained.pair.params.target
-    compute = jax.jit(functools.partial(read_target, step))
+    compute = sharding.shard(functools.partial(read_target, step))
     return cached_features(
         trained.head.parent / FEATURES,
         trained.data.rows,

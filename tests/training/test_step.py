@@ -1,6 +1,7 @@
 """One optimizer step: rates, clipping, dtypes, donation, compilation."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
@@ -41,6 +42,7 @@ from eagle_jax.training.step import (
     eval_step,
     init_state,
     make_optimizer,
+    read_target,
     train_step,
 )
 from tests import tiny
@@ -145,7 +147,11 @@ def test_evaluation_is_the_loss_without_noise(
     _, wanted = step_of(quiet)(init_state(CONFIG, 0), target_params, rows)
     params = init_state(CONFIG, 0).params
     found = jax.jit(eval_step, static_argnames=("config",))(
-        params, target_params, rows, config=CONFIG
+        params,
+        target_params,
+        rows,
+        read_target(CONFIG, target_params, rows),
+        config=CONFIG,
     )
     np.testing.assert_allclose(float(found.loss), float(wanted.loss), rtol=1e-6)
 
@@ -216,6 +222,7 @@ def test_what_a_limit_cuts_off_is_in_no_round(
         sharding = PairSharding(mesh=make_mesh(MeshShape(), 1), target=WHOLE)
     evaluate = make_evaluation(
         TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
+        functools.partial(read_target, config),
         config=TrainConfig(
             # Every token is a child of the root, so that one is accepted for certain.
             tree=TreeConfig(num_nodes=65, depth=1, width=64),
@@ -237,6 +244,7 @@ def test_medusas_heads_are_measured_with_the_tree_that_they_draft(
     )
     evaluate = make_evaluation(
         TrainingData(rows=rows, held_out=rows, prompts=[[1, 2, 3], [4]]),
+        functools.partial(read_target, CONFIG),
         # A tree that drafts nothing, in which every round emits one token.
         config=TrainConfig(
             tree=TreeConfig(depth=0), run=RunConfig(batch_size=4, eval_new_tokens=24)
