@@ -48,6 +48,16 @@ ROPES = [
     RopeConfig(theta=1e4, kind="linear", factor=2.5),
     LLAMA3_ROPE,
 ]
+# What the layers of gpt-oss have that those of Llama have not.
+GPT_OSS: dict[str, Any] = {
+    "qkv_bias": True,
+    "output_bias": True,
+    "has_sinks": True,
+    "mlp_bias": True,
+    "activation": "clamped_swiglu",
+    "num_experts": 4,
+    "experts_per_token": 2,
+}
 
 
 class Pair(NamedTuple):

@@ -1,8 +1,8 @@
 """Hugging Face folders in and out."""
 
 from eagle_jax.checkpoints.export_files import Export, has_torch, is_export
-from eagle_jax.checkpoints.hf_config import stored_dtype, target_config
-from eagle_jax.checkpoints.hf_fields import stop_tokens
+from eagle_jax.checkpoints.hf_config import target_config
+from eagle_jax.checkpoints.hf_fields import stop_tokens, stored_dtype
 from eagle_jax.checkpoints.hub import resolve
 from eagle_jax.checkpoints.load import (
     check_bits,

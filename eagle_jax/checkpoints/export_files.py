@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.checkpoints import names
-from eagle_jax.checkpoints.hf_config import DTYPES
+from eagle_jax.checkpoints.hf_fields import DTYPES
 from eagle_jax.checkpoints.hub import CALIBRATION_FILE, WEIGHT_FILES
 from eagle_jax.checkpoints.load import convert
 from eagle_jax.errors import InputError, first_line

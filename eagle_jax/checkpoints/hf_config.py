@@ -13,6 +13,7 @@ from eagle_jax.checkpoints.hf_fields import (
     read_rope,
 )
 from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.mlp import CLAMPED
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
 
@@ -28,6 +29,8 @@ class Family:
         experts: The keys about experts; `()` where layers are dense.
         is_gemma: Whether layers have four norms that add one to their weights, GeGLU
             and scaled embeddings.
+        is_gpt_oss: Whether heads have sinks, mixtures biases and clamped gates, and
+            files one tensor for all experts.
         is_nested: Whether `text_config` holds the fields of the text model.
         keys: The keys that its targets may have, but no head.
         has_window: Whether the family reads `sliding_window`.
@@ -48,6 +51,7 @@ class Family:
     qk_norm: bool = False
     experts: tuple[str, ...] = ()
     is_gemma: bool = False
+    is_gpt_oss: bool = False
     is_nested: bool = False
     keys: frozenset[str] = frozenset()
     has_window: bool = False
@@ -71,6 +75,8 @@ class Family:
             raise fields.refusal(f"text_config = {text!r} must be an object")
         given = {**text, **fields.values}
         for name, usual in self.defaults.items():
+            if name == "rope_scaling" and given.get("rope_parameters"):
+                continue
             # A cap of null is none; elsewhere null counts as missing.
             if name not in given or (given[name] is None and name not in _CAPS):
                 given[name] = usual
@@ -86,6 +92,7 @@ _EXPERTS = (
     "router_jitter_noise",
 )
 _GELU = "gelu_pytorch_tanh"
+_GPT_OSS = {"activation": CLAMPED, "has_sinks": True, "mlp_bias": True}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _ATTENTION = frozenset(["attention_bias"])
 _GEMMA_KEYS = """attention_bias hidden_act hidden_activation query_pre_attn_scalar
@@ -166,6 +173,29 @@ FAMILIES = {
             "moe_intermediate_size": 768,
         },
     ),
+    "gpt_oss": Family(
+        architecture="GptOssForCausalLM",
+        is_gpt_oss=True,
+        experts=_EXPERTS,
+        keys=_ATTENTION | {"experts_per_token", "initial_context_length"},
+        has_window=True,
+        window=128,
+        pattern=2,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+        defaults={
+            "attention_bias": True,
+            "num_key_value_heads": 8,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
     "gemma3": dataclasses.replace(
@@ -173,10 +203,6 @@ FAMILIES = {
     ),
 }
 """The families of targets by `model_type`."""
-
-
-DTYPES = ("float32", "bfloat16", "float16")
-"""The dtypes that weights may be stored in."""
 
 _OUT_OF_REACH = {
     "qwen3_next qwen3_5 qwen3_6 qwen3_8 nemotron_h jamba bamba falcon_h1 "
@@ -260,18 +286,6 @@ def _read_ropes(fields: Fields, family: Family) -> tuple[RopeConfig, RopeConfig 
     return rope, window_rope
 
 
-def stored_dtype(folder: Path) -> str:
-    """Returns the dtype that `config.json` names; "float32" where it names none."""
-    fields = Fields.read(folder)
-    given = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    name = str(given).removeprefix("torch.")
-    if name not in DTYPES:
-        raise fields.refusal(
-            f"dtype = {given!r} is not supported; choose one with `dtype`"
-        )
-    return name
-
-
 def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfig:
     """Reads the sizes of a layer."""
     num_heads = fields.size("num_attention_heads")
@@ -309,6 +323,7 @@ def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfi
         qk_norm=family.qk_norm,
         **(_read_experts(fields, family) if family.experts else {}),
         **(_read_gemma(fields) if family.is_gemma else {}),
+        **(_GPT_OSS if family.is_gpt_oss else {}),
     )
 
 

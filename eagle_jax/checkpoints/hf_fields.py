@@ -21,6 +21,9 @@ MOST = 2**24
 MOST_POSITIONS = 2**31 - 1
 """The largest number of positions, which are int32."""
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""The dtypes that weights may be stored in."""
+
 # Outside of these float32 is zero or infinite.
 _LEAST_NUMBER, _MOST_NUMBER = 1e-37, 1e38
 
@@ -70,6 +73,7 @@ _MATHEMATICS = {
     ),
     **_each("partial_rotary_factor decoder_sparse_step logit_scale", 1),
     **_each("hidden_act hidden_activation", "silu"),
+    **_each("swiglu_limit", 7),
     **_each("mlp_only_layers", None),  # Layer 0 is one, too.
     **_each("norm_topk_prob is_causal", True),
     # Heads: EAGLE-3's, and what its variants do otherwise.
@@ -173,6 +177,18 @@ def check_keys(fields: Fields, more: set[str]) -> None:
             f"{fields.path}: unknown and ignored: {', '.join(unknown)}; the text is "
             "another one if they change what the model computes"
         )
+
+
+def stored_dtype(folder: Path) -> str:
+    """Returns the dtype that `config.json` names; "float32" where it names none."""
+    fields = Fields.read(folder)
+    given = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    name = str(given).removeprefix("torch.")
+    if name not in DTYPES:
+        raise fields.refusal(
+            f"dtype = {given!r} is not supported; choose one with `dtype`"
+        )
+    return name
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:

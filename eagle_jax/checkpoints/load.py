@@ -56,11 +56,12 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     """
     config, files = target_config(folder), open_weights(folder)
     fields = Fields.read(folder)
-    if FAMILIES[fields.get("model_type", "")].is_nested:
+    family = FAMILIES[fields.get("model_type", "")]
+    if family.is_nested:
         files.take_text()
     if (block := read_scheme(fields)) is not None:
         files.unscale(block)
-    files.stack()
+    files.stack(is_fused=family.is_gpt_oss)
     last = f"model.layers.{config.num_layers - 1}."
     if not any(name.startswith(last) for name in files.names()):
         raise InputError(
@@ -132,9 +133,8 @@ def check_bits(config: TransformerConfig, bits: int | None) -> None:
     for name, size in sizes.items():
         if not has_groups(size, bits):
             raise InputError(
-                f"int{bits} weights have a scale for each {GROUP_SIZE} inputs, and two "
-                f"such groups side by side, which do not divide {name} = {size}; "
-                "choose `quantization` int8 or none"
+                f"int{bits} weights have a scale for each {GROUP_SIZE} inputs, which "
+                f"do not divide {name} = {size}; choose `quantization` int8 or none"
             )
 
 

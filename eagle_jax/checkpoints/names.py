@@ -22,10 +22,17 @@ LAYER = {
     "mlp.gate": "mlp.gate_proj.weight",
     "mlp.up": "mlp.up_proj.weight",
     "mlp.down": "mlp.down_proj.weight",
+    "mlp.gate_bias": "mlp.gate_proj.bias",
+    "mlp.up_bias": "mlp.up_proj.bias",
+    "mlp.down_bias": "mlp.down_proj.bias",
     "mlp.router": "mlp.gate.weight",
+    "mlp.router_bias": "mlp.gate.bias",
     "mlp.experts.gate": "mlp.experts.{{}}.gate_proj.weight",
     "mlp.experts.up": "mlp.experts.{{}}.up_proj.weight",
     "mlp.experts.down": "mlp.experts.{{}}.down_proj.weight",
+    "mlp.experts.gate_bias": "mlp.experts.{{}}.gate_proj.bias",
+    "mlp.experts.up_bias": "mlp.experts.{{}}.up_proj.bias",
+    "mlp.experts.down_bias": "mlp.experts.{{}}.down_proj.bias",
 }
 """The tensor names of a layer, by path in `LayerParams`.
 
@@ -88,9 +95,9 @@ def tensor_names(params: Any, table: dict[str, str]) -> Any:
 def is_transposed(name: str) -> bool:
     """Returns whether files hold this tensor `[out, in]` and we hold it `[in, out]`.
 
-    That is every matrix but the embedding tables. A vector is its own transpose.
+    That is every matrix but the embedding tables, and no vector or stack of them.
     """
-    return not name.endswith("embed_tokens.weight")
+    return not name.endswith(("embed_tokens.weight", ".bias"))
 
 
 def transposed(shape: tuple[Any, ...]) -> tuple[Any, ...]:

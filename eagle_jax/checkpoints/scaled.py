@@ -27,7 +27,7 @@ Block = tuple[int, int]
 
 
 def read_scheme(fields: Fields) -> Block | None:
-    """Returns the blocks of a `quantization_config`; `None` where there is none.
+    """Returns the blocks of a `quantization_config`; `None` where there are none.
 
     Args:
         fields: The fields of a target.
@@ -41,13 +41,15 @@ def read_scheme(fields: Fields) -> Block | None:
     config = Fields(given if isinstance(given, dict) else {}, fields.path)
     method, form = config.get("quant_method"), config.get("format")
     is_compressed = method == "compressed-tensors" and form in _FORMATS
+    if method == "mxfp4":  # Names of tensors say where, see `stacks.parted`.
+        return None
     if config.get("transform_config"):
         raise fields.refusal("quantization_config: transform_config is not read")
     if method not in ("fp8", "fbgemm_fp8") and not is_compressed:
         raise fields.refusal(
             f"quantization_config with quant_method {method!r} and format {form!r} is "
-            "not read; known are fp8, fbgemm_fp8 and compressed-tensors of 8 bits; "
-            "give the checkpoint that is not quantized, with `quantization`"
+            "not read; known are fp8, fbgemm_fp8, compressed-tensors of 8 bits and "
+            "mxfp4; give the checkpoint that is not quantized, with `quantization`"
         )
     sizes = config.get("weight_block_size", [128, 128])
     is_pair = isinstance(sizes, list) and [type(x) for x in sizes] == [int, int]

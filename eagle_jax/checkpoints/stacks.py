@@ -3,12 +3,25 @@
 import dataclasses
 import re
 
+import ml_dtypes
 import numpy as np
 
+from eagle_jax.checkpoints.names import transposed
 from eagle_jax.checkpoints.tensors import Part, StoredTensor
 from eagle_jax.errors import InputError
 
 _ONE = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
+_FUSED = re.compile(r"(.*\.experts\.)(gate_up|down)_proj(|_bias|_blocks)")
+
+_GROUP = 32
+"""The numbers of MXFP4 that share a scale; two of them share a byte."""
+
+_HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_BYTES = np.arange(256)
+# What each byte of MXFP4 stands for, that of the lower bits first: two float32 as one
+# word, as NumPy finds words in a table nine times as fast as pairs.
+_PAIRS = np.concatenate([_HALF, -_HALF])[np.stack([_BYTES & 15, _BYTES >> 4], axis=-1)]
+_PAIRS = _PAIRS.view(np.int64)[:, 0]
 
 
 def stacked(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -52,3 +65,89 @@ def _stack(name: str, experts: dict[int, StoredTensor]) -> StoredTensor:
 
     shape = (len(listed), *listed[0].shape)
     return dataclasses.replace(listed[0], shape=shape, read_part=read_part)
+
+
+def parted(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the tensors of a gpt-oss by the names that others have.
+
+    It holds all experts in one tensor, whose even columns are the gate's and whose odd
+    ones are those of `up`, as `[X, in, out]` or as `[X, out, in]` in MXFP4 (Open
+    Compute Project, Microscaling formats, 2023): 16 bytes of two numbers in each group
+    of `_blocks`, and its power of two in `_scales`.
+
+    Args:
+        stored: The tensors of a checkpoint by name.
+
+    Raises:
+        InputError: If a tensor of experts has another shape or dtype.
+    """
+    found = {
+        name.replace(".mlp.router.", ".mlp.gate."): tensor
+        for name, tensor in stored.items()
+    }
+    for name in stored:
+        if not (one := _FUSED.fullmatch(name)):
+            continue
+        prefix, matrix, kind = one.groups()
+        whole = found.pop(name)
+        if kind == "_blocks":
+            scales = found.pop(f"{prefix}{matrix}_proj_scales", None)
+            whole = _unpacked(name, whole, scales)
+        elif not kind:
+            whole = _swapped(whole)
+        if len(whole.shape) != (2 if kind == "_bias" else 3):
+            raise InputError(f"{name} has shape {stored[name].shape}")
+        halves = {"down": whole}
+        if matrix == "gate_up":
+            halves = {"gate": _every_other(whole, 0), "up": _every_other(whole, 1)}
+        for own, half in halves.items():
+            suffix = "bias" if kind == "_bias" else "weight"
+            found[f"{prefix}{{}}.{own}_proj.{suffix}"] = half
+    return found
+
+
+def _swapped(tensor: StoredTensor) -> StoredTensor:
+    """Returns the transposes of a stack of matrices."""
+    return dataclasses.replace(
+        tensor,
+        shape=transposed(tensor.shape),
+        read_part=lambda part: tensor.read_part(transposed(part)).swapaxes(-1, -2),
+    )
+
+
+def _every_other(tensor: StoredTensor, first: int) -> StoredTensor:
+    """Returns every other row, from the first one on, of each in a stack."""
+
+    def read_part(part: Part) -> np.ndarray:
+        stack, (start, stop), *others = part
+        wide = tensor.read_part((stack, (2 * start, 2 * stop), *others))
+        return wide[:, first::2]
+
+    # Of an odd number of rows, one of the halves has a row too many and is refused.
+    count = (tensor.shape[1] + 1 - first) // 2
+    shape = (tensor.shape[0], count, *tensor.shape[2:])
+    return dataclasses.replace(tensor, shape=shape, read_part=read_part)
+
+
+def _unpacked(
+    name: str, blocks: StoredTensor, scales: StoredTensor | None
+) -> StoredTensor:
+    """Returns the matrices `[X, out, in]` that MXFP4 stands for."""
+    if scales is None or blocks.shape != (*scales.shape, _GROUP // 2):
+        raise InputError(
+            f"{name} has shape {blocks.shape}, and its scales have "
+            f"{scales and scales.shape}"
+        )
+
+    def read_part(part: Part) -> np.ndarray:
+        *others, (start, stop) = part
+        groups = start // _GROUP, -(-stop // _GROUP)
+        powers = scales.read_part((*others, groups)).view(ml_dtypes.float8_e8m0fnu)
+        pairs = _PAIRS[blocks.read_part((*others, groups, (0, _GROUP // 2)))]
+        wide = pairs.view(np.float32) * powers.astype(np.float32)[..., None]
+        skipped = groups[0] * _GROUP
+        wide = wide.reshape(*wide.shape[:-2], -1)
+        return wide[..., start - skipped : stop - skipped]
+
+    shape = (*scales.shape[:-1], scales.shape[-1] * _GROUP)
+    return StoredTensor(dtype="bfloat16", shape=shape, read_part=read_part)

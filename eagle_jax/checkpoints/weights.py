@@ -6,11 +6,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.hf_config import DTYPES
+from eagle_jax.checkpoints.hf_fields import DTYPES
 from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
 from eagle_jax.checkpoints.scaled import Block, unscaled
-from eagle_jax.checkpoints.stacks import stacked
+from eagle_jax.checkpoints.stacks import parted, stacked
 from eagle_jax.checkpoints.tensors import (
     Part,
     StoredTensor,
@@ -65,10 +65,10 @@ class Weights:
         except InputError as error:
             raise InputError(f"{self.folder}: {error}") from error
 
-    def stack(self) -> None:
-        """Names the experts' tensors together, see `stacks`."""
+    def stack(self, *, is_fused: bool) -> None:
+        """Names the experts' tensors together, or apart where all are one: `stacks`."""
         try:
-            self._stored = stacked(self._stored)
+            self._stored = (parted if is_fused else stacked)(self._stored)
         except InputError as error:
             raise InputError(f"{self.folder}: {error}") from error
 

@@ -42,7 +42,12 @@ def join_products(params: Any, *, donate: bool = False) -> Any:
         if not isinstance(node, MlpParams):
             return node
         gate = join_matrices(node.gate, node.up)
-        return node if gate is None else dataclasses.replace(node, gate=gate, up=None)
+        if gate is None:
+            return node
+        bias = join_matrices(node.gate_bias, node.up_bias)
+        return dataclasses.replace(
+            node, gate=gate, up=None, gate_bias=bias, up_bias=None
+        )
 
     def join_layer(node: Any) -> Any:
         if not isinstance(node, LayerParams):

@@ -41,13 +41,15 @@ class LayerConfig:
         expert_size: The width of an expert; 0 for `intermediate_size`.
         shares_of_all: Whether the shares of a token's experts are those among all
             experts, and do not add up to 1 (Qwen3-MoE without `norm_topk_prob`).
-        activation: The function of the gate, see `mlp.ACTIVATIONS`.
+        activation: The function of the gate, see `mlp.ACTIVATIONS`, or `mlp.CLAMPED`.
         norm_offset: Whether norms multiply by one more than their weights (Gemma).
         output_norms: Whether what attention and the feed-forward layer add to the
             residual stream is normalised, too (Gemma).
         query_scalar: The number whose inverse root scales scores; `None` for `A`.
         score_cap: The bound that scores bend towards (Gemma 2); `None` for none.
         has_sinks: Whether each head has a score without a value (gpt-oss).
+        mlp_bias: Whether the matrices of the feed-forward layer have biases, and the
+            router of a mixture (gpt-oss).
     """
 
     hidden_size: int
@@ -70,6 +72,7 @@ class LayerConfig:
     query_scalar: float | None = None
     score_cap: float | None = None
     has_sinks: bool = False
+    mlp_bias: bool = False
 
     @property
     def plain(self) -> "LayerConfig":
@@ -348,6 +351,7 @@ def init_layer(
             config.inner_size,
             dtype,
             num_experts=config.num_experts,
+            has_bias=config.mlp_bias,
         ),
         input_norm=norm(width) if input_norm else None,
         query_bias=jnp.zeros(query_width, dtype) if has_bias else None,

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 from flax import struct
 
 GROUP_SIZE = 64
-"""The rows that share a scale in matrices of 4 bits; half of all if they are fewer."""
+"""The rows that share a scale in matrices of 4 bits.
+
+Groups come in pairs: of an odd number, or of one, each is cut into two.
+"""
 
 _MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -61,7 +64,8 @@ def quantize(weight: jax.Array, bits: int) -> QuantizedMatrix:
             and group of `GROUP_SIZE` rows, for which see `has_groups`. Static.
     """
     *stack, rows, columns = weight.shape
-    groups = 1 if bits == 8 else max(rows // GROUP_SIZE, 2)
+    count = max(rows // GROUP_SIZE, 1)
+    groups = 1 if bits == 8 else count * (1 + count % 2)
     grouped = weight.astype(jnp.float32).reshape(*stack, groups, -1, columns)
     limit = 2 ** (bits - 1)
     scales = jnp.abs(grouped).max(axis=-2, keepdims=True) / (limit - 0.5)
@@ -93,7 +97,8 @@ def unpack(weight: QuantizedMatrix) -> list[tuple[jax.Array, jax.Array]]:
 
 def has_groups(rows: int, bits: int) -> bool:
     """Returns whether a number of rows can be cut into an even number of groups."""
-    return bits == 8 or rows % (2 * min(GROUP_SIZE, rows // 2)) == 0
+    is_whole = rows < 2 * GROUP_SIZE or rows % GROUP_SIZE == 0
+    return bits == 8 or (rows % 2 == 0 and is_whole)
 
 
 def quantize_layers(params: Any, bits: int) -> Any:

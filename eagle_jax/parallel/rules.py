@@ -51,7 +51,11 @@ PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "gate": ("embed", "intermediate"),
     "up": ("embed", "intermediate"),
     "down": ("intermediate", "embed"),
+    "gate_bias": ("intermediate",),
+    "up_bias": ("intermediate",),
+    "down_bias": ("embed",),
     "router": ("embed", "scores"),
+    "router_bias": ("scores",),
     "fc": ("fused", "embed"),
     "fc_bias": ("embed",),
     "fc_norm": ("feature",),
@@ -149,7 +153,10 @@ def param_shardings(mesh: AnyMesh, rules: Rules, params: Any) -> Any:
         if name == "scales" and leaf.shape[-2] == 1:
             axes = ("all rows", axes[1])
         if "experts" in fields:
-            axes = ("experts", *(("whole",) * 2 if "experts" in rules else axes))
+            axes = (
+                "experts",
+                *(("whole",) * len(axes) if "experts" in rules else axes),
+            )
         assert len(axes) == len(leaf.shape), path
         return NamedSharding(mesh, _spec(rules, axes))
 

@@ -233,6 +233,28 @@ def test_gemma_is_read_as_published_files_leave_it_out(tmp_path: Path) -> None:
     assert (config.layer.score_cap, config.logit_cap) == (20.0, None)
 
 
+def test_gpt_oss_is_read_as_published_and_completed_as_by_transformers(
+    tmp_path: Path,
+) -> None:
+    family = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
+    rope = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
+    rope["original_max_position_embeddings"] = 4096
+    published = LLAMA | family | {"num_key_value_heads": 8, "head_dim": 64}
+    published |= {"num_local_experts": 128, "num_experts_per_tok": 4}
+    published |= {"experts_per_token": 4, "initial_context_length": 4096}
+    published |= {"attention_bias": True, "swiglu_limit": 7.0, "sliding_window": 128}
+    published |= {"layer_types": [_SLIDING, _FULL] * 2 + [_SLIDING]}
+    published |= {"rope_scaling": rope, "quantization_config": {}}
+    config = target_config(write(tmp_path, published))
+    assert config.layer.mlp_bias and config.layer.has_sinks
+    five = {"rope_parameters": rope | {"rope_theta": 500000.0}, "rope_scaling": None}
+    least = without(LLAMA, "num_key_value_heads", "rms_norm_eps") | family
+    for other in (published | five, least):
+        assert target_config(write(tmp_path, other)) == config
+    write(tmp_path, least | {"swiglu_limit": 5.0})
+    refused(lambda: target_config(tmp_path), "swiglu_limit = 5.0 is not supported")
+
+
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_scaling": {"rope_type": kind, **fields}}
 

@@ -1,6 +1,7 @@
 """The experts of a layer are one stack, however files hold them."""
 
 import functools
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,60 @@ def test_experts_that_do_not_fit_are_refused_by_name(
     name = _STACK.format(number)
     change_weights(folder, **{name.replace(".", "__"): tensor})
     refused(lambda: load_target(folder), str(folder), named)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A gpt-oss whose experts are MXFP4, and in `wide` as transformers reads them."""
+    import torch
+    import transformers
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+    sizes |= {"num_hidden_layers": 1, "vocab_size": 64}
+    sizes |= {"num_local_experts": 3, "num_experts_per_tok": 2}
+    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
+    model.save_pretrained(tmp_path / "wide")
+    shutil.copytree(tmp_path / "wide", tmp_path / "packed")
+    rng = np.random.default_rng(0)
+    stored, packed = (take_weights(tmp_path / name) for name in ("wide", "packed"))
+    for name in [name for name in stored if name.endswith("_proj")]:
+        experts, rows, columns = packed.pop(name).shape
+        size = (experts, columns, rows // 32)
+        both = rng.integers(256, size=(*size, 16)), rng.integers(118, 126, size=size)
+        both = [x.astype(np.uint8) for x in both]
+        packed[f"{name}_blocks"], packed[f"{name}_scales"] = both
+        wide = convert_moe_packed_tensors(*map(torch.from_numpy, both))
+        stored[name] = wide.float().numpy().astype(ml_dtypes.bfloat16)
+    save_file(stored, tmp_path / "wide" / SINGLE)
+    save_file(packed, tmp_path / "packed" / SINGLE)
+    change_config(tmp_path / "packed", quantization_config={"quant_method": "mxfp4"})
+    return tmp_path / "packed"
+
+
+@pytest.mark.torch
+def test_four_bits_are_what_transformers_takes_them_for(packed: Path) -> None:
+    wide = packed.parent / "wide"
+    for bits in (None, 8, 4):
+        found, expected = (load_target(x, bits=bits)[1] for x in (packed, wide))
+        chex.assert_trees_all_equal(found, expected)
+    for part in (((1, 3), (5, 9), (40, 45)), ((0, 1), (90, 96), (0, 64))):
+        one, other = (open_target(x)[1].read(_STACK, part) for x in (packed, wide))
+        np.testing.assert_array_equal(one, other.astype(np.float32))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("name", "shape", "named"),
+    [
+        ("gate_up_proj_scales", (3, 192, 3), "its scales have (3, 192, 3)"),
+        ("gate_up_proj_bias", (576,), "gate_up_proj_bias has shape (576,)"),
+        ("gate_up_proj_bias", (3, 193), "gate_proj.bias has shape (3, 97)"),
+    ],
+)
+def test_fused_experts_that_do_not_fit_are_refused_by_name(
+    packed: Path, name: str, shape: tuple[int, ...], named: str
+) -> None:
+    place = f"{_EXPERTS}.{name}".replace(".", "__")
+    change_weights(packed, **{place: np.ones(shape, np.uint8)})
+    refused(lambda: load_target(packed), str(packed), named)

@@ -171,6 +171,7 @@ def test_derived_buffers_are_read_over(
 def test_every_name_of_the_table_is_used_once() -> None:
     """By targets that have all there is, in two layers and experts."""
     has_all = dict.fromkeys(["qkv_bias", "output_bias", "qk_norm", "has_sinks"], True)
+    has_all["mlp_bias"] = True
     for table, more in ((names.TRANSFORMER, {}), (names.GEMMA, {"output_norms": True})):
         every: set[str] = set()
         for experts in ({}, {"num_experts": 2, "experts_per_token": 1}):

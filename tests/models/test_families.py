@@ -15,7 +15,7 @@ from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
 from eagle_jax.models.transformer import Transformer
-from tests.tiny import ROPES, target_config
+from tests.tiny import GPT_OSS, ROPES, target_config
 
 _PROMPT = 20
 # Node 0 is the root; siblings are told apart, paths are of different lengths.
@@ -53,8 +53,11 @@ _FAMILIES = {
     ),
     "qwen3": target_config(num_layers=2, qk_norm=True, head_dim=12),
     "biases": target_config(num_layers=2, qkv_bias=True, output_bias=True),
-    "sinks": target_config(
-        num_layers=2, has_sinks=True, sliding_window=6, windowed_layers=(0,)
+    "gpt-oss": target_config(
+        num_layers=2,
+        **GPT_OSS | {"num_experts": 16},
+        sliding_window=6,
+        windowed_layers=(0,),
     ),
     "gemma2": target_config(**_GEMMA, score_cap=2.0, logit_cap=3.0),
     "gemma3": target_config(**_GEMMA, qk_norm=True, window_rope=ROPES[2]),
@@ -131,7 +134,9 @@ def test_a_tree_is_verified_as_each_of_its_paths_is_decoded(
 
 
 @pytest.mark.parametrize(
-    "pair", ["mistral", "qwen3-moe", "qwen3", "gemma2", "gemma3"], indirect=True
+    "pair",
+    ["mistral", "qwen3-moe", "qwen3", "gpt-oss", "gemma2", "gemma3"],
+    indirect=True,
 )
 def test_the_text_is_plain_decodings(pair: tuple[Transformer, Any]) -> None:
     """Where the model drafts for itself: paths of all lengths are accepted."""

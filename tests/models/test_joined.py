@@ -36,6 +36,7 @@ def outputs(config: TransformerConfig, params: Any) -> Any:
         {"num_kv_heads": 1, "qk_norm": True, "head_dim": 12},
         {"qkv_bias": True, "output_bias": True},
         {"num_experts": 4, "experts_per_token": 2},
+        tiny.GPT_OSS,
     ],
 )
 def test_a_joined_model_computes_the_same(changes: dict[str, Any]) -> None:

@@ -82,6 +82,16 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "dynamic-rope": ("Llama", {"rope_parameters": _LINEAR | {"rope_type": "dynamic"}}),
     "biases": ("Llama", {"attention_bias": True}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 16,
+            "num_experts_per_tok": 3,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "rope_parameters": _YARN | {"factor": 32.0, "truncate": False},
+        },
+    ),
     "gemma2": ("Gemma2", _GEMMA | {"attn_logit_softcapping": 2.0}),
     "gemma3": (
         "Gemma3",
@@ -112,8 +122,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
         if "norm" in name:  # They start as ones, which would hide a missing product.
             low = -0.5 if family.startswith("Gemma") else 0.5
             torch.nn.init.uniform_(weight, low, low + 1)
-        if name.endswith("bias"):  # And these as zeros.
-            torch.nn.init.normal_(weight)
+        if name.endswith("bias"):  # And these as zeros. A gate has bounds at 7.
+            torch.nn.init.normal_(weight, std=5 if "gate_up" in name else 1)
     model.save_pretrained(tmp_path)
     return model, tmp_path
 

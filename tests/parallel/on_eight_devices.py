@@ -76,8 +76,7 @@ def llama(num_kv_heads: int) -> Pair:
     return tiny.pair(tiny.target_config(**sizes), tiny.head_config(**sizes), TREE)
 
 
-def mixtral() -> Pair:
-    experts = {"num_experts": 4, "experts_per_token": 2}
+def mixture(**experts: Any) -> Pair:
     config = tiny.target_config(num_layers=1, **experts, **SMALL)
     return tiny.pair(config, tiny.head_config(**SMALL), TREE)
 
@@ -271,9 +270,9 @@ def check_experts(shape: MeshShape, bits: int | None, size: int, rows: int) -> N
     layer = dataclasses.replace(
         tiny.LAYER, num_experts=16, experts_per_token=2, expert_size=size
     )
-    mlp = init_mlp(
-        jax.random.key(0), layer.hidden_size, size, jnp.float32, num_experts=16
-    )
+    key, sizes = jax.random.key(0), (layer.hidden_size, size)
+    mlp = init_mlp(key, *sizes, jnp.float32, num_experts=16, has_bias=True)
+    mlp = jax.tree.map(lambda x: x + 0.01, mlp)  # Biases are zero.
     if bits:
         mlp = quantize_layers(mlp, bits)
     mesh = make_mesh(shape, 1, jax.devices()[:4])
@@ -391,7 +390,9 @@ if __name__ == "__main__":
     check_decoding("llama", llama(HEADS), (2, 4))
     # Fewer key/value heads than devices: some hold the same.
     check_decoding("few key/value heads", llama(2), (1, 8))
-    check_decoding("mixtral", mixtral(), (1, 4))
+    mixtral = mixture(num_experts=4, experts_per_token=2)
+    check_decoding("mixtral", mixtral, (1, 4))
+    check_decoding("gpt-oss", mixture(**tiny.GPT_OSS), (1, 4))
     check_decoding("eagle3", eagle3(), (2, 2))
     for shape in (MeshShape(tensor=4), MeshShape(data=2, tensor=2)):
         for bits in (None, 4):

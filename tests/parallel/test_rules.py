@@ -57,6 +57,8 @@ EXPECTED = {
     "gate": (32, 12),
     "up": (32, 12),
     "down": (12, 32),
+    "gate_bias": (12,),
+    "up_bias": (12,),
 }
 
 
@@ -96,6 +98,7 @@ def test_every_weight_of_a_target_has_its_place(num_experts: int, tied: bool) ->
         qk_norm=True,
         output_norms=True,
         has_sinks=True,
+        mlp_bias=True,
         num_experts=num_experts,
         experts_per_token=num_experts // 2,
     )
@@ -104,8 +107,10 @@ def test_every_weight_of_a_target_has_its_place(num_experts: int, tied: bool) ->
     found = held(param_shardings(MESH, split_rules(MESH, layer), params), params)
     experts: dict[str, Any] = {  # Narrow ones are whole, where devices divide them.
         0: {},
-        2: {"gate": (2, 32, 12), "up": (2, 32, 12), "down": (2, 12, 32)},
-        4: {"gate": (1, 32, 48), "up": (1, 32, 48), "down": (1, 48, 32)},
+        2: {"gate": (2, 32, 12), "up": (2, 32, 12), "down": (2, 12, 32)}
+        | {"gate_bias": (2, 12), "up_bias": (2, 12)},
+        4: {"gate": (1, 32, 48), "up": (1, 32, 48), "down": (1, 48, 32)}
+        | {"gate_bias": (1, 48), "up_bias": (1, 48), "down_bias": (1, 32)},
     }[num_experts]
     check(found, params, EXPECTED | experts)
     assert ("output_head" in found) != tied
