@@ -1,6 +1,10 @@
-"""The tensors of a layer's experts, as one tensor with the expert as its first axis."""
+"""The tensors of a layer's experts, as one tensor with the expert as its first axis.
+
+Most files hold each expert's tensors, those of gpt-oss hold them together.
+"""
 
 import dataclasses
+import math
 import re
 
 import ml_dtypes
@@ -68,18 +72,18 @@ def _stack(name: str, experts: dict[int, StoredTensor]) -> StoredTensor:
 
 
 def parted(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Returns the tensors of a gpt-oss by the names that others have.
+    """Returns the tensors of gpt-oss by the names that `stacked` gives to others.
 
-    It holds all experts in one tensor, whose even columns are the gate's and whose odd
-    ones are those of `up`, as `[X, in, out]` or as `[X, out, in]` in MXFP4 (Open
-    Compute Project, Microscaling formats, 2023): 16 bytes of two numbers in each group
-    of `_blocks`, and its power of two in `_scales`.
+    Its files hold gate and up as one, in even outputs and in odd ones. Matrices are
+    `[X, in, out]`, or `[X, out, in]` of MXFP4 (Open Compute Project, Microscaling
+    formats, 2023), of which `_blocks` hold two numbers in each byte, and `_scales` a
+    power of two for each group.
 
     Args:
         stored: The tensors of a checkpoint by name.
 
     Raises:
-        InputError: If a tensor of experts has another shape or dtype.
+        InputError: If a tensor of experts has too few axes or other scales.
     """
     found = {
         name.replace(".mlp.router.", ".mlp.gate."): tensor
@@ -149,5 +153,5 @@ def _unpacked(
         wide = wide.reshape(*wide.shape[:-2], -1)
         return wide[..., start - skipped : stop - skipped]
 
-    shape = (*scales.shape[:-1], scales.shape[-1] * _GROUP)
+    shape = (*blocks.shape[:-2], 2 * math.prod(blocks.shape[-2:]))
     return StoredTensor(dtype="bfloat16", shape=shape, read_part=read_part)
