@@ -49,15 +49,9 @@ ROPES = [
     LLAMA3_ROPE,
 ]
 # What the layers of gpt-oss have that those of Llama have not.
-GPT_OSS: dict[str, Any] = {
-    "qkv_bias": True,
-    "output_bias": True,
-    "has_sinks": True,
-    "mlp_bias": True,
-    "activation": "clamped_swiglu",
-    "num_experts": 4,
-    "experts_per_token": 2,
-}
+GPT_OSS: dict[str, Any] = dict.fromkeys(
+    ["qkv_bias", "output_bias", "has_sinks", "mlp_bias"], True
+) | {"activation": "clamped_swiglu", "num_experts": 4, "experts_per_token": 2}
 
 
 class Pair(NamedTuple):

@@ -83,7 +83,7 @@ def parted(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
         stored: The tensors of a checkpoint by name.
 
     Raises:
-        InputError: If a tensor of experts has too few axes or other scales.
+        InputError: If a tensor of experts has not the scales that it needs.
     """
     found = {
         name.replace(".mlp.router.", ".mlp.gate."): tensor
@@ -99,8 +99,6 @@ def parted(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
             whole = _unpacked(name, whole, scales)
         elif not kind:
             whole = _swapped(whole)
-        if len(whole.shape) != (2 if kind == "_bias" else 3):
-            raise InputError(f"{name} has shape {stored[name].shape}")
         halves = {"down": whole}
         if matrix == "gate_up":
             halves = {"gate": _every_other(whole, 0), "up": _every_other(whole, 1)}
@@ -128,8 +126,8 @@ def _every_other(tensor: StoredTensor, first: int) -> StoredTensor:
         return wide[:, first::2]
 
     # Of an odd number of rows, one of the halves has a row too many and is refused.
-    count = (tensor.shape[1] + 1 - first) // 2
-    shape = (tensor.shape[0], count, *tensor.shape[2:])
+    count = [(size + 1 - first) // 2 for size in tensor.shape[1:2]]
+    shape = (*tensor.shape[:1], *count, *tensor.shape[2:])
     return dataclasses.replace(tensor, shape=shape, read_part=read_part)
 
 

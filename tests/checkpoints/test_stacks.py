@@ -160,17 +160,11 @@ def test_four_bits_are_what_transformers_takes_them_for(packed: Path) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("name", "shape", "named"),
-    [
-        ("gate_up_proj_scales", (3, 192, 3), "its scales have (3, 192, 3)"),
-        ("gate_up_proj_bias", (576,), "gate_up_proj_bias has shape (576,)"),
+def test_fused_experts_that_do_not_fit_are_refused_by_name(packed: Path) -> None:
+    for name, shape, named in (
         ("gate_up_proj_bias", (3, 193), "gate_proj.bias has shape (3, 97)"),
-    ],
-)
-def test_fused_experts_that_do_not_fit_are_refused_by_name(
-    packed: Path, name: str, shape: tuple[int, ...], named: str
-) -> None:
-    place = f"{_EXPERTS}.{name}".replace(".", "__")
-    change_weights(packed, **{place: np.ones(shape, np.uint8)})
-    refused(lambda: load_target(packed), str(packed), named)
+        ("gate_up_proj_scales", (3, 192, 3), "its scales have (3, 192, 3)"),
+    ):
+        place = f"{_EXPERTS}.{name}".replace(".", "__")
+        change_weights(packed, **{place: np.ones(shape, np.uint8)})
+        refused(lambda: load_target(packed), str(packed), named)

@@ -84,13 +84,8 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("Llama", {"attention_bias": True}),
     "gpt-oss": (
         "GptOss",
-        {
-            "num_local_experts": 16,
-            "num_experts_per_tok": 3,
-            "head_dim": 16,
-            "sliding_window": 24,
-            "rope_parameters": _YARN | {"factor": 32.0, "truncate": False},
-        },
+        {"num_local_experts": 16, "head_dim": 16, "sliding_window": 24}
+        | {"rope_parameters": _YARN | {"factor": 32.0, "truncate": False}},
     ),
     "gemma2": ("Gemma2", _GEMMA | {"attn_logit_softcapping": 2.0}),
     "gemma3": (
