@@ -29,8 +29,7 @@ class Family:
         experts: The keys about experts; `()` where layers are dense.
         is_gemma: Whether layers have four norms that add one to their weights, GeGLU
             and scaled embeddings.
-        is_gpt_oss: Whether heads have sinks, mixtures biases and clamped gates, and
-            files one tensor for all experts.
+        is_gpt_oss: Whether heads have sinks, and mixtures biases and clamped gates.
         is_nested: Whether `text_config` holds the fields of the text model.
         keys: The keys that its targets may have, but no head.
         has_window: Whether the family reads `sliding_window`.

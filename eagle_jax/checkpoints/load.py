@@ -56,12 +56,11 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     """
     config, files = target_config(folder), open_weights(folder)
     fields = Fields.read(folder)
-    family = FAMILIES[fields.get("model_type", "")]
-    if family.is_nested:
+    if FAMILIES[fields.get("model_type", "")].is_nested:
         files.take_text()
     if (block := read_scheme(fields)) is not None:
         files.unscale(block)
-    files.stack(is_fused=family.is_gpt_oss)
+    files.arrange(config.layer)
     last = f"model.layers.{config.num_layers - 1}."
     if not any(name.startswith(last) for name in files.names()):
         raise InputError(

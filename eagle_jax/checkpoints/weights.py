@@ -18,6 +18,8 @@ from eagle_jax.checkpoints.tensors import (
     open_safetensors,
 )
 from eagle_jax.errors import InputError, first_line
+from eagle_jax.models.layers import LayerConfig
+from eagle_jax.models.mlp import CLAMPED
 from eagle_jax.parsing import read_json
 
 # Buffers that older checkpoints carry; they follow from the settings.
@@ -65,10 +67,11 @@ class Weights:
         except InputError as error:
             raise InputError(f"{self.folder}: {error}") from error
 
-    def stack(self, *, is_fused: bool) -> None:
-        """Names the experts' tensors together, or apart where all are one: `stacks`."""
+    def arrange(self, layer: LayerConfig) -> None:
+        """Names the experts' tensors together, and joined matrices apart: `stacks`."""
+        change = parted if layer.activation == CLAMPED else stacked
         try:
-            self._stored = (parted if is_fused else stacked)(self._stored)
+            self._stored = change(self._stored)
         except InputError as error:
             raise InputError(f"{self.folder}: {error}") from error
 
