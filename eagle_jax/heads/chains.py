@@ -70,21 +70,22 @@ def draft_chains(
     layer = config.layer
     mask = segment_mask(rows.segments)
     distance = jnp.arange(mask.shape[1])[:, None] - jnp.arange(mask.shape[1])
+    layers = params.layer, *getattr(params, "later_layers", ())
     outputs: list[jax.Array] = []
-    entries: list[KeyValues] = []
+    entries: list[list[KeyValues]] = [[] for _ in layers]
     for step in range(steps):
         tokens = jnp.roll(rows.tokens, -step - 1, axis=1)
         embedded = table[tokens].astype(features.dtype)
         x, inputs = layer_inputs(params, config, embedded, features)
         rotary = rotary_tables(rows.positions + step, layer.rope, layer.head_dim)
-        query, new = project(params.layer, layer, inputs, rotary)
-        entries.append(new)
-        seen, own = mask, entries[1:]
-        if window is not None:
-            seen, own = mask & (distance + step < window), own[-window:]
-        mixed = _attend(query, entries[0], seen, own)
-        outputs.append(finish(params.layer, layer, x, mixed))
-        features = recycle(params, config, outputs[-1])
+        seen = mask if window is None else mask & (distance + step < window)
+        for weights, known in zip(layers, entries, strict=True):
+            query, new = project(weights, layer, inputs, rotary)
+            known.append(new)
+            own = known[1:] if window is None else known[1:][-window:]
+            x = inputs = finish(weights, layer, x, _attend(query, known[0], seen, own))
+        outputs.append(x)
+        features = recycle(params, config, x)
     return outputs
 
 

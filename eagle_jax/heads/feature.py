@@ -1,7 +1,7 @@
 """What heads of several kinds have in common as draft models."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -67,7 +67,7 @@ class EagleState:
     accepted wait here: a feature is paired with the *next* token.
 
     Attributes:
-        cache: The cache of the head's one layer; its length counts pairs.
+        cache: The cache of the head's layers; its length counts pairs.
         tokens: `[B, P]` int32, confirmed tokens not yet paired, oldest first.
         features: `[B, P, F]`, the target's features at those tokens.
         count: `[B]` int32, how many of them are real.
@@ -81,7 +81,7 @@ class EagleState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureHead:
-    """A head of one decoder layer that continues the target's own features.
+    """A head of decoder layers, mostly one, that continues the target's features.
 
     Its outputs are features that it reads again for the next level, `X = E`.
 
@@ -89,7 +89,7 @@ class FeatureHead:
         config: The head's sizes.
         dtype: The type of its cache and features.
         layer_inputs: The function from weights, sizes, embeddings and features to what
-            the layer reads, see `eagle.model.layer_inputs`. Static.
+            the first layer reads, see `eagle.model.layer_inputs`. Static.
     """
 
     config: Any
@@ -117,6 +117,11 @@ class FeatureHead:
         """The number of pairs that a pair sees, itself included; `None` for all."""
         return None
 
+    @property
+    def num_layers(self) -> int:
+        """The number of decoder layers."""
+        return 1
+
     def fuse(self, params: HeadParams, features: jax.Array) -> jax.Array:
         """Returns features `[..., F]` of the target at the head's width, `[..., E]`."""
         del params
@@ -128,9 +133,9 @@ class FeatureHead:
         tokens: jax.Array,
         features: jax.Array,
         positions: jax.Array,
-        context: AttentionContext,
+        contexts: Sequence[AttentionContext],
         last: jax.Array | None = None,
-    ) -> tuple[jax.Array, kv.KeyValues]:
+    ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
         """Runs the head over pairs of tokens and features.
 
         Args:
@@ -138,28 +143,35 @@ class FeatureHead:
             tokens: `[B, T]` int32, the pairs' tokens.
             features: `[B, T, E]`, the target's, from `fuse`, or drafted ones.
             positions: `[B, T]` int32, the absolute positions of the features.
-            context: What the pairs see: confirmed pairs, and each other.
+            contexts: What the pairs see in each layer: confirmed pairs, and each other.
             last: `[B]` int32, the only pair of each row whose output is wanted, `[B, 1,
                 E]` then; `None` for all.
 
         Returns:
-            The outputs `[B, T, E]`, the features of the next step, and the keys and
-            values of all unconfirmed pairs.
+            The outputs `[B, T, E]`, the features of the next step, and each layer's
+            keys and values of all unconfirmed pairs.
         """
-        layer, embedded = self.config.layer, params.embedding[tokens]
-        x, inputs = self.layer_inputs(params.head, self.config, embedded, features)
+        head, layer, window = params.head, self.config.layer, self.sliding_window
+        embedded, entries = params.embedding[tokens], []
+        x, inputs = self.layer_inputs(head, self.config, embedded, features)
         rotary = rotary_tables(positions, layer.rope, layer.head_dim)
-        window = self.sliding_window
-        if window is not None:
-            mask, first = nearest(context.mask, window), positions - window + 1
-            context = dataclasses.replace(context, mask=mask, first=first)
-        return decoder_layer(params.head.layer, layer, x, rotary, context, inputs, last)
+        for number, context in enumerate(contexts, 1):
+            if window is not None:
+                mask, first = nearest(context.mask, window), positions - window + 1
+                context = dataclasses.replace(context, mask=mask, first=first)
+            weights = head.layer if number == 1 else head.later_layers[number - 2]
+            # The layers before the last make keys and values of every pair for it.
+            wanted = last if number == len(contexts) else None
+            x, new = decoder_layer(weights, layer, x, rotary, context, inputs, wanted)
+            inputs = None
+            entries.append(new)
+        return x, tuple(entries)
 
     def init_state(self, batch: int, capacity: int, depth: int) -> EagleState:
         """See `DraftModel.init_state`."""
         return EagleState(
             cache=kv.init_cache(
-                num_layers=1,
+                num_layers=self.num_layers,
                 batch=batch,
                 num_kv_heads=self.config.layer.num_kv_heads,
                 capacity=capacity,
@@ -184,7 +196,7 @@ class FeatureHead:
             ),
             self.fuse(params, chunk.features),
             chunk.begin + rows,
-            _context(state.cache, causal_mask(batch, size)),
+            _contexts(state.cache, causal_mask(batch, size)),
             # One output, though it is not wanted: it says when the cache was read.
             last=jnp.zeros(batch, jnp.int32),
         )
@@ -193,7 +205,7 @@ class FeatureHead:
         token = chunk.newest(chunk.tokens, state.tokens[:, 0])
         feature = chunk.newest(chunk.features, state.features[:, 0])
         return EagleState(
-            cache=kv.commit(state.cache, (entries,), rows, count),
+            cache=kv.commit(state.cache, entries, rows, count),
             tokens=state.tokens.at[:, 0].set(token),
             features=state.features.at[:, 0].set(feature),
             count=jnp.ones(batch, jnp.int32),
@@ -217,14 +229,11 @@ class FeatureHead:
 
         def run(
             following: jax.Array, rows: jax.Array, last: jax.Array
-        ) -> tuple[jax.Array, tuple[kv.KeyValues]]:
+        ) -> tuple[jax.Array, tuple[kv.KeyValues, ...]]:
             positions = state.cache.length[:, None] + rows
             features = self.fuse(params, state.features)
-            context = _context(state.cache, causal_mask(*following.shape))
-            outputs, entries = self.run(
-                params, following, features, positions, context, last=last
-            )
-            return outputs, (entries,)
+            contexts = _contexts(state.cache, causal_mask(*following.shape))
+            return self.run(params, following, features, positions, contexts, last)
 
         return read_waiting(state, root, run, kv.commit)
 
@@ -241,15 +250,16 @@ class FeatureHead:
     ) -> tuple[jax.Array, Any]:
         """See `DraftModel.step`; a node's feature is its parent's output."""
         positions = state.cache.length[:, None] + jnp.full_like(tokens, level - 1)
-        context = _context(state.cache, visible, earlier)
-        return self.run(params, tokens, above, positions, context)
+        contexts = _contexts(state.cache, visible, earlier)
+        return self.run(params, tokens, above, positions, contexts)
 
 
-def _context(
-    cache: kv.KVCache, mask: jax.Array, earlier: kv.KeyValues | None = None
-) -> AttentionContext:
-    """Returns what pairs see, whose cache has one layer."""
-    (cached,) = cache.layers
-    return AttentionContext(
-        cached=cached, length=cache.length, mask=mask, earlier=earlier
-    )
+def _contexts(
+    cache: kv.KVCache, mask: jax.Array, earlier: Sequence[kv.KeyValues] | None = None
+) -> list[AttentionContext]:
+    """Returns what pairs see in each layer."""
+    before = earlier or (None,) * len(cache.layers)
+    return [
+        AttentionContext(cached=cached, length=cache.length, mask=mask, earlier=one)
+        for cached, one in zip(cache.layers, before, strict=True)
+    ]

@@ -38,6 +38,9 @@ WINDOWED = dataclasses.replace(USUAL, sliding_window=2)
 QWEN3 = dataclasses.replace(
     USUAL, layer=tiny.sizes(qk_norm=True, num_kv_heads=1)["layer"]
 )
+LAYERED = dataclasses.replace(
+    QWEN3, num_layers=3, sliding_window=2, recycles_normed=True
+)
 EAGLE3: dict[str, Eagle3HeadConfig] = {
     "eagle3": USUAL,
     "eagle3, same vocabulary": SAME,
@@ -59,6 +62,7 @@ EAGLE3: dict[str, Eagle3HeadConfig] = {
     "eagle3, norm before fc": NORMED_FEATURES,
     "eagle3, window": WINDOWED,
     "eagle3, qwen3 layer": QWEN3,
+    "eagle3, three layers": LAYERED,
 }
 SAMPLES: dict[str, Any] = {
     "eagle2": tiny.HEAD,

@@ -40,6 +40,7 @@ HEADS: dict[str, Any] = {
         norm_before_residual=True,
         sliding_window=2,  # Fewer than the levels of a chain.
     ),
+    "eagle3, three layers": Eagle3HeadConfig(**tiny.sizes(), **EAGLE3, num_layers=3),
 }
 
 

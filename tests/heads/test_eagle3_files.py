@@ -217,11 +217,12 @@ def test_layers_are_named_by_their_outputs_where_the_first_is_1(
 
 
 def test_how_a_head_was_read_is_told() -> None:
-    told = KIND.describe(TARGET, dataclasses.replace(NORMS, recycles_normed=True))
+    varied = dataclasses.replace(NORMS, recycles_normed=True, num_layers=2)
+    told = KIND.describe(TARGET, varied)
     assert told == (
         "an EAGLE-3 head that reads the inputs of layers 2, 3, 4 of the target's 7, "
-        "normalises each of them, goes on from its normalised output, knows 40 of 64 "
-        "tokens, was trained to 512 positions"
+        "normalises each of them, goes on from its normalised output, has 2 layers, "
+        "knows 40 of 64 tokens, was trained to 512 positions"
     )
 
 
@@ -234,7 +235,8 @@ def test_tensors_decide_where_fields_of_a_layer_are_wrong(tmp_path: Path) -> Non
     change_weights(folder, midlayer__self_attn__q_proj__weight=query)
     refused(lambda: read(folder), "midlayer.self_attn.q_proj.weight has shape ()")
     change_weights(folder, layers__1__mlp_norm=np.ones(3))
-    refused(lambda: KIND.read_config(folder), "several layers")
+    assert KIND.read_config(folder).num_layers == 2
+    refused(lambda: read(folder), "lacks tensors: layers.1.input_layernorm")
 
 
 def test_a_target_needs_three_different_features() -> None:
@@ -285,17 +287,24 @@ def judged_logits(folder: Path, tables: Any, features: Any, tokens: Any) -> np.n
         cos, sin = torch.cos(angle), torch.sin(angle)
         return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
 
-    def project(x: Any, name: str) -> Any:
-        return linear(x, stored[f"{prefix}.{name}.weight"])
-
-    keys: list[Any] = []
-    values: list[Any] = []
+    known: dict[str, tuple[list[Any], list[Any]]] = {
+        name: ([], []) for name in (prefix, "layers.1", "layers.2")
+    }
 
     def run(token: int, feature: Any) -> Any:
         embedded = norm(table[token], f"{prefix}.input_layernorm")
         normed = norm(feature, f"{prefix}.hidden_norm")
-        stream = normed if config.get("norm_before_residual") else feature
-        read = torch.cat([embedded, normed])
+        x = normed if config.get("norm_before_residual") else feature
+        x = through(prefix, x, torch.cat([embedded, normed]))
+        for later in [f"layers.{n}" for n in range(1, config["num_hidden_layers"])]:
+            x = through(later, x, norm(x, f"{later}.input_layernorm"))
+        return x
+
+    def through(prefix: str, stream: Any, read: Any) -> Any:
+        def project(x: Any, name: str) -> Any:
+            return linear(x, stored[f"{prefix}.{name}.weight"])
+
+        keys, values = known[prefix]
         position, groups = len(keys), heads // config["num_key_value_heads"]
         query, key, value = (
             project(read, f"self_attn.{name}_proj").view(-1, size) for name in "qkv"

@@ -117,6 +117,7 @@ def test_an_eagle3_head_has_the_published_sizes_unless_others_are_set() -> None:
         "norm_before_residual": True,
         "norm_before_fc": True,
         "sliding_window": 64,
+        "num_layers": 2,
     }
     own = {"kind": "eagle3", "qk_norm": True} | sizes | variants
     head = new_sizes(target, settings_of(own))

@@ -178,6 +178,7 @@ VARIED = {
     "recycles_normed": True,
     "qk_norm": True,
     "sliding_window": 8,
+    "num_layers": 2,
 }
 
 

@@ -34,6 +34,11 @@ class Eagle3Head(FeatureHead):
         """See `FeatureHead.sliding_window`."""
         return self.config.sliding_window
 
+    @property
+    def num_layers(self) -> int:
+        """See `FeatureHead.num_layers`."""
+        return self.config.num_layers
+
     @staticmethod
     def join(head: Eagle3HeadParams, target: Tables) -> HeadParams:
         """See `HeadModel.join`."""

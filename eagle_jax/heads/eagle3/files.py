@@ -3,6 +3,7 @@
 An EAGLE-3 head has tensors beside those of an EAGLE-1/2 head:
 
     fc, midlayer.*, norm, lm_head    floating-point weights; `layers.0.*` elsewhere
+    layers.1.*                       a layer of Llama after that, and so on
     fc_norm.{i}                      EAGLE-3.1: a norm for each of the features
     input_norm                       a norm of all of them, where `norm_before_fc`
     embed_tokens                     only where the head's width is not the target's
@@ -10,8 +11,9 @@ An EAGLE-3 head has tensors beside those of an EAGLE-1/2 head:
     t2d [V] bool                     whether the head has this token of the target
 
 The last two are absent where both vocabularies are the same, and so may `lm_head` be:
-such a head borrows the target's. Norms of queries and keys, and the width of an
-attention head, are known by the tensors, whatever `config.json` says.
+such a head borrows the target's. The number of layers, norms of queries and keys, and
+the width of an attention head are known by the tensors, whatever `config.json` says:
+many heads name the target's layers.
 
 Every head normalises what its output head reads. `norm_output` says that the next step
 reads the normalised state, too (EAGLE-3.1). Older heads of SpecForge meant the output
@@ -75,15 +77,21 @@ _NO_SIZES = {
 }
 
 
-def tensor_names(prefix: str, num_features: int) -> dict[str, str]:
+def tensor_names(prefix: str, num_features: int, num_layers: int) -> dict[str, str]:
     """Returns the tensor names of heads by path in `Eagle3HeadParams`.
 
     Args:
-        prefix: What the names of the layer begin with.
+        prefix: What the names of the first layer begin with.
         num_features: The number of the target's layers that the head reads.
+        num_layers: The number of its own.
     """
     norms = [f"fc_norm.{number}" for number in range(num_features)]
     layer = {ours: hf for ours, hf in LAYER.items() if ours != "input_norm"}
+    later = {
+        f"later_layers.{number - 1}.{ours}": f"layers.{number}.{hf}"
+        for number in range(1, num_layers)
+        for ours, hf in LAYER.items()
+    }
     return {
         "embedding": "embed_tokens.weight",
         "fc": "fc.weight",
@@ -94,6 +102,7 @@ def tensor_names(prefix: str, num_features: int) -> dict[str, str]:
         "input_norm": "input_norm.weight",
         **{name: f"{name}.weight" for name in norms},
         **{f"layer.{ours}": f"{prefix}.{hf}" for ours, hf in layer.items()},
+        **later,
     }
 
 
@@ -101,8 +110,6 @@ def read_fields(
     fields: Fields, shapes: Mapping[str, tuple[int, ...]]
 ) -> Eagle3HeadConfig:
     """Reads the sizes of a head.
-
-    Its `num_hidden_layers` is not read: published heads name the target's.
 
     Args:
         fields: The fields of its `config.json`.
@@ -115,8 +122,6 @@ def read_fields(
     is_theirs = not {SPECULATORS, "speculators_config"}.isdisjoint(fields.values)
     if is_theirs:
         fields = _flat(fields)
-    if any(name.startswith("layers.1.") for name in shapes):
-        raise fields.refusal("a head of several layers is not supported, only of one")
     sizes = read_sizes(fields, *_FIELDS)
     layer, vocab_size = sizes.pop("layer"), sizes["vocab_size"]
     known = fields.size("draft_vocab_size", default=vocab_size)
@@ -141,6 +146,8 @@ def read_fields(
             "SpecForge drafts badly"
         )
     has_table = not shapes or "lm_head.weight" in shapes
+    names = [name.split(".") for name in shapes]
+    later = {name[1] for name in names if name[0] == "layers"} - {"0"}
     return Eagle3HeadConfig(
         **sizes,
         layer=_layer_of(layer, fields, shapes),
@@ -155,6 +162,7 @@ def read_fields(
         recycles_normed=recycles,
         has_output_head=has_table or known < vocab_size,
         sliding_window=_read_window(fields),
+        num_layers=1 + len(later),
     )
 
 
@@ -201,7 +209,8 @@ def written_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
     """
     layer = config.layer
     fields = common_fields(config, dtype) | {
-        "architectures": ["LlamaForCausalLMEagle3"]
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": config.num_layers,
     }
     if layer.head_dim * layer.num_heads != layer.hidden_size or layer.qk_norm:
         fields["head_dim"] = layer.head_dim
@@ -209,7 +218,7 @@ def written_fields(config: Eagle3HeadConfig, dtype: str) -> dict[str, Any]:
         fields["model_type"] = "qwen3"
     if config.sliding_window is not None:
         window = {"sliding_window": config.sliding_window, "use_sliding_window": True}
-        fields |= window | {"layer_types": [_SLIDING]}
+        fields |= window | {"layer_types": [_SLIDING] * config.num_layers}
     own: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size}
     layers, width = config.feature_layers, config.feature_size // config.num_features
     if width != layer.hidden_size:

@@ -66,6 +66,7 @@ class Eagle3Settings(LayerSettings):
             EAGLE-3.1 does.
         qk_norm: Whether its layer normalises queries and keys, as Qwen3's do.
         sliding_window: The number of pairs that a pair sees; `None` for all.
+        num_layers: The number of its layers; those after the first are Llama's.
     """
 
     kind: Literal["eagle3"] = "eagle3"
@@ -77,6 +78,7 @@ class Eagle3Settings(LayerSettings):
     recycles_normed: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    num_layers: int = 1
 
     def __post_init__(self) -> None:
         """Refuses sizes below one, and what names no layers."""
@@ -142,6 +144,7 @@ class Eagle3(Head):
                 if getattr(config, name)
             ),
             *(["normalises queries and keys"] if config.layer.qk_norm else []),
+            *([f"has {config.num_layers} layers"] if config.num_layers > 1 else []),
             *([] if config.has_output_head else ["borrows the target's output head"]),
             f"knows {known:,} of {everything:,} tokens",
             f"was trained to {config.max_positions:,} positions",
@@ -167,6 +170,7 @@ class Eagle3(Head):
             max_positions=length,
             feature_size=target.layer.hidden_size * (len(layers) if layers else 3),
             feature_layers=layers,
+            num_layers=settings.num_layers,
             **{name: getattr(settings, name) for name in _VARIANTS},
         )
         self.target(target, head)
@@ -174,9 +178,8 @@ class Eagle3(Head):
 
     def layouts(self, config: Eagle3HeadConfig) -> dict[str, dict[str, str]]:
         """See `Head.layouts`; speculators names the layer otherwise."""
-        return {
-            prefix: tensor_names(prefix, config.num_features) for prefix in PREFIXES
-        }
+        sizes = config.num_features, config.num_layers
+        return {prefix: tensor_names(prefix, *sizes) for prefix in PREFIXES}
 
     def fields(self, config: Eagle3HeadConfig, how: Export) -> dict[str, Any]:
         """See `Head.fields`."""

@@ -28,8 +28,8 @@ class Eagle3HeadConfig:
     """The sizes of an EAGLE-3 head; nothing here is derived from the target.
 
     Attributes:
-        layer: The sizes of its one layer; `E` is the head's width, which need not be
-            the target's.
+        layer: The sizes of its layers; `E` is the head's width, which need not be the
+            target's.
         vocab_size: The number of tokens the target knows, `V`.
         draft_vocab_size: The number of these tokens that the head can draft, `W`.
         max_positions: The number of positions that the head was trained for.
@@ -48,6 +48,7 @@ class Eagle3HeadConfig:
             target's knows all of the target's tokens.
         sliding_window: The number of pairs that a pair sees, itself included; `None`
             for all before it.
+        num_layers: The number of its layers.
     """
 
     layer: LayerConfig
@@ -62,6 +63,7 @@ class Eagle3HeadConfig:
     recycles_normed: bool = False
     has_output_head: bool = True
     sliding_window: int | None = None
+    num_layers: int = 1
 
     @property
     def num_features(self) -> int:
@@ -77,7 +79,7 @@ class Eagle3HeadParams:
         fc: `[F, E]`, the matrix that fuses the target's features.
         embedding_norm: `[E]`, the norm of the token's embedding.
         feature_norm: `[E]`, the norm of the feature.
-        layer: The decoder layer, without input norm, whose q, k and v read both.
+        layer: The first layer, without input norm, whose q, k and v read both.
         norm: `[E]`, the norm before the output head.
         output_head: `[E, W]`, the head's own output head; `None` where it is the
             target's.
@@ -89,6 +91,7 @@ class Eagle3HeadParams:
         fc_norm: A norm `[F / n]` for each of the target's `n` features; `None` for
             none.
         input_norm: `[F]`, the norm of all of them together; `None` for none.
+        later_layers: Those after the first, which read the residual stream alone.
     """
 
     fc: jax.Array
@@ -101,6 +104,7 @@ class Eagle3HeadParams:
     embedding: jax.Array | None = None
     fc_norm: tuple[jax.Array, ...] | None = None
     input_norm: jax.Array | None = None
+    later_layers: tuple[LayerParams, ...] = ()
 
 
 def feature_layers(num_layers: int) -> tuple[int, int, int]:
@@ -191,6 +195,7 @@ def init_params(
     The tokens of a smaller vocabulary are taken evenly from the target's.
     """
     fc_key, layer_key, head_key = jax.random.split(key, 3)
+    keys = jax.random.split(layer_key, config.num_layers)
     width, kind = config.layer.hidden_size, jnp.dtype(dtype)
     offsets, known = None, config.draft_vocab_size
     if known < config.vocab_size:
@@ -208,7 +213,7 @@ def init_params(
         embedding_norm=jnp.ones(width, kind),
         feature_norm=jnp.ones(width, kind),
         layer=init_layer(
-            layer_key, config.layer, kind, input_norm=False, input_size=2 * width
+            keys[0], config.layer, kind, input_norm=False, input_size=2 * width
         ),
         norm=jnp.ones(width, kind),
         output_head=output_head,
@@ -217,4 +222,7 @@ def init_params(
         input_norm=jnp.ones(config.feature_size, kind)
         if config.norm_before_fc
         else None,
+        later_layers=tuple(
+            init_layer(one, config.layer, kind, input_norm=True) for one in keys[1:]
+        ),
     )

@@ -1,6 +1,7 @@
 """Hydra's heads as draft models: every level has a head, which reads the path above."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -77,12 +78,16 @@ class PrefixHydraHeads(_PathReader, FeatureHead):
         tokens: jax.Array,
         features: jax.Array,
         positions: jax.Array,
-        context: AttentionContext,
+        contexts: Sequence[AttentionContext],
         last: jax.Array | None = None,
-    ) -> tuple[jax.Array, KeyValues]:
+    ) -> tuple[jax.Array, tuple[KeyValues]]:
         """Runs the prefix layer; it reads features alone."""
         del tokens
-        return prefix(params.head, self.config, features, positions, context, last)
+        (context,) = contexts
+        output, entries = prefix(
+            params.head, self.config, features, positions, context, last
+        )
+        return output, (entries,)
 
     def read(
         self, params: HeadParams, state: EagleState, root: jax.Array
