@@ -11,6 +11,7 @@ from eagle_jax.checkpoints.hf_fields import (
     Fields,
     check_keys,
     read_rope,
+    warn_once,
 )
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.mlp import CLAMPED
@@ -79,6 +80,10 @@ class Family:
             # A cap of null is none; elsewhere null counts as missing.
             if name not in given or (given[name] is None and name not in _CAPS):
                 given[name] = usual
+        ropes = given.get("rope_parameters")
+        if _PARTIAL in self.keys and isinstance(ropes, dict) and _PARTIAL in ropes:
+            ropes = given["rope_parameters"] = {**ropes}
+            given[_PARTIAL] = ropes.pop(_PARTIAL)
         return Fields(given, fields.path)
 
 
@@ -94,6 +99,9 @@ _GELU = "gelu_pytorch_tanh"
 _GPT_OSS = {"activation": CLAMPED, "has_sinks": True, "mlp_bias": True}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _ATTENTION = frozenset(["attention_bias"])
+_PARTIAL = "partial_rotary_factor"
+_PHI_KEYS = """original_max_position_embeddings embd_pdrop resid_pdrop full_attn_mod
+    interpolate_factor"""
 _GEMMA_KEYS = """attention_bias hidden_act hidden_activation query_pre_attn_scalar
     cache_implementation"""
 # Those of the last line belong to what reads images.
@@ -195,6 +203,12 @@ FAMILIES = {
             },
         },
     ),
+    "phi3": Family(
+        architecture="Phi3ForCausalLM",
+        keys=frozenset([_PARTIAL, *_PHI_KEYS.split()]),
+        has_window=True,
+        rms_norm_eps=1e-5,
+    ),
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
     "gemma3": dataclasses.replace(
@@ -249,11 +263,19 @@ def target_config(folder: Path) -> TransformerConfig:
     layer = layer_config(fields, family, rope)
     num_layers = fields.size("num_hidden_layers", most=_MOST_LAYERS)
     window, windowed = _read_windows(fields, family, num_layers)
+    positions = fields.size("max_position_embeddings", most=MOST_POSITIONS)
+    if rope.kind == "longrope":
+        positions = min(positions, rope.original_max_positions)
+        warn_once(
+            f"{fields.path}: rope type 'longrope' turns all keys anew beyond "
+            f"original_max_position_embeddings = {rope.original_max_positions:,}, "
+            "which kept keys cannot follow; texts end there"
+        )
     return TransformerConfig(
         layer=layer,
         num_layers=num_layers,
         vocab_size=fields.size("vocab_size"),
-        max_positions=fields.size("max_position_embeddings", most=MOST_POSITIONS),
+        max_positions=positions,
         tie_embeddings=fields.flag("tie_word_embeddings"),
         sliding_window=window,
         windowed_layers=windowed,
@@ -297,6 +319,17 @@ def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfi
     if head_dim % 2:
         raise fields.refusal(
             f"head_dim = {head_dim} must be even: rotary embeddings turn pairs"
+        )
+    turned = rope.width(head_dim)
+    if rope.fraction > 1 or turned % 2 or not turned:
+        raise fields.refusal(
+            f"{_PARTIAL} = {rope.fraction} of head_dim = {head_dim} must be an even "
+            "number of dimensions"
+        )
+    if rope.factors and 2 * len(rope.factors) != turned:
+        raise fields.refusal(
+            f"short_factor has {len(rope.factors)} numbers, but {turned} dimensions "
+            "are rotated in pairs"
         )
     if num_heads * head_dim > MOST:
         raise fields.refusal(

@@ -35,6 +35,8 @@ _YARN_FIELDS = (
     f"{_ROPE_FIELDS}, beta_fast, beta_slow, truncate, attention_factor, mscale, "
     "mscale_all_dim"
 )
+_LONG = ("longrope", "su")  # The second is how the first Phi-3 called it.
+_LONG_FIELDS = f"{_ROPE_FIELDS}, attention_factor, short_factor, long_factor"
 
 
 def _each(names: str, neutral: object = 0) -> dict[str, object]:
@@ -231,10 +233,11 @@ def read_rope(
     """
     scaling = _rope_scaling(fields)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ("default", "linear", "llama3", "yarn", "dynamic"):
+    known = ["default", "linear", "llama3", "yarn", "dynamic"]
+    known += () if is_head else _LONG
+    if kind not in known:
         raise fields.refusal(
-            f"rope type {kind!r} is not supported; known are default, linear, llama3, "
-            "yarn and dynamic"
+            f"rope type {kind!r} is not supported; known are {', '.join(known)}"
         )
     if kind == "dynamic":
         scaling.number("factor")
@@ -269,7 +272,30 @@ def read_rope(
         given["original_max_positions"] = scaling.size(
             "original_max_position_embeddings", most=MOST_POSITIONS
         )
-    return RopeConfig(theta=bases[0], kind=kind, **given)
+    if kind in _LONG:
+        kind, given = _LONG[0], _longrope(fields, scaling)
+    fraction = fields.number("partial_rotary_factor", default=1.0)
+    return RopeConfig(theta=bases[0], kind=kind, fraction=fraction, **given)
+
+
+def _longrope(fields: Fields, scaling: Fields) -> dict[str, Any]:
+    """Returns what "longrope" has; Phi names the original length beside it."""
+    name, long = "original_max_position_embeddings", "max_position_embeddings"
+    original = scaling.size(name, default=fields.get(name), least=2)
+    stretch = fields.size(long, most=MOST_POSITIONS) / original
+    stretch = scaling.number("factor", default=stretch)
+    usual = math.sqrt(1 + math.log(max(stretch, 1)) / math.log(original))
+    factors = scaling.get("short_factor")
+    if not isinstance(factors, list) or not factors:
+        raise fields.refusal(f"short_factor = {factors!r} must be a list of numbers")
+    return {
+        "original_max_positions": original,
+        "attention_factor": scaling.number("attention_factor", default=usual),
+        "factors": tuple(
+            Fields({"short_factor": one}, fields.path).number("short_factor")
+            for one in factors
+        ),
+    }
 
 
 def _yarn(scaling: Fields, factor: float) -> dict[str, Any]:
@@ -299,6 +325,7 @@ def _rope_scaling(fields: Fields) -> Fields:
         is_object = isinstance(scaling, dict)
         kinds = [scaling.get("rope_type"), scaling.get("type")] if is_object else []
         known = _YARN_FIELDS if "yarn" in kinds else _ROPE_FIELDS
+        known = _LONG_FIELDS if {*_LONG}.intersection(kinds) else known
         if not is_object or scaling.keys() - known.split(", "):
             raise fields.refusal(f"{name} = {scaling!r} must be an object of {known}")
     new, old = (given.get(name, {}) for name in names)

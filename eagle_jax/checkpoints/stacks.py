@@ -1,6 +1,8 @@
-"""The tensors of a layer's experts, as one tensor with the expert as its first axis.
+"""Tensors that files hold otherwise than models do.
 
-Most files hold each expert's tensors, those of gpt-oss hold them together.
+A layer's experts become one tensor with the expert as its first axis: most files hold
+each expert's tensors, those of gpt-oss hold them together. The joined matrices of Phi-3
+become those that they were joined from.
 """
 
 import dataclasses
@@ -13,7 +15,11 @@ import numpy as np
 from eagle_jax.checkpoints.names import transposed
 from eagle_jax.checkpoints.tensors import Part, StoredTensor
 from eagle_jax.errors import InputError
+from eagle_jax.models.layers import LayerConfig
 
+Stored = dict[str, StoredTensor]
+
+_JOINED = re.compile(r"(.*\.)(self_attn\.qkv|mlp\.gate_up)_proj\.weight")
 _ONE = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
 _FUSED = re.compile(r"(.*\.experts\.)(gate_up|down)_proj(|_bias|_blocks)")
 
@@ -26,6 +32,56 @@ _BYTES = np.arange(256)
 # word, as NumPy finds words in a table nine times as fast as pairs.
 _PAIRS = np.concatenate([_HALF, -_HALF])[np.stack([_BYTES & 15, _BYTES >> 4], axis=-1)]
 _PAIRS = _PAIRS.view(np.int64)[:, 0]
+
+
+def split(stored: Stored, layer: LayerConfig) -> Stored:
+    """Returns tensors by name, those of joined matrices as their parts.
+
+    `X.qkv_proj.weight` holds the rows of `q_proj`, `k_proj` and `v_proj`, in this
+    order, and `X.gate_up_proj.weight` those of `gate_proj` and `up_proj`.
+
+    Args:
+        stored: The tensors of a checkpoint by name.
+        layer: The sizes of the model's layers.
+
+    Raises:
+        InputError: If a matrix has more or fewer rows.
+    """
+    query, key = (
+        count * layer.head_dim for count in (layer.num_heads, layer.num_kv_heads)
+    )
+    inner = layer.intermediate_size
+    sizes = {
+        "self_attn.qkv": {"self_attn.q": query, "self_attn.k": key, "self_attn.v": key},
+        "mlp.gate_up": {"mlp.gate": inner, "mlp.up": inner},
+    }
+    found: Stored = {}
+    for name, tensor in stored.items():
+        one = _JOINED.fullmatch(name)
+        if one is None:
+            found[name] = tensor
+            continue
+        parts, start = sizes[one[2]], 0
+        if tensor.shape[:1] != (sum(parts.values()),):
+            raise InputError(
+                f"tensor {name} has shape {tensor.shape}, but its sizes ask for "
+                f"{sum(parts.values())} rows"
+            )
+        for part, rows in parts.items():
+            found[f"{one[1]}{part}_proj.weight"] = _rows(tensor, start, rows)
+            start += rows
+    return found
+
+
+def _rows(tensor: StoredTensor, start: int, count: int) -> StoredTensor:
+    """Returns some rows of a tensor, which are read alone."""
+
+    def read_part(part: Part) -> np.ndarray:
+        (first, last), *others = part
+        return tensor.read_part(((first + start, last + start), *others))
+
+    shape = (count, *tensor.shape[1:])
+    return dataclasses.replace(tensor, shape=shape, read_part=read_part)
 
 
 def stacked(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:

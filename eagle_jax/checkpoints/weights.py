@@ -10,7 +10,7 @@ from eagle_jax.checkpoints.hf_fields import DTYPES
 from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
 from eagle_jax.checkpoints.scaled import Block, unscaled
-from eagle_jax.checkpoints.stacks import parted, stacked
+from eagle_jax.checkpoints.stacks import parted, split, stacked
 from eagle_jax.checkpoints.tensors import (
     Part,
     StoredTensor,
@@ -68,10 +68,12 @@ class Weights:
             raise InputError(f"{self.folder}: {error}") from error
 
     def arrange(self, layer: LayerConfig) -> None:
-        """Names the experts' tensors together, and joined matrices apart: `stacks`."""
-        change = parted if layer.activation == CLAMPED else stacked
+        """Names the experts' tensors together and joined matrices apart: `stacks`."""
         try:
-            self._stored = change(self._stored)
+            if layer.activation == CLAMPED:
+                self._stored = parted(self._stored)
+            else:
+                self._stored = stacked(split(self._stored, layer))
         except InputError as error:
             raise InputError(f"{self.folder}: {error}") from error
 

@@ -76,13 +76,19 @@ class LayerConfig:
 
     @property
     def plain(self) -> "LayerConfig":
-        """A layer of the same sizes as Llama's: one feed-forward layer, no biases."""
+        """A layer of the same sizes as Llama's: one feed-forward layer, no biases.
+
+        Whole heads are rotated, by frequencies that files of heads can express.
+        """
         sizes = [
             field.name
             for field in dataclasses.fields(self)
             if field.default is dataclasses.MISSING
         ]
-        return LayerConfig(**{name: getattr(self, name) for name in sizes})
+        plain = LayerConfig(**{name: getattr(self, name) for name in sizes})
+        if self.rope.kind != "longrope" and self.rope.fraction == 1:
+            return plain
+        return dataclasses.replace(plain, rope=RopeConfig(theta=self.rope.theta))
 
     @property
     def inner_size(self) -> int:

@@ -14,20 +14,24 @@ class RopeConfig:
 
     Attributes:
         theta: The base of the frequencies.
-        kind: The kind of scaling: "default", "linear", "llama3" or "yarn".
-        factor: The stretch of the context, for all kinds but "default".
+        kind: The kind of scaling: "default", "linear", "llama3", "yarn" or "longrope".
+        factor: The stretch of the context, for "linear", "llama3" and "yarn".
         low_freq_factor: The turns in the original context below which a frequency is
             fully stretched, for "llama3".
         high_freq_factor: The turns in the original context above which a frequency is
             left alone, for "llama3".
         original_max_positions: The length of the original context, in positions, for
-            "llama3" and "yarn".
+            "llama3", "yarn" and "longrope".
         beta_slow: The turns in the original context below which a frequency is fully
             stretched, for "yarn" (section 3.2 of its paper, alpha).
         beta_fast: The turns above which it is left alone, for "yarn" (beta).
         truncate: Whether these borders are moved outwards to whole dimensions, for
             "yarn".
-        attention_factor: The factor of rotated queries and keys, for "yarn".
+        attention_factor: The factor of rotated queries and keys, for "yarn" and
+            "longrope".
+        factors: The stretch of each frequency, for "longrope": those for texts within
+            the original context.
+        fraction: The part of a head's dimensions that is rotated, the first ones (Phi).
     """
 
     theta: float
@@ -40,6 +44,12 @@ class RopeConfig:
     beta_fast: float = 32.0
     truncate: bool = True
     attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
+    fraction: float = 1.0
+
+    def width(self, head_dim: int) -> int:
+        """Returns how many of a head's dimensions are rotated."""
+        return int(head_dim * self.fraction)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
@@ -50,8 +60,10 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
         head_dim: The width of a head, `A`, even.
 
     Returns:
-        The angles `[A / 2]` float32 in radians per position, a constant of the trace.
+        The angles `[A / 2]` float32 in radians per position, a constant of the trace;
+        fewer where only a fraction of the head is rotated.
     """
+    head_dim = config.width(head_dim)
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     frequencies = config.theta**-exponents
     if config.kind == "linear":
@@ -64,6 +76,8 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
         low, high = config.low_freq_factor, config.high_freq_factor
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         frequencies = kept * frequencies + (1 - kept) * frequencies / config.factor
+    elif config.kind == "longrope":
+        frequencies = frequencies / np.array(config.factors)
     return frequencies.astype(np.float32)
 
 
@@ -97,8 +111,9 @@ def rotary_tables(
         head_dim: The width of a head, `A`. Static.
 
     Returns:
-        The two tables `[B, T, 1, A / 2]` float32, times the attention factor; bfloat16
-        cannot tell position 256 from 257.
+        The two tables `[B, T, 1, A / 2]` float32, times the attention factor, of fewer
+        angles where only a fraction is rotated; bfloat16 cannot tell position 256 from
+        257.
     """
     frequencies = jnp.asarray(inverse_frequencies(config, head_dim))
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
@@ -106,7 +121,8 @@ def rotary_tables(
     # A product with ones and zeros is exact. Without it XLA, which takes cosines for
     # cheap, computes them anew in every layer and head, an optimization barrier or not:
     # 5% of a round of 60 nodes on a CPU.
-    one = np.eye(head_dim, dtype=np.float32) * np.float32(config.attention_factor)
+    width = config.width(head_dim)
+    one = np.eye(width, dtype=np.float32) * np.float32(config.attention_factor)
     tables = jnp.matmul(tables, one, precision=jax.lax.Precision.HIGHEST)
     cos, sin = jnp.split(tables, 2, axis=-1)
     return cos, sin
@@ -123,6 +139,7 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
         The rotated queries or keys, in the same shape and dtype.
     """
     cos, sin = tables
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = [first * cos - second * sin, second * cos + first * sin]
+    half = cos.shape[-1]
+    first, second, rest = jnp.split(x.astype(jnp.float32), [half, 2 * half], axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin, rest]
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)

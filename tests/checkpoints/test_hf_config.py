@@ -9,6 +9,7 @@ import pytest
 
 from eagle_jax.checkpoints import (
     check_max_length,
+    hf_fields,
     stop_tokens,
     stored_dtype,
     target_config,
@@ -38,6 +39,12 @@ _LLAMA3_ROPE = RopeConfig(
 EAGLE = HEADS["eagle2"]
 _HEAD = without(LLAMA, "rope_theta", "num_hidden_layers")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_PHI = {
+    "model_type": "phi3",
+    "architectures": ["Phi3ForCausalLM"],
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 256,
+}
 _SWITCHED = {"use_sliding_window": True, "sliding_window": 96, "max_window_layers": 2}
 
 
@@ -255,6 +262,24 @@ def test_gpt_oss_is_read_as_published_and_completed_as_by_transformers(
     refused(lambda: target_config(tmp_path), "swiglu_limit = 5.0 is not supported")
 
 
+def test_a_phi_ends_where_its_frequencies_would_change(tmp_path: Path) -> None:
+    """Published files name lengths beside the factors, and the kind in two ways."""
+    found = set()
+    for kind in ("longrope", "su"):
+        scaling = {"type": kind, "short_factor": [1, 2.5, 4], "long_factor": [1, 9, 9]}
+        fields = LLAMA | _PHI | {"rope_scaling": scaling}
+        with pytest.warns(UserWarning, match="256, which kept keys cannot follow"):
+            found.add(target_config(write(tmp_path, fields)))
+        hf_fields.warn_once.cache_clear()
+    (config,) = found
+    check_max_length(config, 256)
+    refused(lambda: check_max_length(config, 257), "257 is more")
+    rope = config.layer.rope
+    assert (rope.factors, rope.fraction) == ((1.0, 2.5, 4.0), 0.75)
+    assert rope.attention_factor == pytest.approx(1.25**0.5)  # 256 ** 0.25 = 4.
+    assert config.layer.plain.rope == RopeConfig(theta=500000.0)
+
+
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_scaling": {"rope_type": kind, **fields}}
 
@@ -270,7 +295,12 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
             {"rope_parameters": {"rope_type": "default"}} | _rope("linear", factor=2.0),
             "contradict each other",
         ),
-        (_rope("longrope", factor=4.0), "'longrope'"),
+        (_rope("longrope", factor=4.0), "original_max_position_embeddings = None"),
+        (_PHI | _rope("longrope"), "short_factor = None"),
+        (_PHI | _rope("longrope", short_factor=[1, -1, 2]), "short_factor = -1"),
+        (_PHI | _rope("longrope", short_factor=[1.0]), "short_factor has 1 numbers"),
+        (_PHI | {"partial_rotary_factor": 0.4}, "partial_rotary_factor = 0.4"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         (_rope("yarn", factor=4.0), "original_max_position_embeddings = None"),
         (_rope("yarn", factor=4.0, truncate="no"), "truncate = 'no'"),
         ({"rope_theta": 1.0} | _rope("yarn", factor=4.0), "rope_theta = 1.0"),

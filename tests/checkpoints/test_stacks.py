@@ -1,6 +1,7 @@
-"""The experts of a layer are one stack, however files hold them."""
+"""The experts of a layer are one stack, however files hold them; so are q, k and v."""
 
 import functools
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -168,3 +169,31 @@ def test_fused_experts_that_do_not_fit_are_refused_by_name(packed: Path) -> None
         place = f"{_EXPERTS}.{name}".replace(".", "__")
         change_weights(packed, **{place: np.ones(shape, np.uint8)})
         refused(lambda: load_target(packed), str(packed), named)
+
+
+@pytest.mark.filterwarnings("ignore:.* holds weights of 8 bits")
+def test_joined_matrices_are_read_as_their_parts(
+    tiny_pair: Path, tmp_path: Path
+) -> None:
+    """Here of 8 bits, with a scale for each row; `test_parity` has others."""
+    folder = Path(shutil.copytree(tiny_pair / "target", tmp_path / "target"))
+    plain, joined, parted = take_weights(folder), {}, []
+    for whole, parts in (("self_attn.qkv", "qkv"), ("mlp.gate_up", ("gate", "up"))):
+        whole = f"model.layers.0.{whole}_proj.weight"
+        names = [re.sub(r"\.\w+_proj", f".{part}_proj", whole) for part in parts]
+        matrix = np.concatenate([plain[name] for name in names])
+        scales = np.linspace(0.5, 1.5, len(matrix))[:, None].astype("float32")
+        narrow = (matrix / scales).astype(ml_dtypes.float8_e4m3fn)
+        parted += names
+        joined |= {whole: narrow, f"{whole}_scale": scales}
+        ends = np.cumsum([len(plain[name]) for name in names])[:-1]
+        wide = np.split(narrow.astype("float32") * scales, ends)
+        plain |= dict(zip(names, wide, strict=True))
+    save_file(plain, folder / SINGLE)
+    expected = load_target(folder)[1]
+    rest = {name: x for name, x in take_weights(folder).items() if name not in parted}
+    save_file(rest | joined, folder / SINGLE)
+    change_config(folder, quantization_config={"quant_method": "fbgemm_fp8"})
+    chex.assert_trees_all_equal(load_target(folder)[1], expected)
+    change_config(folder, num_attention_heads=8, head_dim=8)
+    refused(lambda: load_target(folder), "self_attn.qkv_proj.weight", "ask for 96 rows")

@@ -14,6 +14,7 @@ from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.models import transformer
+from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer
 from tests.tiny import GPT_OSS, ROPES, target_config
 
@@ -58,6 +59,16 @@ _FAMILIES = {
         **GPT_OSS | {"num_experts": 16},
         sliding_window=6,
         windowed_layers=(0,),
+    ),
+    "phi3": target_config(
+        num_layers=2,
+        rope=RopeConfig(
+            theta=1e4,
+            kind="longrope",
+            factors=(1.0, 1.5, 4.0),
+            attention_factor=1.2,
+            fraction=0.75,
+        ),
     ),
     "gemma2": target_config(**_GEMMA, score_cap=2.0, logit_cap=3.0),
     "gemma3": target_config(**_GEMMA, qk_norm=True, window_rope=ROPES[2]),
@@ -135,7 +146,7 @@ def test_a_tree_is_verified_as_each_of_its_paths_is_decoded(
 
 @pytest.mark.parametrize(
     "pair",
-    ["mistral", "qwen3-moe", "qwen3", "gpt-oss", "gemma2", "gemma3"],
+    ["mistral", "qwen3-moe", "qwen3", "phi3", "gpt-oss", "gemma2", "gemma3"],
     indirect=True,
 )
 def test_the_text_is_plain_decodings(pair: tuple[Transformer, Any]) -> None:

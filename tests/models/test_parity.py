@@ -47,6 +47,16 @@ _WINDOW = {"use_sliding_window": True, "sliding_window": 24}
 # So many that a hundred rows read all, and one row reads few.
 _EXPERTS = {"num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 _GEMMA = {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}
+_PHI = {"sliding_window": 24, "pad_token_id": None}
+_PARTIAL = "partial_rotary_factor"
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    _PARTIAL: 0.75,
+    "original_max_position_embeddings": 1024,
+    "short_factor": [1.0, 1.5, 4.0],
+    "long_factor": [2.0, 3.0, 9.0],
+}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _TWO_ROPES = {_SLIDING: _LINEAR | {"factor": 2.0}, _FULL: _LINEAR}
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,6 +97,11 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 16, "head_dim": 16, "sliding_window": 24}
         | {"rope_parameters": _YARN | {"factor": 32.0, "truncate": False}},
     ),
+    "phi3": ("Phi3", _PHI | {"rope_parameters": _MILLION | {_PARTIAL: 0.75}}),
+    "phi3-long": (
+        "Phi3",
+        _PHI | {"max_position_embeddings": 4096, "rope_parameters": _LONG},
+    ),
     "gemma2": ("Gemma2", _GEMMA | {"attn_logit_softcapping": 2.0}),
     "gemma3": (
         "Gemma3",
@@ -97,7 +112,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore:.*rope type 'dynamic'"),
+    pytest.mark.filterwarnings("ignore:.*rope type '(dynamic|longrope)'"),
 ]
 
 
