@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from eagle_jax.checkpoints.hf_config import FAMILIES, target_config
+from eagle_jax.checkpoints.families import FAMILIES
+from eagle_jax.checkpoints.hf_config import target_config
 from eagle_jax.checkpoints.hf_fields import Fields
 from eagle_jax.checkpoints.names import (
     GEMMA,

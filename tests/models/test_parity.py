@@ -23,7 +23,7 @@ _SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
-    "initializer_range": 0.2,
+    "initializer_range": 0.15,
     "bos_token_id": None,
     "eos_token_id": None,
 }
@@ -167,7 +167,7 @@ def test_logits_and_greedy_texts_are_those_of_transformers(
     found = np.asarray(logits(params, jnp.asarray(padded)))
     assert found.dtype == np.float32
     assert np.abs(wanted).max() > 1, "the logits are large enough to compare"
-    np.testing.assert_allclose(found[is_real], wanted[is_real], atol=2e-5, rtol=0)
+    np.testing.assert_allclose(found[is_real], wanted[is_real], atol=1e-5, rtol=0)
 
     prompts = [tokens[0, :40].tolist(), tokens[2, :1].tolist()]
     requests = make_requests(prompts, max_new_tokens=32)

@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any
 
 from eagle_jax.checkpoints.export_files import WRITTEN_BY
-from eagle_jax.checkpoints.hf_config import FAMILIES, layer_config
+from eagle_jax.checkpoints.families import FAMILIES
+from eagle_jax.checkpoints.hf_config import layer_config
 from eagle_jax.checkpoints.hf_fields import (
     MOST_POSITIONS,
     Fields,
