@@ -24,8 +24,6 @@ from eagle_jax.decoding.speculative import generate
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import (
     DraftModel,
-    LookaheadConfig,
-    LookaheadDrafter,
     LookupConfig,
     LookupDrafter,
     RecyclingConfig,
@@ -82,8 +80,6 @@ __all__ = [
     "Generation",
     "InputError",
     "LayerConfig",
-    "LookaheadConfig",
-    "LookaheadDrafter",
     "LookupConfig",
     "LookupDrafter",
     "MeshShape",

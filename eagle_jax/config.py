@@ -206,7 +206,7 @@ class DecodingConfig:
         method: The method that drafts, a name of `methods.METHODS`: dynamic, static or
             chained trees of an EAGLE head, static ones of Medusa or Hydra heads, the
             tree of a smaller model (a chain at width 1), earlier text, tokens that the
-            target held likely after others, n-grams that it was led to, or none.
+            target held likely after others, or none.
         max_new_tokens: The largest number of tokens to generate per prompt.
         max_length: The largest number of tokens of prompt and output together; `None`
             for the smaller of the model's positions and what the request needs.

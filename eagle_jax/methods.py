@@ -16,8 +16,6 @@ from eagle_jax.checkpoints.draft_files import find_calibration, read_choices
 from eagle_jax.config import ChainConfig, PlainConfig, StaticConfig, TreeConfig
 from eagle_jax.drafting import (
     DraftModel,
-    LookaheadConfig,
-    LookaheadDrafter,
     LookupConfig,
     LookupDrafter,
     RecyclingConfig,
@@ -229,10 +227,6 @@ def _lookup(settings: LookupConfig, context: Context) -> LookupDrafter:
     )
 
 
-def _lookahead(settings: LookaheadConfig, context: Context) -> LookaheadDrafter:
-    return LookaheadDrafter(vocab_size=context.vocab_size, **vars(settings))
-
-
 def _recycling(settings: RecyclingConfig, context: Context) -> RecyclingDrafter:
     shape = read_choices(settings.choices, RECYCLING_TREE)
     return RecyclingDrafter(vocab_size=context.vocab_size, tree=shape)
@@ -294,18 +288,6 @@ _ROWS = (
         settings=StaticConfig,
         make=_static(MEDUSA_TREE),
         weights=MEDUSA,
-    ),
-    Method(
-        name="lookahead",
-        settings=LookaheadConfig,
-        make=_lookahead,
-        # The paper's largest, for an A100, are 5/15/15.
-        trials=_sizes(
-            LookaheadConfig,
-            "2/2/2 3/2/2 3/3/3 4/3/3 5/3/3 4/5/5 5/5/5 5/7/7 5/10/10 5/15/15",
-            "level/window/guesses",
-        ),
-        has_confidence=False,
     ),
     Method(
         name="hydra",

@@ -16,7 +16,7 @@ from eagle_jax.config import (
     TreeConfig,
     load_config,
 )
-from eagle_jax.drafting import LookaheadConfig, LookupConfig, SwitchConfig
+from eagle_jax.drafting import LookupConfig, SwitchConfig
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.training.config import (
     OptimizerConfig,
@@ -42,7 +42,6 @@ OPTIMIZER, RUN, REGENERATION = OptimizerConfig, RunConfig, RegenerationConfig
         *((TREE, n, BIG, "below 2**31") for n in ("num_nodes", "width", "depth")),
         *((SwitchConfig, "min_match", x, "1 to 64") for x in (0, 65)),
         *((LookupConfig, "max_ngram", x, "1 to 64") for x in (0, 65)),
-        (LookaheadConfig, "level", 1, "at least 2"),
         *((SAMPLING, "temperature", x, "finite, 0 or more") for x in (-1.0, NAN, INF)),
         (SAMPLING, "temperature", 1e39, "at most 3.4e38"),
         *((SAMPLING, "top_p", x, "above 0 and at most 1") for x in (0.0, 1.5, NAN)),

@@ -20,6 +20,7 @@ REMOVED = {
     "--embedding": "leave it out: EAGLE-1/2 heads get the table of --target",
     "--training": "leave it out: eagle-jax train prints the speed of its own steps",
     "typical": "give --acceptance coupled, or rejection: both keep the text lossless",
+    "lookahead": "give --method recycling, which needs no weights either",
     "lambda": "give --token-loss alpha",
     "convert": "give the folder itself: it is read in slices, quantized as it is read",
     "count-tokens": "give --draft-vocabulary N@FILE, where FILE is a text to count",

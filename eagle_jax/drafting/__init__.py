@@ -1,11 +1,6 @@
 """Drafters: all that propose a tree, each behind the `Drafter` protocol."""
 
 from eagle_jax.drafting.calibration import Calibration, Confidence
-from eagle_jax.drafting.lookahead import (
-    LookaheadConfig,
-    LookaheadDrafter,
-    LookaheadState,
-)
 from eagle_jax.drafting.lookup import LookupConfig, LookupDrafter, LookupState
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.drafting.recycling import (
@@ -26,9 +21,6 @@ __all__ = [
     "Calibration",
     "Confidence",
     "DraftModel",
-    "LookaheadConfig",
-    "LookaheadDrafter",
-    "LookaheadState",
     "LookupConfig",
     "LookupDrafter",
     "LookupState",

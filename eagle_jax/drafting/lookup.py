@@ -155,7 +155,7 @@ class LookupDrafter:
         exists = (matched > 0)[:, None] & (places < length)
         drafts = text[jnp.minimum(places, text.shape[0] - 1)]
         root, num_nodes = text[length - 1], self.num_nodes
-        return join(root, drafts, exists, num_nodes=num_nodes)[0], matched[0]
+        return join(root, drafts, exists, num_nodes=num_nodes), matched[0]
 
 
 def find_matches(

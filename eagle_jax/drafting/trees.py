@@ -67,7 +67,7 @@ class TreeDrafter:
         require(not self.sampled, "sampled", self.sampled, "false for a dynamic tree")
         wanted = (
             "its shape alone (`tree.shape`): a drafter's calibration and noise are its "
-            "own fields, which eagle_jax.generation.methods fills from settings"
+            "own fields, which eagle_jax.methods fills from settings"
         )
         require(self.tree == self.tree.shape, "tree", self.tree, wanted)
 

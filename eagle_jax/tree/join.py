@@ -8,17 +8,16 @@ from eagle_jax.tree.structure import NO_PARENT, ROOT, DraftTree
 
 def join(
     root: jax.Array, paths: jax.Array, exists: jax.Array, *, num_nodes: int
-) -> tuple[DraftTree, jax.Array]:
+) -> DraftTree:
     """Returns the tree of some paths, in which siblings differ.
 
     A path that begins as an earlier one does shares its nodes: equal paths have equal
     logits, so nothing that the target says of either is lost.
 
     >>> paths = jnp.array([[4, 5], [4, 6]])
-    >>> tree, nodes = join(jnp.array(9), paths, paths > 0, num_nodes=5)
-    >>> tree.tokens, nodes
-    (Array([9, 4, 5, 6, 0], dtype=int32), Array([[1, 2],
-           [1, 3]], dtype=int32))
+    >>> tree = join(jnp.array(9), paths, paths > 0, num_nodes=5)
+    >>> tree.tokens, tree.parents
+    (Array([9, 4, 5, 6, 0], dtype=int32), Array([-1,  0,  1,  1, -1], dtype=int32))
 
     Args:
         root: `[]` int32, the last emitted token.
@@ -29,8 +28,7 @@ def join(
 
     Returns:
         The tree, in level order with its padding at the end; all its nodes have the
-        value 1. And `[M, D]` int32, the node of each token; undefined where there is
-        none.
+        value 1.
     """
     num_paths, depth = paths.shape
     same = (paths[:, None] == paths[None, :]) & exists[:, None] & exists[None, :]
@@ -48,10 +46,9 @@ def join(
         values = jnp.append(jnp.asarray(first, jnp.int32), others.T)
         return jnp.where(is_node, values, padding)[kept]
 
-    tree = DraftTree(
+    return DraftTree(
         tokens=in_levels(root, paths, 0),
         parents=in_levels(NO_PARENT, above, NO_PARENT),
         log_values=jnp.where(is_node, 0.0, -jnp.inf)[kept],
         is_node=is_node[kept],
     )
-    return tree, nodes

@@ -36,10 +36,8 @@ def test_what_is_no_command_is_answered_with_all_that_are(
             ["train", "--token-loss", "lambda"],
             "lambda is gone; give --token-loss alpha",
         ),
-        (
-            ["convert", "--target", "a"],
-            "convert is gone; give the folder itself",
-        ),
+        (["generate", "--method", "lookahead"], "lookahead is gone; give --method"),
+        (["convert", "--target", "a"], "convert is gone; give the folder itself"),
         (["count-tokens", "texts"], "count-tokens is gone; give --draft-vocabulary"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.drafting import LookaheadDrafter, SmallModel, TreeDrafter
+from eagle_jax.drafting import RecyclingDrafter, SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.testing.programs import every_line, find_copies
 from eagle_jax.tree import chain
@@ -71,16 +71,16 @@ def test_the_cache_of_any_small_model_is_written_in_place() -> None:
     assert find_copies(every_line(program.as_text()), shape) == []
 
 
-def test_the_pool_of_lookahead_is_written_in_place() -> None:
+def test_the_matrix_of_recycling_is_written_in_place() -> None:
     target, _, params = make_pair()
     weights, requests = Params(target=params.target), requests_like(0)
-    # The pool is far larger than all else in a round.
-    drafter = LookaheadDrafter(vocab_size=100_000)
+    # The matrix is far larger than all else in a round.
+    drafter = RecyclingDrafter(vocab_size=400_000)
     decoder = Decoder(target=target, drafter=drafter)
     state = speculative.prefill(decoder, weights, requests, num_slots=NUM_SLOTS)
     compiled: Any = speculative.decode.lower(decoder, weights, state).compile()
-    memory, pool = compiled.memory_analysis(), state.drafter_state.pool.nbytes
-    assert memory.temp_size_in_bytes < pool / 4 < memory.alias_size_in_bytes / 4
+    memory, matrix = compiled.memory_analysis(), state.drafter_state.likely.nbytes
+    assert memory.temp_size_in_bytes < matrix / 4 < memory.alias_size_in_bytes / 4
 
 
 def test_nothing_leaves_the_device_inside_the_loop(programs: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import ladder
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
-    LookaheadDrafter,
     LookupDrafter,
+    RecyclingDrafter,
     SmallModel,
     SwitchDrafter,
     TreeDrafter,
@@ -39,7 +39,7 @@ HEAD = EagleHead(config=tiny.head_config(**SIZES))
 TREE = TreeConfig(num_nodes=5, depth=2, width=2)
 DRAFTERS: dict[str, Drafter] = {
     "head": TreeDrafter(model=HEAD, tree=TREE),
-    "lookahead": LookaheadDrafter(vocab_size=24, level=3, window=2),
+    "recycling": RecyclingDrafter(vocab_size=24, tree=chain(2)),
     "switch": SwitchDrafter(
         first=LookupDrafter(depth=2),
         second=TreeDrafter(model=HEAD, tree=TREE),
@@ -64,7 +64,7 @@ def params(target_params: Any) -> dict[str, Params]:
             target=target_params,
             drafter=tiny.head_params(HEAD.config, target_params),
         ),
-        "lookahead": Params(target=target_params),
+        "recycling": Params(target=target_params),
     }
 
 
@@ -86,7 +86,7 @@ def requests(*lengths: int, new_tokens: int | list[int]) -> Requests:
 BATCH = requests(3, 20, new_tokens=[130, 60])
 
 
-@pytest.mark.parametrize("name", ["switch", "lookahead"])
+@pytest.mark.parametrize("name", ["switch", "recycling"])
 def test_a_cache_that_grows_holds_the_same_text(
     monkeypatch: pytest.MonkeyPatch, params: dict[str, Params], name: str
 ) -> None:

@@ -15,7 +15,6 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import (
     Calibration,
     Confidence,
-    LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
     SmallModel,
@@ -68,10 +67,6 @@ WITHOUT_WEIGHTS: dict[str, Drafter] = {
     "lookup tree": LookupDrafter(depth=3, num_matches=3, max_ngram=2),
     "lookup of nothing": LookupDrafter(depth=0),
     "rest": make_rest(RestConfig(datastore=__file__), lambda _: [1, 2, 3, 5, 6, 2]),
-    "lookahead": LookaheadDrafter(vocab_size=VOCABULARY),
-    "lookahead of 1": LookaheadDrafter(
-        vocab_size=VOCABULARY, level=2, window=1, guesses=1
-    ),
     "recycling": RecyclingDrafter(vocab_size=VOCABULARY),
 }
 # The order of ranks turns round: the third child's value falls least.
@@ -160,7 +155,7 @@ def requests_of(prompts: list[list[int]], **settings: Any) -> Requests:
 # One of each kind: what follows the tree is the same for all.
 @pytest.mark.parametrize(
     "name",
-    ["switch", "eagle1", "medusa", "small bush", "lookup", "lookahead", "recycling"],
+    ["switch", "eagle1", "medusa", "small bush", "lookup", "recycling"],
 )
 def test_greedy_text_is_plain_decodings(target_params: Any, name: str) -> None:
     drafter, params = make(name, target_params)

@@ -25,7 +25,7 @@ def test_a_run_is_named_as_its_method_was_given() -> None:
     methods = {
         "medusa": "medusa",
         "hydra:choices=runs/mine.json": "hydra-choices=runs-mine.json",
-        "lookahead:level=3,window=2": "lookahead-level=3-window=2",
+        "lookup:depth=3,width=2": "lookup-depth=3-width=2",
         "eagle2+lookup:min_match=9": "eagle2+lookup-min_match=9",
     }
     wanted = [f"{name}-t0-b1" for name in methods.values()]
@@ -84,12 +84,10 @@ def test_a_method_that_cannot_be_read_is_refused(method: str, named: str) -> Non
 
 
 def test_a_record_has_the_settings_of_its_own_method_alone() -> None:
-    lookahead = settings("lookahead:level=4,window=3,guesses=2")
     eagle2, lookup = settings("eagle2:num_nodes=6"), settings("lookup")
-    sizes = [(s["num_nodes"], s["depth"]) for s in (lookahead, eagle2, lookup)]
-    assert sizes == [(15, 4), (6, 5), (55, 6)]
-    assert (lookahead["window"], lookup["max_ngram"]) == (3, 3)
-    assert "window" not in eagle2 and "max_ngram" not in eagle2
+    sizes = [(s["num_nodes"], s["depth"]) for s in (eagle2, lookup)]
+    assert sizes == [(6, 5), (55, 6)]
+    assert lookup["max_ngram"] == 3 and "max_ngram" not in eagle2
     assert "rank_by" in eagle2 and "rank_by" not in lookup
 
 

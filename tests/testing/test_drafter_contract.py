@@ -12,7 +12,6 @@ import pytest
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import (
-    LookaheadDrafter,
     LookupDrafter,
     RecyclingDrafter,
     TreeDrafter,
@@ -38,10 +37,9 @@ DRAWN = TreeDrafter(model=MODEL, tree=BUSH, sampled=True)
         NEAR,
         DRAWN,
         LookupDrafter(depth=3, num_matches=2),
-        LookaheadDrafter(vocab_size=VOCABULARY, level=3, window=2, guesses=2),
         RecyclingDrafter(vocab_size=VOCABULARY, tree=chain(2)),
     ],
-    ids=["near", "drawn", "lookup", "lookahead", "recycling"],
+    ids=["near", "drawn", "lookup", "recycling"],
 )
 def test_right_drafters_pass(drafter: Drafter) -> None:
     params = AGREEMENT if drafter is NEAR else ()
