@@ -29,12 +29,6 @@ class Row:
     expected: float = 0.0
 
 
-def longest_running(rows: list[Row]) -> int:
-    """Returns the length of the longest text that is not finished, 0 without any."""
-    running = (row for row in rows if row.stop_reason == StopReason.RUNNING)
-    return max((len(r.prompt_ids) + len(r.generated_ids) for r in running), default=0)
-
-
 def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
     """Returns the texts of a state; `fetch` brings arrays to the host."""
     tokens, lengths, reasons, accepted, rounds, expected, starts = fetch(

@@ -15,12 +15,12 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import bucket_sizes, decode_growing, grow
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.speculative import Round
-from eagle_jax.decoding.state import DecodeState
+from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import PROGRAMS, Programs
-from eagle_jax.generation.rows import Row, longest_running, read_rows
+from eagle_jax.generation.rows import Row, read_rows
 from eagle_jax.interface import Drafter
 
 
@@ -112,7 +112,8 @@ class Runner:
         state = self._prefill(self.filled(prompts, seeds))
         rows = read_rows(state, self.fetch)
         yield rows, None
-        while longest := longest_running(rows):
+        while left := [row for row in rows if row.stop_reason == StopReason.RUNNING]:
+            longest = max(len(row.prompt_ids) + len(row.generated_ids) for row in left)
             num_slots = state.tokens.shape[1]
             if longest + self.decoder.depth + 1 > num_slots:
                 larger = min(size for size in self._cache_sizes if size > num_slots)

@@ -1,10 +1,9 @@
 """A queue of prompts through the rows of one running batch."""
 
-import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -62,11 +61,12 @@ class Scheduler:
     Prompts of up to `PREFILL_CHUNK` tokens are read as a whole. A longer one is read
     chunk by chunk; after each, the running rows go on, and short prompts may enter.
 
-    An exception or Ctrl-C in a step loses no text. The next step goes on where it was,
-    unless a program may have been given the rows' arrays and returned nothing.
+    An exception or Ctrl-C in a step loses no text: `reset` gives back those that have
+    not ended. It is always in one place at least: it goes to the next one before it
+    leaves the last.
 
     Attributes:
-        is_broken: Whether that has happened: then nothing but `reset` helps.
+        is_broken: Whether a step was interrupted: then nothing but `reset` helps.
     """
 
     def __init__(self, runner: Runner, *, rounds: int = ROUNDS) -> None:
@@ -153,10 +153,11 @@ class Scheduler:
 
     def step(self) -> list[Served]:
         """Reads prompts for the free rows, runs some rounds, returns what has ended."""
-        if not self._done:  # What a step that failed had found comes first.
-            self._check_usable()
-            self._prefill()
-            self._write()
+        self._check_usable()
+        self.is_broken = True
+        self._prefill()
+        self._write()
+        self.is_broken = False
         served = self._done
         self._done = []  # The last thing: nothing can come between it and the return.
         return served
@@ -164,19 +165,9 @@ class Scheduler:
     def _check_usable(self) -> None:
         if self.is_broken:
             raise InputError(
-                "the scheduler was interrupted inside a program; call `reset()`, and "
-                "`add` again what it returns"
+                "a step of the scheduler was interrupted; call `reset()`, and `add` "
+                "again what it returns"
             )
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Marks all as broken until what is within has come about.
-
-        A text goes to its new place there before it leaves the old one.
-        """
-        self.is_broken = True
-        yield
-        self.is_broken = False
 
     @property
     def _free(self) -> list[int]:
@@ -187,14 +178,6 @@ class Scheduler:
     def _running(self) -> dict[int, Served]:
         """The texts that are being written, by row."""
         return {row: text for row, text in enumerate(self._rows) if text is not None}
-
-    def _wait_for(self, arrays: Any) -> None:
-        """Waits for a program; one that fails has spent what it was given."""
-        try:
-            jax.block_until_ready(arrays)
-        except Exception:
-            self.is_broken = True
-            raise
 
     def _prefill(self) -> None:
         """Fills free rows; running ones wait for one chunk's tokens at most.
@@ -271,15 +254,14 @@ class Scheduler:
     def _start_long(self, text: Served) -> None:
         requests, num_slots = self._requests([text])
         prefix = self._runner.call(slots.start_prefill, requests, num_slots=num_slots)
-        with self._changing():
-            self._long = _LongPrompt(
-                text=text,
-                prefix=prefix,
-                num_slots=num_slots,
-                slot=self._free[0],
-                num_left=-(-len(text.row.prompt_ids) // PREFILL_CHUNK),
-            )
-            self._waiting.remove(text)
+        self._long = _LongPrompt(
+            text=text,
+            prefix=prefix,
+            num_slots=num_slots,
+            slot=self._free[0],
+            num_left=-(-len(text.row.prompt_ids) // PREFILL_CHUNK),
+        )
+        self._waiting.remove(text)
         self._prefill_chunk(self._long)
 
     def _prefill_chunk(self, reading: _LongPrompt) -> None:
@@ -287,14 +269,12 @@ class Scheduler:
         runner, text = self._runner, reading.text
         self._is_turn_of_short = True
         started = runner.clock()
-        if reading.num_left:  # None is, where a step was interrupted after the last.
-            with self._changing():
-                reading = self._long = dataclasses.replace(
-                    reading,
-                    prefix=runner.call(slots.prefill_chunk, reading.prefix),
-                    num_left=reading.num_left - 1,
-                )
-        self._wait_for(reading.prefix)
+        reading = self._long = dataclasses.replace(
+            reading,
+            prefix=runner.call(slots.prefill_chunk, reading.prefix),
+            num_left=reading.num_left - 1,
+        )
+        jax.block_until_ready(reading.prefix)
         text.prefill_seconds += runner.clock() - started
         if reading.num_left:
             return
@@ -308,19 +288,18 @@ class Scheduler:
     def _enter(self, texts: list[Served], free: list[int], begun: DecodeState) -> None:
         """Puts texts that were read into rows, unless their first token ended them."""
         rows = read_rows(begun, self._runner.fetch)
-        with self._changing():
-            for place, (text, slot) in enumerate(zip(texts, free, strict=False)):
-                if rows[place].stop_reason != StopReason.RUNNING:
-                    text.row = rows[place]
-                    self._done.append(text)
-                else:
-                    assert self._state is not None
-                    state = self._runner.insert(begun, self._state, slot, place)
-                    self._state, self._rows[slot] = state, text
-                if self._long is not None and self._long.text is text:
-                    self._long = None
-                else:
-                    self._waiting.remove(text)
+        for place, (text, slot) in enumerate(zip(texts, free, strict=False)):
+            if rows[place].stop_reason != StopReason.RUNNING:
+                text.row = rows[place]
+                self._done.append(text)
+            else:
+                assert self._state is not None
+                state = self._runner.insert(begun, self._state, slot, place)
+                self._state, self._rows[slot] = state, text
+            if self._long is not None and self._long.text is text:
+                self._long = None
+            else:
+                self._waiting.remove(text)
 
     def _write(self) -> None:
         """Runs rounds, one alone while a prompt is to be read; finds what ended."""
@@ -332,9 +311,8 @@ class Scheduler:
         is_filled = self._long is None and not (self._waiting and self._free)
         rounds = self._rounds if is_filled else 1
         started = runner.clock()
-        with self._changing():
-            self._state, _ = runner.call(slots.generate, self._state, rounds=rounds)
-        self._wait_for(self._state)
+        self._state, _ = runner.call(slots.generate, self._state, rounds=rounds)
+        jax.block_until_ready(self._state)
         self._look(running)
         share = (runner.clock() - started) / len(running)
         for text in running.values():
@@ -349,12 +327,10 @@ class Scheduler:
         rows = read_rows(state, runner.fetch) if ended else []
         for row, text in running.items():
             text.length = int(lengths[row])
-        with self._changing():
-            for row in ended:
-                running[row].row = rows[row]
-                self._done.append(running[row])
-                self._rows[row] = None
         for row in ended:
+            running[row].row = rows[row]
+            self._done.append(running[row])
+            self._rows[row] = None
             runner.judge_fit([rows[row]])
 
 
