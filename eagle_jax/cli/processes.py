@@ -43,15 +43,10 @@ def mesh_shape(arguments: argparse.Namespace) -> MeshShape | None:
 def has_processes(arguments: argparse.Namespace) -> bool:
     """Returns whether the flags ask for several processes."""
     given = [value is not None for value in _address(arguments)]
-    if any(given) and arguments.distributed:
-        raise InputError(
-            "--distributed finds the other processes by itself; leave out "
-            "--coordinator, --num-processes and --process-id"
-        )
-    if any(given) and not all(given):
+    if any(given) and (arguments.distributed or not all(given)):
         raise InputError(
             "--coordinator, --num-processes and --process-id belong together; give "
-            "all three or none"
+            "all three, or --distributed alone, which finds the other processes"
         )
     return any(given) or arguments.distributed
 

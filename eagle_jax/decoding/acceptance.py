@@ -54,8 +54,7 @@ def accept(
     # Of the whole batch: mapped over rows, a `cond` would run both branches.
     any_filter = sampling.any_filter
     if decoder.rule == "coupled":
-        if noise is None:
-            raise ValueError("coupled acceptance needs the noise of round_draws")
+        assert noise is not None, "coupled acceptance needs round_draws' noise"
         follow = functools.partial(follow_draws, any_filter=any_filter, depth=depth)
         return jax.vmap(follow)(tree, logits, sampling, noise)
     keys = state.rows.keys, state.lengths - 1

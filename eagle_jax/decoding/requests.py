@@ -236,7 +236,9 @@ def bucket_prompt(length: int) -> int:
     [16, 32, 512, 1024, 5120, 114688]
     """
     if length > PREFILL_CHUNK:
-        return _round_up(-(-length // PREFILL_CHUNK), bits=3) * PREFILL_CHUNK
+        chunks = -(-length // PREFILL_CHUNK)
+        step = 1 << max(0, (chunks - 1).bit_length() - 3)
+        return -(-chunks // step) * step * PREFILL_CHUNK
     return max(16, 1 << (length - 1).bit_length())
 
 
@@ -257,12 +259,6 @@ def bucket_length(length: int) -> int:
 def bucket_rows(count: int) -> int:
     """Returns the rows of the smallest batch for `count`: 1, 2, 4, 8, ..."""
     return 1 << (count - 1).bit_length()
-
-
-def _round_up(number: int, *, bits: int) -> int:
-    """Returns the next number that has no bits set below its `bits` leading ones."""
-    step = 1 << max(0, (number - 1).bit_length() - bits)
-    return -(-number // step) * step
 
 
 def cache_slots(requests: Requests, depth: int) -> int:

@@ -233,7 +233,10 @@ def commit(
     Returns:
         The state for the next round, and the events of this one.
     """
-    tokens = accepted_tokens(tree, accepted)[:, 1:]
+    # The accepted drafts, then the next token.
+    drafts = jnp.roll(jnp.take_along_axis(tree.tokens, accepted.path, axis=1), -1, 1)
+    is_next = jnp.arange(decoder.depth + 1) == accepted.num_accepted[:, None]
+    tokens = jnp.where(is_next, accepted.next_token[:, None], drafts)
     state = record_round(state, accepted.num_accepted, tree)
     guide = decoder.guide(params, state.constraint_state)
     state, count = emit(state, tokens, accepted.num_accepted + 1, guide)
@@ -254,20 +257,3 @@ def commit(
         ),
     )
     return state, Round(tree=tree, acceptance=accepted, tokens=tokens, count=count)
-
-
-def accepted_tokens(tree: DraftTree, accepted: Acceptance) -> jax.Array:
-    """Returns the root, the accepted drafts and the next token, in this order.
-
-    Args:
-        tree: The verified trees, `[B, N]` fields.
-        accepted: The outcomes of the verification, `[B, P]` paths.
-
-    Returns:
-        The tokens, `[B, P + 1]` int32; undefined after the next token.
-    """
-    path_tokens = jnp.take_along_axis(tree.tokens, accepted.path, axis=1)
-    shape = (path_tokens.shape[0], path_tokens.shape[1] + 1)
-    is_next = jnp.arange(shape[1]) == accepted.num_accepted[:, None] + 1
-    padded = jnp.pad(path_tokens, [(0, 0), (0, 1)])
-    return jnp.where(is_next, accepted.next_token[:, None], padded)

@@ -1,20 +1,11 @@
 """Drafters: all that propose a tree, each behind the `Drafter` protocol."""
 
 from eagle_jax.drafting.calibration import Calibration, Confidence
-from eagle_jax.drafting.lookup import LookupConfig, LookupDrafter, LookupState
+from eagle_jax.drafting.lookup import LookupConfig, LookupDrafter
 from eagle_jax.drafting.model import DraftModel
-from eagle_jax.drafting.recycling import (
-    RecyclingConfig,
-    RecyclingDrafter,
-    RecyclingState,
-)
-from eagle_jax.drafting.small_model import SmallModel, SmallModelState
-from eagle_jax.drafting.switch import (
-    SwitchConfig,
-    SwitchDrafter,
-    SwitchState,
-    find_tree_drafter,
-)
+from eagle_jax.drafting.recycling import RecyclingConfig, RecyclingDrafter
+from eagle_jax.drafting.small_model import SmallModel
+from eagle_jax.drafting.switch import SwitchConfig, SwitchDrafter, find_tree_drafter
 from eagle_jax.drafting.trees import TreeDrafter
 
 __all__ = [
@@ -23,15 +14,11 @@ __all__ = [
     "DraftModel",
     "LookupConfig",
     "LookupDrafter",
-    "LookupState",
     "RecyclingConfig",
     "RecyclingDrafter",
-    "RecyclingState",
     "SmallModel",
-    "SmallModelState",
     "SwitchConfig",
     "SwitchDrafter",
-    "SwitchState",
     "TreeDrafter",
     "find_tree_drafter",
 ]

@@ -84,10 +84,7 @@ class LookupDrafter:
 
     def __post_init__(self) -> None:
         """Refuses sizes below their range."""
-        require(self.depth >= 0, "depth", self.depth, "0 or more")
-        for name in ("num_matches", "max_ngram"):
-            value = getattr(self, name)
-            require(value >= 1, name, value, "at least 1")
+        require_counts(self, depth=0, num_matches=1, max_ngram=1)
 
     @property
     def num_nodes(self) -> int:

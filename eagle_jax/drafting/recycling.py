@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.config import require
 from eagle_jax.interface import Draws, PromptChunk, Verified
 from eagle_jax.parsing import check_types
 from eagle_jax.top_k import top_k
@@ -65,10 +64,6 @@ class RecyclingDrafter:
 
     vocab_size: int
     tree: Topology = RECYCLING_TREE
-
-    def __post_init__(self) -> None:
-        """Refuses a vocabulary without tokens."""
-        require(self.vocab_size >= 1, "vocab_size", self.vocab_size, "at least 1")
 
     @property
     def depth(self) -> int:

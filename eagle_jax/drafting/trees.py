@@ -163,8 +163,7 @@ def _grow_dynamic(
 
     outputs, earlier = root_output[:, None], None
     tokens, log_probs = children(outputs, level=1)
-    first_level = functools.partial(trees.first_level, depth=config.levels)
-    candidates, frontier = jax.vmap(first_level)(tokens[:, 0], log_probs[:, 0])
+    candidates, frontier = jax.vmap(trees.first_level)(tokens[:, 0], log_probs[:, 0])
 
     for level in range(2, config.levels + 1):
         above = jnp.take_along_axis(
@@ -183,7 +182,7 @@ def _grow_dynamic(
             states = draws.guide.children(states, frontier.parents, frontier.tokens)
         found = children(outputs, level=level)
         tokens, log_probs = (_each(x, config.width) for x in found)
-        expand = functools.partial(trees.expand, level=level, rank_by=config.rank_by)
+        expand = functools.partial(trees.expand, rank_by=config.rank_by)
         candidates, frontier = jax.vmap(expand)(candidates, frontier, tokens, log_probs)
     rerank = functools.partial(
         trees.rerank,

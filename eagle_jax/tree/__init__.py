@@ -30,7 +30,6 @@ from eagle_jax.tree.structure import (
     Candidates,
     DraftTree,
     ancestor_mask,
-    empty_candidates,
     root_only,
 )
 from eagle_jax.tree.topology import (
@@ -70,7 +69,6 @@ __all__ = [
     "chain",
     "draw_children",
     "drop_unconnected",
-    "empty_candidates",
     "expand",
     "first_level",
     "flatten",

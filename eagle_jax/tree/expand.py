@@ -1,6 +1,5 @@
 """The expansion phase: grows the candidates level by level (EAGLE-2, section 4.1)."""
 
-import dataclasses
 from typing import Literal
 
 import chex
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from eagle_jax.top_k import top_k
-from eagle_jax.tree.structure import NO_PARENT, Candidates, empty_candidates
+from eagle_jax.tree.structure import NO_PARENT, Candidates
 
 RankBy = Literal["value", "confidence"]
 """Names of the scores that rank candidates: the path's value, or the last step's."""
@@ -90,18 +89,15 @@ def draw_children(
     return tokens, jnp.where(exists, log_probs, -jnp.inf)
 
 
-def first_level(
-    tokens: jax.Array, log_probs: jax.Array, *, depth: int
-) -> tuple[Candidates, Frontier]:
+def first_level(tokens: jax.Array, log_probs: jax.Array) -> tuple[Candidates, Frontier]:
     """Opens the candidates with the root's children; all of them are expanded.
 
     Args:
         tokens: `[K]` int32, the root's most likely children, best first.
         log_probs: `[K]` float32, their log probabilities.
-        depth: The number of levels that will be drafted, `D`. Static, at least 1.
 
     Returns:
-        The candidates with level 1 filled, and level 1 as the frontier.
+        Level 1 as the candidates so far, and as the frontier.
     """
     (width,) = tokens.shape
     chex.assert_shape(log_probs, (width,))
@@ -114,9 +110,7 @@ def first_level(
         parents=jnp.zeros(width, jnp.int32),
         visible=indices[:, None] == indices[None, :],
     )
-    candidates = _write(
-        empty_candidates(depth, width),
-        start=0,
+    candidates = Candidates(
         tokens=tokens,
         parents=jnp.full(width, NO_PARENT, jnp.int32),
         log_values=log_probs,
@@ -132,7 +126,6 @@ def expand(
     tokens: jax.Array,
     log_probs: jax.Array,
     *,
-    level: int,
     rank_by: RankBy = "value",
 ) -> tuple[Candidates, Frontier]:
     """Adds the children of the frontier and chooses the next frontier.
@@ -141,20 +134,18 @@ def expand(
     section 4.1). Only the newest level competes for expansion, never an older one.
 
     Args:
-        candidates: The candidates, filled up to `level - 1`.
-        frontier: The `K` nodes of level `level - 1` that were expanded.
+        candidates: The candidates of all levels so far.
+        frontier: The `K` nodes of the newest level that were expanded.
         tokens: `[K, K]` int32, the most likely children of each, best first.
         log_probs: `[K, K]` float32, their log probabilities.
-        level: The depth of the children, 2 .. `D`. Static.
         rank_by: Whether the path's value or the last step's confidence ranks nodes
             (Table 3, "w/o value"). Static.
 
     Returns:
-        The candidates with `level` filled, and its `K` best nodes.
+        The candidates with the next level, and its `K` best nodes.
     """
     width = frontier.tokens.shape[0]
     chex.assert_shape([tokens, log_probs], (width, width))
-    start = width + (level - 2) * width**2
     log_probs = _without_signed_zeros(log_probs)
     log_values = (frontier.log_values[:, None] + log_probs).reshape(-1)
     # Children of nodes that do not exist do not exist either, whatever they score.
@@ -166,19 +157,20 @@ def expand(
     self_visible = jnp.eye(width, dtype=bool)
     next_frontier = Frontier(
         tokens=tokens.reshape(-1)[best],
-        candidates=start + best,
+        candidates=len(candidates.tokens) + best,
         log_values=log_values[best],
         parents=parents,
         visible=jnp.concatenate([frontier.visible[parents], self_visible], axis=1),
     )
-    candidates = _write(
-        candidates,
-        start=start,
+    children = Candidates(
         tokens=tokens.reshape(-1),
         parents=jnp.repeat(frontier.candidates, width),
         log_values=log_values,
         log_confidences=log_confidences,
         is_expanded=jnp.zeros(width**2, bool).at[best].set(best_scores > -jnp.inf),
+    )
+    candidates = jax.tree.map(
+        lambda *levels: jnp.concatenate(levels), candidates, children
     )
     return candidates, next_frontier
 
@@ -190,14 +182,3 @@ def _without_signed_zeros(x: jax.Array) -> jax.Array:
     0.0 would do too, but compilers drop it.
     """
     return jnp.where(x == 0, 0.0, x)
-
-
-def _write(candidates: Candidates, *, start: int, **level: jax.Array) -> Candidates:
-    """Fills the slots from `start` with one level's fields."""
-    fields = {
-        name: jax.lax.dynamic_update_slice_in_dim(
-            getattr(candidates, name), values, start, axis=0
-        )
-        for name, values in level.items()
-    }
-    return dataclasses.replace(candidates, **fields)

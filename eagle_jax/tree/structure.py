@@ -61,26 +61,6 @@ class DraftTree:
     draft_logits: jax.Array | None = None
 
 
-def empty_candidates(depth: int, width: int) -> Candidates:
-    """Returns buffers for all candidates of an expansion, none existing yet.
-
-    Args:
-        depth: The number of levels, `D`. Static, at least 1.
-        width: The number of children per expanded node, `K`. Static, at least 1.
-
-    Returns:
-        The buffers of `C = K + (D - 1) * K**2` candidates.
-    """
-    count = width + (depth - 1) * width**2
-    return Candidates(
-        tokens=jnp.zeros(count, jnp.int32),
-        parents=jnp.full(count, NO_PARENT, jnp.int32),
-        log_values=jnp.full(count, -jnp.inf, jnp.float32),
-        log_confidences=jnp.full(count, -jnp.inf, jnp.float32),
-        is_expanded=jnp.zeros(count, bool),
-    )
-
-
 def root_only(root_token: jax.Array, num_nodes: int) -> DraftTree:
     """Returns a tree without drafts: verifying it is plain decoding.
 

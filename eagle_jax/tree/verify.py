@@ -243,12 +243,8 @@ def reject_drawn_siblings(
 
     Returns:
         The step; its token is the accepted child's, or the drawn one.
-
-    Raises:
-        ValueError: If the tree does not say what its children were drawn from.
     """
-    if tree.draft_logits is None:
-        raise ValueError("this tree's children were chosen: use reject_siblings")
+    assert tree.draft_logits is not None, "chosen children are for reject_siblings"
 
     def cond(siblings: _Siblings) -> jax.Array:
         return siblings.untried.any() & ~siblings.is_accepted

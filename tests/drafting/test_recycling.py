@@ -17,7 +17,6 @@ from eagle_jax.drafting import RecyclingDrafter
 from eagle_jax.interface import Params, Verified
 from eagle_jax.testing import ToyTarget, assert_valid_tree
 from eagle_jax.tree import RECYCLING_TREE, DraftTree, Topology, chain, from_paths
-from tests.helpers import refused
 
 Matrix = dict[int, list[int]]
 
@@ -137,7 +136,3 @@ def test_of_nodes_with_one_token_the_last_real_one_teaches() -> None:
     found = drafter.advance((), drafter.init_state(2, 64), verified).likely
     assert as_dict(found[0]) == {5: [1, 5], 2: [2, 6]}
     assert as_dict(found[1]) == {5: [3, 7], 2: [2, 6]}
-
-
-def test_a_vocabulary_without_tokens_is_refused() -> None:
-    refused(lambda: RecyclingDrafter(vocab_size=0), "vocab_size = 0")

@@ -91,7 +91,7 @@ def test_a_machine_without_a_cluster_is_told_so(
         (["--process-id", "0", "--num-processes", "2"], "belong together"),
         (["--all"], "need --mesh"),
         (["--distributed"], "need --mesh"),
-        (["--distributed", "--process-id", "0"], "leave out --coordinator"),
+        (["--distributed", "--process-id", "0"], "or --distributed alone"),
         (["--all", "--mesh", "tensor=2", "--stream"], "every round"),
     ],
 )

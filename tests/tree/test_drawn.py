@@ -10,7 +10,7 @@ import pytest
 
 from eagle_jax import tree as trees
 from tests import reference
-from tests.observed import FOREST, REFUSE, VOCAB_SIZE, forest, observed_step
+from tests.observed import FOREST, VOCAB_SIZE, forest, observed_step
 
 reject_drawn = jax.jit(jax.vmap(trees.reject_drawn))
 many_steps = jax.jit(
@@ -161,14 +161,3 @@ def test_a_distribution_that_underflows_is_still_told_apart() -> None:
     chance, _, _ = trees.reject_drawn(rest, next_logits, jnp.array(1))
     expected = (2 / 3) / (1 / (1 + np.exp(-1.0)))
     np.testing.assert_allclose(chance, expected, rtol=1e-5)
-
-
-def test_a_tree_that_states_no_distribution_is_refused() -> None:
-    with pytest.raises(ValueError, match="reject_siblings"):
-        trees.reject_drawn_siblings(
-            forest([0] * 8),
-            jnp.array(0),
-            jnp.ones(VOCAB_SIZE),
-            jnp.full(8, REFUSE),
-            jnp.zeros(VOCAB_SIZE),
-        )

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from eagle_jax import tree as trees
 from tests import reference
 
-first_level = jax.jit(trees.first_level, static_argnames="depth")
-expand = jax.jit(trees.expand, static_argnames=("level", "rank_by"))
+first_level = jax.jit(trees.first_level)
+expand = jax.jit(trees.expand, static_argnames="rank_by")
 top_children = jax.jit(trees.top_children, static_argnames="width")
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -36,10 +36,10 @@ def grow(draft, *, depth, width, rank_by="value"):
     """
     tokens, log_probs = as_row(draft(()), width)
     candidates, frontier = first_level(
-        jnp.array(tokens, jnp.int32), jnp.array(log_probs, jnp.float32), depth=depth
+        jnp.array(tokens, jnp.int32), jnp.array(log_probs, jnp.float32)
     )
     levels = [(frontier, paths_of(frontier, [()] * width))]
-    for level in range(2, depth + 1):
+    for _ in range(1, depth):
         # Rows that stand for no node claim certain children.
         rows = [
             (list(range(width)), [0.0] * width)
@@ -52,7 +52,6 @@ def grow(draft, *, depth, width, rank_by="value"):
             frontier,
             jnp.array([row[0] for row in rows], jnp.int32),
             jnp.array([row[1] for row in rows], jnp.float32),
-            level=level,
             rank_by=rank_by,
         )
         levels.append((frontier, paths_of(frontier, levels[-1][1])))
@@ -156,13 +155,12 @@ def test_a_signed_zero_ranks_like_zero():
     minus = jnp.array([-0.0, -0.0], jnp.float32)
     mixed = jnp.array([[-0.0, -0.0], [0.0, -1.0]], jnp.float32)
     tokens = jnp.array([0, 1], jnp.int32)
-    candidates, frontier = first_level(tokens, minus, depth=2)
+    candidates, frontier = first_level(tokens, minus)
     candidates, frontier = expand(
         candidates,
         frontier,
         jnp.tile(tokens, (2, 1)),
         mixed,
-        level=2,
         rank_by="confidence",
     )
     scores = np.concatenate([candidates.log_values, candidates.log_confidences])

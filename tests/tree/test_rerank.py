@@ -139,10 +139,8 @@ def test_a_certain_child_does_not_displace_its_parent():
 def test_minus_zero_does_not_orphan_a_certain_child(variant):
     def grow_and_keep(first: jax.Array, second: jax.Array) -> trees.DraftTree:
         tokens = jnp.zeros(1, jnp.int32)
-        candidates, frontier = trees.first_level(tokens, first, depth=2)
-        candidates, _ = trees.expand(
-            candidates, frontier, tokens[None], second, level=2
-        )
+        candidates, frontier = trees.first_level(tokens, first)
+        candidates, _ = trees.expand(candidates, frontier, tokens[None], second)
         return trees.rerank(candidates, jnp.array(ROOT_TOKEN, jnp.int32), num_nodes=2)
 
     run = jax.jit(grow_and_keep) if variant == "jit" else grow_and_keep
@@ -169,7 +167,7 @@ def test_orphans_and_what_hangs_on_them_are_dropped():
 
 def test_without_candidates_only_the_root_is_left():
     tree = rerank(
-        trees.empty_candidates(4, 3), jnp.array(ROOT_TOKEN, jnp.int32), num_nodes=8
+        pool([], depth=4, width=3), jnp.array(ROOT_TOKEN, jnp.int32), num_nodes=8
     )
     assert_valid_tree(tree)
     assert paths_of(tree) == [()]
