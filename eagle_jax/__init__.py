@@ -38,14 +38,7 @@ from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.heads.eagle.model import EagleHeadConfig
 from eagle_jax.heads.eagle3.draft import Eagle3Head
 from eagle_jax.heads.eagle3.model import Eagle3HeadConfig
-from eagle_jax.interface import (
-    Drafter,
-    Draws,
-    Params,
-    Target,
-    TargetOutput,
-    Verified,
-)
+from eagle_jax.interface import Drafter, Draws, Params, Target, TargetOutput, Verified
 from eagle_jax.models.cache import append_rows
 from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig

@@ -161,7 +161,8 @@ def process_logits(
     Returns:
         Logits of the same shape, `-inf` where a token is filtered out.
     """
-    rows = _per_node(sampling, logits)
+    missing = (1,) * (logits.ndim - 1 - sampling.temperature.ndim)
+    rows = jax.tree.map(lambda x: x.reshape(*x.shape, *missing), sampling)
     scaled = logits / rows.divisor[..., None]
     if any_filter is None:
         any_filter = sampling.any_filter
@@ -177,12 +178,6 @@ def _filter(rows: SamplingParams, scaled: jax.Array) -> jax.Array:
     kept = keep_likely(probs, rows.top_p, rows.top_k) & (probs >= least[..., None])
     is_drawn = rows.temperature[..., None] > 0
     return jnp.where(kept | ~is_drawn, scaled, -jnp.inf)
-
-
-def _per_node(sampling: SamplingParams, logits: jax.Array) -> SamplingParams:
-    """Returns the settings with axes for the nodes of `[B, ..., V]` logits."""
-    missing = logits.ndim - 1 - sampling.temperature.ndim
-    return jax.tree.map(lambda x: x.reshape(*x.shape, *(1,) * missing), sampling)
 
 
 def position_noise(

@@ -114,16 +114,3 @@ def speculate(
         requests,
         num_slots=128,
     )
-
-
-def speculative_texts(
-    stories: Stories,
-    requests: list[Requests],
-    head: EagleHeadParams,
-    rule: speculative.AcceptanceRule,
-    **tree: Any,
-) -> list[list[int]]:
-    found: list[list[int]] = []
-    for some in requests:
-        found += texts(some, speculate(stories, some, head, rule, **tree))
-    return found

@@ -15,10 +15,7 @@ from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.drafting import (
-    LookupDrafter,
-    TreeDrafter,
-)
+from eagle_jax.drafting import LookupDrafter, TreeDrafter
 from eagle_jax.interface import Drafter, Params
 from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import DraftTree, from_paths

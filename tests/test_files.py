@@ -15,13 +15,7 @@ from typing import Any
 import pytest
 
 from eagle_jax import files
-from eagle_jax.files import (
-    check_apart,
-    new_folder,
-    unfinished,
-    write_json,
-    write_whole,
-)
+from eagle_jax.files import check_apart, new_folder, unfinished, write_json, write_whole
 from tests.helpers import refused
 
 # Takes a lock, says so, and waits to be killed.

@@ -14,12 +14,7 @@ from eagle_jax.interface import Params
 from eagle_jax.testing import assert_same_tokens
 from eagle_jax.tree import EAGLE1_TREE
 from tests.helpers import check_recorded_rounds, decoded_rounds, texts
-from tests.stories import (
-    Stories,
-    batches,
-    plain_texts,
-    speculative_texts,
-)
+from tests.stories import Stories, batches, plain_texts, speculate
 
 
 def test_the_text_is_what_an_independent_program_prints(
@@ -84,27 +79,17 @@ def test_every_static_round_is_the_official_codes(
         assert accepted == run["accept_lengths"][: len(accepted)]
 
 
-def test_a_tree_of_more_nodes_than_there_are_keeps_the_greedy_text(
-    stories: Stories,
-) -> None:
-    requests = batches(stories, 4, new_tokens=4)[:1]
-    sizes = {"num_nodes": 300, "depth": 3}  # The rest is padding.
-    found = speculative_texts(stories, requests, stories.trained, "greedy", **sizes)
-    assert_same_tokens(found, plain_texts(stories, requests, greedy=True))
-
-
 def test_sampled_text_is_plain_samplings_with_the_same_seeds(stories: Stories) -> None:
     """At every temperature with every filter, rows beside each other."""
-    requests = batches(
+    requests, *_ = batches(
         stories,
         20,
         temperature=[0.3, 0.7, 1.0, 1.5] * 5,
         top_p=[1.0, 0.9, 1.0, 0.8, 1.0] * 4,
         top_k=([0] * 8 + [20, 50]) * 2,
         min_p=([0.0] * 4 + [0.05]) * 4,
-    )[:1]
-    expected = plain_texts(stories, requests, greedy=False)
-    found = speculative_texts(
-        stories, requests, stories.trained, "coupled", num_nodes=24, width=6
     )
-    assert_same_tokens(found, expected)
+    expected = plain_texts(stories, [requests], greedy=False)
+    tree = {"num_nodes": 24, "width": 6}
+    found = speculate(stories, requests, stories.trained, "coupled", **tree)
+    assert_same_tokens(texts(requests, found), expected)

@@ -52,16 +52,8 @@ _METHODS = (
     "eagle2:num_nodes=48,rerank=false or chain:acceptance=rejection"
 )
 _SETTINGS = (
-    "max_new_tokens",
-    "max_length",
-    "dtype",
-    "quantization",
-    "ignore_eos",
-    "draft_vocabulary",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
+    "max_new_tokens max_length dtype quantization ignore_eos draft_vocabulary "
+    "top_p top_k min_p seed"
 )
 
 
@@ -95,7 +87,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--per-category", type=int, metavar="N", help="ask N of each, always the same")
     became = "record what became of drafted nodes"
     add("--nodes", action="store_true", dest="with_nodes", help=became)
-    add_settings(parser, GenerateConfig, *_SETTINGS)
+    add_settings(parser, GenerateConfig, *_SETTINGS.split())
     arguments = parser.parse_args(argv)
     if arguments.target is None:
         arguments.target = str(assets.TARGET)

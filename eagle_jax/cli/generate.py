@@ -18,6 +18,7 @@ from eagle_jax import assets
 from eagle_jax.cli import results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
 from eagle_jax.cli.files import check_writable, read_prompts
+from eagle_jax.cli.pair_flags import add_pair_flags
 from eagle_jax.cli.processes import (
     add_mesh_flags,
     has_processes,
@@ -63,24 +64,15 @@ def main(argv: list[str] | None = None) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(description="Generate text with EAGLE-2 speculative decoding.")
     add = parser.add_argument
-    add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
-    add(
-        "--target",
-        help="target: a Hugging Face folder or hub name; without one the embedded "
-        "pair, with the settings of configs/embedded.toml",
-    )
-    add(
-        "--draft",
-        help="EAGLE, Medusa or Hydra heads, or a smaller model: a folder or hub name",
-    )
+    default = "default configs/embedded.toml for the embedded pair"
+    add("--config", type=Path, help=f"settings from a TOML file; flags win; {default}")
+    add_pair_flags(parser)
     add(
         "--prompt",
         action="append",
         help=f"may be given several times; default {_EMBEDDED_PROMPT!r} for the "
         f"embedded pair, {_DEFAULT_PROMPT!r} otherwise",
     )
-    add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
-    add("--chat", action="store_true", help="wrap prompts in the chat template")
     add("--regex", metavar="PATTERN", help="texts match this regular expression")
     add(
         "--json-schema", type=Path, metavar="FILE", help="texts are JSON of this schema"
@@ -91,12 +83,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
     add_mesh_flags(parser)
-    add_settings(
-        parser,
-        GenerateConfig,
-        *_SETTINGS.split(),
-        *METHOD_SETTINGS,
-    )
+    add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.draft is None
     if is_embedded:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
+from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.rows import Row
@@ -44,22 +44,6 @@ def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
         "parents": parents,
         "depths": depths,
         "log_values": [round(float(x), 6) for x in tree.log_values[real]],
-    }
-
-
-def totals(
-    runs: list[dict[str, Any]], *, decode_seconds: float, compile_seconds: float
-) -> dict[str, Any]:
-    """Returns sums over runs; a run's first token is the prefill's and has no speed."""
-    lengths = [len(run["generated_ids"]) for run in runs]
-    tokens, rounds = sum(lengths), sum(run["rounds"] for run in runs)
-    decoded = decoded_tokens(lengths)
-    return {
-        "tokens": tokens,
-        "rounds": rounds,
-        "tokens_per_round": tokens_per_round(lengths, rounds),
-        "tokens_per_second": decoded / decode_seconds if decoded else None,
-        "compile_seconds": compile_seconds,
     }
 
 

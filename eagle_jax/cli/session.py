@@ -10,6 +10,7 @@ from rich.console import Console
 from eagle_jax.cli import results
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.tree_view import draw_tree
+from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation import text
@@ -97,12 +98,20 @@ class Session:
         return not self._was_interrupted
 
     def totals(self) -> dict[str, Any]:
-        """Returns sums over the texts so far, see `results.totals`."""
-        return results.totals(
-            self.runs,
-            decode_seconds=self.decode_seconds,
-            compile_seconds=self.compile_seconds,
-        )
+        """Returns sums over the texts so far.
+
+        A text's first token is the prefill's and has no speed.
+        """
+        lengths = [len(run["generated_ids"]) for run in self.runs]
+        rounds = sum(run["rounds"] for run in self.runs)
+        decoded = decoded_tokens(lengths)
+        return {
+            "tokens": sum(lengths),
+            "rounds": rounds,
+            "tokens_per_round": tokens_per_round(lengths, rounds),
+            "tokens_per_second": decoded / self.decode_seconds if decoded else None,
+            "compile_seconds": self.compile_seconds,
+        }
 
     def _run_all(self) -> Iterator[None]:
         """Decodes without a look between rounds; texts are shown in order."""

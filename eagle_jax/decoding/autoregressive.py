@@ -13,12 +13,7 @@ import jax.numpy as jnp
 from eagle_jax.constraints import constrain
 from eagle_jax.decoding import chunked_prefill
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.growth import (
-    cache_sizes,
-    decode_growing,
-    grow,
-    has_room,
-)
+from eagle_jax.decoding.growth import cache_sizes, decode_growing, grow, has_room
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState, emit, record_round
 from eagle_jax.interface import Params

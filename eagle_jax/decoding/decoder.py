@@ -10,14 +10,7 @@ import jax.core
 from eagle_jax.constraints import Constraint, Guide
 from eagle_jax.decoding.requests import Requests
 from eagle_jax.errors import InputError
-from eagle_jax.interface import (
-    Drafter,
-    Draws,
-    Params,
-    PromptChunk,
-    Target,
-    Verified,
-)
+from eagle_jax.interface import Drafter, Draws, Params, PromptChunk, Target, Verified
 from eagle_jax.tree import DraftTree, root_only
 
 AcceptanceRule = Literal["greedy", "coupled", "rejection"]

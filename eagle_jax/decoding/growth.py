@@ -15,11 +15,7 @@ import jax.core
 import jax.numpy as jnp
 
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import (
-    Requests,
-    cache_slots,
-    round_up_slots,
-)
+from eagle_jax.decoding.requests import Requests, cache_slots, round_up_slots
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
 

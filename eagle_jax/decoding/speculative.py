@@ -200,10 +200,8 @@ def run_target(
         the constraint leaves them.
     """
     target, cache = decoder.target, state.target_cache
-    flat = jax.vmap(flatten)(tree, state.lengths - 1)
-    output = target.forward(
-        params.target, flat.tokens, flat.positions, flat.mask, cache
-    )
+    positions, mask = jax.vmap(flatten)(tree, state.lengths - 1)
+    output = target.forward(params.target, tree.tokens, positions, mask, cache)
     logits = target.unembed(params.target, output.hidden)
     guide = decoder.guide(params, state.constraint_state)
     return output, constrain_nodes(guide, logits, tree, decoder.depth)

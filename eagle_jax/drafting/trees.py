@@ -241,6 +241,11 @@ def _grow_static(
             earlier,
             level=depth,
         )
+    by_node = None
+    if draft_logits:
+        joined = jnp.concatenate(draft_logits, axis=1)
+        by_node = jnp.zeros((batch, num_nodes, joined.shape[2]), jnp.float32)
+        by_node = by_node.at[:, shape.inner].set(joined)
     # A vocabulary smaller than a rank has no such child.
     is_node = log_values > -jnp.inf
     return DraftTree(
@@ -248,7 +253,7 @@ def _grow_static(
         parents=jnp.where(is_node, jnp.asarray(shape.parents), trees.NO_PARENT),
         log_values=log_values,
         is_node=is_node,
-        draft_logits=_by_node(draft_logits, shape) if draft_logits else None,
+        draft_logits=by_node,
     )
 
 
@@ -380,12 +385,3 @@ def _draft_and_noise(
         return jnp.where(temperature > 0, jax.vmap(draw)(keys), 0.0)
 
     return logits, jax.vmap(noise_of)(draws.keys, draws.sampling.temperature)
-
-
-def _by_node(levels: list[jax.Array], shape: Topology) -> jax.Array:
-    """Returns the inner nodes' logits, `[B, M, V]` per level, as `[B, N, V]`."""
-    joined = jnp.concatenate(levels, axis=1)
-    by_node = jnp.zeros(
-        (joined.shape[0], shape.num_nodes, joined.shape[2]), jnp.float32
-    )
-    return by_node.at[:, shape.inner].set(joined)

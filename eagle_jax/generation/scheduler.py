@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from eagle_jax.config import require
 from eagle_jax.decoding import slots
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.growth import bucket_sizes
@@ -69,18 +68,15 @@ class Scheduler:
         is_broken: Whether a step was interrupted: then nothing but `reset` helps.
     """
 
-    def __init__(self, runner: Runner, *, rounds: int = ROUNDS) -> None:
+    def __init__(self, runner: Runner) -> None:
         """Starts with an empty queue; nothing is compiled.
 
         Args:
             runner: The pair with its settings: `batch_size` is the number of rows, and
                 `max_length` bounds every text. Its `prompt_bucket` is not read.
-            rounds: The most rounds between two looks at the queue.
         """
-        require(rounds >= 1, "rounds", rounds, "at least 1")
         self.is_broken = False
         self._runner = runner
-        self._rounds = rounds
         depth = runner.decoder.depth
         self._sizes = bucket_sizes(
             # Prompts of any length get in.
@@ -309,7 +305,7 @@ class Scheduler:
         longest = max(text.length for text in running.values())
         self._ensure_slots(longest + runner.decoder.depth + 1)
         is_filled = self._long is None and not (self._waiting and self._free)
-        rounds = self._rounds if is_filled else 1
+        rounds = ROUNDS if is_filled else 1
         started = runner.clock()
         self._state, _ = runner.call(slots.generate, self._state, rounds=rounds)
         jax.block_until_ready(self._state)

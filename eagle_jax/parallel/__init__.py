@@ -1,11 +1,7 @@
 """Decoding over several devices: a mesh, and the sharding of every array on it."""
 
 from eagle_jax.parallel.mesh import DATA, MeshShape, check_mesh, make_mesh, parse_mesh
-from eagle_jax.parallel.processes import (
-    detect_processes,
-    join_processes,
-    wait_for_all,
-)
+from eagle_jax.parallel.processes import detect_processes, join_processes, wait_for_all
 from eagle_jax.parallel.rules import (
     WHOLE,
     Rules,

@@ -21,7 +21,7 @@ from eagle_jax.tree.expand import (
     first_level,
     top_children,
 )
-from eagle_jax.tree.flatten import FlatTree, flatten
+from eagle_jax.tree.flatten import flatten
 from eagle_jax.tree.join import join
 from eagle_jax.tree.rerank import drop_unconnected, rerank
 from eagle_jax.tree.structure import (
@@ -61,7 +61,6 @@ __all__ = [
     "Acceptance",
     "Candidates",
     "DraftTree",
-    "FlatTree",
     "Frontier",
     "Step",
     "Topology",

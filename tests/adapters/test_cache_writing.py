@@ -19,12 +19,7 @@ from eagle_jax.drafting import TreeDrafter
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Params
 from eagle_jax.sampling import choose_tokens
-from eagle_jax.testing import (
-    ToyModel,
-    assert_same_tokens,
-    path_code,
-    path_logits,
-)
+from eagle_jax.testing import ToyModel, assert_same_tokens, path_code, path_logits
 from tests.helpers import texts
 
 VOCABULARY = 8

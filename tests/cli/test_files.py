@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle_jax.cli.files import (
-    check_folder,
-    check_writable,
-    read_prompts,
-)
+from eagle_jax.cli.files import check_folder, check_writable, read_prompts
 from tests.helpers import refused
 
 

@@ -63,12 +63,14 @@ def test_the_json_has_exactly_the_documented_fields(
         assert emitted >= len(run["generated_ids"]) - 1
         decoded = len(run["generated_ids"]) - 1
         assert run["tokens_per_round"] == decoded / run["rounds"]
-    totals = result["totals"]
+    totals, rounds = result["totals"], sum(run["rounds"] for run in result["runs"])
     fields = "tokens rounds tokens_per_round tokens_per_second compile_seconds "
     fields += "autoregressive_tokens_per_second speedup identical"
     assert set(totals) == set(fields.split())
     assert totals["identical"] is True
     assert totals["tokens"] == sum(len(run["generated_ids"]) for run in result["runs"])
+    assert totals["rounds"] == rounds
+    assert totals["tokens_per_round"] == (totals["tokens"] - 2) / rounds
 
 
 def test_every_way_of_running_gives_the_same_tokens(

@@ -19,12 +19,7 @@ from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import Calibration, Confidence, TreeDrafter
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.testing import (
-    ToyModel,
-    ToyTarget,
-    assert_same_tokens,
-    assert_valid_tree,
-)
+from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens, assert_valid_tree
 from eagle_jax.testing.toys import path_code
 from eagle_jax.tree import EAGLE1_TREE, DraftTree, Topology, chain, from_paths
 from tests.drafting.toy_model import NarrowToyModel
@@ -112,9 +107,7 @@ def decode(drafter: Drafter, requests: Requests) -> DecodeState:
 def check_text(drafter: Drafter, rows: range) -> int:
     """Returns how many drafts were accepted."""
     requests = requests_of(rows, stop_tokens=[5])
-    state = speculative.generate(
-        Decoder(target=TARGET, drafter=drafter, acceptance="coupled"), PARAMS, requests
-    )
+    state = decode(drafter, requests)
     expected, reasons = plain(rows)
     assert_same_tokens(texts(requests, state), expected)
     assert state.stop_reason.tolist() == reasons
@@ -168,9 +161,7 @@ def test_a_rows_text_is_the_same_alone(name: str) -> None:
 def rounds_of(drafter: Drafter) -> tuple[list[list[int]], list[int]]:
     """The texts of the first batch, and how many rounds each took."""
     requests = requests_of(BATCHES[0])
-    state = speculative.generate(
-        Decoder(target=TARGET, drafter=drafter, acceptance="coupled"), PARAMS, requests
-    )
+    state = decode(drafter, requests)
     return texts(requests, state), state.num_rounds.tolist()
 
 

@@ -19,11 +19,7 @@ from eagle_jax.decoding.slots import Result
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import LookupDrafter, SmallModel, SwitchDrafter, TreeDrafter
 from eagle_jax.interface import Drafter, Params
-from eagle_jax.testing import (
-    ToyModel,
-    ToyTarget,
-    assert_same_tokens,
-)
+from eagle_jax.testing import ToyModel, ToyTarget, assert_same_tokens
 from eagle_jax.tree import chain
 from tests import tiny
 from tests.helpers import refused, texts

@@ -26,11 +26,7 @@ from eagle_jax.drafting.rest import RestConfig, make_rest
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
-from eagle_jax.testing import (
-    ToyModel,
-    assert_same_tokens,
-    assert_valid_tree,
-)
+from eagle_jax.testing import ToyModel, assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
 from tests import tiny
 from tests.helpers import make_draws, texts

@@ -1,7 +1,6 @@
 """EAGLE-3 heads: the official code's trees, and plain decoding's tokens."""
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from eagle_jax.checkpoints import load_target
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests, make_requests
-from eagle_jax.decoding.state import DecodeState
+from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.eagle3 import model as eagle3_head
@@ -111,52 +109,21 @@ def make(target_params: Any) -> Make:
     return drafter
 
 
-@pytest.fixture(scope="module")
-def plain(target_params: Any) -> Callable[[float], DecodeState]:
-    @functools.cache
-    def decode(temperature: float) -> DecodeState:
-        requests = requests_of(temperature)
-        return autoregressive.generate(
-            Decoder(
-                target=TARGET, acceptance="greedy" if not temperature else "coupled"
-            ),
-            Params(target=target_params),
-            requests,
-        )
-
-    return decode
-
-
-def requests_of(temperature: float) -> Requests:
-    return make_requests(
+@pytest.mark.parametrize(
+    ("head", "shape"), [("reduced", "eagle2"), ("of another width", "eagle1")]
+)
+def test_the_text_is_plain_decodings(make: Make, head: str, shape: str) -> None:
+    drafter, params = make(head, shape)
+    requests = make_requests(
         PROMPTS,
         max_new_tokens=[30, 1, 17, 29],
-        temperature=temperature,
+        temperature=1.0,
         seeds=range(len(PROMPTS)),
         prompt_bucket=16,
     )
-
-
-@pytest.mark.parametrize(
-    ("head", "shape", "temperature"),
-    [
-        ("reduced", "eagle2", 1.0),
-        ("of another width", "eagle1", 1.0),
-    ],
-)
-def test_the_text_is_plain_decodings(
-    make: Make,
-    plain: Callable[[float], DecodeState],
-    head: str,
-    shape: str,
-    temperature: float,
-) -> None:
-    drafter, params = make(head, shape)
-    requests, expected = requests_of(temperature), plain(temperature)
-    rule = "coupled" if temperature else "greedy"
-    found = speculative.generate(
-        Decoder(target=TARGET, drafter=drafter, acceptance=rule), params, requests
-    )
+    decoder = Decoder(target=TARGET, drafter=drafter)
+    expected = autoregressive.generate(decoder, params, requests)
+    found = speculative.generate(decoder, params, requests)
     assert_same_tokens(texts(requests, found), texts(requests, expected))
     np.testing.assert_array_equal(found.stop_reason, expected.stop_reason)
     assert found.accept_lengths.sum() > 0  # Drafts did take part.

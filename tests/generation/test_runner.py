@@ -94,20 +94,6 @@ def test_what_is_compiled_in_a_run_is_no_part_of_its_decoding(
     assert runner.programs.compile_seconds == 4000
 
 
-def test_rounds_are_compiled_once_for_prompts_of_any_length(
-    make_runner: MakeRunner,
-) -> None:
-    programs = Programs()
-    counts = []
-    for bucket in (16, 32):
-        runner = make_runner(
-            programs=programs, prompt_bucket=bucket, max_length=48, new_tokens=SHORT
-        )
-        runner.run([[1, 2]], [0])
-        counts.append(programs.num_kept)
-    assert counts == [2, 3]  # Another prefill.
-
-
 def test_rounds_seen_one_by_one_give_the_same_text(make_runner: MakeRunner) -> None:
     runner = make_runner(batch_size=2)
     prompts = [[1, 2, 3], [7]]

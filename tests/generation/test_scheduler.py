@@ -1,7 +1,6 @@
 """Prompts of all lengths through few rows: the texts, and what is done when."""
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -69,9 +68,9 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 PROMPTS = prompts_of(1, 16, 17, 100, 3, 40, 2, 5, 64, 1, 9, 33)
 
 
-def serve(runner: Runner, prompts: list[list[int]], **settings: Any) -> list[Served]:
+def serve(runner: Runner, prompts: list[list[int]]) -> list[Served]:
     """The texts in the order in which they end."""
-    queue = Scheduler(runner, **settings)
+    queue = Scheduler(runner)
     for number, prompt in enumerate(prompts):
         queue.add(number, prompt, number)
     found: list[Served] = []
@@ -150,12 +149,13 @@ def test_running_rows_go_on_after_every_chunk_of_a_long_prompt(
 
 
 def test_short_prompts_pass_by_the_chunks_of_long_ones(
-    make_runner: MakeRunner,
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that is being read, and of one that waits."""
+    monkeypatch.setattr(scheduler, "ROUNDS", 1)
     runner = make_runner(new_tokens=30, drafter=None, ignore_eos=True)
     prompts = prompts_of(2, 100, 80, 3)
-    queue, found, steps = Scheduler(runner, rounds=1), {}, 0
+    queue, found, steps = Scheduler(runner), {}, 0
     for number, prompt in enumerate(prompts[:3]):
         queue.add(number, prompt, number)
     queue.step()
@@ -189,10 +189,13 @@ def test_a_prompt_that_fills_a_cache_has_room_for_its_first_token(
     assert_same_tokens([served.row.generated_ids], alone(runner, prompts))
 
 
-def test_caches_may_grow_while_a_long_prompt_is_read(make_runner: MakeRunner) -> None:
+def test_caches_may_grow_while_a_long_prompt_is_read(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "ROUNDS", 1)
     runner = make_runner(new_tokens=80, drafter=None, ignore_eos=True)
     prompts = prompts_of(16, 20)
-    queue, found = Scheduler(runner, rounds=1), {}
+    queue, found = Scheduler(runner), {}
     queue.add(0, prompts[0], 0)
     for _ in range(47):  # One token of the prefill, one per round: 64 slots are full.
         assert queue.step() == []
@@ -228,25 +231,6 @@ def test_stop_tokens_may_be_many_and_ignored(make_runner: MakeRunner) -> None:
     pair = dataclasses.replace(runner.pair, stop_tokens=tuple(range(20, 29)))
     (served,) = serve(dataclasses.replace(runner, pair=pair), [[5]])
     assert len(served.row.generated_ids) == 9
-
-
-def test_two_threads_get_their_own_texts(make_runner: MakeRunner) -> None:
-    runner = make_runner()
-    halves = (PROMPTS[:6], PROMPTS[6:])
-    found: dict[int, list[list[int]]] = {}
-
-    def decode(half: int) -> None:
-        prompts = halves[half]
-        served = decode_all(runner, prompts, range(len(prompts)))
-        found[half] = [one.row.generated_ids for one in served]
-
-    threads = [threading.Thread(target=decode, args=(half,)) for half in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for half, prompts in enumerate(halves):
-        assert_same_tokens(found[half], alone(runner, prompts))
 
 
 def test_a_single_row_is_decoded_prompt_by_prompt(

@@ -11,11 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from eagle_jax.config import TreeConfig
-from eagle_jax.drafting import (
-    LookupDrafter,
-    RecyclingDrafter,
-    TreeDrafter,
-)
+from eagle_jax.drafting import LookupDrafter, RecyclingDrafter, TreeDrafter
 from eagle_jax.interface import Drafter
 from eagle_jax.testing import ToyModel, ToyTarget, assert_valid_drafter
 from eagle_jax.tree import chain, from_paths

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from eagle_jax.tree import (
-    EAGLE1_TREE,
-    Topology,
-    ancestor_mask,
-    chain,
-    from_paths,
-)
+from eagle_jax.tree import EAGLE1_TREE, Topology, ancestor_mask, chain, from_paths
 from tests.helpers import refused
 
 
