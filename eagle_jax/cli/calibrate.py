@@ -3,11 +3,10 @@
     eagle-jax calibrate --target FOLDER --draft FOLDER --prompts FILE
 
 The pair continues the prompts, which neither model should have been trained on, and
-every drafted tree is looked at. No deeper tree can be calibrated with the fit. Every
-second prompt judges a fit to the others; the calibration that is written is fitted to
-all. As `calibration.json` in the folder of a head, it is used by default. Without a
-target the embedded pair is calibrated. Where no flag says otherwise, trees have 60
-nodes, 8 levels and a width of 6, and 8 prompts are continued together.
+every drafted tree is looked at. No deeper tree can be calibrated with the fit. As
+`calibration.json` in the folder of a head, it is used by default. Without a target the
+embedded pair is calibrated. Where no flag says otherwise, trees have 60 nodes, 8 levels
+and a width of 6, and 8 prompts are continued together.
 """
 
 import argparse
@@ -61,7 +60,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     # What is decoded with has calibrations of its own.
     tree = dataclasses.replace(config.tree, calibration="none")
     config = dataclasses.replace(config, tree=tree)
-    pair, prompts = open_measured(arguments, config, least=2)
+    pair, prompts = open_measured(arguments, config, least=1)
     fits = calibrate_pair(pair.loaded, config, prompts, progress)
     origin = [
         f"target {arguments.target}, draft {arguments.draft}",
@@ -75,5 +74,5 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             table.add_row(str(depth), " ".join(f"{entry:.2f}" for entry in row))
         Console().print(table)
         print(f"{kind}: {describe(fitted)}")
-    print(f"wrote {arguments.output}: fitted to all prompts")
+    print(f"wrote {arguments.output}")
     return 0

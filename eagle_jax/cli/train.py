@@ -5,8 +5,8 @@
     eagle-jax train ... --alignment 3 --top-k-loss 10    # HASS
     eagle-jax train ... --mesh data=2,tensor=4
 
-The run's folder gets `head/`, the best head in the official format, beside the log,
-its plot and the checkpoints. The same command with `--resume` goes on where it was
+The run's folder gets `head/`, the best head in the official format, beside the log
+and the checkpoints. The same command with `--resume` goes on where it was
 stopped, bit for bit.
 """
 

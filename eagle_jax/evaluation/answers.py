@@ -160,7 +160,7 @@ class QuestionAnswerer:
         for (row,), done in runner.rounds([conversation.prompt], [conversation.seed]):
             tokens = row.generated_ids
             if done is not None:
-                conversation.trees.extend(VerifiedTree.of(done).values())
+                conversation.trees += VerifiedTree.of(done)
         if tokens != timed.generated_ids:
             raise InputError(
                 f"{self.plan.model_id}: decoded round by round, question "

@@ -24,7 +24,7 @@ from eagle_jax.decoding.requests import bucket_prompt
 from eagle_jax.drafting import Calibration, TreeDrafter, find_tree_drafter
 from eagle_jax.drafting.calibration import Confidence
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.nodes import Reliability, VerifiedTree, tried_in
+from eagle_jax.evaluation.nodes import VerifiedTree, tried_in
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.runner import Runner
@@ -38,9 +38,6 @@ BOUNDS = (1 / 8, 8.0)
 
 _BISECTIONS = 50
 _ALMOST_CERTAIN = -1e-6  # A certain node that was refused has no likelihood at all.
-
-Trees = Mapping[int, Sequence[VerifiedTree]]
-"""The verified trees of all rounds by the number of their prompt."""
 
 CONFIDENCES: dict[Kind, tuple[Confidence, ...]] = {
     "greedy": (Confidence(),),
@@ -59,34 +56,23 @@ The first is the nearest to what is drafted with where there is no calibration.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A fitted confidence, and the figures by which it is judged.
-
-    Errors and tokens per root are of prompts that the judged fit did not see: every
-    second one.
+    """A fitted confidence, and the figures by which it was chosen.
 
     Attributes:
-        confidence: The confidence, fitted to all prompts.
+        confidence: The fitted confidence.
         rows: The number of tried nodes that it was fitted to.
         num_nodes: The number of nodes of the trees that are compared, half as
             many as were drafted.
-        ece_before: The expected calibration error without a calibration.
-        ece_after: The expected calibration error with one fitted to the other
-            prompts.
         tokens_before: The tokens per root, see `tokens_per_root`, of trees
             that are ranked without a calibration.
-        tokens_after: The tokens per root of trees that are ranked with a
-            calibration fitted to the other prompts.
-        tried: The tokens per root on the prompts of the judged fit, calibrated, by
-            confidence.
+        tried: The tokens per root of trees that are ranked with the exponents fitted to
+            them, by confidence.
     """
 
     confidence: Confidence
     rows: int
     num_nodes: int
-    ece_before: float
-    ece_after: float
     tokens_before: float
-    tokens_after: float
     tried: dict[Confidence, float]
 
 
@@ -102,9 +88,8 @@ def calibrate_pair(
         pair: The pair, whose draft model grows dynamic trees.
         config: The tree, than which no deeper one can use the calibration, the lengths
             of texts and the size of batches.
-        prompts: The ids of at least two prompts, on which the draft was not trained.
-            Their texts are written at temperature 0, and at 1 once for each confidence
-            that is tried.
+        prompts: The ids of prompts, on which the draft was not trained. Their texts are
+            written at temperature 0, and at 1 once for each confidence that is tried.
         progress: Called to show how far work is, with a label and a total.
 
     Returns:
@@ -119,7 +104,7 @@ def calibrate_pair(
         for kind, confidences in CONFIDENCES.items():
             sampling = SamplingConfig(temperature=0.0 if kind == "greedy" else 1.0)
             own = dataclasses.replace(config, sampling=sampling)
-            observed: dict[Confidence, Trees] = {}
+            observed: dict[Confidence, list[VerifiedTree]] = {}
             for confidence in confidences:
                 calibration = Calibration(**{kind: confidence})
                 tried = dataclasses.replace(drafter, calibration=calibration)
@@ -129,52 +114,35 @@ def calibrate_pair(
     return fits
 
 
-def fit(observed: Mapping[Confidence, Trees], depth: int) -> Fit:
-    """Fits confidences to one kind of text, and judges that on other prompts.
+def fit(observed: Mapping[Confidence, Sequence[VerifiedTree]], depth: int) -> Fit:
+    """Fits confidences to one kind of text.
 
     Args:
         observed: The trees, all of one size, by the confidence, without exponents, that
-            they were drafted with; those of at least two prompts each. The first
-            stands for drafts without a calibration.
+            they were drafted with. The first stands for drafts without a calibration.
         depth: The depth of the trees, `D`.
 
     Raises:
-        InputError: If there is but one prompt, or nothing was drafted.
+        InputError: If nothing was drafted.
     """
-    prompts = sorted(set.intersection(*(set(trees) for trees in observed.values())))
-    if len(prompts) < 2:
-        raise InputError(
-            "a fit is judged on prompts that it did not see: give at least 2 that are "
-            "continued by more than a token"
-        )
-
-    def trees(confidence: Confidence, prompts: Sequence[int]) -> list[VerifiedTree]:
-        return [tree for number in prompts for tree in observed[confidence][number]]
-
-    def fitted(confidence: Confidence, prompts: Sequence[int]) -> Confidence:
-        trials = tried_in(trees(confidence, prompts))
+    tried: dict[Confidence, float] = {}
+    rows: dict[Confidence, int] = {}
+    nodes = 0
+    for one, trees in observed.items():
+        trials = tried_in(trees)
         if not len(trials):
-            raise InputError("there are rounds, but nothing was drafted in them")
-        exponents = fit_exponents(trials, depth)
-        return dataclasses.replace(confidence, exponents=exponents)
-
-    half, rest = prompts[::2], prompts[1::2]
-    before = next(iter(observed))
-    nodes = max(len(trees(before, half)[0].parents) // 2, 2)
-    on_half = {one: fitted(one, half) for one in observed}
-    tried = {
-        one: tokens_per_root(trees(one, half), on_half[one], nodes) for one in observed
-    }
+            raise InputError("nothing was drafted; give prompts with longer texts")
+        nodes = max(len(trees[0].parents) // 2, 2)
+        fitted = dataclasses.replace(one, exponents=fit_exponents(trials, depth))
+        tried[fitted] = tokens_per_root(trees, fitted, nodes)
+        rows[fitted] = len(trials)
     best = max(tried, key=lambda one: tried[one])
-    unseen, seen_before = trees(best, rest), trees(before, rest)
+    before, trees = next(iter(observed.items()))
     return Fit(
-        confidence=fitted(best, prompts),
-        rows=len(tried_in(trees(best, prompts))),
+        confidence=best,
+        rows=rows[best],
         num_nodes=nodes,
-        ece_before=calibration_error(tried_in(seen_before), Confidence()),
-        ece_after=calibration_error(tried_in(unseen), on_half[best]),
-        tokens_before=tokens_per_root(seen_before, before, nodes),
-        tokens_after=tokens_per_root(unseen, on_half[best], nodes),
+        tokens_before=tokens_per_root(trees, before, nodes),
         tried=tried,
     )
 
@@ -223,13 +191,6 @@ def fit_exponent(trials: np.ndarray) -> float:
     return (low + high) / 2
 
 
-def calibration_error(trials: np.ndarray, confidence: Confidence) -> float:
-    """Returns the expected calibration error of confidences with these exponents."""
-    exponents = _exponents(confidence, trials["depth"], trials["rank"])
-    predicted = np.exp(trials["log_confidence"] * exponents)
-    return Reliability.of(predicted, trials["is_accepted"]).expected_error
-
-
 def tokens_per_root(
     trees: Sequence[VerifiedTree], confidence: Confidence, num_nodes: int
 ) -> float:
@@ -273,15 +234,13 @@ def describe(fitted: Fit) -> str:
     """Returns the figures of a fit in one line."""
     found = fitted.confidence
     sweep = ", ".join(
-        f"{tried.kappa:g}/{tried.sharpness:g}: {tau:.3f}"
-        for tried, tau in fitted.tried.items()
+        f"{tried.kappa:g}/{tried.sharpness:g}: {tokens:.3f}"
+        for tried, tokens in fitted.tried.items()
     )
     line = (
         f"{fitted.rows:,} nodes | kappa/sharpness {found.kappa:g}/{found.sharpness:g} "
-        f"(tokens per root {sweep}) | on the other prompts: expected "
-        f"calibration error {fitted.ece_before:.4f} before, {fitted.ece_after:.4f} "
-        f"after; trees of {fitted.num_nodes} nodes {fitted.tokens_before:.3f} tokens "
-        f"per root before, {fitted.tokens_after:.3f} after"
+        f"| tokens per root of trees of {fitted.num_nodes} nodes: "
+        f"{fitted.tokens_before:.3f} before, after {sweep}"
     )
     if len({exponent for row in found.exponents for exponent in row}) == 1:
         line += (
@@ -311,7 +270,7 @@ def _decode(
     drafter: TreeDrafter,
     config: GenerateConfig,
     prompts: Sequence[list[int]],
-) -> Trees:
+) -> list[VerifiedTree]:
     """Decodes prompts to the end of their texts, and returns every tree."""
     longest = max(map(len, prompts), default=1)
     new_tokens = config.decoding.max_new_tokens
@@ -323,12 +282,11 @@ def _decode(
         prompt_bucket=bucket_prompt(longest),
         batch_size=max(min(config.decoding.batch_size, len(prompts)), 1),
     )
-    trees: dict[int, list[VerifiedTree]] = {}
+    trees: list[VerifiedTree] = []
     for start in range(0, len(prompts), runner.batch_size):
         batch = list(prompts[start : start + runner.batch_size])
         seeds = list(range(start, start + len(batch)))
         for _, done in runner.rounds(batch, seeds):
             if done is not None:
-                for row, tree in VerifiedTree.of(done).items():
-                    trees.setdefault(start + row, []).append(tree)
+                trees += VerifiedTree.of(done)
     return trees

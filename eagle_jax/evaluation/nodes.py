@@ -68,8 +68,8 @@ class VerifiedTree:
         return ranks
 
     @classmethod
-    def of(cls, done: Round) -> "dict[int, VerifiedTree]":
-        """Returns the trees of a round by row, but for rows that had ended.
+    def of(cls, done: Round) -> "list[VerifiedTree]":
+        """Returns the trees of a round, but for rows that had ended.
 
         Args:
             done: The round, of `B` rows, on any device.
@@ -77,15 +77,15 @@ class VerifiedTree:
         # The distributions of drafts are large, and not looked at.
         tree = dataclasses.replace(done.tree, draft_logits=None)
         tree, acceptance, count = jax.device_get((tree, done.acceptance, done.count))
-        return {
-            row: cls(
+        return [
+            cls(
                 parents=tree.parents[row],
                 log_values=np.asarray(tree.log_values[row], np.float64),
                 accepted=acceptance.path[row][1 : accepted + 1].tolist(),
             )
             for row, accepted in enumerate(acceptance.num_accepted.tolist())
             if count[row]
-        }
+        ]
 
     @classmethod
     def from_json(cls, record: Any) -> "VerifiedTree":

@@ -18,7 +18,7 @@ from eagle_jax.training.log import LOG
 FEATURES = "features.npy"
 """The file of a run's features, if they are kept."""
 
-_OURS = {LOG, FEATURES, "curve.png", "checkpoints", "head"}
+_OURS = {LOG, FEATURES, "checkpoints", "head"}
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from eagle_jax.training.config import TrainConfig, new_sizes
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.data import read_data
 from eagle_jax.training.features import cached_features
-from eagle_jax.training.log import LOG, plot_log
+from eagle_jax.training.log import LOG
 from eagle_jax.training.loop import DivergedError, LogRow, Run, Trained
 from eagle_jax.training.packing import rows_at
 from eagle_jax.training.step import StepConfig, read_target
@@ -174,7 +174,7 @@ def _run(
     trained: Trained, sharding: PairSharding, report: Report, progress: Progress
 ) -> Trained:
     """Trains and exports the best head."""
-    config, output = trained.config, trained.head.parent
+    config = trained.config
     has_table = getattr(config.head, "include_embedding", False)
     table = trained.pair.params.target.embedding if has_table else None
     is_first = jax.process_index() == 0
@@ -186,7 +186,6 @@ def _run(
     run = Run(trained, sharding)
     was_finished = run.first_step == config.run.steps
     summary = "finished before" if was_finished else trained.summary
-    title = f"{output.name}: a head for {trained.target.name}"
 
     def export(params: Any) -> None:
         fetched, embedding = sharding.fetch((params, table))
@@ -210,8 +209,6 @@ def _run(
             if row.evaluation is not None:
                 summary = f"step {row.step} | {row.evaluation.summary()}"
                 report(f"  held out | {summary}")
-                if is_first:
-                    plot_log(output / LOG, output / "curve.png", title=title)
 
         if run.first_step:
             report(f"going on after step {run.first_step}")

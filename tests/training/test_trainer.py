@@ -24,6 +24,7 @@ from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import unembed_with
 from eagle_jax.parallel import MeshShape
 from eagle_jax.training import trainer
+from eagle_jax.training.checkpoint import FEATURES
 from eagle_jax.training.config import (
     DataConfig,
     RunConfig,
@@ -136,14 +137,14 @@ def test_a_resumed_run_keeps_its_settings_data_and_target(
 def test_an_output_with_a_run_is_kept_unless_told_otherwise(
     tiny_pair: Path, data: Path, begun: Path
 ) -> None:
-    (begun / "curve.png").touch()
+    (begun / FEATURES).touch()
     run = functools.partial(train, tiny_pair, data, begun)
     refused(run, str(begun), "`resume`", "`overwrite`")
     # Nothing is removed before all else is known to be right.
     refused(lambda: run(batch_size=4000, overwrite=True), "batch_size = 4000")
     (begun / "thesis.tex").write_text("years of work")
     refused(lambda: run(overwrite=True), "thesis.tex")
-    assert {path.name for path in begun.iterdir()} == {LOG, "curve.png", "thesis.tex"}
+    assert {path.name for path in begun.iterdir()} == {LOG, FEATURES, "thesis.tex"}
 
 
 def test_a_head_has_nothing_that_only_its_target_can_have() -> None:
