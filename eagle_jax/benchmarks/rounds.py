@@ -6,8 +6,8 @@ timed in turn, over and over, so that a ratio compares neighbours in time.
 
 import dataclasses
 import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.requests import Requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.generation.pairs import LoadedPair
@@ -26,39 +26,14 @@ from eagle_jax.methods import PLAIN
 Body = Callable[[Params, DecodeState, jax.Array], jax.Array]
 """A function from parameters, a state and roots `[B]` to a `_witness` of its work."""
 
-Name = TypeVar("Name", bound=Hashable)
+FIGURES = ("round", "bare calls", "overhead", "round / token")
+"""The figures of a method; the last two are ratios, the others milliseconds.
 
-FIGURES = ("round", "bare verify", "bare calls", "overhead", "round / token")
-"""The figures of a method; the last two are ratios, the others milliseconds."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RoundCost:
-    """What a round of a method costs.
-
-    Attributes:
-        num_nodes: The number of nodes that the target verifies, `N`.
-        figures: The measurements of its `FIGURES`: "bare verify" is the target's call
-            over as many rows, "bare calls" the draft model's calls and then the
-            target's, in one loop, so that neither finds its weights in a cache that the
-            other would have used; "overhead" is the round over the bare calls, and
-            "round / token" over one of plain decoding.
-    """
-
-    num_nodes: int
-    figures: dict[str, list[float]]
-
-
-def arbitrary_requests(
-    vocab_size: int, *, batch: int, prompt_length: int, new_tokens: int
-) -> Requests:
-    """Returns requests with the same arbitrary prompt in every row."""
-    prompt = np.random.default_rng(0).integers(vocab_size, size=prompt_length)
-    return make_requests(
-        [prompt.tolist()] * batch,
-        max_new_tokens=new_tokens,
-        prompt_bucket=prompt_length,
-    )
+"bare calls" are the draft model's calls, if there is one, and then the target's over as
+many rows as the method has nodes, in one loop, so that neither finds its weights in a
+cache that the other would have used; "overhead" is the round over the bare calls, and
+"round / token" over one of plain decoding.
+"""
 
 
 def time_rounds(
@@ -69,7 +44,7 @@ def time_rounds(
     iterations: int = 24,
     repeats: int = 9,
     report: Callable[[int], None] = lambda done: None,
-) -> dict[str, RoundCost]:
+) -> dict[str, dict[str, float]]:
     """Times a token of plain decoding and a round of every method, all in turn.
 
     Args:
@@ -81,58 +56,39 @@ def time_rounds(
         report: Called with the number of finished repeats.
 
     Returns:
-        The cost of each by its name, plain decoding first.
+        By each method's name, plain decoding first, the medians of its `FIGURES`.
     """
     plain = dataclasses.replace(next(iter(pairs.values())), drafter=None)
     programs: dict[tuple[str, str], Callable[[], float]] = {}
-    nodes: dict[str, int] = {}
     for name, pair in {PLAIN.name: plain, **pairs}.items():
         decoder = Decoder(target=pair.target, drafter=pair.drafter, acceptance="greedy")
         programs[name, "round"], state = _time_decoding(
             decoder, pair.params, requests, num_slots=num_slots
         )
-        nodes[name] = getattr(pair.drafter, "num_nodes", 1)  # The root alone.
-        verify = _verify_body(pair.target, nodes[name])
-        bodies = {"bare verify": verify}
+        bodies = [_verify_body(pair.target, num_nodes(pair))]
         grower = find_tree_drafter(pair.drafter)
         if grower is not None:
-            bodies["bare calls"] = _one_by_one(_draft_calls(grower), verify)
-        for figure, body in bodies.items():
-            programs[name, figure] = _time_loop(body, pair.params, state, iterations)
-    found = _in_turn(programs, repeats, measured=report)
-    times = {key: 1e3 * np.array(seconds) for key, seconds in found.items()}
-    costs: dict[str, RoundCost] = {}
-    for name, count in nodes.items():
-        measured, verify = times[name, "round"], times[name, "bare verify"]
-        calls = times.get((name, "bare calls"), verify)
+            bodies.insert(0, _draft_calls(grower))
+        programs[name, "calls"] = _time_loop(bodies, pair.params, state, iterations)
+    for program in programs.values():
+        program()  # Compiles, and touches all memory once.
+    turns = []
+    for repeat in range(repeats):
+        turns.append([1e3 * program() for program in programs.values()])
+        report(repeat + 1)
+    times = dict(zip(programs, np.array(turns).T, strict=True))
+    costs: dict[str, dict[str, float]] = {}
+    for name in (PLAIN.name, *pairs):
+        measured, calls = times[name, "round"], times[name, "calls"]
         ratios = (measured / calls, measured / times[PLAIN.name, "round"])
-        columns = zip(FIGURES, (measured, verify, calls, *ratios), strict=True)
-        figures = {figure: values.tolist() for figure, values in columns}
-        costs[name] = RoundCost(num_nodes=count, figures=figures)
+        medians = map(np.median, (measured, calls, *ratios))
+        costs[name] = dict(zip(FIGURES, map(float, medians), strict=True))
     return costs
 
 
-def _in_turn(
-    programs: Mapping[Name, Callable[[], float]],
-    repeats: int,
-    *,
-    measured: Callable[[int], None] = lambda done: None,
-) -> dict[Name, list[float]]:
-    """Runs all programs in turn, over and over, and returns the times of each.
-
-    Args:
-        programs: The programs by name, each of which returns a time in seconds.
-        repeats: The number of measurements per program; a call before them compiles it.
-        measured: Called with the number of finished repeats.
-    """
-    for program in programs.values():
-        program()  # Compiles, and touches all memory once.
-    times: dict[Name, list[float]] = {name: [] for name in programs}
-    for repeat in range(repeats):
-        for name, program in programs.items():
-            times[name].append(program())
-        measured(repeat + 1)
-    return times
+def num_nodes(pair: LoadedPair) -> int:
+    """Returns the number of nodes that a pair's target verifies in a round, `N`."""
+    return getattr(pair.drafter, "num_nodes", 1)  # The root alone.
 
 
 def _time_decoding(
@@ -205,27 +161,17 @@ def _draft_calls(drafter: TreeDrafter) -> Body:
     return body
 
 
-def _one_by_one(*bodies: Body) -> Body:
-    """Returns a body that runs several, each after the one before."""
-
-    def body(params: Params, state: DecodeState, root: jax.Array) -> jax.Array:
-        result = jnp.zeros(())
-        for one in bodies:
-            result = one(params, state, _waiting(root, result))
-        return result
-
-    return body
-
-
 def _time_loop(
-    body: Body, params: Params, state: DecodeState, iterations: int
+    bodies: Sequence[Body], params: Params, state: DecodeState, iterations: int
 ) -> Callable[[], float]:
-    """Returns a function that times one call of `body`, in seconds."""
+    """Returns a function that times the bodies, one after another, in seconds."""
 
     @jax.jit
     def loop(params: Params, state: DecodeState) -> jax.Array:
         def step(_: jax.Array, root: jax.Array) -> jax.Array:
-            return _waiting(root, body(params, state, root))
+            for body in bodies:
+                root = _waiting(root, body(params, state, root))
+            return root
 
         return jax.lax.fori_loop(0, iterations, step, state.root)
 

@@ -9,9 +9,6 @@ All figures of one run are taken in turn, so ratios hold where times do not.
 """
 
 import argparse
-import dataclasses
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,23 +17,20 @@ from rich.table import Column, Table
 
 from eagle_jax.benchmarks.models import MODELS
 from eagle_jax.benchmarks.random_pairs import open_random
-from eagle_jax.benchmarks.rounds import FIGURES, arbitrary_requests, time_rounds
+from eagle_jax.benchmarks.rounds import FIGURES, num_nodes, time_rounds
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings
 from eagle_jax.config import DecodingConfig, TreeConfig
-from eagle_jax.decoding.requests import round_up_slots
+from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.errors import InputError
-from eagle_jax.evaluation.records import versions
-from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
 from eagle_jax.methods import METHODS, PLAIN, SMALL_MODEL
 
 _CAPTION = (
-    "milliseconds, medians; bare: the target's call over the nodes alone, and after "
-    "the draft model's calls; overhead: round / bare calls"
+    "milliseconds, medians; bare calls: the draft model's, then the target's over the "
+    "nodes; overhead: round / bare calls"
 )
 _COUNTS = {
     "depth": (6, "drafted levels"),
@@ -69,14 +63,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     methods = [name for name in METHODS if name != PLAIN.name]
     rounds = "time a round of each of these, beside a token of plain decoding"
     add("--methods", nargs="+", choices=methods, metavar="METHOD", help=rounds)
-    add("--json", type=Path, metavar="FILE", help="write every figure")
     parser.set_defaults(methods=[DecodingConfig.method], dtype="auto")
     return parser.parse_args(argv)
 
 
 def _benchmark(arguments: argparse.Namespace) -> int:
-    if arguments.json is not None:
-        check_writable(arguments.json)
     for name in _COUNTS:
         if getattr(arguments, name) < 1:
             raise InputError(f"{name} = {getattr(arguments, name)} must be at least 1")
@@ -84,15 +75,7 @@ def _benchmark(arguments: argparse.Namespace) -> int:
         raise InputError("the benchmark drafts: give num_nodes >= 2")
     if arguments.draft is not None and arguments.target is None:
         raise InputError("give --target with --draft, or --random alone")
-    methods = _rounds(arguments)
-    if arguments.json is not None:
-        results = {
-            "settings": vars(arguments) | {"json": str(arguments.json)},
-            "versions": versions(),
-            "device": jax.devices()[0].device_kind,
-            "methods": methods,
-        }
-        write_json(arguments.json, results)
+    _rounds(arguments)
     return 0
 
 
@@ -111,7 +94,7 @@ def _open(arguments: argparse.Namespace, method: str) -> PairSource:
     return open_pair(arguments.target, arguments.draft, config)
 
 
-def _rounds(arguments: argparse.Namespace) -> dict[str, Any]:
+def _rounds(arguments: argparse.Namespace) -> None:
     """Prints what a round of every method costs over its bare model calls."""
     if arguments.target is not None:
         methods = [METHODS[name] for name in arguments.methods]
@@ -128,11 +111,12 @@ def _rounds(arguments: argparse.Namespace) -> dict[str, Any]:
         for loaded in list(pairs.values())[:1]:
             source = source.with_target(loaded.params.target)
         pairs[name] = source.load()
-    requests = arbitrary_requests(
-        sources[arguments.methods[0]].config.vocab_size,
-        batch=arguments.batch_size,
-        prompt_length=arguments.prompt_length,
-        new_tokens=arguments.iterations + 1,
+    vocab_size = sources[arguments.methods[0]].config.vocab_size
+    prompt = np.random.default_rng(0).integers(vocab_size, size=arguments.prompt_length)
+    requests = make_requests(
+        [prompt.tolist()] * arguments.batch_size,
+        max_new_tokens=arguments.iterations + 1,
+        prompt_bucket=arguments.prompt_length,
     )
     say("compiling")
     with progress("measuring", arguments.repeats, pause=0) as report:
@@ -150,7 +134,6 @@ def _rounds(arguments: argparse.Namespace) -> dict[str, Any]:
     first = Column("method", min_width=max(map(len, costs)))
     table = Table(first, "nodes", *FIGURES, title=title, caption=_CAPTION)
     for name, cost in costs.items():
-        shown = (f"{np.median(cost.figures[figure]):.2f}" for figure in FIGURES)
-        table.add_row(name, str(cost.num_nodes), *shown)
+        nodes = num_nodes(pairs[name]) if name in pairs else 1
+        table.add_row(name, str(nodes), *(f"{time:.2f}" for time in cost.values()))
     Console().print(table)
-    return {name: dataclasses.asdict(cost) for name, cost in costs.items()}

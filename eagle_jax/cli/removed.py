@@ -3,6 +3,7 @@
 REMOVED = {
     "--predict": "run eagle-jax benchmark on the machine itself",
     "--contexts": "give eagle-jax benchmark --prompt-length and --slots",
+    "--json": "leave it out: the table has all; generate alone writes results so",
     "--skip-compilation": "leave it out: compiling is no longer timed",
     "--costs": "leave it out: trees are run on the machine that they are for",
     "--random": "leave it out: without --target the embedded pair writes text",
