@@ -134,11 +134,10 @@ def _print_table(runs: dict[str, EvaluatedRun]) -> None:
     The last column says how many texts differ from plain decoding's.
     """
     table = Table("run")
-    for name in ("questions", "tau", "tokens/s", "without prefill", "other text"):
+    for name in ("questions", "tau", "tokens/s", "other text"):
         table.add_column(name, justify="right")
     for name, run in runs.items():
         records = run.answers.values()
-        speeds = [speed(records, with_prefill=flag) for flag in (True, False)]
         found = identical(run, find_baseline(run, runs.values()))
         same, compared = found or (0, 0)
         other = "-" if found is None else f"{compared - same} of {compared}"
@@ -146,7 +145,7 @@ def _print_table(runs: dict[str, EvaluatedRun]) -> None:
             name,
             str(len(records)),
             decimals(run.tau()),
-            *(decimals(mean, 1) for mean in speeds),
+            decimals(speed(records), 1),
             other,
         )
     # In a file or a pipe no terminal's width may cut a column.

@@ -128,7 +128,6 @@ class QuestionAnswerer:
                 self._pair.tokenizer, row.prompt_ids, row.generated_ids
             ),
             "wall_time": served.prefill_seconds + served.decode_seconds,
-            "decode_time": served.decode_seconds,
             "decoding_steps": len(row.accept_lengths),
             "prompt_tokens": len(row.prompt_ids),
             "token_ids": row.generated_ids,

@@ -5,11 +5,10 @@ import importlib.metadata
 import platform
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import field
 from typing import Any
 
-from eagle_jax.decoding.rates import decoded_tokens
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.nodes import VerifiedTree
 from eagle_jax.evaluation.questions import MT_BENCH, QuestionId, get
@@ -24,7 +23,6 @@ MOST_LEVELS = 2**16
 COLUMNS: dict[str, Any] = {
     "turns": str,
     "wall_time": float,
-    "decode_time": float,
     "decoding_steps": int,
     "accept_lengths": int,
     "prompt_tokens": int,
@@ -55,8 +53,7 @@ class Record:
         question: The fingerprint of the question, see `Question.fingerprint`.
         number: The question's number among all.
         turns: The answers' texts.
-        wall_time: The seconds with the prefill; in a batch the answer's share.
-        decode_time: The seconds without the prefill; in a batch the answer's share.
+        wall_time: The seconds, prefill included; in a batch the answer's share.
         decoding_steps: The numbers of steps.
         accept_lengths: The accepted drafts and the bonus of each step of all turns;
             tokens that limits and stop tokens cut off a last step are counted.
@@ -75,7 +72,6 @@ class Record:
     number: int
     turns: list[str]
     wall_time: list[float]
-    decode_time: list[float]
     decoding_steps: list[int]
     accept_lengths: list[int]
     prompt_tokens: list[int]
@@ -130,22 +126,14 @@ class Record:
         return [*map(len, self.token_ids)]
 
 
-def speed(records: Iterable[Record], *, with_prefill: bool) -> float | None:
-    """Returns tokens per second over some questions together.
+def speed(records: Collection[Record]) -> float | None:
+    """Returns tokens per second over some questions together, prefills included.
 
-    Args:
-        records: The records of one run.
-        with_prefill: Whether the prefills, their times and their tokens, count.
-
-    Returns:
-        The speed; `None` where no time passed or nothing was decoded.
+    It is `None` where no time passed or nothing was written.
     """
-    records = list(records)
-    tokens = [number for record in records for number in record.new_tokens]
-    counted = sum(tokens) if with_prefill else decoded_tokens(tokens)
-    times = (r.wall_time if with_prefill else r.decode_time for r in records)
-    seconds = sum(map(sum, times))
-    return counted / seconds if counted > 0 and seconds > 0 else None
+    tokens = sum(sum(record.new_tokens) for record in records)
+    seconds = sum(sum(record.wall_time) for record in records)
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
 def versions() -> dict[str, str]:

@@ -25,7 +25,8 @@ _DPI = 150
 _TABLE_1 = """\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
 token and the stop token included. Cells are medians over questions of the speedup over
-plain decoding of the same question, with the same settings, temperature and batch size.
+plain decoding of the same question, with the same settings, temperature and batch size;
+prefills are included.
 tau is tokens per verification, over all steps of a task together: what steps emitted,
 bonus included, neither the prefill's token nor what a limit cut off; mean is the mean
 over tasks.

@@ -191,17 +191,11 @@ def find_baseline(
 
 
 def speedups(
-    run: EvaluatedRun,
-    baseline: EvaluatedRun | None,
-    *,
-    task: str | None,
-    with_prefill: bool,
+    run: EvaluatedRun, baseline: EvaluatedRun | None, task: str
 ) -> list[float]:
     """Returns the speedup of each question that both runs hold and have a speed for."""
-    speeds = [
-        [speed([answer], with_prefill=with_prefill) for answer in pair]
-        for pair in shared(run, baseline, task).values()
-    ]
+    pairs = shared(run, baseline, task).values()
+    speeds = [(speed([ours]), speed([theirs])) for ours, theirs in pairs]
     return [ours / theirs for ours, theirs in speeds if ours and theirs]
 
 

@@ -42,14 +42,14 @@ def shared_settings(runs: list[EvaluatedRun]) -> list[str]:
 
 
 def speedup_tables(group: Group) -> dict[str, str]:
-    """Returns Table 1 by title: methods by tasks, with and without the prefill.
+    """Returns Table 1 by title: methods by tasks.
 
     Its columns are speedup and tau of each task, their means, and losslessness. Ablated
     runs are left to Table 3.
     """
     named = zip(group.names, group.runs, strict=True)
     rows = [(name, run) for name, run in named if not run.is_ablated]
-    return _by_task(group.title, rows, group) if rows else {}
+    return {group.title: _by_task(rows, group)} if rows else {}
 
 
 def ablation_tables(group: Group) -> dict[str, str]:
@@ -70,7 +70,7 @@ def ablation_tables(group: Group) -> dict[str, str]:
         sizes = [f"{name} {_setting(settings.get(name))}" for name in names]
         title = ", ".join([group.title, *sizes])
         rows = [(_ablation(run)[1], run) for run in sorted(family, key=_ablation)]
-        result |= _by_task(title, rows, group)
+        result[title] = _by_task(rows, group)
     return result
 
 
@@ -102,30 +102,22 @@ def _ablation(run: EvaluatedRun) -> tuple[int, str]:
     return place, names[place]
 
 
-def _by_task(
-    title: str, rows: list[tuple[str, EvaluatedRun]], group: Group
-) -> dict[str, str]:
-    """Returns the tables with and without the prefill, a row per run, by title."""
+def _by_task(rows: list[tuple[str, EvaluatedRun]], group: Group) -> str:
+    """Returns the table of a row per run."""
     tasks = list(dict.fromkeys(task for _, run in rows for task in run.tasks))
     header = ["method"]
     for task in (*tasks, "mean"):
         header += [f"{task} speedup", f"{task} tau"]
-    result = {}
-    for name, with_prefill in (("included", True), ("excluded", False)):
-        cells = [[row, *_cells(run, group, tasks, with_prefill)] for row, run in rows]
-        table = markdown([*header, "lossless"], cells)
-        result[f"{title}, prefill {name}"] = table
-    return result
+    cells = [[name, *_cells(run, group, tasks)] for name, run in rows]
+    return markdown([*header, "lossless"], cells)
 
 
-def _cells(
-    run: EvaluatedRun, group: Group, tasks: list[str], with_prefill: bool
-) -> list[str]:
+def _cells(run: EvaluatedRun, group: Group, tasks: list[str]) -> list[str]:
     """Returns speedup and tau of each task, their means, and losslessness."""
     baseline = find_baseline(run, group.runs)
     gains: list[float | None] = []
     for task in tasks:
-        found = speedups(run, baseline, task=task, with_prefill=with_prefill)
+        found = speedups(run, baseline, task)
         gains.append(median(found) if found else None)
     taus = [run.tau(task) for task in tasks]
     cells = []

@@ -12,7 +12,7 @@ import numpy as np
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import speculative
 from eagle_jax.decoding.decoder import Decoder
-from eagle_jax.decoding.rates import n_alpha, tokens_per_round
+from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import Requests, cache_slots, make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads.loss import Metrics
@@ -23,10 +23,7 @@ from eagle_jax.parallel.sharding import Program
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.step import StepConfig, as_type, eval_step
-from eagle_jax.tree import MEDUSA_TREE, Topology, chain
-
-ALPHA_STEPS = 5
-"""The drafted steps whose agreement is reported: the papers' 0-alpha to 4-alpha."""
+from eagle_jax.tree import MEDUSA_TREE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,9 +35,6 @@ class Evaluation:
         agreement: The share of pairs whose most likely token is the target's.
         chain_length: The drafts of a chain that agree before one does not, with the
             text's own tokens and as many levels as are trained.
-        alphas: The n-alpha for n = 0..4: of the chains whose first n drafts the target
-            accepted, the share whose next draft it accepts too; NaN where there was
-            no such chain (EAGLE-1, section 4).
         tokens_per_round: The tokens per round with the run's tree, greedy; NaN where
             no round was needed.
     """
@@ -48,15 +42,13 @@ class Evaluation:
     loss: float
     agreement: float
     chain_length: float
-    alphas: tuple[float, ...]
     tokens_per_round: float
 
     def summary(self) -> str:
         """Returns the figures in one line."""
-        alphas = " ".join(f"{alpha:.3f}" for alpha in self.alphas)
         return (
-            f"loss {self.loss:.4f} | agreement {self.agreement:.3f} | 0..4-alpha "
-            f"{alphas} | {self.tokens_per_round:.2f} tokens/round"
+            f"loss {self.loss:.4f} | agreement {self.agreement:.3f} | "
+            f"{self.tokens_per_round:.2f} tokens/round"
         )
 
 
@@ -92,10 +84,7 @@ def make_evaluation(
         max_length=data.max_length,
         stop_tokens=data.stop_tokens,
     )
-    decode_chain, decode_tree = (
-        _decoder(step_config, sharding, requests, shape)
-        for shape in _shapes(step_config, config.tree)
-    )
+    decode = _decoder(step_config, sharding, requests, config.tree)
 
     def evaluate(params: Any, target_params: Any) -> Evaluation:
         measured = []
@@ -109,14 +98,13 @@ def make_evaluation(
         cast = as_type(kind.tie(params), dtype)
         joined = head.join(cast, step_config.tables(target_params))
         both = Params(target=target_params, drafter=joined)
-        chain, _ = decode_chain(both, len(prompts))
-        accepted, new_tokens = decode_tree(both, len(prompts))
-        tau = tokens_per_round(new_tokens, len(accepted))
+        num_rounds, new_tokens = decode(both)
+        num_rounds, new_tokens = num_rounds[: len(prompts)], new_tokens[: len(prompts)]
+        tau = tokens_per_round(new_tokens.tolist(), int(num_rounds.sum()))
         return Evaluation(
             loss=float(metrics.loss),
             agreement=float(metrics.agreement),
             chain_length=float(metrics.chain_length),
-            alphas=tuple(n_alpha(chain, ALPHA_STEPS)[0].tolist()),
             tokens_per_round=math.nan if tau is None else tau,
         )
 
@@ -145,31 +133,17 @@ def _mean(metrics: Sequence[Metrics]) -> Metrics:
     return jax.tree.map(lambda *xs: np.sum(weights * np.array(xs)), *fetched)
 
 
-def _shapes(
-    config: StepConfig, tree: TreeConfig
-) -> tuple[Topology, TreeConfig | Topology]:
-    """Returns the chain of `alphas`, and the tree of `tokens_per_round`.
-
-    Heads that draft a level each have the published static tree, as their methods do.
-    """
-    most = config.kind.model(config.head).max_levels
-    if most is None:
-        return chain(ALPHA_STEPS), tree.shape
-    return chain(min(most, ALPHA_STEPS)), MEDUSA_TREE.cut(most)
-
-
 def _decoder(
-    config: StepConfig,
-    sharding: PairSharding,
-    requests: Requests,
-    shape: TreeConfig | Topology,
-) -> Callable[[Params, int], tuple[np.ndarray, list[int]]]:
+    config: StepConfig, sharding: PairSharding, requests: Requests, tree: TreeConfig
+) -> Callable[[Params], tuple[np.ndarray, np.ndarray]]:
     """Returns a function that decodes the requests greedily.
 
-    Of parameters and a number of rows it returns the accepted drafts of all rounds of
-    the first rows, `[S]`, and the rows' numbers of new tokens.
+    Of parameters it returns each row's numbers of rounds and of new tokens, `[B]`.
+    Heads that draft a level each have the published static tree, as their methods do.
     """
     head = config.kind.model(config.head, config.dtype)
+    most = head.max_levels
+    shape = tree.shape if most is None else MEDUSA_TREE.cut(most)
     drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)
@@ -180,12 +154,9 @@ def _decoder(
         functools.partial(speculative.decode, decoder), donates_state=True
     )
 
-    def decode(params: Params, num_rows: int) -> tuple[np.ndarray, list[int]]:
+    def decode(params: Params) -> tuple[np.ndarray, np.ndarray]:
         state = rounds(params, prefill(params, sharding.put_rows(requests)))
-        found = (state.accept_lengths, state.num_rounds, state.lengths)
-        accepted, num_rounds, lengths = sharding.fetch(found)
-        new_tokens = lengths - np.asarray(requests.prompt_lengths)
-        by_row = [accepted[row, : num_rounds[row]] for row in range(num_rows)]
-        return np.concatenate(by_row), new_tokens[:num_rows].tolist()
+        num_rounds, lengths = sharding.fetch((state.num_rounds, state.lengths))
+        return num_rounds, lengths - np.asarray(requests.prompt_lengths)
 
     return decode

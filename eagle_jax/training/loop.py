@@ -56,7 +56,6 @@ class LogRow:
         columns["tokens_per_second"] = self.tokens_per_second
         if self.evaluation is not None:
             result = self.evaluation
-            columns |= {f"alpha_{n}": alpha for n, alpha in enumerate(result.alphas)}
             columns["held_out_loss"] = result.loss
             columns["held_out_agreement"] = result.agreement
             columns["tokens_per_round"] = result.tokens_per_round

@@ -25,7 +25,6 @@ def record(
     *,
     category: str = "writing",
     seconds: Sequence[float] = (2.0,),
-    decode_seconds: Sequence[float] = (1.0,),
     new_tokens: Sequence[int] = (5,),
     accept_lengths: Sequence[int] = (1, 1, 1, 1),
     token_ids: Sequence[Sequence[int]] | None = None,
@@ -42,7 +41,6 @@ def record(
         number=question_id,
         turns=["text"] * len(ids),
         wall_time=list(seconds),
-        decode_time=list(decode_seconds),
         # All steps are the first turn's: only their sum is looked at.
         decoding_steps=[len(accept_lengths), *[0] * others],
         accept_lengths=list(accept_lengths),
@@ -109,8 +107,7 @@ def _answer(number: int, run: dict[str, Any]) -> dict[str, Any]:
         category=("writing", "math", "summarization")[number % 3],
         new_tokens=new_tokens,
         accept_lengths=steps,
-        seconds=[second + 0.1 for second in seconds],
-        decode_seconds=seconds,
+        seconds=seconds,
         nodes=_nodes(depth, ranks) if has_nodes else None,
         **run,
     )

@@ -49,7 +49,6 @@ def test_a_record_has_the_layout_of_spec_bench() -> None:
         "turns": ["text"],
         "new_tokens": [3],
         "wall_time": [2.0],
-        "decode_time": [1.0],
         "decoding_steps": [4],
         "accept_lengths": [1, 1, 1, 1],
         "prompt_tokens": [3],
@@ -110,19 +109,12 @@ def test_what_is_no_record_is_refused(name: str, value: Any, named: str) -> None
         Record.from_json(line)
 
 
-def answer(*turns: list[int], seconds: float = 1.0) -> Record:
-    times = [seconds] * len(turns)
-    line = synthetic.record(1, token_ids=turns, seconds=times, decode_seconds=times)
-    return Record.from_json(line)
-
-
-def test_without_prefill_a_turns_first_token_does_not_count() -> None:
-    records = [answer([1] * 11, [1] * 6, seconds=2.5)]
-    assert speed(records, with_prefill=True) == 17 / 5
-    assert speed(records, with_prefill=False) == 15 / 5
-
-
-def test_there_is_no_speed_where_nothing_was_decoded() -> None:
-    assert speed([answer([1])], with_prefill=False) is None
-    assert speed([answer([1] * 5, seconds=0.0)], with_prefill=True) is None
-    assert speed([], with_prefill=True) is None
+def test_a_speed_is_of_all_tokens_and_all_time() -> None:
+    fast, slow = (
+        Record.from_json(synthetic.record(1, new_tokens=[5, 3], seconds=[time] * 2))
+        for time in (1.0, 2.5)
+    )
+    assert speed([fast, slow]) == 16 / 7
+    instant = synthetic.record(1, seconds=[0.0])
+    assert speed([Record.from_json(instant)]) is None
+    assert speed([]) is None
