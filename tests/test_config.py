@@ -20,8 +20,6 @@ from eagle_jax.drafting import LookupConfig, SwitchConfig
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.training.config import (
     OptimizerConfig,
-    RegenerateConfig,
-    RegenerationConfig,
     RunConfig,
     TrainConfig,
 )
@@ -31,7 +29,7 @@ from tests.helpers import refused
 
 NAN, INF, BIG = float("nan"), float("inf"), 10**12
 TREE, SAMPLING, DECODING = TreeConfig, SamplingConfig, DecodingConfig
-OPTIMIZER, RUN, REGENERATION = OptimizerConfig, RunConfig, RegenerationConfig
+OPTIMIZER, RUN = OptimizerConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -56,8 +54,6 @@ OPTIMIZER, RUN, REGENERATION = OptimizerConfig, RunConfig, RegenerationConfig
             (DECODING, name, BIG, "below 2**31")
             for name in ("max_new_tokens", "max_length", "batch_size")
         ),
-        (REGENERATION, "max_length", 1, "at least 2 (prompt + output)"),
-        *((REGENERATION, "min_prefix", x, "0 to max_prefix = 64") for x in (-1, 65)),
         *((OPTIMIZER, "clip", x, "above 0 and finite") for x in (0.0, NAN, INF)),
         *((OPTIMIZER, "weight_decay", x, "0 or more and finite") for x in (-1.0, INF)),
     ],
@@ -145,7 +141,6 @@ def test_configs_are_found_by_name(
 
 
 OTHER_CONFIGS = {
-    "answers": RegenerateConfig,
     "head": TrainConfig,
     "small": PretrainConfig,
     "stories260k": TrainConfig,

@@ -83,7 +83,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-sizes", type=int, nargs="+", metavar="B")
     form = "how turns become prompts; tokenizer is the target's own chat template"
     add("--template", choices=TEMPLATES, default="none", help=form)
-    add("--categories", metavar="A,B", help="ask only questions of these")
     add("--per-category", type=int, metavar="N", help="ask N of each, always the same")
     became = "record what became of drafted nodes"
     add("--nodes", action="store_true", dest="with_nodes", help=became)
@@ -120,12 +119,7 @@ def _read_questions(arguments: argparse.Namespace) -> list[Question]:
         is_plain = path.suffix in (".txt", ".json")
         read = plain_questions(path, read_prompts(path)) if is_plain else None
         files.append((path, read or read_questions(path)))
-    categories = arguments.categories
-    return choose(
-        join_files(files),
-        categories=None if categories is None else categories.split(","),
-        per_category=arguments.per_category,
-    )
+    return choose(join_files(files), arguments.per_category)
 
 
 def _print_table(runs: dict[str, EvaluatedRun]) -> None:

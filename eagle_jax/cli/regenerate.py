@@ -17,7 +17,7 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, join_settings
-from eagle_jax.training.config import RegenerateConfig
+from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.training.regenerate import RegenerateJob, regenerate_file
 
 
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         arguments = _parse(argv)
-        config = join_settings(RegenerateConfig, arguments.config, arguments)
+        config = join_settings(GenerateConfig, None, arguments)
         return _run(arguments, config)
 
     return run_command(
@@ -39,21 +39,22 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         description="Let a target rewrite the answers of its training data."
     )
     add = parser.add_argument
-    add("--config", type=Path, help="settings from a TOML file; flags win")
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
     add("--draft", help="EAGLE head that makes it quicker")
     add("--data", type=Path, help="conversations or texts, see the README")
     add("--samples", type=int, help="without data: texts from the start token alone")
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")
     add("--overwrite", action="store_true", help="start the output again")
-    add("--limit", type=int, help="take this many records of the data")
-    names = "max_new_tokens max_length batch_size min_prefix max_prefix"
-    names += " dtype temperature top_p top_k min_p seed num_nodes depth width"
-    add_settings(parser, RegenerateConfig, *names.split())
+    add("--min-prefix", type=int, default=1, help="fewest tokens kept of a document")
+    add("--max-prefix", type=int, default=64, help="most tokens kept of a document")
+    names = "max_new_tokens max_length batch_size dtype temperature top_p top_k min_p"
+    names += " seed num_nodes depth width"
+    add_settings(parser, GenerateConfig, *names.split())
+    parser.set_defaults(max_new_tokens=512, batch_size=16)
     return parser.parse_args(argv)
 
 
-def _run(arguments: argparse.Namespace, config: RegenerateConfig) -> int:
+def _run(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     output = arguments.output
     check_writable(output)
     names = (field.name for field in dataclasses.fields(RegenerateJob))

@@ -3,6 +3,9 @@
 REMOVED = {
     "--predict": "run eagle-jax benchmark on the machine itself",
     "--contexts": "give eagle-jax benchmark --prompt-length and --slots",
+    "--categories": "give a file of these questions alone",
+    "--limit": "give a file of as many records",
+    "--config": "give its settings as flags",
     "--json": "leave it out: the table has all; generate alone writes results so",
     "--skip-compilation": "leave it out: compiling is no longer timed",
     "--costs": "leave it out: trees are run on the machine that they are for",

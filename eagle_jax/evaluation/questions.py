@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.config import require
 from eagle_jax.errors import InputError
 from eagle_jax.parsing import check_type, parse_json, value_at
 
@@ -129,32 +130,19 @@ def join_files(files: Sequence[tuple[Path, Sequence[Question]]]) -> list[Questio
     ]
 
 
-def choose(
-    questions: Sequence[Question],
-    *,
-    categories: Sequence[str] | None = None,
-    per_category: int | None = None,
-) -> list[Question]:
+def choose(questions: Sequence[Question], per_category: int | None) -> list[Question]:
     """Returns some of the questions in their order, the same ones on every machine.
 
     A smaller sample is part of a larger one.
 
     Args:
         questions: All questions.
-        categories: The wanted categories; `None` for all.
         per_category: The largest number of questions per category; `None` for all.
     """
-    known = list(dict.fromkeys(question.category for question in questions))
-    for category in categories or ():
-        if category not in known:
-            raise InputError(
-                f"`categories`: {category!r} is unknown; the files have "
-                f"{', '.join(known)}"
-            )
-    if per_category is not None and per_category < 1:
-        raise InputError(f"`per_category` {per_category} must be at least 1")
+    if per_category is not None:
+        require(per_category >= 1, "per_category", per_category, "at least 1")
     chosen: set[int] = set()
-    for category in known if categories is None else categories:
+    for category in {question.category for question in questions}:
         members = [question for question in questions if question.category == category]
         # Hashes order them as well as chance does, and alike on every machine.
         members.sort(key=lambda question: _hash(f"{category}:{question.question_id}"))

@@ -7,13 +7,7 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from eagle_jax.config import (
-    SamplingConfig,
-    TreeConfig,
-    from_table,
-    require,
-    require_int32,
-)
+from eagle_jax.config import TreeConfig, from_table, require, require_int32
 from eagle_jax.heads import HEADS, Head
 from eagle_jax.heads.eagle.head import EagleSettings
 from eagle_jax.heads.settings import HeadSettings
@@ -186,49 +180,3 @@ def new_sizes(target: TransformerConfig, config: TrainConfig) -> Any:
     """
     length = min(target.max_positions, config.data.row_length)
     return config.kind.new(target, config.head, length)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegenerationConfig:
-    """The settings of regenerated texts: their beginnings, limits and arithmetic.
-
-    Attributes:
-        max_new_tokens: The largest number of tokens to generate per answer.
-        max_length: The largest number of tokens of prompt and output together; `None`
-            for the target's positions.
-        batch_size: The number of texts decoded together; it changes no text.
-        min_prefix: The fewest tokens kept of a document, its start token not counted.
-        max_prefix: The most tokens kept of a document, its start token not counted.
-        dtype: The type of weights, caches and activations; "auto" for float32 on CPUs
-            and the checkpoint's own elsewhere.
-    """
-
-    max_new_tokens: int = 512
-    max_length: int | None = None
-    batch_size: int = 16
-    min_prefix: int = 1
-    max_prefix: int = 64
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-
-    def __post_init__(self) -> None:
-        """Refuses counts out of range."""
-        check_types(self)
-        for name in ("max_new_tokens", "batch_size"):
-            value = getattr(self, name)
-            require(value >= 1, name, value, "at least 1")
-            require_int32(name, value)
-        length = self.max_length
-        is_long = length is None or length >= 2
-        require(is_long, "max_length", length, "at least 2 (prompt + output)")
-        is_between = 0 <= self.min_prefix <= self.max_prefix
-        bounds = f"0 to max_prefix = {self.max_prefix}"
-        require(is_between, "min_prefix", self.min_prefix, bounds)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RegenerateConfig:
-    """All settings of `eagle-jax regenerate`, one TOML table per attribute."""
-
-    tree: TreeConfig = dataclasses.field(default_factory=TreeConfig)
-    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
-    regeneration: RegenerationConfig = RegenerationConfig()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from eagle_jax.checkpoints import check_max_length, resolve
-from eagle_jax.config import DecodingConfig
+from eagle_jax.config import require
 from eagle_jax.decoding.requests import bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart
@@ -30,7 +30,6 @@ from eagle_jax.generation.scheduler import Scheduler
 from eagle_jax.logs import JsonLines, read_log
 from eagle_jax.parsing import check_type, parse_json, value_at
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
-from eagle_jax.training.config import RegenerateConfig
 from eagle_jax.training.conversations import check_ids, fingerprint, read_examples
 from eagle_jax.training.encode import check_template
 from eagle_jax.training.tasks import Task, example_tasks, sample_tasks
@@ -72,7 +71,8 @@ class RegenerateJob:
         target: A Hugging Face folder or hub name.
         output: A file of JSON lines, see `JsonLines`, which a later run goes on with.
         data: The file of conversations or texts, see `read_examples`.
-        limit: The number of its records to take; `None` for all.
+        min_prefix: The fewest tokens kept of a document, its start token not counted.
+        max_prefix: The most tokens kept of a document, its start token not counted.
         samples: The number of texts to write from the start token, instead of `data`.
         draft: An EAGLE head, which makes the run quicker and changes no text.
         overwrite: Whether to start the output again.
@@ -81,19 +81,21 @@ class RegenerateJob:
     target: str
     output: Path
     data: Path | None = None
-    limit: int | None = None
+    min_prefix: int = 1
+    max_prefix: int = 64
     samples: int | None = None
     draft: str | None = None
     overwrite: bool = False
 
-    def check(self, config: RegenerateConfig) -> None:
+    def check(self, config: GenerateConfig) -> None:
         """Refuses a job that gives no texts to learn from."""
         if (self.data is None) == (self.samples is None):
             raise InputError("give either `data` FILE or `samples` N")
-        for name in ("samples", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"`{name}` {value} must be at least 1")
+        if self.samples is not None:
+            require(self.samples >= 1, "samples", self.samples, "at least 1")
+        is_between = 0 <= self.min_prefix <= self.max_prefix
+        bounds = f"0 to max_prefix = {self.max_prefix}"
+        require(is_between, "min_prefix", self.min_prefix, bounds)
         if config.sampling.acceptance != "coupled":
             raise InputError(
                 'the texts would depend on the head; leave acceptance at "coupled"'
@@ -108,7 +110,7 @@ class RegenerateJob:
 
 def regenerate_file(
     job: RegenerateJob,
-    config: RegenerateConfig,
+    config: GenerateConfig,
     *,
     report: Report = say_nothing,
     progress: Progress = show_nothing,
@@ -117,7 +119,7 @@ def regenerate_file(
 
     Args:
         job: What is read and written.
-        config: All settings of the run.
+        config: The settings of the texts, with a method that `draft` is for.
         report: Called with lines for a log.
         progress: Called to show how far the run is.
 
@@ -129,12 +131,8 @@ def regenerate_file(
             room for an answer.
     """
     job.check(config)
-    limits, output = config.regeneration, job.output
-    decoding = DecodingConfig(dtype=limits.dtype, max_new_tokens=limits.max_new_tokens)
-    decode = GenerateConfig(
-        tree=config.tree, sampling=config.sampling, decoding=decoding
-    )
-    pair = open_pair(job.target, job.draft, decode)
+    limits, output = config.decoding, job.output
+    pair = open_pair(job.target, job.draft, config)
     max_length = limits.max_length or pair.config.max_positions
     check_max_length(pair.config, max_length)
     least = min(max_length, 1 + limits.max_new_tokens)
@@ -154,7 +152,7 @@ def regenerate_file(
         runner = Runner(
             pair=loaded,
             drafter=loaded.drafter,
-            config=decode,
+            config=config,
             max_length=max_length,
             prompt_bucket=0,
             batch_size=batch_size,
@@ -253,40 +251,44 @@ def seed_of(seed: int, index: int, turn: int) -> int:
 
 def _tasks(
     job: RegenerateJob,
-    config: RegenerateConfig,
+    config: GenerateConfig,
     pair: PairSource,
     refused: list[str],
     report: Report,
 ) -> tuple[Iterable[Task], int]:
     """Returns the texts to write, and their number."""
-    settings, tokenizer = config.regeneration, pair.tokenizer
+    tokenizer = pair.tokenizer
     if job.samples is not None:
         return sample_tasks(tokenizer, job.samples), job.samples
     assert job.data is not None
     found = read_examples(job.data, need_answers=False)
     report(f"{job.data}: {found.summary()}")
-    examples = found.examples[: job.limit]
+    examples = found.examples
     if any(example.messages for example in examples):
         check_template(tokenizer)
     for example in examples:
         if not example.messages:
             check_ids(example.where, example.ids, pair.config.vocab_size)
-    tasks = example_tasks(tokenizer, examples, settings, config.sampling.seed, refused)
+    prefixes = (job.min_prefix, job.max_prefix)
+    tasks = example_tasks(tokenizer, examples, prefixes, config.sampling.seed, refused)
     return tasks, len(examples)
 
 
 def _settings(
-    job: RegenerateJob, config: RegenerateConfig, pair: PairSource, max_length: int
+    job: RegenerateJob, config: GenerateConfig, pair: PairSource, max_length: int
 ) -> dict[str, Any]:
     """Returns all settings that the texts depend on, so neither batch nor drafter."""
     settings = dataclasses.asdict(config.sampling)
-    settings |= dataclasses.asdict(config.regeneration) | {
+    settings |= dataclasses.asdict(config.decoding) | {
+        "min_prefix": job.min_prefix,
+        "max_prefix": job.max_prefix,
         "target": str(resolve(job.target).resolve()),
         "data": "samples" if job.data is None else fingerprint(job.data),
         "max_length": max_length,
         "dtype": pair.dtype,
     }
-    del settings["batch_size"]
+    for name in ("method", "draft_vocabulary", "batch_size"):
+        del settings[name]
     return settings
 
 

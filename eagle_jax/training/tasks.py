@@ -15,7 +15,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.text import continuation, encode
 from eagle_jax.generation.tokenizer import RefusedError
-from eagle_jax.training.config import RegenerationConfig
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.encode import encode_prompt
 
@@ -106,7 +105,7 @@ def sample_tasks(tokenizer: Any, count: int) -> Iterator[Task]:
 def example_tasks(
     tokenizer: Any,
     examples: Sequence[Example],
-    config: RegenerationConfig,
+    prefixes: tuple[int, int],
     seed: int,
     refused: list[str],
 ) -> Iterator[Task]:
@@ -115,8 +114,8 @@ def example_tasks(
     Args:
         tokenizer: The target's tokenizer; conversations need a chat template.
         examples: The examples that `read_examples` returned.
-        config: The settings, of which the bounds of the prefix are read; its length
-            depends on the seed and on the example's number.
+        prefixes: The fewest and the most tokens of a prefix, start token not counted;
+            its length depends on the seed and on the example's number.
         seed: The run's seed.
         refused: A list that gets a line for each conversation that the chat template
             refuses from some turn on.
@@ -131,6 +130,6 @@ def example_tasks(
             ids = encode(tokenizer, example.text or "")
         start = int(ids[0] == tokenizer.bos_token_id)
         length = len(ids) - start
-        low, high = min(config.min_prefix, length), min(config.max_prefix, length)
+        low, high = (min(bound, length) for bound in prefixes)
         kept = int(np.random.default_rng((seed, index)).integers(low, high + 1))
         yield answer_prompt(tokenizer, ids[: max(1, start + kept)])

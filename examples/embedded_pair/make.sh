@@ -26,9 +26,10 @@ on_core() {
 
 # Lets the target continue texts: at a temperature, this many.
 answers() {
+  head -n "$2" "$runs/shallow/train.jsonl" > "$runs/begun-$1.jsonl"
   "$python" scripts/regenerate.py --target "$runs/shallow/model" \
-    --data "$runs/shallow/train.jsonl" --config "$here/answers.toml" \
-    --temperature "$1" --limit "$2" --output "$runs/answers-$1.jsonl"
+    --data "$runs/begun-$1.jsonl" --max-new-tokens 160 --batch-size 8 \
+    --min-prefix 16 --max-prefix 200 --temperature "$1" --output "$runs/answers-$1.jsonl"
 }
 
 export -f answers

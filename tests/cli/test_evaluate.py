@@ -171,7 +171,7 @@ def test_long_prompts_lose_their_beginning_and_keep_noise_of_their_own(
     """
     end = "1!2?3%4&5=6+7-8*"
     first, second = ([f"{start}{end}"] * 2 for start in "XZ")
-    cut = write(tmp_path / "cut.jsonl", (0, "qa", first), (1, "rag", second))
+    cut = write(tmp_path / "cut.jsonl", (0, "math", first), (1, "math", second))
     flags = ["--questions", cut, "--max-length", "16", "--temperatures", "0", "1"]
     runs = evaluate(tmp_path / "out", ["autoregressive"], *flags)
     greedy, sampled = runs.values()
@@ -180,7 +180,7 @@ def test_long_prompts_lose_their_beginning_and_keep_noise_of_their_own(
     assert first == second
     turns = [turn for record in texts(sampled).values() for turn in record]
     assert len({tuple(turn) for turn in turns}) == 4
-    flags = [*flags[:-2], "1", "--categories", "rag"]
+    flags = [*flags[:-2], "1", "--per-category", "1"]
     (alone,) = evaluate(tmp_path / "one", ["autoregressive"], *flags).values()
     assert texts(alone) == {1: texts(sampled)[1]}
     lines = capsys.readouterr().err.splitlines()

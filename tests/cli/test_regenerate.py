@@ -71,6 +71,8 @@ def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
     assert stopped.read_bytes() == whole.read_bytes()
     assert run(_command(chat_pair, stopped, "--samples", 5)) == 0
     assert "| complete" in capsys.readouterr().out
+    data = _command(chat_pair, stopped, "--data", _data(tmp_path))
+    assert run(data) == 2 and "data was 'samples'" in capsys.readouterr().err
 
 
 def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
@@ -89,31 +91,11 @@ def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
     for record, sample in zip(records, encoded.samples, strict=True):
         assert sample.tokens.tolist() == record["ids"]
         assert sample.loss_mask.astype(int).tolist() == record["loss_mask"]
-    limited = tmp_path / "limited.jsonl"
-    more = ["--data", _data(tmp_path), "--limit", 2, "--batch-size", 1]
-    assert run(_command(chat_pair, limited, *more)) == 0
-    assert limited.read_bytes() == b"".join(output.read_bytes().splitlines(True)[:3])
-
-
-def test_an_output_of_other_settings_is_kept_unless_told_otherwise(
-    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out.jsonl"
-    command = _command(chat_pair, output, "--samples", 2)
-    assert run(command) == 0
-    before = output.read_bytes()
-    data = _command(chat_pair, output, "--data", _data(tmp_path))
-    assert run(data) == 2 and "data was 'samples'" in capsys.readouterr().err
-    own = _command(chat_pair, output, "--data", output, "--overwrite")
-    assert run(own) == 2 and "is read from it" in capsys.readouterr().err
-    assert output.read_bytes() == before
-    assert run([*command, "--seed", "1", "--overwrite"]) == 0
-    assert output.read_bytes() != before
 
 
 def test_conversations_need_room(
     run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["--data", _data(tmp_path), "--limit", 2, "--max-length", 4]
+    more = ["--data", _data(tmp_path), "--min-prefix", 9, "--max-length", 4]
     assert run(_command(chat_pair, tmp_path / "out.jsonl", *more)) == 2
-    assert "none of 2 prompts left room" in capsys.readouterr().err
+    assert "none of 4 prompts left room" in capsys.readouterr().err

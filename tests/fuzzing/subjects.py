@@ -21,7 +21,7 @@ from eagle_jax.generation import text
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.logs import JsonLines
-from eagle_jax.training.config import RegenerateConfig, TrainConfig
+from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.regenerate import next_index
@@ -35,7 +35,6 @@ _SETTINGS: dict[str, Any] = {
     "embedded": GenerateConfig,
     "head": TrainConfig,
     "small": PretrainConfig,
-    "answers": RegenerateConfig,
 }
 
 

@@ -10,7 +10,6 @@ from eagle_jax.generation.rows import Row
 from eagle_jax.generation.scheduler import Served
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.logs import JsonLines
-from eagle_jax.training.config import RegenerationConfig
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.regenerate import next_index, regenerate, seed_of
 from eagle_jax.training.tasks import Task, example_tasks, sample_tasks
@@ -74,12 +73,11 @@ def _all(tasks: list[Task], answer: Any, **settings: Any) -> list[Any]:
 
 def _chat_tasks(tokenizer: Any, refused: list[str] | None = None) -> list[Task]:
     told = [] if refused is None else refused
-    return list(example_tasks(tokenizer, _chats(), RegenerationConfig(), 3, told))
+    return list(example_tasks(tokenizer, _chats(), (1, 64), 3, told))
 
 
 def _records(examples: list[Example], tokenizer: Any, seed: int = 3) -> list[Any]:
-    settings = RegenerationConfig(min_prefix=3, max_prefix=6)
-    tasks = list(example_tasks(tokenizer, examples, settings, seed, []))
+    tasks = list(example_tasks(tokenizer, examples, (3, 6), seed, []))
     return [record for _, record in _all(tasks, Parrot())]
 
 
@@ -184,8 +182,7 @@ def test_a_document_is_gone_on_with_after_a_random_prefix(tokenizer: Any) -> Non
 def test_short_documents_keep_what_they_have(tokenizer: Any) -> None:
     ids = np.array([BOS, 5], np.int32)
     examples = [Example(where="", text="he"), Example(where="", ids=ids)]
-    settings = RegenerationConfig(min_prefix=40, max_prefix=50)
-    tasks = example_tasks(tokenizer, examples, settings, 0, [])
+    tasks = example_tasks(tokenizer, examples, (40, 50), 0, [])
     assert [next(task) for task in tasks] == [tokenizer("he").input_ids, [BOS, 5]]
 
 
