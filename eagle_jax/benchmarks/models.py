@@ -29,7 +29,6 @@ def _target(
 MODELS = {
     "50m": _target((512, 1408, 8, 8, 8, 32000), theta=1e4),
     "Llama-2-7B": _target((4096, 11008, 32, 32, 32, 32000), theta=1e4),
-    "Llama-2-13B": _target((5120, 13824, 40, 40, 40, 32000), theta=1e4),
     "Llama-3-8B": _target((4096, 14336, 32, 32, 8, 128256), theta=5e5),
     "Llama-2-70B": _target((8192, 28672, 80, 64, 8, 32000), theta=1e4),
     "Llama-3-70B": _target((8192, 28672, 80, 64, 8, 128256), theta=5e5),

@@ -37,40 +37,18 @@ _N_ALPHA = """\
 Share of chains whose next token was accepted after n accepted ones, and how many were
 tried."""
 
-# Each with the words above its tables or the name of its figures' files, and the reason
-# for which it is left out where no group has data.
-_SECTIONS: tuple[tuple[str, _Maker, str, str], ...] = (
-    (
-        "Table 1: speedup and tau",
-        tables.speedup_tables,
-        _TABLE_1,
-        "no runs but ablations, which are in Table 3",
-    ),
-    (
-        "Table 3: ablations",
-        tables.ablation_tables,
-        "Counted as in Table 1.",
-        "no run with rank_by=confidence or rerank=false",
-    ),
-    (
-        "n-alpha",
-        tables.n_alpha_table,
-        _N_ALPHA,
-        "no chain run; decode with the method chain",
-    ),
-    (
-        "Figure 5: acceptance by position",
-        plots.positions,
-        "figure-5-positions",
-        "no eagle1 run recorded its nodes; decode eagle1 with --nodes",
-    ),
-    (
-        "Figure 6: acceptance by confidence",
-        plots.confidence,
-        "figure-6-confidence",
-        "no run of a draft model recorded its nodes; decode with --nodes",
-    ),
+# Each with the words above its tables or the name of its figures' files.
+_SECTIONS: tuple[tuple[str, _Maker, str], ...] = (
+    ("Table 1: speedup and tau", tables.speedup_tables, _TABLE_1),
+    ("Table 3: ablations", tables.ablation_tables, "Counted as in Table 1."),
+    ("n-alpha", tables.n_alpha_table, _N_ALPHA),
+    ("Figure 5: acceptance by position", plots.positions, "figure-5-positions"),
+    ("Figure 6: acceptance by confidence", plots.confidence, "figure-6-confidence"),
 )
+_LEFT_OUT = """\
+Table 3 is of runs with rank_by=confidence or rerank=false, n-alpha of the method chain;
+of runs with --nodes Figure 5 is of eagle1, Figure 6 of methods that draft with a model.
+Left out for want of such runs: """
 
 
 def write_report(runs: Sequence[EvaluatedRun], output: Path) -> str:
@@ -81,8 +59,8 @@ def write_report(runs: Sequence[EvaluatedRun], output: Path) -> str:
     runs = in_order(runs)
     output.mkdir(parents=True, exist_ok=True)
     compared = groups(runs)
-    parts, left_out = ["# Evaluation", _runs_section(runs, compared)], []
-    for title, make, words, reason in _SECTIONS:
+    parts, left_out = ["# Evaluation", _runs_section(runs, compared)], list[str]()
+    for title, make, words in _SECTIONS:
         above, shown = [f"## {title}"], list[str]()
         for group in compared:
             made = make(group)
@@ -97,8 +75,9 @@ def write_report(runs: Sequence[EvaluatedRun], output: Path) -> str:
         if shown:
             parts.append("\n\n".join([*above, *shown]))
         else:
-            left_out.append(f"- {title}: {reason}.")
-    parts.append("## Left out\n\n" + ("\n".join(left_out) or "Nothing."))
+            left_out.append(title)
+    if left_out:
+        parts.append(f"## Left out\n\n{_LEFT_OUT}{', '.join(left_out)}.")
     text = "\n\n".join(parts)
     file = output / "report.md"
     # It is written last, so that it never shows figures that are not there.
@@ -109,7 +88,7 @@ def write_report(runs: Sequence[EvaluatedRun], output: Path) -> str:
 
 def _runs_section(runs: list[EvaluatedRun], compared: list[Group]) -> str:
     """Returns the section of the runs: their settings, versions and shortcomings."""
-    folders = dict.fromkeys(path.parent for run in runs for path in run.paths)
+    folders = dict.fromkeys(run.path.parent for run in runs)
     names = ", ".join(f"`{folder}`" for folder in folders)
     questions = {key for run in runs for key in run.answers}
     counts = f"{_count(len(runs), 'run')} on {_count(len(questions), 'question')}"

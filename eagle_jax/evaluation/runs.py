@@ -40,19 +40,19 @@ class EvaluatedRun:
     """One method with its settings on some questions.
 
     Attributes:
-        paths: The files of its records.
+        path: The file of its records.
         settings: Its settings, and the `versions` of the software that computed it.
         answers: The records by the question's category and id.
     """
 
-    paths: tuple[Path, ...]
+    path: Path
     settings: dict[str, Any]
     answers: dict[QuestionKey, Record]
 
     @property
     def file(self) -> str:
-        """The files of its records, each with its folder."""
-        return ", ".join(f"{path.parent.name}/{path.name}" for path in self.paths)
+        """The file of its records, with its folder."""
+        return f"{self.path.parent.name}/{self.path.name}"
 
     @property
     def method(self) -> str:
@@ -236,10 +236,7 @@ def varying(runs: Collection[EvaluatedRun], names: Iterable[str]) -> list[str]:
 
 
 def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
-    """Reads every `*.jsonl` of some folders.
-
-    Files with the same settings and different questions are one run: a task may have
-    a folder of its own. Runs stand in the order of folders and file names.
+    """Reads every `*.jsonl` of some folders, in the order of folders and file names.
 
     Raises:
         InputError: If a folder is missing or holds no record, or a line is broken or
@@ -248,21 +245,13 @@ def read_runs(folders: Iterable[Path]) -> list[EvaluatedRun]:
     runs: list[EvaluatedRun] = []
     for folder in folders:
         files = [path for path in sorted(folder.glob("*.jsonl")) if path.stat().st_size]
-        found = [read_run(path) for path in files]
-        if not any(run.answers for run in found):
+        found = [run for run in map(read_run, files) if run.answers]
+        if not found:
             raise InputError(
                 f"{folder} holds no *.jsonl file with records; give the output folder "
                 "of eagle-jax evaluate"
             )
-        for new in found:
-            for place, run in enumerate(runs):
-                is_apart = run.answers.keys().isdisjoint(new.answers)
-                if run.key() == new.key() and is_apart:
-                    paths, answers = run.paths + new.paths, run.answers | new.answers
-                    runs[place] = dataclasses.replace(run, paths=paths, answers=answers)
-                    break
-            else:
-                runs += [new] if new.answers else []
+        runs += found
     return runs
 
 
@@ -275,7 +264,7 @@ def read_run(path: Path) -> EvaluatedRun:
     if len(sizes) > 1:
         raise InputError(f"{path} holds trees of different sizes")
     by_key = {answer.key: answer for answer in answers}
-    return EvaluatedRun(paths=(path,), settings=settings, answers=by_key)
+    return EvaluatedRun(path=path, settings=settings, answers=by_key)
 
 
 def _read_settings(head: Any) -> dict[str, Any]:

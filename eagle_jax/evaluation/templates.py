@@ -4,7 +4,6 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from eagle_jax.errors import InputError
 from eagle_jax.generation import text
 
 Template = Literal["tokenizer", "vicuna", "none"]
@@ -59,9 +58,4 @@ def encode(
             messages, chat_template=_WRITTEN[template], tokenize=False
         )
         return text.encode(tokenizer, written)
-    if not tokenizer.chat_template:
-        raise InputError(
-            "`template` tokenizer needs a chat template, but the tokenizer has none; "
-            "give a chat model, or another template: vicuna, none"
-        )
     return text.encode(tokenizer, messages)

@@ -40,8 +40,8 @@ def encode(
     if not isinstance(messages, str):
         if not tokenizer.chat_template:
             raise InputError(
-                "`chat` needs a chat template, but the tokenizer has none; leave out "
-                "`chat` or give a chat model"
+                "conversations need a chat template, but the tokenizer has none; give "
+                "a chat model, or prompts that are no conversations"
             )
         text, _ = apply_chat_template(tokenizer, messages, add_generation_prompt=True)
     ids = tokenizer(

@@ -23,7 +23,7 @@ class HeadSettings:
     """The kind of a new head; its sizes are fields of the kind's own class.
 
     A size of `None` stands for the target's, or the published one. A head that is begun
-    with keeps its own: what differs here from the defaults must agree with it.
+    with keeps its own, and none may be set.
 
     Attributes:
         kind: The kind of head.

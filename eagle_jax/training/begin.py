@@ -11,7 +11,7 @@ from eagle_jax import checkpoints
 from eagle_jax.errors import InputError
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.placement import draft_shardings
-from eagle_jax.heads import OpenHead, open_head
+from eagle_jax.heads import open_head
 from eagle_jax.parallel import PairSharding
 from eagle_jax.training.config import TrainConfig
 
@@ -28,7 +28,7 @@ def open_beginning(
         source: The target, opened from its files. In the type that its weights have
             in this run its embedding table and the head's must be equal: a head may
             have been exported so.
-        config: All settings of the run; sizes that `head` does not set are the head's.
+        config: All settings of the run, of which `head` sets no size.
 
     Returns:
         Its sizes, and the function from the target's parameters and all shardings to
@@ -45,8 +45,7 @@ def open_beginning(
             "trained; begin with one of these, or train the other kind"
         )
     kind.fields(opened.config, checkpoints.Export())  # It can be exported.
-    reading = kind.target(target, opened.config)
-    _check_sizes(opened, reading.feature_layers, config)
+    _check_sizes(config)
     own = opened.own_table(source.dtype)
     if own is not None:
         table = checkpoints.read_embedding(source.folder, source.dtype)
@@ -67,20 +66,12 @@ def open_beginning(
     return sizes, read
 
 
-def _check_sizes(
-    opened: OpenHead, feature_layers: tuple[int, ...], config: TrainConfig
-) -> None:
-    """Refuses settings that the head does not have."""
-    wanted, head = config.head, opened.config
-    given: dict[str, Any] = vars(head) | vars(head.layer)
-    given["feature_layers"] = " ".join(map(str, feature_layers))
+def _check_sizes(config: TrainConfig) -> None:
+    """Refuses settings of sizes, which are the head's own."""
     usual = config.kind.settings()
-    for name, value in vars(wanted).items():
-        if name in _NO_SIZES or value == getattr(usual, name):
-            continue
-        asked = " ".join(value.split()) if name == "feature_layers" else value
-        if given[name] != asked:
+    for name, value in vars(config.head).items():
+        if name not in _NO_SIZES and value != getattr(usual, name):
             raise InputError(
-                f"{opened.folder} holds a head whose {name} is {given[name]}, not "
-                f"{asked}; leave {name} out of [head], or begin with a head that has it"
+                f"{name} = {value}: the head of `begin_with` keeps its own; leave it "
+                "out of [head]"
             )

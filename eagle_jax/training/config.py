@@ -21,8 +21,6 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: The learning rate at the end of the warm-up.
-        b1: The decay of Adam's first moment.
-        b2: The decay of Adam's second moment.
         weight_decay: The decoupled weight decay, on matrices and vectors alike.
         warmup_steps: The number of steps from rate 0 to `learning_rate`, cut to one
             less than those of the run.
@@ -30,8 +28,6 @@ class OptimizerConfig:
     """
 
     learning_rate: float = 3e-5
-    b1: float = 0.9
-    b2: float = 0.95
     weight_decay: float = 0.01
     warmup_steps: int = 2000
     clip: float = 0.5
@@ -41,9 +37,6 @@ class OptimizerConfig:
         check_types(self)
         rate = self.learning_rate
         require(0 < rate < math.inf, "learning_rate", rate, "above 0 and finite")
-        for name in ("b1", "b2"):
-            value = getattr(self, name)
-            require(0 <= value < 1, name, value, "at least 0 and below 1")
         decay = self.weight_decay
         require(0 <= decay < math.inf, "weight_decay", decay, "0 or more and finite")
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 or more")
@@ -89,7 +82,6 @@ class RunConfig:
         eval_prompts: The number of held-out prompts that are decoded to count tokens
             per round.
         eval_new_tokens: The number of tokens decoded per prompt.
-        eval_prompt_tokens: The number of first tokens that a plain text's prompt has.
         keep: The number of newest checkpoints kept, beside the best.
     """
 
@@ -102,7 +94,6 @@ class RunConfig:
     eval_rows: int = 64
     eval_prompts: int = 8
     eval_new_tokens: int = 64
-    eval_prompt_tokens: int = 16
     keep: int = 2
 
     def __post_init__(self) -> None:

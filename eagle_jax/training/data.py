@@ -14,6 +14,8 @@ from eagle_jax.training.conversations import Example, read_examples
 from eagle_jax.training.encode import EncodedExample, encode_examples
 from eagle_jax.training.packing import hold_out, pack, rows_at
 
+_PLAIN_TOKENS = 16
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingData:
@@ -89,7 +91,6 @@ def read_data(
         prompts=prompts_of(
             [samples[1][number] for number in order],
             count=run.eval_prompts,
-            plain_tokens=run.eval_prompt_tokens,
             max_tokens=source.config.max_positions - 1,
         ),
         stop_tokens=source.stop_tokens,
@@ -110,23 +111,23 @@ def prompts_of(
     examples: Sequence[EncodedExample],
     *,
     count: int,
-    plain_tokens: int,
     max_tokens: int,
 ) -> list[list[int]]:
     """Returns prompts to decode: the tokens before the first one to predict.
 
+    Of a text that is to be predicted from its start they are its first sixteen, at most
+    half of all.
+
     Args:
         examples: The held-out examples.
         count: The largest number of prompts.
-        plain_tokens: The number of tokens, at most half of all, that are the prompt of
-            a text that is to be predicted from its start.
         max_tokens: The tokens of the longest prompt; longer ones are passed over.
     """
     prompts = []
     for example in examples:
         length = len(example.tokens)
         first = int(np.argmax(example.loss_mask)) if example.loss_mask.any() else length
-        size = max(first, min(plain_tokens, length // 2), 1)
+        size = max(first, min(_PLAIN_TOKENS, length // 2), 1)
         if size < length and size <= max_tokens:
             prompts.append(example.tokens[:size].tolist())
     return prompts[:count]

@@ -24,17 +24,11 @@ def pack(samples: Sequence[EncodedExample], length: int) -> PackedRows:
     early rows: take batches with `rows_at`, which mixes them.
 
     Args:
-        samples: The samples, at least one, none longer than `length`.
+        samples: The samples, at least one, each of 1 to `length` tokens, as
+            `encode_examples` cuts them.
         length: The number of tokens per row, `T`.
-
     """
     lengths = np.array([len(sample.tokens) for sample in samples], np.int64)
-    if lengths.max() > length or lengths.min() < 1:
-        wrong = int(np.argmax((lengths > length) | (lengths < 1)))
-        raise InputError(
-            f"sample {wrong} has {lengths[wrong]} tokens, but a row holds 1 to "
-            f"{length}; encode with max_length = {length} at most"
-        )
     places, num_rows = _place(lengths, length)
     shape = (num_rows, length)
     packed = PackedRows(
@@ -98,7 +92,6 @@ def rows_at(num_rows: int, step: int, batch_size: int, seed: int) -> np.ndarray:
 
     Returns:
         The rows' indices, `[B]` int64, all different.
-
     """
     if not 1 <= batch_size <= num_rows:
         raise InputError(

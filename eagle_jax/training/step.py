@@ -72,7 +72,7 @@ class TrainState:
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Returns clipped AdamW under a linear warm-up and a linear decay."""
+    """Returns clipped AdamW (betas 0.9, 0.95), linear warm-up and linear decay."""
     warmup = min(config.warmup_steps, steps - 1)
     rate = config.learning_rate
     schedule = optax.join_schedules(
@@ -82,9 +82,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         ],
         [warmup],
     )
-    adamw = optax.adamw(
-        schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay
-    )
+    adamw = optax.adamw(schedule, b2=0.95, weight_decay=config.weight_decay)
     return optax.chain(optax.clip_by_global_norm(config.clip), adamw)
 
 

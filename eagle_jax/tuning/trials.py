@@ -91,13 +91,11 @@ class Trial:
         tree: The tree.
         tokens_per_round: The tokens per round.
         speedup: The speed over plain decoding's.
-        measurements: How often it was measured: less often if it was dropped.
     """
 
     tree: Tree
     tokens_per_round: float
     speedup: float
-    measurements: int
 
 
 def halve(
@@ -124,7 +122,6 @@ def halve(
                 tree=tree,
                 tokens_per_round=timings[tree].tokens_per_round,
                 speedup=timings[tree].speedup(plain),
-                measurements=len(timings[tree].seconds),
             )
             for tree in left
         ]

@@ -29,7 +29,7 @@ _FULL = "cannot write /dev/full: No space left on device"
 _CASES = [
     ("generate --target nowhere", "--draft, the EAGLE head|autoregressive"),
     ("generate --draft head", "--target|embedded"),
-    (f"generate {_TARGET} --method lookup --chat", "--chat needs a chat template"),
+    (f"generate {_TARGET} --method lookup --chat", "need a chat template"),
     (f"generate --prompt a --prompt '{_LONG}'", "prompt 1 has|512 positions"),
     ("generate --no-such-flag", "unrecognized arguments: --no-such-flag"),
     ("generate --method eagle3", "argument --method: invalid choice"),
@@ -45,7 +45,7 @@ _CASES = [
     (f"{_EVALUATE} lookup eagle2 {_TARGET}", "--draft, the EAGLE head"),
     (f"{_EVALUATE} medusa", "method medusa needs --medusa, the Medusa heads"),
     (f"{_EVALUATE} lookup --max-new-tokens 512", "no room for a prompt"),
-    (f"{_EVALUATE} lookup --template tokenizer", "needs a chat template"),
+    (f"{_EVALUATE} lookup --template tokenizer", "need a chat template"),
     (f"{_EVALUATE} lookup --batch-sizes 1000000000", f"1000000000{_MEMORY}"),
     (f"{_EVALUATE} lookup --output /proc/out", "cannot write to /proc/out"),
     (f"{_EVALUATE} lookup --output circle.json", _CIRCLE),

@@ -23,11 +23,10 @@ def test_trees_are_run_and_what_is_written_can_be_generated_with(
     assert load_main("tune")([*pair, *trees, *text]) == 0
     output = capsys.readouterr().out
     rows = [line.split("│") for line in output.splitlines()]
-    measured = {row[1].strip(): row[2:4] for row in rows if len(row) > 4}
+    measured = {row[1].strip(): row[2] for row in rows if len(row) > 4}
     assert {"2/1/1", "3/1/2"} <= measured.keys()
     for name in ("2/1/1", "3/1/2"):
-        count, tokens_per_round = measured[name]
-        assert count.strip() == "1" and float(tokens_per_round) > 1
+        assert float(measured[name]) > 1
     config = load_config(file, GenerateConfig)
     assert config.decoding.batch_size == 2
     pays = config.decoding.method == "small-model"

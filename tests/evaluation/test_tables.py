@@ -57,8 +57,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _group(*folders: Path) -> Group:
-    (group,) = groups(read_runs(folders))
+def _group(folder: Path) -> Group:
+    (group,) = groups(read_runs([folder]))
     return group
 
 
@@ -161,16 +161,6 @@ def test_names_tell_runs_of_one_label_apart(tmp_path: Path) -> None:
         "eagle2 (x/b.jsonl)",
         "eagle2:depth=4",
     ]
-
-
-def test_folders_with_other_questions_are_one_run(tmp_path: Path) -> None:
-    for name, category in (("x", "qa"), ("y", "rag")):
-        write(tmp_path / name / "a.jsonl", [plain(1, category=category)])
-        write(tmp_path / name / "b.jsonl", [record(1, category=category)])
-    group = _group(tmp_path / "x", tmp_path / "y")
-    assert [run.tasks for run in group.runs] == [["qa", "rag"]] * 2
-    rows = _rows(_table_1(group))
-    assert rows[2] == ["eagle2", *["1.00x", "1.00"] * 3, "2/2"]
 
 
 def test_what_is_no_folder_of_records_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.tokenizer import load_tokenizer
-from tests.helpers import refused
 
 # What FastChat's `Conversation.get_prompt` gives for these turns.
 VICUNA = (
@@ -52,10 +51,3 @@ def test_the_tokenizers_own_template_writes_its_own_bos(chat_pair: Path) -> None
     expected = "<s>[user]One?[assistant]Yes.</s>[user]Two?[assistant]"
     assert tokenizer.decode(ids) == expected
     assert ids.count(tokenizer.bos_token_id) == 1
-
-
-def test_a_tokenizer_without_a_chat_template_is_refused(tokenizer: Any) -> None:
-    refused(
-        lambda: encode(tokenizer, "tokenizer", TURNS[:1], []),
-        "needs a chat template, but the tokenizer",
-    )

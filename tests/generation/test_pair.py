@@ -163,7 +163,7 @@ def test_a_random_seed_is_told_and_draws_the_same_text_again(pair: Pair) -> None
         ("xyz", {"max_length": 2}, "raise `max_length`"),
         ("x", {"max_length": 10**6}, "positions"),
         (["a", [5] * 257], {}, "256 positions"),
-        ("x", {"chat": True}, "`chat` needs a chat template"),
+        ("x", {"chat": True}, "conversations need a chat template"),
         ([[5000]], {}, "the id 5000"),
         ([[0.5]], {}, "the id 0.5"),
     ],

@@ -84,7 +84,7 @@ def test_prompts_without_a_token_or_a_template_are_refused(
     assert text.encode(tokenizer, "", chat=False) == [_BOS]
     named = ("prompt '' has no token", "give a prompt")
     refused(lambda: text.encode(silent_tokenizer, "", chat=False), *named)
-    named = ("`chat` needs a chat template",)
+    named = ("conversations need a chat template",)
     refused(lambda: text.encode(tokenizer, "Hello", chat=True), *named)
 
 

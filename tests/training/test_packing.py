@@ -152,11 +152,6 @@ def test_a_split_loses_and_doubles_nothing(count: int, share: float, seed: int) 
 @pytest.mark.parametrize(
     ("act", "named"),
     [
-        (
-            lambda: pack(_samples([3, LENGTH + 1]), LENGTH),
-            "sample 1 has 13 tokens, but a row holds 1 to 12",
-        ),
-        (lambda: pack(_samples([3, 0, 2]), LENGTH), "sample 1 has 0 tokens"),
         (lambda: rows_at(4, 0, 0, 0), "batch_size = 0 must be 1 to 4"),
         (lambda: rows_at(4, 0, 5, 0), "batch_size = 5 must be 1 to 4"),
         (

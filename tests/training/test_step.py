@@ -296,15 +296,10 @@ def test_prompts_end_where_the_answer_begins() -> None:
             loss_mask=np.array(mask, bool),
         )
 
-    chat, plain = sample(0, 0, 0, 0, 1, 1), sample(0, 1, 1, 1, 1, 1, 1, 1)
-    found = prompts_of(
-        [chat, plain, sample(0, 1)], count=3, plain_tokens=3, max_tokens=9
-    )
-    assert found == [[0, 1, 2, 3], [0, 1, 2], [0]]
-    assert (
-        prompts_of([chat] * 5, count=2, plain_tokens=3, max_tokens=4)
-        == [[0, 1, 2, 3]] * 2
-    )
-    assert prompts_of([chat, plain], count=2, plain_tokens=3, max_tokens=3) == [
-        [0, 1, 2]
-    ]
+    chat, plain = sample(0, 0, 0, 0, 1, 1), sample(*[0] + [1] * 7)
+    long = sample(*[0] + [1] * 40)
+    found = prompts_of([chat, plain, sample(0, 1), long], count=9, max_tokens=20)
+    assert [len(prompt) for prompt in found] == [4, 4, 1, 16]
+    assert found[0] == [0, 1, 2, 3]
+    assert prompts_of([chat] * 5, count=2, max_tokens=4) == [[0, 1, 2, 3]] * 2
+    assert prompts_of([chat, sample(0, 1)], count=2, max_tokens=3) == [[0]]

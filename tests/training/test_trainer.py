@@ -279,10 +279,7 @@ def test_heads_of_another_kind_or_size_are_not_trained_further(
 
     begin(eagle2, "holds an EAGLE-1/2 head", "kind eagle3", kind="eagle3")
     begin(eagle3, "holds an EAGLE-3 head", "kind eagle2")
-    begin(eagle3, "size is 150, not 200", kind="eagle3", draft_vocab_size=200)
-    begin(eagle3, "recycles_normed is", kind="eagle3", recycles_normed=True)
-    begin(eagle3, "is 2 3 4, not 1 2 4", kind="eagle3", feature_layers="1 2 4")
-    begin(eagle2, "intermediate_size is 48, not 40", intermediate_size=40)
+    begin(eagle2, "intermediate_size = 40: the head", intermediate_size=40)
     begin(eagle2, "for EAGLE heads", kind="medusa")
     begin(tmp_path / "none", "none")
     begin(own, "embedding table of its own")

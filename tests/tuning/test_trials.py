@@ -31,7 +31,7 @@ TUNED = [name for name, method in METHODS.items() if method.trials]
 
 def trial(settings: str, speedup: float) -> Trial:
     (tree,) = parse_grid(settings)
-    return Trial(tree=tree, tokens_per_round=2.0, speedup=speedup, measurements=1)
+    return Trial(tree=tree, tokens_per_round=2.0, speedup=speedup)
 
 
 def tuned(method: str) -> GenerateConfig:
@@ -67,7 +67,7 @@ def test_every_setting_that_is_tried_is_generated_with(
     shown = [show(tree, METHODS[method]) for tree in tried]
     assert parse_grid(" ".join(shown), METHODS[method]) == list(tried)
     for tree in tried:
-        best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5, measurements=1)
+        best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5)
         file = tmp_path / "tuned.toml"
         file.write_text(settings_file(best, tuned(method), comments=()))
         config = load_config(file, GenerateConfig)
@@ -121,6 +121,3 @@ def test_the_slower_half_is_dropped_until_two_are_left(count: int) -> None:
     assert stages[-1] == min(count, 2)
     for larger, smaller in itertools.pairwise(stages):
         assert smaller == (larger + 1) // 2
-    assert [trial.measurements for trial in trials] == [
-        sum(place < stage for stage in stages) for place in range(count)
-    ]
