@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from eagle_jax import checkpoints
 from eagle_jax.cli.evaluate import main
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.tokenizer import load_tokenizer
-from tests.helpers import file_bytes
 
 Records = dict[str, list[dict[str, Any]]]
 Evaluate = Callable[..., Records]
@@ -226,19 +224,3 @@ def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) ->
     assert choice["accept_lengths"] == []
     assert choice["decoding_steps"] == [0] * len(choice["turns"])
     assert records[0]["nodes"]["trees"] == []
-
-
-def test_other_settings_are_refused_before_any_weights_are_read(
-    flags: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder, methods = tmp_path / "out", ["--methods", "chain", "autoregressive"]
-    file = folder / "autoregressive-t0-b1.jsonl"
-    folder.mkdir()
-    file.write_text('{"run": {"seed": 0}}\n')
-    monkeypatch.setattr(checkpoints, "load_target", None)
-    assert main([*flags, *methods, "--output", str(folder)]) == 2
-    assert "use the same settings" in capsys.readouterr().err
-    assert file_bytes(folder) == {file.name: b'{"run": {"seed": 0}}\n'}

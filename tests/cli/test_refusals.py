@@ -49,6 +49,7 @@ _CASES = [
     (f"{_EVALUATE} lookup --batch-sizes 1000000000", f"1000000000{_MEMORY}"),
     (f"{_EVALUATE} lookup --output /proc/out", "cannot write to /proc/out"),
     (f"{_EVALUATE} lookup --output circle.json", _CIRCLE),
+    (f"{_EVALUATE} lookup autoregressive --output answers", "use the same settings"),
     (f"{_TRAIN} --mesh tensor=two", "'tensor=two' is no size of an axis"),
     (f"{_TRAIN} --output /proc/out", "/proc/out"),
     (_REGENERATE, "give either --data FILE or --samples N"),
@@ -94,6 +95,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     question = {"question_id": 1, "category": "a", "turns": ["Once upon"]}
     (tmp_path / "questions.jsonl").write_text(json.dumps(question))
     (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Once upon a time"}))
+    (tmp_path / "answers").mkdir()
+    other = tmp_path / "answers" / "autoregressive-t0-b1.jsonl"
+    other.write_text('{"run": {"seed": 0}}\n')
     (tmp_path / "medusa").mkdir()
     (tmp_path / "medusa" / "config.json").write_text('{"medusa_num_heads": 3}')
     (tmp_path / "circle.json").symlink_to("circle.json")
@@ -111,6 +115,7 @@ def test_what_cannot_be_done_is_refused_in_one_line_and_nothing_is_written(
     out, err = capsys.readouterr()
     assert out == ""
     assert "compiling" not in err, "the refusal came too late"
+    assert script == "generate" or "loading" not in err
     # Some say how much of the data they could read before.
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert err.endswith(f"{line}\n") and "Traceback" not in err

@@ -21,6 +21,7 @@ from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.loop import Run
 from tests.conftest import Main, load_main
 from tests.devices import with_devices
+from tests.helpers import file_bytes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = REPOSITORY / "scripts" / "train.py"
@@ -86,13 +87,6 @@ def head_of(run: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(run / "head" / "model.safetensors")
 
 
-def assert_same_head(one: Path, other: Path) -> None:
-    first, second = head_of(one), head_of(other)
-    assert first.keys() == second.keys()
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
-
-
 def assert_same_state(one: Path, other: Path) -> None:
     """Compares parameters, moments and step of the last checkpoints."""
     states = []
@@ -146,7 +140,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     # Checkpoints follow steps 3 and 7, and each takes a while.
     kill(start(flags, output), output, 7)
     assert train([*flags, "--output", str(output), "--resume"]) == 0
-    assert_same_head(run, output)
+    assert file_bytes(output / "head") == file_bytes(run / "head")
     assert_same_state(run, output)
     names = ("step", "tokens", "loss", "agreement", "held_out_loss")
     uninterrupted, resumed = (

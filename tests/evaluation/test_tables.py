@@ -143,15 +143,6 @@ def test_each_temperature_batch_size_and_setup_is_a_group(tmp_path: Path) -> Non
     assert found[0].slug == "temperature-0-batch-size-2-target-toy"
 
 
-def test_batches_are_compared_with_plain_decoding_at_their_size(tmp_path: Path) -> None:
-    for size, slow, fast in ((1, 5.0, 1.0), (2, 2.0, 1.0)):
-        write(tmp_path / f"a{size}.jsonl", [plain(1, seconds=[slow], batch_size=size)])
-        write(tmp_path / f"b{size}.jsonl", [record(1, seconds=[fast], batch_size=size)])
-    found = groups(read_runs([tmp_path]))
-    shown = [_rows(_table_1(g))[2][1] for g in found]
-    assert shown == ["5.00x", "2.00x"]
-
-
 def test_names_tell_runs_of_one_label_apart(tmp_path: Path) -> None:
     write(tmp_path / "x" / "a.jsonl", [record(1), record(2)])
     write(tmp_path / "x" / "b.jsonl", [record(1, depth=3)])

@@ -162,18 +162,13 @@ def test_what_is_malformed_or_teaches_nothing_is_named_by_its_line(
         ("latin.json", b'[{"text": "caf\xe9"}]', "begins as a JSON list but is not"),
         ("latin.txt", b"caf\xe9", "cannot read the data"),
         ("data.csv", b"a", "must end in .json, .jsonl or .txt"),
+        ("nowhere.json", None, "No such file"),
     ],
 )
 def test_what_is_no_data_is_refused(
-    tmp_path: Path, name: str, data: bytes, named: str
+    tmp_path: Path, name: str, data: bytes | None, named: str
 ) -> None:
     path = tmp_path / name
-    path.write_bytes(data)
+    if data is not None:
+        path.write_bytes(data)
     refused(lambda: read_examples(path), named, str(path))
-
-
-def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
-    refused(lambda: read_examples(tmp_path / "nowhere.json"), "No such file")
-    folder = tmp_path / "folder.json"
-    folder.mkdir()
-    refused(lambda: read_examples(folder), "Is a directory")

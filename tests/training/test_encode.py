@@ -41,6 +41,10 @@ WITHOUT_PROMPT = (
     "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|eot|>{% endfor %}"
 )
 
+JOINS = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:s{% else %}"
+    "{{ m.content }}<|end|>{% endif %}{% endfor %}"
+)
 THINKS = (  # As Qwen3's: what was thought is shown in the last turn alone.
     "{% for m in messages %}<|start|>{{ m.role }}\n{% if loop.last and m.role == "
     "'assistant' %}<think>\n\n</think>{% endif %}{{ m.content }}<|end|>\n{% endfor %}"
@@ -162,28 +166,22 @@ def test_what_generation_is_fed_begins_what_is_trained_on(template: str) -> None
         assert whole.loss_mask[size] and len(_predicted(tokenizer, prompt)) == runs
 
 
-def test_a_token_that_joins_prompt_and_answer_is_predicted() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:s{% else %}"
-        "{{ m.content }}<|end|>{% endif %}{% endfor %}"
-    )
+@pytest.mark.parametrize(
+    ("template", "turns", "predicted"),
+    [
+        # Answers that stand elsewhere in the conversation are not confused.
+        (CHATML, ("Say ok ok", "ok", "ok", "ok ok"), ["ok<|end|>", "ok ok<|end|>"]),
+        # A token that joins prompt and answer is predicted.
+        (JOINS, ("Why?", "so"), ["sso<|end|>"]),
+    ],
+)
+def test_answers_are_found_by_their_place(
+    template: str, turns: tuple[str, ...], predicted: list[str]
+) -> None:
     tokenizer = _tokenizer(template)
-    turns = [CHAT[1], {"role": "assistant", "content": "so"}]
-    sample = _one(tokenizer, _chat(turns))
-    assert _predicted(tokenizer, sample) == ["sso<|end|>"]
-
-
-def test_answers_that_stand_elsewhere_in_the_conversation_are_not_confused() -> None:
-    turns = [
-        {"role": "user", "content": "Say ok ok"},
-        {"role": "assistant", "content": "ok"},
-        {"role": "user", "content": "ok"},
-        {"role": "assistant", "content": "ok ok"},
-    ]
-    tokenizer = _tokenizer(CHATML)
-    sample = _one(tokenizer, _chat(turns))
-    assert _predicted(tokenizer, sample) == ["ok<|end|>", "ok ok<|end|>"]
-    assert sample.loss_mask[-2] and not sample.loss_mask[-1]  # The line break.
+    roles = ("user", "assistant") * 2
+    chat = [{"role": r, "content": c} for r, c in zip(roles, turns, strict=False)]
+    assert _predicted(tokenizer, _one(tokenizer, _chat(chat))) == predicted
 
 
 def test_a_sentencepiece_tokenizer_gets_the_same_masks(shared: Path) -> None:

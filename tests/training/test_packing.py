@@ -77,13 +77,6 @@ def test_a_sample_goes_where_it_leaves_the_least_room() -> None:
     assert [sorted(set(row // 1000)) for row in rows.tokens] == [[2, 4], [1, 3]]
 
 
-def test_chats_fill_rows_of_2048_tokens() -> None:
-    """Their lengths are like ShareGPT's: log-normal, cut at 2,048."""
-    drawn = np.random.default_rng(0).lognormal(np.log(900), 1.1, size=10_000)
-    lengths = np.clip(drawn.astype(int), 8, 2048).tolist()
-    assert pack(_samples(lengths), 2048).padding < 0.02
-
-
 def test_a_sample_is_placed_with_as_much_work_among_many_as_among_few() -> None:
     calls = [0]
 

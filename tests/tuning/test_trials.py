@@ -40,38 +40,28 @@ def tuned(method: str) -> GenerateConfig:
     )
 
 
-@pytest.mark.parametrize("method", ["eagle2", "small-model"])
-def test_the_best_tree_is_recommended_if_it_pays(tmp_path: Path, method: str) -> None:
-    file = tmp_path / "tuned.toml"
-    fast, slow = trial("8/7/1", 1.5), trial("8/7/1", 0.9)
-    text = settings_file(fast, tuned(method), comments=("a line",))
-    assert "1.50 times" in text
-    file.write_text(text)
-    config = load_config(file, GenerateConfig)
-    assert config.tree == TreeConfig(num_nodes=8, depth=7, width=1)
-    assert config.decoding.method == method
-    assert (config.decoding.batch_size, config.decoding.dtype) == (3, "float32")
-
-    text = settings_file(slow, tuned(method), comments=())
-    assert "no tree pays" in text
-    file.write_text(text)
-    config = load_config(file, GenerateConfig)
-    assert config.method == PLAIN
-
-
 @pytest.mark.parametrize("method", TUNED)
-def test_every_setting_that_is_tried_is_generated_with(
+def test_every_setting_that_is_tried_is_generated_with_if_it_pays(
     tmp_path: Path, method: str
 ) -> None:
-    tried = METHODS[method].trials
+    tried, file = METHODS[method].trials, tmp_path / "tuned.toml"
     shown = [show(tree, METHODS[method]) for tree in tried]
     assert parse_grid(" ".join(shown), METHODS[method]) == list(tried)
+
+    def written(tree: Tree, speedup: float) -> GenerateConfig:
+        best = Trial(tree=tree, tokens_per_round=2.0, speedup=speedup)
+        text = settings_file(best, tuned(method), comments=("a line",))
+        assert f"{speedup:.2f} times" in text and ("no tree pays" in text) != pays
+        file.write_text(text)
+        return load_config(file, GenerateConfig)
+
+    pays = True
     for tree in tried:
-        best = Trial(tree=tree, tokens_per_round=2.0, speedup=1.5)
-        file = tmp_path / "tuned.toml"
-        file.write_text(settings_file(best, tuned(method), comments=()))
-        config = load_config(file, GenerateConfig)
+        config = written(tree, 1.5)
         assert (config.tree, config.decoding.method) == (tree, method)
+        assert (config.decoding.batch_size, config.decoding.dtype) == (3, "float32")
+    pays = False
+    assert written(tried[0], 0.9).method == PLAIN
 
 
 @pytest.mark.parametrize("text", ["", "8/7", "8-7-1", "8/7/1,9/8/1", "1/3/2", "8/0/2"])
