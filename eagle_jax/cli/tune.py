@@ -29,7 +29,7 @@ from eagle_jax.cli.settings import add_settings, check_read, join_settings
 from eagle_jax.config import DecodingConfig, require
 from eagle_jax.files import write_whole
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.methods import METHODS, PLAIN
+from eagle_jax.methods import METHODS
 from eagle_jax.tuning.trials import (
     Trial,
     parse_grid,
@@ -37,6 +37,7 @@ from eagle_jax.tuning.trials import (
     settings_file,
     show,
     sizes,
+    verdict,
 )
 
 
@@ -97,7 +98,8 @@ def _tune(arguments: argparse.Namespace) -> int:
         f"each, temperature {arguments.temperature:g}",
     ]
     write_whole(arguments.output, settings_file(trials[0], config, comments))
-    _print_best(arguments.output, config, trials[0])
+    print(verdict(trials[0], config.method))
+    print(f"wrote {arguments.output}, for eagle-jax generate --config")
     return 0
 
 
@@ -130,16 +132,3 @@ def _table(config: GenerateConfig, trials: Sequence[Trial]) -> Table:
         )
     table.add_row("plain decoding", "1.000", "1.00")
     return table
-
-
-def _print_best(output: Path, config: GenerateConfig, best: Trial) -> None:
-    """Prints in one line what is in the settings file."""
-    found = show(best.tree, config.method)
-    if best.speedup > 1:
-        print(f"{found}: {best.speedup:.2f} times the speed of plain decoding")
-    else:
-        print(
-            f"no tree pays here: {found}, the best, has {best.speedup:.2f} times the "
-            f'speed of plain decoding; use method = "{PLAIN.name}"'
-        )
-    print(f"wrote {output}, for eagle-jax generate --config")

@@ -202,6 +202,17 @@ def _measure(
     }
 
 
+def verdict(best: Trial, method: Method) -> str:
+    """Returns in one line what the quickest tree is worth, and whether it pays."""
+    found = (
+        f"{show(best.tree, method)}: {best.tokens_per_round:.2f} tokens per round, "
+        f"{best.speedup:.2f} times the speed of plain decoding"
+    )
+    if best.speedup > 1:
+        return found
+    return f'no tree pays here; the best, {found}; use method = "{PLAIN.name}"'
+
+
 def settings_file(best: Trial, config: GenerateConfig, comments: Sequence[str]) -> str:
     """Returns a settings file of `GenerateConfig`.
 
@@ -212,13 +223,8 @@ def settings_file(best: Trial, config: GenerateConfig, comments: Sequence[str]) 
         comments: Lines that say where the figures come from.
     """
     tree, pays, decoding = best.tree, best.speedup > 1, config.decoding
-    figures = (
-        f"measured: {best.tokens_per_round:.2f} tokens per round, {best.speedup:.2f} "
-        "times the speed of plain decoding"
-    )
-    if not pays:
-        figures = f"no tree pays; the best, {show(tree, config.method)}: {figures}"
-    lines = [f"# {one_line(line)}".rstrip() for line in (*comments, figures)]
+    comments = (*comments, verdict(best, config.method))
+    lines = [f"# {one_line(line)}".rstrip() for line in comments]
     tables: dict[str, dict[str, Any]] = {}
     if pays:
         own = {name: getattr(tree, name) for name in sizes(config.method)}

@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 
+from eagle_jax.cli.regenerate import main as run
 from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
 from tests.chats import BOS, CHATS
-from tests.conftest import Main, load_main
-
-
-@pytest.fixture(scope="module")
-def run() -> Main:
-    """`main` of `scripts/regenerate.py`."""
-    return load_main("regenerate")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +41,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
-    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = tmp_path / "whole.jsonl"
     assert run(_command(chat_pair, whole, "--samples", 5)) == 0
@@ -76,7 +70,7 @@ def test_samples_are_the_same_with_a_head_in_other_batches_and_after_a_stop(
 
 
 def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
-    run: Main, chat_pair: Path, tokenizer: Any, tmp_path: Path
+    chat_pair: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
     assert run(_command(chat_pair, output, "--data", _data(tmp_path))) == 0
@@ -94,7 +88,7 @@ def test_conversations_and_texts_are_rewritten_and_can_be_trained_on(
 
 
 def test_conversations_need_room(
-    run: Main, chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chat_pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--data", _data(tmp_path), "--min-prefix", 9, "--max-length", 4]
     assert run(_command(chat_pair, tmp_path / "out.jsonl", *more)) == 2

@@ -17,9 +17,9 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
+from eagle_jax.cli.train import main as train
 from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.loop import Run
-from tests.conftest import Main, load_main
 from tests.devices import with_devices
 from tests.helpers import file_bytes
 
@@ -51,11 +51,6 @@ width = 2
 
 
 @pytest.fixture(scope="module")
-def train() -> Main:
-    return load_main("train")
-
-
-@pytest.fixture(scope="module")
 def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("training")
     (folder / "config.toml").write_text(CONFIG)
@@ -74,9 +69,7 @@ def flags(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str
 
 
 @pytest.fixture(scope="module")
-def run(
-    train: Main, flags: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def run(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     output = tmp_path_factory.mktemp("runs") / "run"
     assert train([*flags, "--output", str(output)]) == 0
@@ -134,7 +127,7 @@ def kill(process: subprocess.Popen[str], output: Path, step: int) -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
 def test_a_killed_run_resumes_bit_for_bit(
-    flags: list[str], run: Path, tmp_path: Path, train: Main
+    flags: list[str], run: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "killed"
     # Checkpoints follow steps 3 and 7, and each takes a while.
@@ -198,7 +191,6 @@ def test_two_processes_go_on_with_what_one_began(
 
 @pytest.mark.parametrize(("at", "last"), [(0, None), (6, 4)])
 def test_divergence_names_the_step_and_the_last_good_checkpoint(
-    train: Main,
     flags: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -56,8 +56,6 @@ def test_settings_of_noise_are_none_where_no_noise_is_shared() -> None:
 
 
 def test_draft_vocabularies_are_runs_of_their_own() -> None:
-    methods = [f"eagle2:draft_vocabulary={one}@to/some.txt" for one in (512, 64)]
-    assert len(names("eagle2", *methods, "lookup", temperatures=(0.0,))) == 4
     flag = GenerateConfig(decoding=DecodingConfig(draft_vocabulary="none"))
     (run,) = make_runs(
         [parse_method("eagle1:draft_vocabulary=9@a.txt", flag)], [0.0], [1]

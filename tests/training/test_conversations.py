@@ -41,11 +41,8 @@ def test_lines_are_read_from_a_json_file_and_empty_ones_skipped(tmp_path: Path) 
 
 
 def test_every_usual_name_of_a_role_is_known(tmp_path: Path) -> None:
-    for user, assistant in [
-        ("human", "gpt"),
-        ("user", "assistant"),
-        ("user", "chatgpt"),
-    ]:
+    names = (("human", "gpt"), ("user", "assistant"), ("user", "chatgpt"))
+    for user, assistant in names:
         turns = [("system", "Be"), (user, "Hi"), (assistant, "Yo"), (user, "Bye")]
         turns.append((assistant, "Bye"))
         record = {"conversations": [{"from": r, "value": v} for r, v in turns]}
@@ -82,10 +79,7 @@ def test_a_txt_file_holds_documents_between_separators(tmp_path: Path) -> None:
     )
     found = read_examples(path).examples
     assert [e.text for e in found] == ["One\n\nday", "a <|endoftext|> b\u2028c"]
-    assert [e.where for e in found] == [
-        "document 1",
-        "document 3",
-    ]
+    assert [e.where for e in found] == ["document 1", "document 3"]
 
 
 def test_ids_are_kept_exactly_and_win_over_what_stands_beside_them(

@@ -41,6 +41,10 @@ WITHOUT_PROMPT = (
     "{% for m in messages %}<|start|>{{ m.role }} {{ m.content }}<|eot|>{% endfor %}"
 )
 
+REFUSES = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}"
+    "{% endif %}" + CHATML
+)
 JOINS = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}:s{% else %}"
     "{{ m.content }}<|end|>{% endif %}{% endfor %}"
@@ -173,6 +177,7 @@ def test_what_generation_is_fed_begins_what_is_trained_on(template: str) -> None
         (CHATML, ("Say ok ok", "ok", "ok", "ok ok"), ["ok<|end|>", "ok ok<|end|>"]),
         # A token that joins prompt and answer is predicted.
         (JOINS, ("Why?", "so"), ["sso<|end|>"]),
+        (THINKS, ("Why?", "so"), ["<think>\n\n</think>so<|end|>"]),
     ],
 )
 def test_answers_are_found_by_their_place(
@@ -276,41 +281,27 @@ def test_a_long_conversation_keeps_its_beginning() -> None:
     assert "1 left out, with nothing to predict" in encoded.summary()
 
 
-def test_conversations_that_the_template_refuses_are_left_out_and_counted() -> None:
-    template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('No system') }}"
-        "{% endif %}" + CHATML
-    )
+@pytest.mark.parametrize(
+    ("template", "fits", "reason"),
+    [
+        (REFUSES, CHAT[1:], "the chat template refuses the conversation: No system"),
+        (THINKS, CHAT[1:3], "the chat template renders turn 3 differently when it is"),
+    ],
+)
+def test_conversations_that_the_template_refuses_are_left_out_and_counted(
+    template: str, fits: list[dict[str, str]], reason: str
+) -> None:
     tokenizer = _tokenizer(template)
-    encoded = encode_examples(
-        [_chat(CHAT, "line 4"), _chat(CHAT[1:])], tokenizer, max_length=512
-    )
-    assert len(encoded.samples) == 1
-    assert encoded.refused == [
-        "line 4: the chat template refuses the conversation: No system"
-    ]
-    assert "1 left out (line 4: " in encoded.summary()
+    chats = [_chat(CHAT, "line 4"), _chat(fits), _chat(CHAT, "line 6")]
+    encoded = encode_examples(chats, tokenizer, max_length=512)
+    assert len(encoded.samples) == 1 and len(encoded.refused) == 2
+    assert f"2 left out (line 4: {reason}" in encoded.summary()
+    alone = [_chat(CHAT, "line 4")]
     refused(
-        lambda: encode_examples([_chat(CHAT)], tokenizer, max_length=512),
-        "nothing is left",
-        "No system",
+        lambda: encode_examples(alone, tokenizer, max_length=512),
+        f"nothing is left to train on: line 4: {reason}",
     )
-    with pytest.raises(RefusedError, match=r"line 4: .* No system"):
-        encode_prompt(tokenizer, CHAT[:2], "line 4")
-
-
-def test_conversations_that_the_template_cannot_mark_are_left_out_and_counted() -> None:
-    tokenizer = _tokenizer(THINKS)
-    encoded = encode_examples(
-        [_chat(CHAT, "line 4"), _chat(CHAT[1:3]), _chat(CHAT, "line 6")],
-        tokenizer,
-        max_length=512,
-    )
-    (sample,) = encoded.samples
-    assert _predicted(tokenizer, sample) == ["<think>\n\n</think>A poet 漢<|end|>"]
-    reason = "line 4: the chat template renders turn 3 differently when it is the last"
-    assert f"2 left out ({reason}" in encoded.summary()
-    with pytest.raises(RefusedError, match="line 4: the chat template renders turn 3"):
+    with pytest.raises(RefusedError, match=f"line 4: {reason}"):
         encode_prompt(tokenizer, CHAT[:4], "line 4")
 
 

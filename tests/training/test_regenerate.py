@@ -137,17 +137,13 @@ def test_a_conversation_ends_with_an_answer_that_was_cut_off(tokenizer: Any) -> 
 
 
 def test_a_conversation_ends_where_there_is_no_room(tokenizer: Any) -> None:
-    prompts = [len(prompt) for prompt, _ in _asked(tokenizer)]
+    parrot = Parrot()
+    _all(_chat_tasks(tokenizer), parrot)
+    prompts = [len(prompt) for prompt, _ in parrot.asked]
     records = _all(_chat_tasks(tokenizer), Parrot(), max_length=max(prompts))
     assert [len(record["messages"]) for _, record in records] == [5, 2, 4]
     records = _all(_chat_tasks(tokenizer), Parrot(), max_length=min(prompts))
     assert [record for _, record in records] == [None, None, None]
-
-
-def _asked(tokenizer: Any) -> list[tuple[tuple[int, ...], int]]:
-    parrot = Parrot()
-    _all(_chat_tasks(tokenizer), parrot)
-    return parrot.asked
 
 
 def test_a_conversation_that_the_template_refuses_is_left_out(tokenizer: Any) -> None:

@@ -114,18 +114,17 @@ def begun(tiny_pair: Path, data: Path, tmp_path: Path) -> Path:
 
 
 def test_a_resumed_run_keeps_its_settings_data_and_target(
-    tiny_pair: Path, data: Path, tmp_path: Path, begun: Path
+    tiny_pair: Path, chat_pair: Path, data: Path, tmp_path: Path, begun: Path
 ) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"text": "hats " * 9}) + "\n")
-    pair = Path(shutil.copytree(tiny_pair, tmp_path / "pair"))
     table: list[tuple[dict[str, Any], str]] = [
         ({"seed": 1}, "settings: run: seed was 0 and is 1 now"),
         ({"learning_rate": 0.5}, "optimizer: learning_rate was 3e-05 and is 0.5"),
         ({"data": [other]}, "data was"),
         ({"held_out_data": [data]}, "held_out_data was"),
         ({"begin_with": str(tiny_pair / "head")}, "begin_with was None"),
-        ({"pair": pair}, "target was"),
+        ({"pair": chat_pair}, "target was"),
     ]
     for given, named in table:
         of = given.pop("pair", tiny_pair)

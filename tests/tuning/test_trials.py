@@ -1,17 +1,12 @@
 """Which tree wins, and the settings file of the one that pays."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from eagle_jax.config import (
-    DecodingConfig,
-    TreeConfig,
-    load_config,
-)
+from eagle_jax.config import DecodingConfig, TreeConfig, load_config
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.methods import METHODS, PLAIN
 from eagle_jax.tuning.trials import (
@@ -27,11 +22,6 @@ from eagle_jax.tuning.trials import (
 from tests.helpers import refused
 
 TUNED = [name for name, method in METHODS.items() if method.trials]
-
-
-def trial(settings: str, speedup: float) -> Trial:
-    (tree,) = parse_grid(settings)
-    return Trial(tree=tree, tokens_per_round=2.0, speedup=speedup)
 
 
 def tuned(method: str) -> GenerateConfig:
@@ -73,10 +63,8 @@ def test_grids_that_draft_nothing_are_refused(text: str) -> None:
 
 
 def test_a_calibration_goes_with_its_tree(tmp_path: Path) -> None:
-    best = trial("8/4/2", 2.0)
-    assert isinstance(best.tree, TreeConfig)
-    tree = dataclasses.replace(best.tree, calibration='a "b" 📁.json')
-    best = dataclasses.replace(best, tree=tree)
+    tree = TreeConfig(num_nodes=8, depth=4, width=2, calibration='a "b" 📁.json')
+    best = Trial(tree=tree, tokens_per_round=2.0, speedup=2.0)
     file = tmp_path / "tuned.toml"
     file.write_text(settings_file(best, tuned("eagle2"), comments=["target a\nb"]))
     assert load_config(file, GenerateConfig).tree == tree
