@@ -13,9 +13,6 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
@@ -69,10 +66,6 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     content = calibration_file(pair.source.config.vocab_size, fits, origin)
     write_json(arguments.output, content)
     for kind, fitted in fits.items():
-        table = Table("depth", "exponents by rank", title=f"{kind} text")
-        for depth, row in enumerate(fitted.confidence.exponents, 1):
-            table.add_row(str(depth), " ".join(f"{entry:.2f}" for entry in row))
-        Console().print(table)
         print(f"{kind}: {describe(fitted)}")
     print(f"wrote {arguments.output}")
     return 0

@@ -202,13 +202,14 @@ def tokens_per_root(
 
     Args:
         trees: The verified trees.
-        confidence: The confidence whose exponents rank the nodes; its other factors are
-            those that the trees were drafted with.
+        confidence: The confidence whose exponents, as many in each row, rank the nodes;
+            its other factors are those that the trees were drafted with.
         num_nodes: The number of nodes that are kept, root included, `N`.
     """
-    accepted = []
+    rows, accepted = np.array(confidence.exponents), []
     for tree in trees:
-        exponents = _exponents(confidence, tree.depths, tree.ranks)
+        levels = np.clip(tree.depths, 1, len(rows)) - 1
+        exponents = rows[levels, np.minimum(tree.ranks, rows.shape[1] - 1)]
         values = np.where(tree.log_values > -np.inf, 0.0, -np.inf)
         for node in tree.drafted:
             parent = tree.parents[node]
@@ -218,16 +219,6 @@ def tokens_per_root(
         kept = np.argsort(-values, kind="stable")[:num_nodes]
         accepted.append(np.isin(tree.accepted, kept).sum())
     return 1.0 + float(np.mean(accepted))
-
-
-def _exponents(
-    confidence: Confidence, depths: np.ndarray, ranks: np.ndarray
-) -> np.ndarray:
-    """Returns each node's exponent, `[M]` float64; its depth and rank are `[M]` int."""
-    width = max(map(len, confidence.exponents))
-    rows = [[*row, *[row[-1]] * (width - len(row))] for row in confidence.exponents]
-    levels = np.clip(depths, 1, len(rows)) - 1
-    return np.array(rows)[levels, np.minimum(ranks, width - 1)]
 
 
 def describe(fitted: Fit) -> str:
