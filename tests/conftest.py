@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from eagle_jax.generation.devices import leave_out_tpus
 from eagle_jax.generation.programs import PROGRAMS
+from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.devices import QUICK
 from tests.eagle3_pair import write_pair
 from tests.stories import Stories, load_stories
@@ -199,6 +200,12 @@ def chat_pair(tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     shutil.copytree(tiny_pair, folder)
     (folder / "target" / "chat_template.jinja").write_text(_TEMPLATE)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(chat_pair: Path) -> Any:
+    """The chat pair's."""
+    return load_tokenizer(chat_pair / "target", 300)
 
 
 def load_main(script: str) -> Main:

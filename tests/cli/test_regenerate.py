@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 
 from eagle_jax.cli.regenerate import main as run
-from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.training.conversations import read_examples
 from eagle_jax.training.encode import encode_examples
 from tests.chats import BOS, CHATS
-
-
-@pytest.fixture(scope="module")
-def tokenizer(chat_pair: Path) -> Any:
-    return load_tokenizer(chat_pair / "target", 300)
 
 
 def _command(pair: Path, output: Path, *more: Any) -> list[str]:

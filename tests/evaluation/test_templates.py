@@ -1,12 +1,10 @@
 """Prompts as FastChat writes them, and what a tokenizer makes of them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle_jax.evaluation.templates import encode
-from eagle_jax.generation.tokenizer import load_tokenizer
 
 # What FastChat's `Conversation.get_prompt` gives for these turns.
 VICUNA = (
@@ -15,11 +13,6 @@ VICUNA = (
     "USER: One? ASSISTANT: Yes.</s>USER: Two? ASSISTANT:"
 )
 TURNS, ANSWERS = ["One?", "Two?"], [" Yes.\n"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_pair: Path) -> Any:
-    return load_tokenizer(tiny_pair / "target", 300)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +38,7 @@ def test_the_text_is_fastchats_or_plain_turns_after_one_bos(
     assert tokenizer.decode(ids) == expected
 
 
-def test_the_tokenizers_own_template_writes_its_own_bos(chat_pair: Path) -> None:
-    tokenizer = load_tokenizer(chat_pair / "target", 300)
+def test_the_tokenizers_own_template_writes_its_own_bos(tokenizer: Any) -> None:
     ids = encode(tokenizer, "tokenizer", TURNS, ANSWERS)
     expected = "<s>[user]One?[assistant]Yes.</s>[user]Two?[assistant]"
     assert tokenizer.decode(ids) == expected

@@ -8,18 +8,12 @@ import pytest
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.scheduler import Served
-from eagle_jax.generation.tokenizer import load_tokenizer
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.regenerate import next_index, regenerate, seed_of
 from eagle_jax.training.tasks import Task, example_tasks, sample_tasks
 from tests.chats import BOS, CHATS, EOS
 from tests.helpers import refused
-
-
-@pytest.fixture(scope="module")
-def tokenizer(chat_pair: Path) -> Any:
-    return load_tokenizer(chat_pair / "target", 300)
 
 
 def _chats() -> list[Example]:
