@@ -36,12 +36,12 @@ from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
 from eagle_jax.testing import programs
 from eagle_jax.training.config import DataConfig, TrainConfig, new_sizes
-from eagle_jax.training.sharding import state_shardings
 from eagle_jax.training.step import (
     StepConfig,
     TrainState,
     init_state,
     read_target,
+    state_shardings,
     train_step,
 )
 

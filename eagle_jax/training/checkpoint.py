@@ -1,6 +1,7 @@
-"""The folder of a run, and its checkpoints: whole, the newest and the best kept."""
+"""The folder of a run: its log, and checkpoints, the newest and the best kept whole."""
 
 import contextlib
+import itertools
 import math
 import shutil
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from orbax.checkpoint import checkpoint_managers
 
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.files import is_left_behind, unfinished, writing
-from eagle_jax.parsing import resolved
-from eagle_jax.training.log import LOG
+from eagle_jax.logs import read_log
+from eagle_jax.parsing import check_type, parse_json, resolved, value_at
+
+LOG = "log.jsonl"
+"""The name of the log in a run's folder, which a resumed run goes on with."""
 
 FEATURES = "features.npy"
 """The file of a run's features, if they are kept."""
@@ -72,6 +76,16 @@ def remove_run(output: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the whole rows of a log, see `loop.LogRow.columns`."""
+    lines = itertools.islice(read_log(path), 1, None)
+    rows = {where: parse_json(line, where) for where, line in lines}
+    for where, row in rows.items():
+        for name in ("step", "tokens"):
+            check_type(int, value_at(row, name), f"{where}: {name}")
+    return list(rows.values())
 
 
 class Checkpoints:

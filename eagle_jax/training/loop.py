@@ -16,18 +16,18 @@ from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.logs import JsonLines
 from eagle_jax.parallel import PairSharding
-from eagle_jax.training.checkpoint import Checkpoints
+from eagle_jax.training.checkpoint import LOG, Checkpoints, read_rows
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.data import TrainingData
 from eagle_jax.training.evaluate import Evaluation, make_evaluation
-from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.packing import rows_at
-from eagle_jax.training.sharding import state_shapes, state_shardings
 from eagle_jax.training.step import (
     StepConfig,
     TrainState,
     init_state,
     read_target,
+    state_shapes,
+    state_shardings,
     train_step,
 )
 

@@ -14,6 +14,7 @@ from eagle_jax.heads.head import combine, partition
 from eagle_jax.heads.loss import Batch, Metrics, Unembed, target_features
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.models.transformer import Tables, unembed
+from eagle_jax.parallel import PairSharding
 from eagle_jax.training.config import OptimizerConfig
 
 
@@ -117,6 +118,36 @@ def init_state(
         params=params,
         opt_state=optimizer.init(partition(params)[0]),
         key=jax.random.key_data(jax.random.fold_in(key, 1)),
+    )
+
+
+def state_shardings(config: StepConfig, sharding: PairSharding) -> TrainState:
+    """Returns a `TrainState` of the shardings of a run's state.
+
+    Args:
+        config: The static settings of a step.
+        sharding: The shardings of target and head.
+    """
+    shapes = jax.eval_shape(lambda: init_state(config, 0))
+    head = sharding.drafter_shardings(shapes.params)
+    optimizer: Any = make_optimizer(config.optimizer, config.steps)
+    opt_state = optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        shapes.opt_state,
+        partition(head)[0],
+        transform_non_params=lambda _: sharding.everywhere,
+    )
+    everywhere: Any = sharding.everywhere
+    return TrainState(step=everywhere, params=head, opt_state=opt_state, key=everywhere)
+
+
+def state_shapes(config: StepConfig, shardings: TrainState) -> TrainState:
+    """Returns a `TrainState` of shapes with the shardings of `state_shardings`."""
+    return jax.tree.map(
+        lambda x, there: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there),
+        jax.eval_shape(lambda: init_state(config, 0)),
+        shardings,
     )
 
 

@@ -24,12 +24,11 @@ from eagle_jax.models.transformer import Transformer, unembed_with
 from eagle_jax.parallel import MeshShape, PairSharding, shard_pair, wait_for_all
 from eagle_jax.progress import Progress, Report, say_nothing, show_nothing
 from eagle_jax.training.begin import open_beginning
-from eagle_jax.training.checkpoint import FEATURES, check_output, remove_run
+from eagle_jax.training.checkpoint import FEATURES, LOG, check_output, remove_run
 from eagle_jax.training.config import TrainConfig, new_sizes
 from eagle_jax.training.conversations import fingerprint
 from eagle_jax.training.data import read_data
 from eagle_jax.training.features import cached_features
-from eagle_jax.training.log import LOG
 from eagle_jax.training.loop import DivergedError, LogRow, Run, Trained
 from eagle_jax.training.packing import rows_at
 from eagle_jax.training.step import StepConfig, read_target

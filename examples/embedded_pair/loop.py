@@ -16,8 +16,7 @@ from eagle_jax.cli.progress import progress
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_left_behind
 from eagle_jax.logs import JsonLines
-from eagle_jax.training.checkpoint import Checkpoints
-from eagle_jax.training.log import LOG
+from eagle_jax.training.checkpoint import LOG, Checkpoints
 from examples.embedded_pair.corpus import TokenStream
 from examples.embedded_pair.training import PretrainRunConfig
 

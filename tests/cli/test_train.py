@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 
 from eagle_jax.cli.train import main as train
-from eagle_jax.training.log import LOG, read_rows
+from eagle_jax.training.checkpoint import LOG, read_rows
 from eagle_jax.training.loop import Run
 from tests.devices import with_devices
 from tests.helpers import file_bytes

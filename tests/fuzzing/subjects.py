@@ -21,9 +21,9 @@ from eagle_jax.generation import text
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.logs import JsonLines
+from eagle_jax.training.checkpoint import LOG, read_rows
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.conversations import read_examples
-from eagle_jax.training.log import LOG, read_rows
 from eagle_jax.training.regenerate import next_index
 from examples.embedded_pair.training import PretrainConfig
 from tests.checkpoints.folders import save_bin, take_weights, write_shards

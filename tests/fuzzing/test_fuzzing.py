@@ -18,7 +18,7 @@ import jax
 import pytest
 
 from eagle_jax.errors import InputError
-from eagle_jax.training.log import LOG
+from eagle_jax.training.checkpoint import LOG
 from tests.conftest import load_main
 from tests.fuzzing.mutations import changed_copy
 from tests.fuzzing.subjects import Subject, make_subjects

@@ -51,8 +51,13 @@ from eagle_jax.testing.programs import (
     loop_lines,
 )
 from eagle_jax.training.config import OptimizerConfig
-from eagle_jax.training.sharding import state_shapes, state_shardings
-from eagle_jax.training.step import StepConfig, read_target, train_step
+from eagle_jax.training.step import (
+    StepConfig,
+    read_target,
+    state_shapes,
+    state_shardings,
+    train_step,
+)
 from eagle_jax.tree import top_children
 from tests import tiny
 from tests.conftest import load_main

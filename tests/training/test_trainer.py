@@ -24,7 +24,7 @@ from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import unembed_with
 from eagle_jax.parallel import MeshShape
 from eagle_jax.training import trainer
-from eagle_jax.training.checkpoint import FEATURES
+from eagle_jax.training.checkpoint import FEATURES, LOG
 from eagle_jax.training.config import (
     DataConfig,
     RunConfig,
@@ -32,7 +32,6 @@ from eagle_jax.training.config import (
     new_sizes,
 )
 from eagle_jax.training.conversations import fingerprint
-from eagle_jax.training.log import LOG
 from eagle_jax.training.trainer import Trained, TrainJob, train_head
 from tests import tiny
 from tests.helpers import file_bytes, refused
