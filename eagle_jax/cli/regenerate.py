@@ -6,7 +6,8 @@
 
 Answers of the data are replaced by the target's own; `--samples` writes texts from
 the start token alone. With `--draft` the target decodes speculatively: the same texts,
-sooner. The same command, run again, goes on where it was stopped.
+sooner. Where no flag says otherwise, answers have up to 512 tokens, and 16 texts are
+written together. The same command, run again, goes on where it was stopped.
 """
 
 import argparse
