@@ -22,7 +22,10 @@ LOG = "log.jsonl"
 FEATURES = "features.npy"
 """The file of a run's features, if they are kept."""
 
-_OURS = {LOG, FEATURES, "checkpoints", "head"}
+PLOT = "curve.png"
+"""The picture of a run's log."""
+
+_OURS = {LOG, FEATURES, PLOT, "checkpoints", "head"}
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from eagle_jax.training.data import read_data
 from eagle_jax.training.features import cached_features
 from eagle_jax.training.loop import DivergedError, LogRow, Run, Trained
 from eagle_jax.training.packing import rows_at
+from eagle_jax.training.plot import plot_log
 from eagle_jax.training.step import StepConfig, read_target
 
 
@@ -173,7 +174,7 @@ def _run(
     trained: Trained, sharding: PairSharding, report: Report, progress: Progress
 ) -> Trained:
     """Trains and exports the best head."""
-    config = trained.config
+    config, output = trained.config, trained.head.parent
     has_table = getattr(config.head, "include_embedding", False)
     table = trained.pair.params.target.embedding if has_table else None
     is_first = jax.process_index() == 0
@@ -208,6 +209,8 @@ def _run(
             if row.evaluation is not None:
                 summary = f"step {row.step} | {row.evaluation.summary()}"
                 report(f"  held out | {summary}")
+                if is_first:
+                    plot_log(output, title=f"a head for {trained.target.name}")
 
         if run.first_step:
             report(f"going on after step {run.first_step}")

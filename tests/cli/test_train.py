@@ -89,12 +89,13 @@ def assert_same_state(one: Path, other: Path) -> None:
     chex.assert_trees_all_equal(*states)
 
 
-def test_a_run_leaves_a_log_checkpoints_and_a_head(run: Path) -> None:
+def test_a_run_leaves_a_log_a_plot_checkpoints_and_a_head(run: Path) -> None:
     rows = read_rows(run / LOG)
     assert [row["step"] for row in rows] == list(range(1, 13))
     assert [row["step"] for row in rows if "held_out_loss" in row] == [4, 8, 12]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert 1 <= rows[-1]["tokens_per_round"] <= 3
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in (run / "head").iterdir()} >= {
         "config.json",
         "model.safetensors",
