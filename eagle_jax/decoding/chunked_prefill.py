@@ -172,6 +172,6 @@ def finish_prefill(
         drafter_state=state.drafter_state,
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=jnp.zeros(batch, jnp.int32),
-        expected=jnp.zeros(batch, jnp.float32),
+        expected=jnp.zeros((batch, 2), jnp.float32),
     )
     return emit(begun, first[:, None], jnp.ones(batch, jnp.int32), guide)[0]

@@ -101,7 +101,7 @@ def init_decode_state(
         drafter_state=decoder.drafting.init_state(batch, num_slots),
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=nothing,
-        expected=jnp.zeros(batch, jnp.float32),
+        expected=jnp.zeros((batch, 2), jnp.float32),
         constraint_state=() if guide is None else guide.state,
     )
 

@@ -49,8 +49,8 @@ class DecodeState:
         accept_lengths: `[B, S]` int32, drafted tokens accepted in each round of the
             row, uncut by limits; 0 after `num_rounds`.
         num_rounds: `[B]` int32, rounds in which the row was running.
-        expected: `[B]` float32, the sum over them of the probability, as the draft has
-            it, that a draft is accepted.
+        expected: `[B, 2]` float32, the sums over them of the probabilities, as the
+            draft has them, that a draft of level 1 is accepted, and one of level 2.
         constraint_state: The constraint's state after each row's text, the root
             included; `()` without a constraint.
     """
@@ -151,9 +151,12 @@ def record_round(
     """
     expected = state.expected
     if tree is not None:
-        values = jnp.where(tree.parents == ROOT, jnp.exp(tree.log_values), 0.0)
-        chance = jnp.minimum(values.sum(axis=1), 1.0)
-        expected += jnp.where(state.is_running, chance, 0.0)
+        above = jnp.maximum(tree.parents, ROOT)  # The root's is `NO_PARENT`.
+        levels = tree.parents, jnp.take_along_axis(tree.parents, above, axis=1)
+        in_level = jnp.stack(levels, axis=1) == ROOT
+        values = jnp.where(in_level, jnp.exp(tree.log_values)[:, None], 0.0)
+        chances = jnp.minimum(values.sum(axis=2), 1.0)
+        expected += jnp.where(state.is_running[:, None], chances, 0.0)
     rows = jnp.arange(state.lengths.shape[0])
     slots = state.accept_lengths.shape[1]
     slot = jnp.where(state.is_running, state.num_rounds, slots)

@@ -18,15 +18,15 @@ class Row:
         stop_reason: The reason why the text ended; `RUNNING` if it has not ended.
         accept_lengths: The number of drafted tokens that each round accepted, uncut by
             limits.
-        expected: The number of rounds that were to accept a draft, by the draft's own
-            confidences.
+        expected: The number of rounds that were to accept a draft of level 1, and one
+            of level 2, by the draft's own confidences.
     """
 
     prompt_ids: list[int]
     generated_ids: list[int]
     stop_reason: StopReason
     accept_lengths: list[int]
-    expected: float = 0.0
+    expected: tuple[float, ...] = (0.0, 0.0)
 
 
 def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
@@ -48,7 +48,7 @@ def read_rows(state: DecodeState, fetch: Callable[[Any], Any]) -> list[Row]:
             generated_ids=tokens[row, starts[row] : lengths[row]].tolist(),
             stop_reason=StopReason(int(reasons[row])),
             accept_lengths=accepted[row, : rounds[row]].tolist(),
-            expected=float(expected[row]),
+            expected=tuple(map(float, expected[row])),
         )
         for row in range(len(lengths))
     ]
