@@ -34,7 +34,9 @@ class FirstRounds:
     hits: list[int] = dataclasses.field(default_factory=lambda: [0, 0])
     expected: list[float] = dataclasses.field(default_factory=lambda: [0.0, 0.0])
 
-    def judge(self, rows: Iterable[Row], *, has_confidence: bool) -> None:
+    def judge(
+        self, rows: Iterable[Row], *, has_confidence: bool, continues: bool = True
+    ) -> None:
         """Adds rows that have ended, until they are enough, and warns of a misfit.
 
         A head that knows nothing hits by chance. One that is half wrong, since it reads
@@ -44,6 +46,8 @@ class FirstRounds:
         Args:
             rows: The rows.
             has_confidence: Whether the drafts' values are probabilities.
+            continues: Whether drafts go on from the model's own outputs. Where a head
+                drafts each level, as Medusa's, right ones hit less at level 2, too.
         """
         before = self.num_rounds
         if before >= _ENOUGH_FOR_CONFIDENCE:
@@ -66,7 +70,7 @@ class FirstRounds:
             )
         (hit, later), (confident, of_later) = self.hits, self.expected
         is_wrong = hit < _LEAST_SHARE * confident
-        is_wrong |= later * confident < _LEAST_LATER * hit * of_later
+        is_wrong |= continues and later * confident < _LEAST_LATER * hit * of_later
         is_wrong &= has_confidence and not at_chance
         if rounds >= _ENOUGH_FOR_CONFIDENCE and is_wrong:
             warnings.warn(

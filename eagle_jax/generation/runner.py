@@ -289,9 +289,15 @@ class Runner:
         drafts = find_tree_drafter(self.drafter) is not None and self.decoder.depth > 0
         if drafts and self.pair.first_rounds is not None:
             # Those of a switch are partly copied, and have no probability.
-            is_model = isinstance(self.drafter, TreeDrafter)
-            sure = is_model and self.decoder.acceptance in ("greedy", "coupled")
-            self.pair.first_rounds.judge(rows, has_confidence=sure)
+            model = (
+                self.drafter.model if isinstance(self.drafter, TreeDrafter) else None
+            )
+            sure = self.decoder.acceptance in ("greedy", "coupled")
+            self.pair.first_rounds.judge(
+                rows,
+                has_confidence=sure and model is not None,
+                continues=model is not None and model.max_levels is None,
+            )
 
 
 def _shapes(arrays: Any) -> Hashable:

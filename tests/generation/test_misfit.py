@@ -85,30 +85,32 @@ def test_too_little_acceptance_in_the_first_rounds_of_all_rows_is_said(
 
 
 @pytest.mark.parametrize(
-    ("hits", "confident", "has_confidence", "expected"),
+    ("hits", "confident", "changes", "expected"),
     [
-        ((60, 0), (100, 0), True, True),
-        ((71, 0), (100, 0), True, False),
-        ((60, 0), (100, 0), False, False),
-        ((0, 0), (100, 0), True, False),  # It is said otherwise, as above.
+        ((60, 0), (100, 0), {}, True),
+        ((71, 0), (100, 0), {}, False),
+        ((60, 0), (100, 0), {"has_confidence": False}, False),
+        ((0, 0), (100, 0), {}, False),  # It is said otherwise, as above.
         # Level 2 is compared with level 1: greedy texts hit more than heads are sure.
-        ((120, 70), (100, 100), True, True),
-        ((120, 75), (100, 100), True, False),
+        ((120, 70), (100, 100), {}, True),
+        ((120, 75), (100, 100), {}, False),
+        ((120, 70), (100, 100), {"continues": False}, False),
     ],
 )
 def test_a_head_that_hits_less_than_it_is_confident_of_is_told_of(
     hits: tuple[int, int],
     confident: tuple[int, int],
-    has_confidence: bool,
+    changes: dict[str, bool],
     expected: bool,
 ) -> None:
     seen = FirstRounds(num_rounds=40)  # Of which nothing is known.
     first, second = hits
     lengths = [2] * second + [1] * (first - second) + [0] * (160 - first)
     rows = [row_of(lengths, confident)]
+    usual = {"has_confidence": True} | changes
     with warnings.catch_warnings(record=True, action="always") as warned:
-        seen.judge(rows, has_confidence=has_confidence)
-        seen.judge(rows, has_confidence=has_confidence)  # Once, and no later rounds.
+        seen.judge(rows, **usual)
+        seen.judge(rows, **usual)  # Once, and no later rounds.
     assert len(warned) == expected
 
 
