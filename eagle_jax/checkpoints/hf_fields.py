@@ -76,6 +76,7 @@ _MATHEMATICS = {
     **_each("partial_rotary_factor decoder_sparse_step logit_scale", 1),
     **_each("hidden_act hidden_activation", "silu"),
     **_each("swiglu_limit", 7),
+    **_each("swiglu_alpha", 1.702),
     **_each("mlp_only_layers", None),  # Layer 0 is one, too.
     **_each("norm_topk_prob is_causal", True),
     # Heads: EAGLE-3's, and what its variants do otherwise.
