@@ -125,7 +125,7 @@ _GEMMA3 = dataclasses.replace(
 )
 
 FAMILIES = {
-    "llama": Family(architecture="LlamaForCausalLM", keys=_ATTENTION),
+    "llama": Family(architecture="LlamaForCausalLM", keys=_ATTENTION | {"mlp_bias"}),
     "mistral": Family(architecture="MistralForCausalLM", has_window=True, window=4096),
     "mixtral": Family(
         architecture="MixtralForCausalLM",

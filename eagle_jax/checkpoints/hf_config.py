@@ -18,7 +18,7 @@ from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import TransformerConfig
 
 _GELU = "gelu_pytorch_tanh"
-_GPT_OSS = {"activation": CLAMPED, "has_sinks": True, "mlp_bias": True}
+_GPT_OSS = {"activation": CLAMPED, "has_sinks": True}
 _MOST_LAYERS, _MOST_EXPERTS = 10_000, 1_024
 _QWEN_FULL_LAYERS = 28
 _SLIDING = "sliding_attention"
@@ -135,6 +135,7 @@ def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfi
             f"num_attention_heads = {num_heads}"
         )
     has_biases = "attention_bias" in family.keys and fields.flag("attention_bias")
+    has_more = "mlp_bias" in family.keys and fields.flag("mlp_bias")
     return LayerConfig(
         hidden_size=hidden_size,
         intermediate_size=fields.size("intermediate_size"),
@@ -145,6 +146,7 @@ def layer_config(fields: Fields, family: Family, rope: RopeConfig) -> LayerConfi
         rope=rope,
         qkv_bias=family.qkv_bias or has_biases,
         output_bias=has_biases,
+        mlp_bias=has_more or family.is_gpt_oss,
         qk_norm=family.qk_norm,
         **(_read_experts(fields, family) if family.experts else {}),
         **(_read_gemma(fields) if family.is_gemma else {}),

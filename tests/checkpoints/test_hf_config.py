@@ -334,7 +334,7 @@ def _rope(kind: str, **fields: Any) -> dict[str, Any]:
             GEMMA3 | {"model_type": "gemma3", "architectures": [], "text_config": 7},
             "text_config = 7",
         ),
-        ({"mlp_bias": True}, "mlp_bias = True"),
+        (MISTRAL | {"mlp_bias": True}, "mlp_bias = True"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"logit_scale": 0.5}, "logit_scale = 0.5 is not supported, only 1"),
         ({"is_causal": False}, "is_causal = False is not supported, only True"),

@@ -91,7 +91,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "dynamic-rope": ("Llama", {"rope_parameters": _LINEAR | {"rope_type": "dynamic"}}),
-    "biases": ("Llama", {"attention_bias": True}),
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "gpt-oss": (
         "GptOss",
         {"num_local_experts": 16, "head_dim": 16, "sliding_window": 24}

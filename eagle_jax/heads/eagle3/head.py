@@ -246,5 +246,5 @@ class Eagle3(Head):
         if tokens is not None:
             table = table[:, tokens]
             offsets = jnp.asarray(tokens - jnp.arange(len(tokens)), jnp.int32)
-        table = jnp.asarray(table, params.fc.dtype)
+        table = jnp.array(table, params.fc.dtype)  # A copy, which steps may overwrite.
         return dataclasses.replace(params, output_head=table, offsets=offsets)
