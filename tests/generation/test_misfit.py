@@ -114,27 +114,21 @@ def test_a_head_that_hits_less_than_it_is_confident_of_is_told_of(
     assert len(warned) == expected
 
 
-def test_a_trained_head_is_told_of_only_where_it_reads_another_layer(
+def test_a_trained_head_that_reads_another_layer_is_told_of(
     shared: Path,
 ) -> None:
     models = shared / "models"
     folders = str(models / "stories260K"), str(models / "stories260K-eagle")
     pair = eagle_jax.load_pair(*folders, tree=TreeConfig(num_nodes=8, depth=3, width=3))
 
-    def run(layers: tuple[int, ...]) -> FirstRounds:
-        config = dataclasses.replace(pair.source.config, feature_layers=layers)
-        seen, target = FirstRounds(), Transformer(config=config)
-        pair.loaded = dataclasses.replace(pair.loaded, target=target, first_rounds=seen)
-        settings = {"max_new_tokens": 200, "temperature": 1.0, "ignore_eos": True}
-        pair.generate(["One day", "Tim had a", "The girl"], seed=0, **settings)
-        return seen
-
-    with warnings.catch_warnings(record=True, action="always") as warned:
-        right = run(())  # The hidden states after the last layer.
-    assert not warned and right.num_rounds >= 200
+    # Not the hidden states after the last layer.
+    config = dataclasses.replace(pair.source.config, feature_layers=(1,))
+    seen, target = FirstRounds(), Transformer(config=config)
+    pair.loaded = dataclasses.replace(pair.loaded, target=target, first_rounds=seen)
+    settings = {"max_new_tokens": 200, "temperature": 1.0, "ignore_eos": True}
     with pytest.warns(UserWarning, match="the drafts fit the target badly"):
-        wrong = run((1,))
-    assert wrong.hits[0] / wrong.num_rounds < right.hits[0] / right.num_rounds - 0.2
+        pair.generate(["One day", "Tim had a", "The girl"], seed=0, **settings)
+    assert 0 < seen.hits[0] < 0.7 * seen.expected[0]
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -395,15 +395,12 @@ if __name__ == "__main__":
     check_decoding("llama", llama(HEADS), (2, 4))
     # Fewer key/value heads than devices: some hold the same.
     check_decoding("few key/value heads", llama(2), (1, 8))
-    mixtral = mixture(num_experts=4, experts_per_token=2)
-    check_decoding("mixtral", mixtral, (1, 4))
     check_decoding("gpt-oss", mixture(**tiny.GPT_OSS), (1, 4))
     check_decoding("eagle3", eagle3(), (2, 2))
-    for shape in (MeshShape(tensor=4), MeshShape(data=2, tensor=2)):
-        for bits in (None, 4):
-            # Of 4 bits, devices need pairs of groups. Many rows are cut into tiles.
-            for size in (512, 384):
-                check_experts(shape, bits, size, 1 if bits else 260)
+    # Of 4 bits, devices need pairs of groups. Many rows are cut into tiles.
+    for shape, bits in ((MeshShape(tensor=4), 4), (MeshShape(data=2, tensor=2), None)):
+        for size in (512, 384):
+            check_experts(shape, bits, size, 1 if bits else 260)
     check_training()
     check_command(Path(sys.argv[1]), Path(sys.argv[2]))
     print("done")

@@ -15,7 +15,6 @@ def test_every_mesh_gives_the_tokens_of_one_device(
     assert [line for line in lines if line.startswith(("equal", "no weight"))] == [
         "equal llama data=2,tensor=4",
         "equal few key/value heads data=1,tensor=8",
-        "equal mixtral data=1,tensor=4",
         "equal gpt-oss data=1,tensor=4",
         "equal eagle3 data=2,tensor=2",
         "no weight moves in training data=2,tensor=2",
