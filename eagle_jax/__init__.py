@@ -14,6 +14,7 @@ from eagle_jax.config import ChainConfig, SamplingConfig, StaticConfig, TreeConf
 from eagle_jax.constraints import Constraint
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
+from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.decoding.requests import (
     Requests,
     cache_slots,
@@ -44,15 +45,15 @@ from eagle_jax.models.layers import LayerConfig
 from eagle_jax.models.rope import RopeConfig
 from eagle_jax.models.transformer import Transformer, TransformerConfig
 from eagle_jax.parallel import MeshShape
+from eagle_jax.processors import ProcessorConfig
 
 if TYPE_CHECKING:
     from eagle_jax.generation.config import GenerateConfig
-    from eagle_jax.generation.pair import (
-        Generation,
-        Pair,
-        load_embedded_pair,
-        load_pair,
-    )
+    from eagle_jax.generation.load import load_embedded_pair, load_pair
+    from eagle_jax.generation.pair import Pair
+    from eagle_jax.generation.request import RequestConfig
+    from eagle_jax.generation.results import Generation, Piece, TokenLogprob
+    from eagle_jax.generation.scheduler import Scheduler
 
 __version__ = "0.1.0"
 
@@ -73,16 +74,21 @@ __all__ = [
     "Generation",
     "InputError",
     "LayerConfig",
+    "LogprobsConfig",
     "LookupConfig",
     "LookupDrafter",
     "MeshShape",
     "Pair",
     "Params",
+    "Piece",
+    "ProcessorConfig",
     "RecyclingConfig",
     "RecyclingDrafter",
+    "RequestConfig",
     "Requests",
     "RopeConfig",
     "SamplingConfig",
+    "Scheduler",
     "SmallModel",
     "StaticConfig",
     "StopReason",
@@ -91,6 +97,7 @@ __all__ = [
     "Target",
     "TargetOutput",
     "TokenAutomaton",
+    "TokenLogprob",
     "Transformer",
     "TransformerConfig",
     "TreeConfig",
@@ -108,10 +115,22 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "GenerateConfig": "config",
+    "Generation": "results",
+    "Pair": "pair",
+    "Piece": "results",
+    "RequestConfig": "request",
+    "Scheduler": "scheduler",
+    "TokenLogprob": "results",
+    "load_embedded_pair": "load",
+    "load_pair": "load",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Imports what reads checkpoints when it is first asked for: it takes a while."""
-    if name == "GenerateConfig":
-        return importlib.import_module("eagle_jax.generation.config").GenerateConfig
-    if name in ("Generation", "Pair", "load_embedded_pair", "load_pair"):
-        return getattr(importlib.import_module("eagle_jax.generation.pair"), name)
-    raise AttributeError(f"module 'eagle_jax' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'eagle_jax' has no attribute {name!r}")
+    module = importlib.import_module(f"eagle_jax.generation.{_LATER[name]}")
+    return getattr(module, name)

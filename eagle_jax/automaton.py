@@ -67,11 +67,6 @@ class TokenAutomaton:
         bits = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
         return bits.reshape(-1)[: self.vocab_size].astype(bool)
 
-    def is_dead(self, params: AutomatonParams, state: jax.Array) -> jax.Array:
-        """Returns whether a token was forbidden, see `Constraint.is_dead`."""
-        del params
-        return state == DEAD
-
 
 def make_tables(next_state: np.ndarray, class_of: np.ndarray) -> AutomatonParams:
     """Returns the tables of an automaton, ready for the device.

@@ -186,7 +186,8 @@ class SamplingConfig:
         is_temperature = math.isfinite(self.temperature) and self.temperature >= 0
         require(is_temperature, "temperature", self.temperature, "finite, 0 or more")
         require_float32("temperature", self.temperature)
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        is_mass = 2.0**-126 <= self.top_p <= 1  # Smaller ones are 0 in float32.
+        require(is_mass, "top_p", self.top_p, "above 0 and at most 1")
         require(self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off), or more")
         require_int32("top_k", self.top_k)
         require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")

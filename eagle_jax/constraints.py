@@ -1,30 +1,32 @@
 """Constraints: which tokens may follow, as a function of the text that was generated.
 
 A constraint changes the target's logits, and so the text that every method must give:
-`-inf` for a forbidden token, before temperature, filters and draws. Plain decoding does
-so after each token, speculative decoding after each node of the tree, so both give the
-same text. Drafts that a constraint forbids could never be accepted; they are not
-drafted.
+`-inf` for a forbidden token, after the processors of the path and before temperature,
+filters and draws. Plain decoding does so after each token, speculative decoding after
+each node of the tree, so both give the same text. Drafts that are forbidden could never
+be accepted; they are not drafted.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from eagle_jax import processors
+from eagle_jax.processors import PathState, Text
 from eagle_jax.tree import NO_PARENT, ROOT, DraftTree, drop_unconnected
 
 
 class Constraint(Protocol):
     """A rule about the next token: a frozen dataclass of static settings.
 
-    Its parameters are any pytree. Its state has the batch as axis 0; `advance`, `mask`
-    and `is_dead` are written for one row, whose leaves lack that axis, and are mapped
-    with `jax.vmap` over rows and nodes. All three must be defined after forbidden
-    tokens, too. Where no token is allowed, the text ends: `StopReason.DEAD_END`.
+    Its parameters are any pytree. Its state has the batch as axis 0; `advance` and
+    `mask` are written for one row, whose leaves lack that axis, and are mapped with
+    `jax.vmap` over rows and nodes. Both must be defined after forbidden tokens, too.
+    Where no token is allowed, the text ends: `StopReason.DEAD_END`.
     """
 
     def init_state(self, params: Any, batch: int) -> Any:
@@ -44,41 +46,74 @@ class Constraint(Protocol):
         """Returns the allowed tokens of one row, `[V]` bool, true where allowed."""
         ...
 
-    def is_dead(self, params: Any, state: Any) -> jax.Array:
-        """Returns whether a forbidden token led to the state of one row, `[]` bool."""
-        ...
-
 
 @struct.dataclass(kw_only=True)
 class Guide:
-    """A constraint with what it knows before a round.
+    """A constraint and processors with what they know before a round.
 
     Attributes:
-        constraint: The constraint. Static.
+        constraint: The constraint, `None` without one. Static.
         params: Its parameters.
         state: Its state after the roots, every leaf `[B, ...]`.
+        text: The texts that processors read, `None` without any.
+        depth: The depth of the deepest node, `D`. Static.
+        known: `[W]` int32, the tokens that logits are of; `None` for all.
+        places: `[V]` int32, the place of each token among them, `W` if it has none.
     """
 
-    constraint: Constraint = struct.field(pytree_node=False)
-    params: Any
-    state: Any
+    constraint: Constraint | None = struct.field(pytree_node=False, default=None)
+    params: Any = ()
+    state: Any = ()
+    text: Text | None = None
+    depth: int = struct.field(pytree_node=False)
+    known: jax.Array | None = None
+    places: jax.Array | None = None
 
     @property
     def at_roots(self) -> Any:
         """The states of the roots, every leaf `[B, 1, ...]`."""
-        return jax.tree.map(lambda leaf: leaf[:, None], self.state)
+        path = None
+        if self.text is not None:
+            path = PathState.at_roots(len(self.text.length), self.depth)
+        return jax.tree.map(lambda leaf: leaf[:, None], (self.state, path))
+
+    def of_known(self, known: jax.Array, vocab_size: int) -> "Guide":
+        """Returns a guide for logits `[..., W]` of some of `V` tokens, `[W]` int32."""
+        size = len(known)
+        places = jnp.full(vocab_size, size).at[known].set(jnp.arange(size))
+        return dataclasses.replace(self, known=known, places=places)
 
     def advance(self, states: Any, tokens: jax.Array) -> Any:
         """Returns states `[B, M, ...]` after one more token each, `[B, M]` int32."""
-        return self._map(self.constraint.advance)(self.params, states, tokens)
+        state, path = states
+        if self.constraint is not None:
+            advance = functools.partial(self.constraint.advance, self.params)
+            state = jax.vmap(jax.vmap(advance))(state, tokens)
+        if path is not None:
+            path = jax.vmap(jax.vmap(processors.advance))(path, tokens)
+        return state, path
 
-    def masks(self, states: Any) -> jax.Array:
-        """Returns the tokens allowed in states `[B, M, ...]`, `[B, M, V]` bool."""
-        return self._map(self.constraint.mask)(self.params, states)
+    def process(self, states: Any, logits: jax.Array) -> jax.Array:
+        """Returns logits `[B, M, V]` in states `[B, M, ...]`: `-inf` if forbidden.
 
-    def are_dead(self, states: Any) -> jax.Array:
-        """Returns whether forbidden tokens led to states `[B, M, ...]`, `[B, M]`."""
-        return self._map(self.constraint.is_dead)(self.params, states)
+        Args:
+            states: The states.
+            logits: `[B, M, V]` float32, or `[B, 1, V]` for all nodes.
+        """
+        (state, path), num_nodes = states, jax.tree.leaves(states)[0].shape[1]
+        shape = (logits.shape[0], num_nodes, logits.shape[2])
+        logits = jnp.broadcast_to(logits, shape)
+        if self.text is not None:
+            apply = jax.vmap(processors.apply, in_axes=(None, 0, 0, None))
+            apply = jax.vmap(apply, in_axes=(0, 0, 0, None))
+            logits = apply(self.text, path, logits, self.places)
+        if self.constraint is not None:
+            mask = functools.partial(self.constraint.mask, self.params)
+            masks = jax.vmap(jax.vmap(mask))(state)
+            if self.known is not None:
+                masks = masks[..., self.known]
+            logits = jnp.where(masks, logits, -jnp.inf)
+        return logits
 
     def children(self, states: Any, parents: jax.Array, tokens: jax.Array) -> Any:
         """Returns the states of some nodes, `[B, M, ...]`.
@@ -90,12 +125,11 @@ class Guide:
         """
         return self.advance(_take(states, parents), tokens)
 
-    def at_nodes(self, tree: DraftTree, depth: int) -> Any:
+    def at_nodes(self, tree: DraftTree) -> Any:
         """Returns the states after every node, `[B, N, ...]`; of padding, the roots'.
 
         Args:
             tree: The trees, `[B, N]` fields.
-            depth: The depth of the deepest node, `D`. Static.
         """
         above = jnp.where(tree.parents == NO_PARENT, ROOT, tree.parents)
         is_root = tree.parents == NO_PARENT
@@ -105,104 +139,85 @@ class Guide:
         def descend(_: jax.Array, states: Any) -> Any:
             return _where(is_root, roots, self.children(states, above, tree.tokens))
 
-        return jax.lax.fori_loop(0, depth, descend, roots)
-
-    def prune(self, tree: DraftTree, depth: int) -> DraftTree:
-        """Returns trees without forbidden drafts and what hangs below them.
-
-        Drawn trees stay as they are: a forbidden draft is rejected with certainty, and
-        to leave out that test would change what its siblings are tested against.
-
-        Args:
-            tree: The trees, `[B, N]` fields.
-            depth: The depth of the deepest node, `D`. Static.
-        """
-        if tree.draft_logits is not None:
-            return tree
-        is_dead = self.are_dead(self.at_nodes(tree, depth))
-        cut = dataclasses.replace(
-            tree, parents=jnp.where(is_dead, NO_PARENT, tree.parents)
-        )
-        return jax.vmap(drop_unconnected)(cut)
-
-    def _map(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of one row, mapped over rows and nodes."""
-
-        def mapped(params: Any, *arguments: Any) -> Any:
-            def one(*arguments: Any) -> Any:
-                return function(params, *arguments)
-
-            return jax.vmap(jax.vmap(one))(*arguments)
-
-        return mapped
+        return jax.lax.fori_loop(0, self.depth, descend, roots)
 
 
-def constrain(guide: Guide | None, logits: jax.Array) -> jax.Array:
-    """Returns logits `[B, V]` after the roots, as a constraint leaves them."""
+def process(guide: Guide | None, logits: jax.Array) -> jax.Array:
+    """Returns logits `[B, V]` after the roots, as a guide leaves them."""
     if guide is None:
         return logits
-    return mask_logits(logits, guide.masks(guide.at_roots)[:, 0])
+    return guide.process(guide.at_roots, logits[:, None])[:, 0]
 
 
-def constrain_nodes(
-    guide: Guide | None, logits: jax.Array, tree: DraftTree, depth: int
-) -> jax.Array:
-    """Returns logits `[B, N, V]` after all nodes, as a constraint leaves them.
+def process_nodes(guide: Guide | None, logits: jax.Array, tree: DraftTree) -> jax.Array:
+    """Returns logits `[B, N, V]` after all nodes, as a guide leaves them.
 
     Args:
-        guide: The constraint after the roots, `None` to leave the logits as they are.
+        guide: The guide after the roots, `None` to leave the logits as they are.
         logits: `[B, N, V]` float32.
         tree: The trees, `[B, N]` fields.
-        depth: The depth of the deepest node, `D`. Static.
     """
     if guide is None:
         return logits
-    return mask_logits(logits, guide.masks(guide.at_nodes(tree, depth)))
+    return guide.process(guide.at_nodes(tree), logits)
 
 
-def follow(guide: Guide | None, tokens: jax.Array, count: jax.Array) -> Any:
-    """Returns the states of rows after more tokens; `()` without a constraint.
+def prune(guide: Guide | None, tree: DraftTree, logits: jax.Array) -> DraftTree:
+    """Returns trees without forbidden drafts and what hangs below them.
+
+    Drawn trees stay as they are: a forbidden draft is rejected with certainty, and to
+    leave out that test would change what its siblings are tested against.
 
     Args:
-        guide: The constraint before these tokens, `None` without one.
-        tokens: `[B, W]` int32, the tokens, padded at the end.
-        count: `[B]` int32, real tokens per row, 0 .. `W`.
+        guide: The guide after the roots, `None` to leave the trees as they are.
+        tree: The trees, `[B, N]` fields.
+        logits: `[B, N, V]` float32, what the guide made of the target's.
     """
-    if guide is None:
-        return ()
-
-    def take(index: jax.Array, states: Any) -> Any:
-        after = guide.advance(states, tokens[:, index][:, None])
-        return _where((index < count)[:, None], after, states)
-
-    states = jax.lax.fori_loop(0, tokens.shape[1], take, guide.at_roots)
-    return jax.tree.map(lambda leaf: leaf[:, 0], states)
+    above = jnp.maximum(tree.parents, ROOT)
+    is_cut = find_forbidden(guide, logits, above, tree.tokens)
+    if is_cut is None or tree.draft_logits is not None:
+        return tree
+    cut = dataclasses.replace(tree, parents=jnp.where(is_cut, NO_PARENT, tree.parents))
+    return jax.vmap(drop_unconnected)(cut)
 
 
-def count_allowed(guide: Guide, tokens: jax.Array) -> jax.Array:
-    """Returns how many tokens come before the first forbidden one, `[B]` int32.
+def find_forbidden(
+    guide: Guide | None, logits: jax.Array, nodes: jax.Array, tokens: jax.Array
+) -> jax.Array | None:
+    """Returns which tokens may not follow nodes, `[B, M]` bool; `None` if any may.
 
     Where no token is allowed, whichever is chosen is forbidden.
 
     Args:
-        guide: The constraint before these tokens.
-        tokens: `[B, W]` int32.
+        guide: The guide after the roots, `None` if any token may follow.
+        logits: `[B, N, V]` float32, what the guide made of the target's.
+        nodes: `[B, M]` int32.
+        tokens: `[B, M]` int32.
     """
-
-    def take(index: jax.Array, carry: Any) -> Any:
-        states, count = carry
-        states = guide.advance(states, tokens[:, index][:, None])
-        is_dead = guide.are_dead(states)[:, 0]
-        return states, jnp.where(is_dead, jnp.minimum(count, index), count)
-
-    num_tokens = tokens.shape[1]
-    most = jnp.full(tokens.shape[0], num_tokens, jnp.int32)
-    return jax.lax.fori_loop(0, num_tokens, take, (guide.at_roots, most))[1]
+    if guide is None:
+        return None
+    rows = jnp.arange(len(logits))[:, None]
+    return logits[rows, nodes, tokens] == -jnp.inf
 
 
-def mask_logits(logits: jax.Array, masks: jax.Array) -> jax.Array:
-    """Returns logits `[..., V]` with `-inf` where a mask `[..., V]` is false."""
-    return jnp.where(masks, logits, -jnp.inf)
+def follow(guide: Guide | None, tokens: jax.Array, count: jax.Array) -> Any:
+    """Returns the constraint's states after more tokens; `()` without a constraint.
+
+    Args:
+        guide: The guide before these tokens, `None` without one.
+        tokens: `[B, W]` int32, the tokens, padded at the end.
+        count: `[B]` int32, real tokens per row, 0 .. `W`.
+    """
+    if guide is None or guide.constraint is None:
+        return ()
+    alone = dataclasses.replace(guide, text=None)
+
+    def take(index: jax.Array, states: Any) -> Any:
+        after = alone.advance(states, tokens[:, index][:, None])
+        return _where((index < count)[:, None], after, states)
+
+    states = jax.lax.fori_loop(0, tokens.shape[1], take, alone.at_roots)
+    return jax.tree.map(lambda leaf: leaf[:, 0], states)[0]
 
 
 def _take(states: Any, places: jax.Array) -> Any:

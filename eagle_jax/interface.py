@@ -121,9 +121,9 @@ class Draws:
             temperature 0.
         keys: `[B]` typed PRNG keys, of this round and of drafting alone: for drafts
             that are themselves drawn, and tested by rejection.
-        guide: The constraint on the text, `None` without one. Drafts that it forbids
-            are dropped before they are verified; a drafter that has a distribution
-            spends its nodes better by leaving them out itself.
+        guide: The constraint and the processors of the text, `None` without any. Drafts
+            that they forbid are dropped; a drafter that has a distribution spends its
+            nodes better by processing its logits likewise.
     """
 
     sampling: SamplingParams
@@ -214,6 +214,25 @@ class Target(Protocol):
                 be a whole cache, which becomes the new one (`eagle_jax.adapters`).
             path: `[B, P]` int32, indices into those `T` tokens.
             count: `[B]` int32, how many of `path` to keep; may be 0.
+        """
+        ...
+
+
+@runtime_checkable
+class Truncating(Protocol):
+    """A target, a drafter or a draft model that can go back to a text's beginning.
+
+    No loop needs it. With it `slots.reuse_prefill` reads only what is new of a prompt
+    that begins like a text that is there.
+    """
+
+    def truncate(self, state: Any, length: jax.Array) -> Any:
+        """Returns the cache or state as it was when `length` tokens were read.
+
+        Args:
+            state: The cache or state of rows that have read more, and the same token
+                after these.
+            length: `[B]` int32, the number of tokens.
         """
         ...
 

@@ -10,7 +10,7 @@ import pytest
 
 from eagle_jax.automaton import DEAD, START, TokenAutomaton, make_tables
 from eagle_jax.config import TreeConfig
-from eagle_jax.constraints import Guide
+from eagle_jax.constraints import Guide, process_nodes, prune
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests
@@ -153,14 +153,25 @@ def test_a_dead_end_ends_the_text_with_a_reason_of_its_own(
     assert first.counts.tolist() == [0] * 4
 
 
+def guide_at(states: list[int], depth: int) -> Guide:
+    return Guide(
+        constraint=AUTOMATON, params=TABLES, state=jnp.array(states), depth=depth
+    )
+
+
+def pruned(guide: Guide, trees: DraftTree) -> DraftTree:
+    free = jnp.zeros((*trees.tokens.shape, VOCABULARY))
+    return prune(guide, trees, process_nodes(guide, free, trees))
+
+
 @pytest.mark.parametrize("name", ["eagle2", "eagle2, one output per level", "bush"])
 def test_forbidden_drafts_are_not_drafted(name: str) -> None:
     drafter = DRAFTERS[name]
-    guide = Guide(constraint=AUTOMATON, params=TABLES, state=jnp.array([START, 3, 4]))
+    guide = guide_at([START, 3, 4], drafter.depth)
     draws = dataclasses.replace(make_draws(3, temperature=0.0), guide=guide)
     state, roots = drafter.init_state(3, 64), jnp.zeros(3, jnp.int32)
     trees, _ = jax.jit(drafter.propose)((), state, roots, draws)
-    kept = guide.prune(trees, drafter.depth)
+    kept = pruned(guide, trees)
     np.testing.assert_array_equal(trees.is_node, kept.is_node)
     # After 4 comes 5 alone, and drafting goes on below it.
     assert trees.tokens[1][trees.parents[1] == 0].tolist() == [5]
@@ -170,12 +181,12 @@ def test_forbidden_drafts_are_not_drafted(name: str) -> None:
 @pytest.mark.parametrize("name", ["eagle2, fewer tokens", "bush, fewer tokens"])
 def test_nothing_is_drafted_where_no_allowed_token_is_known(name: str) -> None:
     drafter = DRAFTERS[name]
-    guide = Guide(constraint=AUTOMATON, params=TABLES, state=jnp.array([3, START]))
+    guide = guide_at([3, START], drafter.depth)
     draws = dataclasses.replace(make_draws(2, temperature=0.0), guide=guide)
     state, roots = drafter.init_state(2, 64), jnp.zeros(2, jnp.int32)
     with jax.debug_nans(True):  # It would rank before every score.
         trees, _ = jax.jit(drafter.propose)((), state, roots, draws)
-        trees = guide.prune(trees, drafter.depth)
+        trees = pruned(guide, trees)
     for row in range(2):
         assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], trees))
     assert trees.is_node.sum(axis=1).tolist()[0] == 1
@@ -183,14 +194,14 @@ def test_nothing_is_drafted_where_no_allowed_token_is_known(name: str) -> None:
 
 
 def test_what_hangs_below_a_forbidden_draft_is_dropped() -> None:
-    guide = Guide(constraint=AUTOMATON, params=TABLES, state=jnp.array([START]))
+    guide = guide_at([START], 3)
     tree = DraftTree(
         tokens=jnp.array([[0, 1, 2, 3, 5, 3, 1, 0]]),
         parents=jnp.array([[-1, 0, 0, 1, 1, 2, 3, -1]]),
         log_values=jnp.zeros((1, 8)),
         is_node=jnp.array([[True] * 7 + [False]]),
     )
-    kept = jax.tree.map(lambda x: x[0], guide.prune(tree, 3))
+    kept = jax.tree.map(lambda x: x[0], pruned(guide, tree))
     assert_valid_tree(kept)
     assert np.flatnonzero(kept.is_node).tolist() == [0, 1, 3, 6]
 

@@ -20,7 +20,8 @@ _BELOW = {
     "sampling": "mesh_axes",
     "top_k": "mesh_axes",
     "tree": "config top_k",
-    "constraints": "tree",
+    "processors": "config errors parsing",
+    "constraints": "processors tree",
     "automaton": "",
     "interface": "constraints sampling tree",
     "protocols": "errors interface tree",
@@ -30,7 +31,10 @@ _BELOW = {
         "config constraints interface models ordering parsing prefill sampling "
         "top_k tree"
     ),
-    "decoding": "config constraints errors interface prefill protocols sampling tree",
+    "decoding": (
+        "config constraints errors interface prefill processors protocols sampling"
+        " top_k tree"
+    ),
     "adapters": "errors interface models ordering",
     "checkpoints": "config drafting errors files models parsing tree",
     "methods": "assets checkpoints config drafting errors interface tree",
@@ -39,8 +43,9 @@ _BELOW = {
     "heads": "checkpoints config drafting errors interface models ordering parsing",
     "generation": (
         "assets automaton checkpoints config constraints decoding drafting errors "
-        "heads interface methods models parallel parsing prefill tree"
+        "heads interface methods models parallel parsing prefill processors tree"
     ),
+    "serve": "config errors generation parsing",
     "training": (
         "checkpoints config decoding drafting errors files generation heads "
         "interface logs methods models parallel parsing progress tree"
@@ -59,7 +64,7 @@ _BELOW = {
     "cli": (
         "assets automaton benchmarks checkpoints config decoding drafting errors "
         "evaluation files generation heads interface markdown methods models "
-        "parallel parsing training tree tuning"
+        "parallel parsing serve training tree tuning"
     ),
 }
 ALLOWED = {part: set(below.split()) for part, below in _BELOW.items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 from eagle_jax.errors import InputError
 from eagle_jax.files import is_special, unfinished
-from eagle_jax.parsing import parse_json, resolved
+from eagle_jax.parsing import parse_json, resolved, value_at
 
 _PROBE = bytes(4096)
 """The bytes that are written to find out whether a disk is full."""
@@ -51,6 +51,22 @@ def read_prompts(path: Path) -> list[str]:
     if not prompts:
         raise InputError(f"{path} holds no prompt")
     return prompts
+
+
+def read_settings(path: Path) -> list[dict[str, Any]]:
+    """Returns what the prompts that `read_prompts` returned ask for.
+
+    Objects of a `.jsonl` file may have `settings`, an object.
+    """
+    if path.suffix != ".jsonl":
+        return [{} for _ in read_prompts(path)]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    records = [parse_json(line, f"{path}") for line in lines if line.strip()]
+    found = [value_at(record, "settings") or {} for record in records]
+    for number, settings in enumerate(found, 1):
+        if not isinstance(settings, dict):
+            raise InputError(f"{path}: settings of prompt {number} are no object")
+    return found
 
 
 def check_writable(path: Path) -> None:

@@ -17,7 +17,7 @@ import jax
 from eagle_jax import assets
 from eagle_jax.cli import results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
-from eagle_jax.cli.files import check_writable, read_prompts
+from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags
 from eagle_jax.cli.processes import (
     add_mesh_flags,
@@ -26,17 +26,17 @@ from eagle_jax.cli.processes import (
     mesh_shape,
     print_once,
 )
+from eagle_jax.cli.request_flags import add_request_flags, read_requests
 from eagle_jax.cli.session import Session, View
 from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
 from eagle_jax.config import CONFIGS
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
-from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pair import load_pair
+from eagle_jax.generation.config import GenerateConfig, of_call
+from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
-from eagle_jax.parsing import read_json
 
 _SETTINGS = (
     "method max_new_tokens max_length batch_size dtype quantization ignore_eos "
@@ -73,15 +73,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help=f"may be given several times; default {_EMBEDDED_PROMPT!r} for the "
         f"embedded pair, {_DEFAULT_PROMPT!r} otherwise",
     )
-    add("--regex", metavar="PATTERN", help="texts match this regular expression")
-    add(
-        "--json-schema", type=Path, metavar="FILE", help="texts are JSON of this schema"
-    )
     add("--stream", action="store_true", help="show the text as it is decided")
     add("--compare", action="store_true", help="also decode autoregressively")
     add("--show-tree", action="store_true", help="draw the last round's tree")
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
+    add_request_flags(parser)
     add_mesh_flags(parser)
     add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
     arguments = parser.parse_args(argv)
@@ -129,34 +126,31 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
-    prompts = list(arguments.prompt)
-    if arguments.prompts is not None:
-        prompts += read_prompts(arguments.prompts)
     pair = load_pair(
         arguments.target,
         arguments.draft,
         config,
         mesh=mesh_shape(arguments),
         is_lazy=True,
+        generation_config=arguments.generation_config,
     )
-    encoded = [pair.encode(prompt, chat=arguments.chat) for prompt in prompts]
-    schema = arguments.json_schema and read_json(arguments.json_schema)
+    prompts, asked = read_requests(arguments, pair)
     draft = pair.source.draft
     if draft is not None:
         say(f"{arguments.draft} holds {draft.description}")
     say(f"loading {arguments.target}")
-    runner = pair.runner(
-        encoded,
-        config,
-        config.decoding.batch_size,
-        regex=arguments.regex,
-        json_schema=schema,
-    )
+    if len({one.grammar for _, one in asked}) > 1:
+        raise InputError(
+            "the prompts' settings hold several constraints; give one `regex` or "
+            "`json_schema` per command"
+        )
+    config = of_call(config, max(one.temperature for _, one in asked))
+    runner = pair.runner(asked, config, config.decoding.batch_size)
     view = View(
         stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
     )
     say("compiling")
-    session = Session(runner, prompts, encoded, view)
+    session = Session(runner, prompts, asked, view)
     session.warm_up()
     unshown: OSError | None = None
     try:
@@ -167,7 +161,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     if arguments.compare and finished:
         silent = View(is_silent=True, force_rounds=view.by_round)
         plain_runner = dataclasses.replace(runner, drafter=None)
-        plain = Session(plain_runner, prompts, encoded, silent)
+        plain = Session(plain_runner, prompts, asked, silent)
         plain.warm_up()
         finished = plain.decode_all()
         if finished:

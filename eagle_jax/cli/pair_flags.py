@@ -8,7 +8,8 @@ from eagle_jax.cli.command import Parser, say
 from eagle_jax.cli.files import read_prompts
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.pair import Pair, load_pair
+from eagle_jax.generation.load import load_pair
+from eagle_jax.generation.pair import Pair
 from eagle_jax.methods import Method
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
@@ -42,7 +43,13 @@ def open_measured(
         InputError: If a part of the pair is missing, or there are too few prompts.
     """
     _complete(arguments, config.method)
-    pair = load_pair(arguments.target, arguments.draft, config, is_lazy=True)
+    pair = load_pair(
+        arguments.target,
+        arguments.draft,
+        config,
+        is_lazy=True,
+        generation_config="none",
+    )
     new_tokens = config.decoding.max_new_tokens
     pair.source.check_memory(
         batch_size=config.decoding.batch_size, max_length=1 + new_tokens

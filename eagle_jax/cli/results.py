@@ -1,5 +1,6 @@
 """The results of a run as JSON and as one line."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,13 +9,24 @@ import numpy as np
 from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
+from eagle_jax.generation.request import RequestConfig
+from eagle_jax.generation.results import tell_logprobs
 from eagle_jax.generation.rows import Row
 from eagle_jax.markdown import decimals
 
 
-def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]:
+def run_record(
+    row: Row, *, prompt: str, text: str, settings: RequestConfig
+) -> dict[str, Any]:
     """Returns the record of one prompt, an entry of `runs`."""
     interrupted = row.stop_reason == StopReason.RUNNING
+    found = row.logprobs
+    told = {
+        "logprobs": tell_logprobs(found, row.generated_ids, settings.logprobs),
+        "prompt_logprobs": tell_logprobs(
+            found and found.prompt, row.prompt_ids[1:], settings.prompt_logprobs
+        ),
+    }
     return {
         "prompt": prompt,
         "prompt_ids": row.prompt_ids,
@@ -26,7 +38,12 @@ def run_record(row: Row, *, prompt: str, text: str, seed: int) -> dict[str, Any]
         "tokens_per_round": tokens_per_round(
             [len(row.generated_ids)], len(row.accept_lengths)
         ),
-        "seed": seed,
+        "seed": settings.seed,
+        "finish_reason": row.stop_reason.finish_reason,
+    } | {
+        name: [dataclasses.asdict(one) for one in tokens]
+        for name, tokens in told.items()
+        if tokens is not None
     }
 
 

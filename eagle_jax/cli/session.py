@@ -13,10 +13,12 @@ from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
-from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all, is_queue
+from eagle_jax.generation.request import Asked
+from eagle_jax.generation.results import Generation
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
+from eagle_jax.generation.stopping import StoppingText
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Session:
         self,
         runner: Runner,
         prompts: list[str],
-        encoded: list[list[int]],
+        asked: list[Asked],
         view: View,
     ) -> None:
         """Prepares a session.
@@ -66,14 +68,15 @@ class Session:
         Args:
             runner: The runner that decodes a batch.
             prompts: The prompts as texts.
-            encoded: The prompts as ids.
+            asked: The prompts as ids, and what is asked for after each.
             view: The settings of what is shown and kept.
         """
         self.runs: list[dict[str, Any]] = []
         self.decode_seconds = self.compile_seconds = 0.0
         self._runner = runner
         self._prompts = prompts
-        self._encoded = encoded
+        self._encoded = [ids for ids, _ in asked]
+        self._settings = [one for _, one in asked]
         self._view = view
         self._was_interrupted = False
         self._tokenizer = runner.pair.tokenizer
@@ -116,12 +119,12 @@ class Session:
     def _run_all(self) -> Iterator[None]:
         """Decodes without a look between rounds; texts are shown in order."""
         runner, before = self._runner, self._runner.programs.compile_seconds
-        seeds = [self._seed(number) for number in range(len(self._prompts))]
         try:
-            for served in decode_all(runner, self._encoded, seeds):
+            for served in decode_all(runner, self._encoded, self._settings):
                 self.decode_seconds += served.decode_seconds
                 self._show_head(served.key)
-                self._keep(served.key, served.row)
+                done = Generation.of(self._tokenizer, served)
+                self._keep(served.key, served.row, done.text)
                 yield
         finally:
             self.compile_seconds += runner.programs.compile_seconds - before
@@ -139,27 +142,29 @@ class Session:
         runner, last = self._runner, dict[int, Round]()
         trees: dict[int, list[Any]] = {row: [] for row in range(len(numbers))}
         encoded = [self._encoded[number] for number in numbers]
-        stream = text.TextStream(self._tokenizer, encoded[0])
-        seeds = [self._seed(number) for number in numbers]
+        asked = [self._settings[number] for number in numbers]
+        texts = [
+            StoppingText.of(self._tokenizer, ids, one)
+            for ids, one in zip(encoded, asked, strict=True)
+        ]
         self._show_head(numbers[0])
         compiled, rows = runner.programs.compile_seconds, []
         started = None  # The prefill's time is no part of decoding.
         try:
-            for texts, done in runner.rounds(encoded, seeds):
+            for found, done in runner.rounds(encoded, asked):
                 if started is not None:
                     self.decode_seconds += runner.clock() - started
-                rows = texts
+                rows = [text.take(row) for text, row in zip(texts, found, strict=False)]
                 if self._view.stream:
-                    (one,) = rows
-                    is_last = one.stop_reason != StopReason.RUNNING
-                    new = stream.update(one.generated_ids, is_last=is_last)
-                    print(new, end="", flush=True)
+                    print(texts[0].new, end="", flush=True)
                 if done is not None:
                     for row in np.flatnonzero(done.count).tolist():
                         last[row] = done
                         if self._view.trace:
                             trees[row].append(results.tree_record(done, row))
                 started = runner.clock()
+                if all(row.stop_reason != StopReason.RUNNING for row in rows):
+                    break
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -168,27 +173,21 @@ class Session:
         for row, number in enumerate(numbers):
             if row > 0:
                 self._show_head(number)
-            self._keep(number, rows[row])
+            self._keep(number, rows[row], texts[row].text)
             if self._view.trace:
                 self.runs[-1]["trees"] = trees[row]
             if self._view.show_tree and row in last:
                 drawn = draw_tree(last[row], row, self._tokenizer)
                 Console(highlight=False).print(drawn)
 
-    def _keep(self, number: int, row: Row) -> None:
+    def _keep(self, number: int, row: Row, generated: str) -> None:
         """Records and shows a text."""
-        generated = text.continuation(
-            self._tokenizer, row.prompt_ids, row.generated_ids
-        )
-        prompt, seed = self._prompts[number], self._seed(number)
+        prompt, settings = self._prompts[number], self._settings[number]
         self.runs.append(
-            results.run_record(row, prompt=prompt, text=generated, seed=seed)
+            results.run_record(row, prompt=prompt, text=generated, settings=settings)
         )
         if not self._view.is_silent:
             print("" if self._view.stream else generated)
-
-    def _seed(self, number: int) -> int:
-        return self._runner.config.sampling.seed + number
 
     def _show_head(self, number: int) -> None:
         """Prints a heading that tells several texts apart."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from eagle_jax.config import DecodingConfig, load_config
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.request import RequestConfig
 from eagle_jax.methods import METHODS
 
 Settings = TypeVar("Settings")
@@ -45,6 +46,7 @@ def add_settings(
     tables += more
     if kind is GenerateConfig:
         tables += [method.settings for method in METHODS.values()]
+        tables.append(RequestConfig)
     for name in names:
         table = next(t for t in tables if name in typing.get_type_hints(t))
         hint = typing.get_type_hints(table)[name]

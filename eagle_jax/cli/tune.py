@@ -29,6 +29,7 @@ from eagle_jax.cli.settings import add_settings, check_read, join_settings
 from eagle_jax.config import DecodingConfig, require
 from eagle_jax.files import write_whole
 from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.request import each_sample, request_of
 from eagle_jax.methods import METHODS
 from eagle_jax.tuning.trials import (
     Trial,
@@ -82,7 +83,8 @@ def _tune(arguments: argparse.Namespace) -> int:
     pair, prompts = open_measured(arguments, config, least=size)
     count = max(min(arguments.num_prompts, len(prompts)), size)
     prompts = [prompts[i * len(prompts) // count] for i in range(count)]
-    plain = pair.runner(prompts, config, size)
+    asked = each_sample(prompts, request_of(config))
+    plain = pair.runner(asked, config, size)
     runners = {None: dataclasses.replace(plain, drafter=None)}
     for tree in trees:
         drafter = pair.source.make_drafter(tree, rule)

@@ -10,12 +10,17 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from eagle_jax.constraints import constrain
+from eagle_jax.constraints import find_forbidden, process
 from eagle_jax.decoding import chunked_prefill
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import cache_sizes, decode_growing, grow, has_room
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.state import DecodeState, emit, record_round
+from eagle_jax.decoding.state import (
+    DecodeState,
+    emit,
+    record_logprobs,
+    record_round,
+)
 from eagle_jax.interface import Params
 from eagle_jax.sampling import choose_tokens
 
@@ -26,6 +31,7 @@ def generate(
     requests: Requests,
     *,
     num_slots: int | None = None,
+    num_samples: int = 1,
 ) -> DecodeState:
     """Decodes every request to its end.
 
@@ -35,32 +41,42 @@ def generate(
         requests: The requests, `B` rows of concrete arrays.
         num_slots: The number of cache slots, `S`; `None` for a cache that grows with
             the texts, up to what the requests need. Static.
+        num_samples: The number of neighbours that have one prompt, `n`, and keys of
+            their own; it is read once for all of them. Static.
 
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer.
 
     Raises:
-        InputError: If `num_slots` is too small for the requests, or a temperature
-            above 0 meets a greedy decoder.
+        InputError: If `num_slots` is too small for the requests, a temperature above 0
+            meets a greedy decoder, or neighbours differ that are to share a prompt.
     """
     decoder.check(params, requests)
+    chunked_prefill.check_samples(requests, num_samples)
     decoder = dataclasses.replace(decoder, drafter=None)
     sizes = cache_sizes(requests, num_slots, depth=0)
     return decode_growing(
-        prefill(decoder, params, requests, num_slots=sizes[0]),
+        prefill(decoder, params, requests, num_slots=sizes[0], num_samples=num_samples),
         sizes,
         lambda state: decode(decoder, params, state),
         lambda state, size: grow(decoder, state, num_slots=size),
     )
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots", "num_samples"))
 def prefill(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int,
+    num_samples: int = 1,
 ) -> DecodeState:
     """Reads the prompts and emits the first tokens; arguments as for `generate`."""
     decoder = dataclasses.replace(decoder, drafter=None)
-    return chunked_prefill.prefill(decoder, params, requests, num_slots=num_slots)
+    return chunked_prefill.prefill(
+        decoder, params, requests, num_slots=num_slots, num_samples=num_samples
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("decoder",), donate_argnames=("state",))
@@ -86,16 +102,17 @@ def _step(decoder: Decoder, params: Params, state: DecodeState) -> DecodeState:
     target, cache, rows = decoder.target, state.target_cache, state.rows
     tokens, positions = state.root[:, None], (state.lengths - 1)[:, None]
     output = target.forward(params.target, tokens, positions, None, cache)
-    guide = decoder.guide(params, state.constraint_state)
-    logits = target.unembed(params.target, output.hidden[:, 0])
-    logits = constrain(guide, logits)
+    guide = decoder.guide(params, state)
+    raw = target.unembed(params.target, output.hidden[:, 0])
+    logits = process(guide, raw)
     chosen = choose_tokens(
         rows.sampling, rows.keys, logits, state.lengths, greedy=decoder.is_greedy
     )
 
     state = record_round(state, jnp.zeros_like(state.lengths))
-    added = chosen[:, None]
-    state, taken = emit(state, added, jnp.ones_like(chosen), guide)
-    path = jnp.zeros_like(positions)
+    added, path = chosen[:, None], jnp.zeros_like(positions)
+    is_forbidden = find_forbidden(guide, logits[:, None], path, added)
+    state, taken = emit(state, added, jnp.ones_like(chosen), guide, is_forbidden)
+    state = record_logprobs(state, raw, logits, added, taken)
     cache = target.commit(cache, output.entries, path, taken)
     return dataclasses.replace(state, target_cache=cache)

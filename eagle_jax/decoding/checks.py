@@ -78,7 +78,7 @@ def check_slot(
     if one != other:
         raise InputError(
             "the prefix does not fit into the state; make both with the same decoder, "
-            "num_slots and number of stop tokens"
+            "num_slots, number of stop tokens and processor_room"
         )
 
 

@@ -1,16 +1,19 @@
 """Chunked prefill: target and drafter read prompts together, a chunk at a time."""
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.constraints import constrain
+from eagle_jax.constraints import find_forbidden, process
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.logprobs import Logprobs, no_logprobs
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.state import DecodeState, StopReason, emit
+from eagle_jax.decoding.state import DecodeState, StopReason, emit, record_logprobs
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Cache, Params, PromptChunk
 from eagle_jax.prefill import chunk_size, read_chunk
@@ -29,6 +32,8 @@ class PrefillState:
         hidden: `[B, E]`, the target's hidden state of each prompt's newest token;
             `None` before the only chunk.
         num_read: `[B]` int32, the tokens read so far, the same in every row.
+        logprobs: The log-probabilities of these tokens; `None` unless the decoder was
+            asked for any.
     """
 
     requests: Requests
@@ -36,11 +41,17 @@ class PrefillState:
     drafter_state: Any
     hidden: jax.Array | None
     num_read: jax.Array
+    logprobs: Logprobs | None = None
 
 
-@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots", "num_samples"))
 def prefill(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int,
+    num_samples: int = 1,
 ) -> DecodeState:
     """Reads the prompts and emits each row's first token.
 
@@ -52,27 +63,66 @@ def prefill(
         requests: The requests, `B` rows.
         num_slots: The number of cache slots, `S`: at least `round_up_slots` of the
             longest text, of which only the prompt is checked here. Static.
+        num_samples: The number of neighbours that have one prompt, `n`; it is read
+            once for all of them. Static.
 
     Raises:
-        InputError: If a target or a drafter breaks its protocol, or the padded prompts
-            are no whole chunks or longer than a row's slots.
+        InputError: If a target or a drafter breaks its protocol, the padded prompts are
+            no whole chunks or longer than a row's slots, or `num_samples` does not
+            divide the rows.
     """
-    state = start_prefill(decoder, params, requests, num_slots=num_slots)
+    check_samples(requests, num_samples)
+    firsts = jax.tree.map(lambda leaf: leaf[::num_samples], requests)
+    state = start_prefill(decoder, params, firsts, num_slots=num_slots)
     read = functools.partial(prefill_chunk, decoder, params)
     num_tokens = requests.prompts.shape[1]
     size = chunk_size(num_tokens)
     if size == num_tokens:
         state = read(state)
     else:
-        num_chunks = -(-requests.prompt_lengths.max() // size)
+        num_chunks = -(-firsts.prompt_lengths.max() // size)
         state = jax.lax.fori_loop(0, num_chunks, lambda _, state: read(state), state)
+    if num_samples > 1:
+        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_samples, axis=0), state)
+        state = dataclasses.replace(state, requests=requests)
     return finish_prefill(decoder, params, state, num_slots=num_slots)
 
 
+def check_samples(requests: Requests, num_samples: int) -> None:
+    """Refuses requests that do not come in groups of `num_samples` equal prompts.
+
+    Traced prompts, inside somebody's `jax.jit`, are not looked at.
+    """
+    prompts, lengths = requests.prompts, requests.prompt_lengths
+    rows = len(prompts)
+    if num_samples < 1 or rows % num_samples:
+        raise InputError(
+            f"num_samples = {num_samples} must divide the {rows} requests, of which so "
+            "many neighbours have one prompt"
+        )
+    if isinstance(prompts, jax.core.Tracer) or num_samples == 1:
+        return
+    whole = jnp.column_stack([lengths, prompts])
+    firsts = jnp.repeat(whole[::num_samples], num_samples, axis=0)
+    if (differs := (whole != firsts).any(axis=1)).any():
+        row = int(differs.argmax())
+        raise InputError(
+            f"prompt {row} differs from prompt {row - row % num_samples}, but "
+            f"num_samples = {num_samples} neighbours share one"
+        )
+
+
 def start_prefill(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int,
+    size: int | None = None,
 ) -> PrefillState:
     """Begins to read prompts in chunks; arguments as for `prefill`.
+
+    `size` is the number of tokens of a chunk, by default as many as pay. Static.
 
     Call `prefill_chunk` as often as `num_chunks` of `slots` says, between rounds of the
     running rows, then `finish_prefill`: no row waits for longer than a chunk takes,
@@ -80,7 +130,7 @@ def start_prefill(
     """
     prompts = requests.prompts
     batch, num_tokens = prompts.shape
-    if num_tokens % (size := chunk_size(num_tokens)):
+    if num_tokens % (size := size or chunk_size(num_tokens)):
         raise InputError(
             f"prompts padded to {num_tokens} tokens are no whole chunks of {size}; pad "
             "them to `bucket_prompt`, as `make_requests` does"
@@ -109,11 +159,57 @@ def start_prefill(
         drafter_state=drafter_state,
         hidden=hidden,
         num_read=jnp.zeros(batch, jnp.int32),
+        logprobs=no_logprobs(decoder.logprobs, batch, num_slots),
+    )
+
+
+def reuse_prefill(
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    state: DecodeState,
+    slot: jax.Array | int,
+    length: jax.Array | int,
+    *,
+    size: int,
+) -> PrefillState:
+    """Begins to read a prompt after what it has in common with a text that is there.
+
+    Target and drafter must be `Truncating`; `prefill_chunk`, with the same `size`, then
+    reads what is new. What is accepted later is what it would be had all been read.
+
+    Args:
+        decoder: The decoder. Static.
+        params: The parameters of target and drafter.
+        requests: One request.
+        state: The running state.
+        slot: `[]` int32, the row of the text, which may have ended.
+        length: `[]` int32, the tokens that are not read again, a multiple of `size`:
+            fewer than the prompt and the text have in common, and a round's fewer than
+            the text has.
+        size: The number of tokens of a chunk. Static.
+    """
+    begun = start_prefill(
+        decoder, params, requests, num_slots=state.tokens.shape[1], size=size
+    )
+    lengths = jnp.full(1, length, jnp.int32)
+
+    def cut(part: Any, rows: Any) -> Any:
+        take = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=slot, slice_size=1
+        )
+        return part.truncate(jax.tree.map(take, rows), lengths)
+
+    return dataclasses.replace(
+        begun,
+        target_cache=cut(decoder.target, state.target_cache),
+        drafter_state=cut(decoder.drafting, state.drafter_state),
+        num_read=lengths,
     )
 
 
 def prefill_chunk(
-    decoder: Decoder, params: Params, state: PrefillState
+    decoder: Decoder, params: Params, state: PrefillState, *, size: int | None = None
 ) -> PrefillState:
     """Reads the next chunk of all prompts, with the target and then the drafter.
 
@@ -121,7 +217,7 @@ def prefill_chunk(
     """
     requests, begin = state.requests, state.num_read[0]
     prompts, lengths = requests.prompts, requests.prompt_lengths
-    size = chunk_size(prompts.shape[1])
+    size = size or chunk_size(prompts.shape[1])
     output, cache = read_chunk(
         decoder.target,
         params.target,
@@ -137,12 +233,17 @@ def prefill_chunk(
     drafter, before = decoder.drafting, state.drafter_state
     drafter_state = drafter.prefill_chunk(params.drafter, before, chunk)
     check(f"{type(drafter).__name__}.prefill_chunk", before, drafter_state)
+    logprobs = state.logprobs
+    if logprobs is not None and logprobs.config.prompt:
+        logits = decoder.target.unembed(params.target, output.hidden)
+        logprobs = logprobs.after_chunk(chunk, logits)
     return PrefillState(
         requests=requests,
         target_cache=cache,
         drafter_state=drafter_state,
         hidden=chunk.newest(output.hidden, state.hidden),
         num_read=state.num_read + size,
+        logprobs=logprobs,
     )
 
 
@@ -152,15 +253,10 @@ def finish_prefill(
     """Emits each row's first token after its prompt, of which all chunks are read."""
     requests, lengths = state.requests, state.requests.prompt_lengths
     batch, num_tokens = requests.prompts.shape
-    guide = decoder.first_guide(params, batch)
     target = decoder.target
     assert state.hidden is not None, "a chunk was read"
-    logits = target.unembed(params.target, state.hidden)
-    check_logits(f"{type(target).__name__}.unembed", logits, batch)
-    logits, greedy = constrain(guide, logits), decoder.is_greedy
-    first = choose_tokens(
-        requests.sampling, requests.keys, logits, lengths, greedy=greedy
-    )
+    raw = target.unembed(params.target, state.hidden)
+    check_logits(f"{type(target).__name__}.unembed", raw, batch)
     is_prompt = jnp.arange(num_tokens) < lengths[:, None]
     tokens = jnp.zeros((batch, num_slots), jnp.int32)
     begun = DecodeState(
@@ -173,5 +269,15 @@ def finish_prefill(
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=jnp.zeros(batch, jnp.int32),
         expected=jnp.zeros((batch, 2), jnp.float32),
+        constraint_state=decoder.init_constraint(params, batch),
+        logprobs=state.logprobs,
     )
-    return emit(begun, first[:, None], jnp.ones(batch, jnp.int32), guide)[0]
+    guide = decoder.guide(params, begun)
+    logits, greedy = process(guide, raw), decoder.is_greedy
+    first = choose_tokens(
+        requests.sampling, requests.keys, logits, lengths, greedy=greedy
+    )[:, None]
+    one = jnp.ones(batch, jnp.int32)
+    is_forbidden = find_forbidden(guide, logits[:, None], one[:, None] - 1, first)
+    begun, taken = emit(begun, first, one, guide, is_forbidden)
+    return record_logprobs(begun, raw, logits, first, taken)

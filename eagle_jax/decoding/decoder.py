@@ -8,9 +8,12 @@ import jax
 import jax.core
 
 from eagle_jax.constraints import Constraint, Guide
+from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.decoding.requests import Requests
+from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
 from eagle_jax.interface import Drafter, Draws, Params, PromptChunk, Target, Verified
+from eagle_jax.processors import Text
 from eagle_jax.tree import DraftTree, root_only
 
 AcceptanceRule = Literal["greedy", "coupled", "rejection"]
@@ -41,6 +44,11 @@ class RootDrafter:
         del params, chunk
         return state
 
+    def truncate(self, state: Any, length: jax.Array) -> Any:
+        """See `Truncating`."""
+        del length
+        return state
+
     def propose(
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
@@ -69,6 +77,8 @@ class Decoder:
             and draws under the others.
         constraint: The rule that says which tokens may follow, whose parameters are
             `Params.constraint`; `None` for any.
+        logprobs: The log-probabilities that are wanted beside the tokens, in
+            `DecodeState.logprobs`; `None` for none.
 
     Raises:
         InputError: If a part is a class or has no hash, or there is no such rule.
@@ -78,6 +88,7 @@ class Decoder:
     drafter: Drafter | None = None
     acceptance: AcceptanceRule = "coupled"
     constraint: Constraint | None = None
+    logprobs: LogprobsConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuses parts that would fail somewhere inside a compilation."""
@@ -125,23 +136,37 @@ class Decoder:
         """Whether every row takes the argmax, and no sampling is compiled."""
         return self.acceptance == "greedy"
 
-    def guide(self, params: Params, state: Any) -> Guide | None:
-        """Returns the constraint at work, `None` without one.
+    def guide(self, params: Params, state: DecodeState) -> Guide | None:
+        """Returns the constraint and the processors at work, `None` without any.
 
         Args:
             params: The parameters, of which the constraint's are taken.
-            state: The constraint's states of the rows, every leaf `[B, ...]`.
+            state: The state between two rounds.
         """
-        if self.constraint is None:
+        rows, text = state.rows, None
+        if rows.processors is not None:
+            text = Text(
+                settings=rows.processors,
+                tokens=state.tokens,
+                length=state.lengths,
+                prompt_length=rows.prompt_lengths,
+                stop_tokens=rows.stop_tokens,
+            )
+        if self.constraint is None and text is None:
             return None
-        return Guide(constraint=self.constraint, params=params.constraint, state=state)
+        return Guide(
+            constraint=self.constraint,
+            params=params.constraint,
+            state=state.constraint_state,
+            text=text,
+            depth=self.depth,
+        )
 
-    def first_guide(self, params: Params, batch: int) -> Guide | None:
-        """Returns the constraint of `B` rows that have generated nothing."""
+    def init_constraint(self, params: Params, batch: int) -> Any:
+        """Returns the constraint's state of rows that have generated nothing."""
         if self.constraint is None:
-            return None
-        state = self.constraint.init_state(params.constraint, batch)
-        return self.guide(params, state)
+            return ()
+        return self.constraint.init_state(params.constraint, batch)
 
     def check(self, params: Any, requests: Requests) -> None:
         """Refuses arguments that would silently give wrong text.

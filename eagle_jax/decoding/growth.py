@@ -15,6 +15,7 @@ import jax.core
 import jax.numpy as jnp
 
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.logprobs import no_logprobs
 from eagle_jax.decoding.requests import Requests, cache_slots, round_up_slots
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.errors import InputError
@@ -114,12 +115,14 @@ def grow(decoder: Decoder, state: DecodeState, *, num_slots: int) -> DecodeState
     more = (0, num_slots - old_slots)
     cache = decoder.target.init_cache(batch, num_slots)
     drafter_state = decoder.drafting.init_state(batch, num_slots)
+    logprobs = no_logprobs(decoder.logprobs, batch, num_slots)
     return dataclasses.replace(
         state,
         tokens=jnp.pad(state.tokens, ((0, 0), more)),
         accept_lengths=jnp.pad(state.accept_lengths, ((0, 0), more)),
         target_cache=jax.tree.map(fill, cache, state.target_cache),
         drafter_state=jax.tree.map(fill, drafter_state, state.drafter_state),
+        logprobs=jax.tree.map(fill, logprobs, state.logprobs),
     )
 
 

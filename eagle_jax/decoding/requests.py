@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.core
@@ -12,10 +13,13 @@ from flax import struct
 
 from eagle_jax.errors import InputError
 from eagle_jax.prefill import PREFILL_CHUNK
+from eagle_jax.processors import (
+    NO_TOKEN,
+    ProcessorConfig,
+    Processors,
+    make_processors,
+)
 from eagle_jax.sampling import SamplingParams
-
-NO_TOKEN = -1
-"""The padding of stop tokens, which equals no token."""
 
 _STOP_TOKEN_BUCKET = 8
 _SLOT_BUCKET = 64
@@ -34,6 +38,7 @@ class RowSettings:
         stop_tokens: `[B, Z]` int32, tokens that end a text, padded with `NO_TOKEN`.
         sampling: The settings of sampling, `[B]` fields.
         keys: `[B]` typed PRNG keys; a row's text depends on its own key alone.
+        processors: The settings of processors, `[B]` fields; `None` without any.
     """
 
     prompt_lengths: jax.Array
@@ -42,6 +47,7 @@ class RowSettings:
     stop_tokens: jax.Array
     sampling: SamplingParams
     keys: jax.Array
+    processors: Processors | None = None
 
 
 @struct.dataclass(kw_only=True)
@@ -67,12 +73,14 @@ def make_requests(
     *,
     max_new_tokens: int | Sequence[int],
     max_length: int | Sequence[int] | None = None,
-    stop_tokens: int | Sequence[int] = (),
+    stop_tokens: int | Sequence[int] | Sequence[Sequence[int]] = (),
     temperature: float | Sequence[float] = 0.0,
     top_p: float | Sequence[float] = 1.0,
     top_k: int | Sequence[int] = 0,
     min_p: float | Sequence[float] = 0.0,
     seeds: int | Sequence[int] = 0,
+    processors: ProcessorConfig | Sequence[ProcessorConfig] | None = None,
+    processor_room: ProcessorConfig | None = None,
     prompt_bucket: int | None = None,
     vocab_size: int | None = None,
 ) -> Requests:
@@ -84,7 +92,8 @@ def make_requests(
             one per request, or one for all.
         max_length: The tokens of prompt and output at most; `None` for what the
             request needs.
-        stop_tokens: The token or tokens of which any ends a text, and belongs to it.
+        stop_tokens: The token or tokens of which any ends a text, and belongs to it;
+            or a list of these for each request.
         temperature: The divisor of the logits, or 0 for the most likely token.
         top_p: The mass of the most likely tokens to keep, in (0, 1]; 1 keeps all.
         top_k: The number of most likely tokens to keep; 0 or -1 keeps all.
@@ -92,6 +101,10 @@ def make_requests(
             [0, 1]; 0 keeps all.
         seeds: The seeds; rows with different ones draw independently, equal ones draw
             equal noise.
+        processors: The penalties, biases and bans of each request, or of all.
+        processor_room: Settings whose kinds and sizes the requests get arrays for,
+            whether or not they ask for them, so that they share programs, and slots of
+            one state; `None` for those of the requests alone.
         prompt_bucket: The padded length of the prompts, `T`; `None` for
             `bucket_prompt` of the longest.
         vocab_size: The number of tokens the target knows, `V`, which ids are below;
@@ -110,16 +123,6 @@ def make_requests(
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     new_tokens = _per_row(max_new_tokens, batch, np.int32, "max_new_tokens")
     _require(new_tokens >= 1, "max_new_tokens", new_tokens, "at least 1")
-    temperatures = _per_row(temperature, batch, np.float32, "temperature")
-    is_temperature = np.isfinite(temperatures) & (temperatures >= 0)
-    _require(is_temperature, "temperature", temperatures, "finite, 0 or more")
-    top_ps = _per_row(top_p, batch, np.float32, "top_p")
-    _require((top_ps > 0) & (top_ps <= 1), "top_p", top_ps, "above 0 and at most 1")
-    top_ks = _per_row(top_k, batch, np.int32, "top_k")
-    _require(top_ks >= -1, "top_k", top_ks, "0 or -1 (off), or more")
-    min_ps = _per_row(min_p, batch, np.float32, "min_p")
-    _require((min_ps >= 0) & (min_ps <= 1), "min_p", min_ps, "0 (off) to 1")
-
     limits = _longest_texts(lengths, new_tokens, max_length)
     for row, prompt in enumerate(prompts):
         check_request(
@@ -129,25 +132,70 @@ def make_requests(
             vocab_size=vocab_size,
         )
 
-    count = np.size(stop_tokens)  # One may be given alone.
-    num_stops = max(1, -(-count // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
-    stops = np.full(num_stops, NO_TOKEN, np.int32)
-    if count:
-        stops[:count] = _per_row(stop_tokens, count, np.int32, "stop_tokens")
     return Requests(
         prompts=jnp.asarray(_pad(prompts, lengths, prompt_bucket)),
         prompt_lengths=jnp.asarray(lengths),
         max_new_tokens=jnp.asarray(new_tokens),
         max_length=jnp.asarray(limits),
-        stop_tokens=jnp.asarray(np.broadcast_to(stops, (batch, num_stops))),
-        sampling=SamplingParams(
-            temperature=jnp.asarray(temperatures),
-            top_p=jnp.asarray(top_ps),
-            top_k=jnp.asarray(top_ks),
-            min_p=jnp.asarray(min_ps),
-        ),
+        stop_tokens=jnp.asarray(_stop_tokens(stop_tokens, batch)),
+        sampling=_sampling(temperature, top_p, top_k, min_p, batch),
         keys=jax.vmap(jax.random.key)(_per_row(seeds, batch, np.uint32, "seeds")),
+        processors=_make_processors(processors, processor_room, batch, vocab_size),
     )
+
+
+def _sampling(
+    temperature: object, top_p: object, top_k: object, min_p: object, batch: int
+) -> SamplingParams:
+    """Returns the settings by which the tokens of all rows are drawn."""
+    temperatures = _per_row(temperature, batch, np.float32, "temperature")
+    is_temperature = np.isfinite(temperatures) & (temperatures >= 0)
+    _require(is_temperature, "temperature", temperatures, "finite, 0 or more")
+    top_ps = _per_row(top_p, batch, np.float32, "top_p")
+    _require((top_ps > 0) & (top_ps <= 1), "top_p", top_ps, "above 0 and at most 1")
+    top_ks = _per_row(top_k, batch, np.int32, "top_k")
+    _require(top_ks >= -1, "top_k", top_ks, "0 or -1 (off), or more")
+    min_ps = _per_row(min_p, batch, np.float32, "min_p")
+    _require((min_ps >= 0) & (min_ps <= 1), "min_p", min_ps, "0 (off) to 1")
+    return SamplingParams(
+        temperature=jnp.asarray(temperatures),
+        top_p=jnp.asarray(top_ps),
+        top_k=jnp.asarray(top_ks),
+        min_p=jnp.asarray(min_ps),
+    )
+
+
+def _stop_tokens(given: object, batch: int) -> np.ndarray:
+    """Returns the stop tokens of each request, `[B, Z]` int32."""
+    rows: list[Any] = [given] * batch
+    if isinstance(given, Sequence) and given and isinstance(given[0], list | tuple):
+        rows = list(given)
+    if len(rows) != batch:
+        raise InputError(f"stop_tokens has {len(rows)} lists for {batch} prompts")
+    most = max(np.size(row) for row in rows)  # One may be given alone.
+    width = max(1, -(-most // _STOP_TOKEN_BUCKET)) * _STOP_TOKEN_BUCKET
+    stops = np.full((batch, width), NO_TOKEN, np.int32)
+    for place, row in enumerate(rows):
+        if count := np.size(row):
+            stops[place, :count] = _per_row(row, count, np.int32, "stop_tokens")
+    return stops
+
+
+def _make_processors(
+    given: ProcessorConfig | Sequence[ProcessorConfig] | None,
+    room: ProcessorConfig | None,
+    batch: int,
+    vocab_size: int | None,
+) -> Processors | None:
+    """Returns the processors of all rows, see `make_requests`."""
+    configs = given or ProcessorConfig()
+    configs = [configs] * batch if isinstance(configs, ProcessorConfig) else configs
+    if len(configs) != batch:
+        raise InputError(f"processors has {len(configs)} values for {batch} prompts")
+    if vocab_size is not None:
+        for config in configs:
+            config.check_vocabulary(vocab_size)
+    return make_processors(configs, room or ProcessorConfig())
 
 
 def _longest_texts(

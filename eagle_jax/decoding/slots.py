@@ -37,10 +37,12 @@ from eagle_jax.decoding.checks import (
 from eagle_jax.decoding.chunked_prefill import PrefillState
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import has_room
+from eagle_jax.decoding.logprobs import Logprobs, no_logprobs
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.interface import Params
 from eagle_jax.prefill import chunk_size
+from eagle_jax.processors import ProcessorConfig
 
 
 @struct.dataclass(kw_only=True)
@@ -55,6 +57,8 @@ class Result:
             uncut by limits; 0 after `num_rounds`.
         num_rounds: `[B]` int32, rounds of this call in which the row was running.
         stop_reason: `[B]` int32, each row's `StopReason` after the call.
+        logprobs: Those of `tokens`, undefined after `counts`; `None` unless the decoder
+            was asked for them.
     """
 
     tokens: jax.Array
@@ -62,6 +66,7 @@ class Result:
     accept_lengths: jax.Array
     num_rounds: jax.Array
     stop_reason: jax.Array
+    logprobs: Logprobs | None = None
 
     @property
     def is_finished(self) -> jax.Array:
@@ -76,6 +81,7 @@ def init_decode_state(
     batch: int,
     num_slots: int,
     num_stop_tokens: int = 1,
+    processor_room: ProcessorConfig | None = None,
 ) -> DecodeState:
     """Returns a state in which every row is free.
 
@@ -86,12 +92,15 @@ def init_decode_state(
         num_slots: The number of cache slots per row, `S`: `round_up_slots` of the
             longest text.
         num_stop_tokens: The stop tokens of a request at most.
+        processor_room: The processors that requests may ask for, see `make_requests`.
     """
     rows = make_requests(
-        [[0]] * batch, max_new_tokens=1, stop_tokens=range(num_stop_tokens)
+        [[0]] * batch,
+        max_new_tokens=1,
+        stop_tokens=range(num_stop_tokens),
+        processor_room=processor_room,
     )
     nothing = jnp.zeros(batch, jnp.int32)
-    guide = decoder.first_guide(params, batch)
     return DecodeState(
         rows=rows.settings(),
         tokens=jnp.zeros((batch, num_slots), jnp.int32),
@@ -102,14 +111,20 @@ def init_decode_state(
         accept_lengths=jnp.zeros((batch, num_slots), jnp.int32),
         num_rounds=nothing,
         expected=jnp.zeros((batch, 2), jnp.float32),
-        constraint_state=() if guide is None else guide.state,
+        constraint_state=decoder.init_constraint(params, batch),
+        logprobs=no_logprobs(decoder.logprobs, batch, num_slots),
     )
 
 
 @checked_by(check_prompts)
-@functools.partial(jax.jit, static_argnames=("decoder", "num_slots"))
+@functools.partial(jax.jit, static_argnames=("decoder", "num_slots", "num_samples"))
 def prefill(
-    decoder: Decoder, params: Params, requests: Requests, *, num_slots: int
+    decoder: Decoder,
+    params: Params,
+    requests: Requests,
+    *,
+    num_slots: int,
+    num_samples: int = 1,
 ) -> tuple[DecodeState, Result]:
     """Reads prompts as a whole and emits the first token of each.
 
@@ -119,6 +134,8 @@ def prefill(
         requests: The requests: one, or a few.
         num_slots: The number of cache slots, `S`, of the state that they will enter.
             Static.
+        num_samples: The number of neighbours that have one prompt, which is read once.
+            Static.
 
     Returns:
         A state of their own, for `insert`, and the first tokens.
@@ -127,7 +144,9 @@ def prefill(
         InputError: If the padded prompts are longer than a row's slots, or a
             temperature above 0 meets a greedy decoder.
     """
-    state = chunked_prefill.prefill(decoder, params, requests, num_slots=num_slots)
+    state = chunked_prefill.prefill(
+        decoder, params, requests, num_slots=num_slots, num_samples=num_samples
+    )
     return state, _first_tokens(requests, state)
 
 
@@ -140,9 +159,12 @@ def num_chunks(requests: Requests) -> int:
 start_prefill = checked_by(check_prompts)(
     jax.jit(chunked_prefill.start_prefill, static_argnames=("decoder", "num_slots"))
 )
+reuse_prefill = jax.jit(
+    chunked_prefill.reuse_prefill, static_argnames=("decoder", "size")
+)
 prefill_chunk = jax.jit(
     chunked_prefill.prefill_chunk,
-    static_argnames=("decoder",),
+    static_argnames=("decoder", "size"),
     donate_argnames=("state",),
 )
 
@@ -272,4 +294,5 @@ def _added(
         ),
         num_rounds=state.num_rounds - num_rounds,
         stop_reason=state.stop_reason,
+        logprobs=state.logprobs and state.logprobs.window(lengths, width),
     )

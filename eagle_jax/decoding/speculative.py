@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.constraints import constrain_nodes
+from eagle_jax.constraints import find_forbidden, process_nodes, prune
 from eagle_jax.decoding.acceptance import accept
-from eagle_jax.decoding.chunked_prefill import prefill
+from eagle_jax.decoding.chunked_prefill import check_samples, prefill
 from eagle_jax.decoding.decoder import AcceptanceRule, Decoder
 from eagle_jax.decoding.growth import cache_sizes, decode_growing, grow, has_room
 from eagle_jax.decoding.requests import Requests
-from eagle_jax.decoding.state import DecodeState, emit, record_round
+from eagle_jax.decoding.state import (
+    DecodeState,
+    emit,
+    record_logprobs,
+    record_round,
+)
 from eagle_jax.interface import Draws, Params, TargetOutput, Verified
 from eagle_jax.protocols import check, check_tree
 from eagle_jax.sampling import drafting_keys, position_noise
@@ -43,7 +48,7 @@ class Round:
             undefined in rows that were finished.
         tokens: `[B, P]` int32, the emitted tokens; undefined after `count`.
         count: `[B]` int32, tokens emitted, cut at limits and stop tokens; 0 in rows
-            that were finished before, or that came to a constraint's dead end.
+            that were finished before, or that came to a dead end.
     """
 
     tree: DraftTree
@@ -58,6 +63,7 @@ def generate(
     requests: Requests,
     *,
     num_slots: int | None = None,
+    num_samples: int = 1,
 ) -> DecodeState:
     """Decodes every request to its end.
 
@@ -71,19 +77,22 @@ def generate(
         requests: The requests, `B` rows of concrete arrays.
         num_slots: The number of cache slots, `S`; `None` for a cache that grows with
             the texts, up to what the requests need. Static.
+        num_samples: The number of neighbours that have one prompt, `n`, and keys of
+            their own; it is read once for all of them. Static.
 
     Returns:
         The final state: `tokens`, `lengths` and `stop_reason` are the answer,
         `accept_lengths` and `num_rounds` tell how it came about.
 
     Raises:
-        InputError: If `num_slots` is too small for the requests, or a temperature
-            above 0 meets a greedy decoder.
+        InputError: If `num_slots` is too small for the requests, a temperature above 0
+            meets a greedy decoder, or neighbours differ that are to share a prompt.
     """
     decoder.check(params, requests)
+    check_samples(requests, num_samples)
     sizes = cache_sizes(requests, num_slots, depth=decoder.depth)
     return decode_growing(
-        prefill(decoder, params, requests, num_slots=sizes[0]),
+        prefill(decoder, params, requests, num_slots=sizes[0], num_samples=num_samples),
         sizes,
         lambda state: decode(decoder, params, state),
         lambda state, size: grow(decoder, state, num_slots=size),
@@ -133,17 +142,19 @@ def _round(
     tree, drafter_state = drafter.propose(params.drafter, before, state.root, draws)
     check_tree(f"{type(drafter).__name__}.propose", tree, len(state.root))
     state = dataclasses.replace(state, drafter_state=drafter_state)
-    if draws.guide is not None:
-        tree = draws.guide.prune(tree, decoder.depth)
 
     # Verify: one call of the target over all nodes, beside its cache.
-    output, logits = run_target(decoder, params, state, tree)
+    output, raw = run_target(decoder, params, state, tree)
+    logits = process_nodes(draws.guide, raw, tree)
+    tree = prune(draws.guide, tree, logits)
 
     # Accept: the path that the target's own text follows.
     accepted = accept(decoder, state, tree, logits, draws.noise)
 
     # Commit: the text grows, and what it ends with becomes the next root.
     state, done = commit(decoder, params, state, tree, output, logits, accepted)
+    path, emitted = accepted.path, (done.tokens, done.count)
+    state = record_logprobs(state, raw, logits, *emitted, path)
     check(f"{type(drafter).__name__}.advance", before, state.drafter_state)
     return state, done
 
@@ -170,7 +181,7 @@ def round_draws(decoder: Decoder, params: Params, state: DecodeState) -> Draws:
         sampling=rows.sampling,
         noise=noise,
         keys=drafting_keys(rows.keys, root_positions),
-        guide=decoder.guide(params, state.constraint_state),
+        guide=decoder.guide(params, state),
     )
 
 
@@ -196,15 +207,13 @@ def run_target(
         tree: The drafted trees, `[B, N]` fields.
 
     Returns:
-        The target's output, and its logits `[B, N, V]`, float32, after each node, as
-        the constraint leaves them.
+        The target's output, and its own logits `[B, N, V]`, float32, after each node:
+        processors and the constraint change them later.
     """
     target, cache = decoder.target, state.target_cache
     positions, mask = jax.vmap(flatten)(tree, state.lengths - 1)
     output = target.forward(params.target, tree.tokens, positions, mask, cache)
-    logits = target.unembed(params.target, output.hidden)
-    guide = decoder.guide(params, state.constraint_state)
-    return output, constrain_nodes(guide, logits, tree, decoder.depth)
+    return output, target.unembed(params.target, output.hidden)
 
 
 def commit(
@@ -236,8 +245,9 @@ def commit(
     is_next = jnp.arange(decoder.depth + 1) == accepted.num_accepted[:, None]
     tokens = jnp.where(is_next, accepted.next_token[:, None], drafts)
     state = record_round(state, accepted.num_accepted, tree)
-    guide = decoder.guide(params, state.constraint_state)
-    state, count = emit(state, tokens, accepted.num_accepted + 1, guide)
+    guide = decoder.guide(params, state)
+    is_forbidden = find_forbidden(guide, logits, accepted.path, tokens)
+    state, count = emit(state, tokens, accepted.num_accepted + 1, guide, is_forbidden)
     verified = Verified(
         tree=tree,
         logits=logits,

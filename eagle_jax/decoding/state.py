@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from eagle_jax.constraints import Guide, count_allowed, follow
+from eagle_jax.constraints import Guide, follow
+from eagle_jax.decoding.logprobs import Logprobs
 from eagle_jax.decoding.requests import RowSettings
 from eagle_jax.interface import Cache
+from eagle_jax.sampling import process_logits
 from eagle_jax.tree import ROOT, DraftTree
 
 
@@ -28,7 +30,26 @@ class StopReason(enum.IntEnum):
     FREE = 4
     """The row holds no text: nothing was inserted yet, or it was freed."""
     DEAD_END = 5
-    """The constraint allows no token after the text."""
+    """No token is allowed after the text."""
+    STOP_STRING = 6
+    """The text contains a stop string; the host sees it, no loop does."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The reason as OpenAI and vLLM name it, "constraint" for a dead end.
+
+        It is `None` while the text goes on.
+        """
+        return _FINISH_REASONS.get(self.name)
+
+
+_FINISH_REASONS = {
+    "STOP_TOKEN": "stop",
+    "STOP_STRING": "stop",
+    "MAX_TOKENS": "length",
+    "MAX_LENGTH": "length",
+    "DEAD_END": "constraint",
+}
 
 
 @struct.dataclass(kw_only=True)
@@ -53,6 +74,8 @@ class DecodeState:
             draft has them, that a draft of level 1 is accepted, and one of level 2.
         constraint_state: The constraint's state after each row's text, the root
             included; `()` without a constraint.
+        logprobs: The log-probabilities of the text's tokens; `None` unless the decoder
+            was asked for them.
     """
 
     rows: RowSettings
@@ -65,6 +88,7 @@ class DecodeState:
     num_rounds: jax.Array
     expected: jax.Array
     constraint_state: Any = ()
+    logprobs: Logprobs | None = None
 
     @property
     def is_running(self) -> jax.Array:
@@ -79,7 +103,11 @@ class DecodeState:
 
 
 def emit(
-    state: DecodeState, tokens: jax.Array, count: jax.Array, guide: Guide | None
+    state: DecodeState,
+    tokens: jax.Array,
+    count: jax.Array,
+    guide: Guide | None,
+    is_forbidden: jax.Array | None,
 ) -> tuple[DecodeState, jax.Array]:
     """Appends tokens to the running rows, up to where each text ends.
 
@@ -91,14 +119,17 @@ def emit(
         state: The state, whose finished rows stay as they are.
         tokens: `[B, W]` int32, the tokens, padded at the end.
         count: `[B]` int32, real tokens per row, 1 .. `W`.
-        guide: The constraint before these tokens, `None` without one.
+        guide: What guides the text before these tokens, `None` for nothing.
+        is_forbidden: `[B, W]` bool, the tokens that may not follow; `None` for none.
 
     Returns:
         The new state, and how many tokens each row took, `[B]` int32.
     """
     otherwise: Any = StopReason.RUNNING
-    if guide is not None:
-        allowed = count_allowed(guide, tokens)
+    if is_forbidden is not None:
+        allowed = jnp.where(
+            is_forbidden.any(1), jnp.argmax(is_forbidden, axis=1), count
+        )
         otherwise = jnp.where(allowed < count, StopReason.DEAD_END, otherwise)
         count = jnp.minimum(count, allowed)
     is_stop = (tokens[:, :, None] == state.rows.stop_tokens[:, None, :]).any(axis=-1)
@@ -168,3 +199,38 @@ def record_round(
         num_rounds=state.num_rounds + state.is_running,
         expected=expected,
     )
+
+
+def record_logprobs(
+    state: DecodeState,
+    raw: jax.Array,
+    logits: jax.Array,
+    tokens: jax.Array,
+    count: jax.Array,
+    path: jax.Array | None = None,
+) -> DecodeState:
+    """Records the log-probabilities of the newest tokens, if they are asked for.
+
+    Args:
+        state: The state after `emit` of these tokens.
+        raw: `[B, N, V]` float32, the target's logits after the nodes; `[B, V]` of one.
+        logits: Those that tokens are chosen by, as a constraint leaves them.
+        tokens: `[B, W]` int32, the tokens that were to be emitted.
+        count: `[B]` int32, how many of them were.
+        path: `[B, W]` int32, the node before each token; `None` for the only one.
+    """
+    logprobs = state.logprobs
+    if logprobs is None:
+        return state
+    is_raw = logprobs.config.mode == "raw_logprobs"
+    said = raw if is_raw else logits
+    # The path first: other nodes' logits are not looked at.
+    said = (
+        said[:, None]
+        if path is None
+        else jnp.take_along_axis(said, path[..., None], axis=1)
+    )
+    if not is_raw:
+        said = process_logits(said, state.rows.sampling)
+    logprobs = logprobs.written(said, tokens, state.lengths - count, count)
+    return dataclasses.replace(state, logprobs=logprobs)

@@ -108,6 +108,10 @@ class LookupDrafter:
         )
         return LookupState(tokens=text, length=state.length + chunk.count)
 
+    def truncate(self, state: LookupState, length: jax.Array) -> LookupState:
+        """See `Truncating`."""
+        return dataclasses.replace(state, length=length)
+
     def propose(
         self, params: Any, state: LookupState, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, LookupState]:

@@ -89,6 +89,11 @@ class RecyclingDrafter:
         del params, chunk
         return state
 
+    def truncate(self, state: RecyclingState, length: jax.Array) -> RecyclingState:
+        """See `Truncating`; what later tokens taught is forgotten with them."""
+        del length
+        return self.init_state(len(state.likely), 0)
+
     def propose(
         self, params: Any, state: RecyclingState, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, RecyclingState]:

@@ -92,6 +92,12 @@ class SmallModel:
             count=jnp.ones_like(count),
         )
 
+    def truncate(self, state: SmallModelState, length: jax.Array) -> SmallModelState:
+        """See `Truncating`, which its target must be, too."""
+        target: Any = self.target
+        cache = target.truncate(state.cache, length)
+        return dataclasses.replace(state, cache=cache, length=length)
+
     def advance(
         self,
         state: SmallModelState,

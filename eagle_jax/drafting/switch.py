@@ -110,6 +110,14 @@ class SwitchDrafter:
             model=self.second.prefill_chunk(params, state.model, chunk),
         )
 
+    def truncate(self, state: SwitchState, length: jax.Array) -> SwitchState:
+        """See `Truncating`."""
+        return dataclasses.replace(
+            state,
+            lookup=self.first.truncate(state.lookup, length),
+            model=self.second.truncate(state.model, length),
+        )
+
     def propose(
         self, params: Any, state: SwitchState, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, SwitchState]:

@@ -10,7 +10,6 @@ import numpy as np
 
 from eagle_jax import tree as trees
 from eagle_jax.config import TreeConfig, require
-from eagle_jax.constraints import mask_logits
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.drafting.model import DraftModel
 from eagle_jax.interface import Draws, PromptChunk, Verified
@@ -95,6 +94,11 @@ class TreeDrafter:
             return state
         return self.model.prefill_chunk(params, state, chunk)
 
+    def truncate(self, state: Any, length: jax.Array) -> Any:
+        """See `Truncating`, which its model must be, too."""
+        model: Any = self.model
+        return state if self.depth == 0 else model.truncate(state, length)
+
     def propose(
         self, params: Any, state: Any, root: jax.Array, draws: Draws
     ) -> tuple[DraftTree, Any]:
@@ -119,7 +123,7 @@ class TreeDrafter:
         """
         if not self.shares_noise:
             draws = dataclasses.replace(draws, noise=None)
-        draws = _noise_of_known_tokens(self.model, params, output, draws)
+        draws = _of_known_tokens(self.model, params, output, draws)
         grow = _grow_dynamic if isinstance(self.tree, TreeConfig) else _grow_static
         return grow(self, params, state, root, output, draws)
 
@@ -149,7 +153,7 @@ def _grow_dynamic(
 
     def children(outputs: jax.Array, *, level: int) -> tuple[jax.Array, jax.Array]:
         logits = model.logits(params, outputs, level=level)
-        logits = _constrain(model, params, draws, states, logits)
+        logits = _process(draws, states, logits)
         scores = _scores(logits, draws, calibration, level=level)
         choices, log_probs = trees.top_children(scores, config.width)
         tokens = model.tokens(params, choices)
@@ -213,7 +217,7 @@ def _grow_static(
     states = None if draws.guide is None else draws.guide.at_roots
     for depth, level in enumerate(shape.levels, 1):
         logits = model.logits(params, outputs, level=depth)
-        logits = _constrain(model, params, draws, states, logits)
+        logits = _process(draws, states, logits)
         if not is_drawn:
             scores = _scores(logits, draws, calibration, level=depth)
             best, log_probs = trees.top_children(scores, level.width)
@@ -262,39 +266,39 @@ def _each(x: jax.Array, num_nodes: int) -> jax.Array:
     return jnp.broadcast_to(x, (x.shape[0], num_nodes, *x.shape[2:]))
 
 
-def _noise_of_known_tokens(
+def _of_known_tokens(
     model: DraftModel, params: Any, output: jax.Array, draws: Draws
 ) -> Draws:
-    """Returns draws whose noise is `[B, P, W]`: once per round, not once per level."""
+    """Returns draws for logits `[..., W]`: once per round, not once per level."""
     logits = functools.partial(model.logits, level=1)
     known = jax.eval_shape(logits, params, output).shape[-1]
-    if draws.noise is None or draws.noise.shape[-1] == known:
+    noise, guide = draws.noise, draws.guide
+    if known == model.vocab_size or (noise is None and guide is None):
         return draws
     tokens = model.tokens(params, jnp.arange(known))
-    return dataclasses.replace(draws, noise=draws.noise[:, :, tokens])
+    return dataclasses.replace(
+        draws,
+        noise=None if noise is None else noise[:, :, tokens],
+        guide=None if guide is None else guide.of_known(tokens, model.vocab_size),
+    )
 
 
-def _constrain(
-    model: DraftModel, params: Any, draws: Draws, states: Any, logits: jax.Array
-) -> jax.Array:
-    """Returns a model's logits without the tokens that the constraint forbids.
+def _process(draws: Draws, states: Any, logits: jax.Array) -> jax.Array:
+    """Returns a model's logits as the target's will be processed, `[B, M, W]`.
 
     Where the model knows no allowed token they stay as they are: distributions need a
     token, and what is drafted there is dropped with all that is forbidden.
 
     Args:
-        model: The draft model.
-        params: The draft model's weights.
-        draws: The draws of the round, with the constraint, if there is one.
-        states: The constraint's states after the nodes, every leaf `[B, M, ...]`.
+        draws: The draws of the round, with its guide, if there is one.
+        states: The guide's states after the nodes, every leaf `[B, M, ...]`.
         logits: `[B, M, W]` float32, or `[B, 1, W]` for all nodes.
     """
     if draws.guide is None:
         return logits
-    masks, num_known = draws.guide.masks(states), logits.shape[-1]
-    if num_known != masks.shape[-1]:
-        masks = masks[..., model.tokens(params, jnp.arange(num_known))]
-    return mask_logits(logits, masks | ~masks.any(axis=-1, keepdims=True))
+    processed = draws.guide.process(states, logits)
+    is_alive = (processed > -jnp.inf).any(axis=-1, keepdims=True)
+    return jnp.where(is_alive, processed, logits)
 
 
 def _scores(

@@ -17,7 +17,8 @@ from eagle_jax.generation.batches import decode_all
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.rows import Row
 from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler, Served
+from eagle_jax.generation.scheduler import Scheduler
+from eagle_jax.generation.served import Served
 
 _TURN_SEEDS = 1 << 24
 """The distance between the seeds of two turns: more than any file has questions."""
@@ -85,27 +86,33 @@ class QuestionAnswerer:
             if bucket not in self._warm:
                 self._warm[bucket] = self._runner(bucket)
                 self._warm[bucket].warm_up(by_round=False)
-            prompts, seeds = [conversation.prompt], [conversation.seed]
-            (served,) = decode_all(self._warm[bucket], prompts, seeds)
+            runner = self._warm[bucket]
+            asked = runner.request(conversation.seed)
+            (served,) = decode_all(runner, [conversation.prompt], [asked])
             yield from self._take(conversation, served)
 
     def _answer_together(self, begun: Iterator[_Conversation]) -> Iterator[Record]:
         """Answers questions in the rows of one running batch."""
         runner = self._runner(self.room)
         scheduler = Scheduler(runner)
+
+        def ask(conversation: _Conversation) -> None:
+            asked = runner.request(conversation.seed)
+            scheduler.add(conversation, conversation.prompt, asked)
+
         while True:
             # Enough for every row to have another at once; a question is not read
             # before.
             free = max(runner.batch_size - scheduler.num_waiting, 0)
             for conversation in itertools.islice(begun, free):
-                scheduler.add(conversation, conversation.prompt, conversation.seed)
+                ask(conversation)
             if scheduler.is_idle:
                 return
             for served in scheduler.step():
                 conversation = served.key
                 yield from self._take(conversation, served)
                 if conversation.prompt:
-                    scheduler.add(conversation, conversation.prompt, conversation.seed)
+                    ask(conversation)
 
     def _next(self, conversation: _Conversation) -> _Conversation:
         """Sets the next turn's prompt, without its beginning if too long, and seed."""
@@ -156,7 +163,8 @@ class QuestionAnswerer:
         runner = self._runner(self._bucket(conversation))
         runner = dataclasses.replace(runner, batch_size=1)
         tokens: list[int] = []
-        for (row,), done in runner.rounds([conversation.prompt], [conversation.seed]):
+        asked = runner.request(conversation.seed)
+        for (row,), done in runner.rounds([conversation.prompt], [asked]):
             tokens = row.generated_ids
             if done is not None:
                 conversation.trees += VerifiedTree.of(done)

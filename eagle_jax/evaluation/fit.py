@@ -276,8 +276,8 @@ def _decode(
     trees: list[VerifiedTree] = []
     for start in range(0, len(prompts), runner.batch_size):
         batch = list(prompts[start : start + runner.batch_size])
-        seeds = list(range(start, start + len(batch)))
-        for _, done in runner.rounds(batch, seeds):
+        asked = [runner.request(start + place) for place in range(len(batch))]
+        for _, done in runner.rounds(batch, asked):
             if done is not None:
                 trees += VerifiedTree.of(done)
     return trees

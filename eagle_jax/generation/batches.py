@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from eagle_jax.generation.prefixes import prefill_tokens
+from eagle_jax.generation.request import RequestConfig
 from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler, Served, prefill_tokens
+from eagle_jax.generation.scheduler import Scheduler
+from eagle_jax.generation.served import Served
 
 _MOST_PADDING = 1 << 14
 
@@ -23,35 +26,39 @@ def is_queue(runner: Runner, prompts: Sequence[list[int]]) -> bool:
 
 
 def decode_all(
-    runner: Runner, prompts: Sequence[list[int]], seeds: Sequence[int]
+    runner: Runner, prompts: Sequence[list[int]], settings: Sequence[RequestConfig]
 ) -> Iterator[Served]:
     """Decodes prompts, and yields the texts in the prompts' order.
 
-    They are decoded batch by batch, each as one program, unless `is_queue`.
+    They are decoded batch by batch, each as one program, unless `is_queue` or a stop
+    string may end one early.
 
     Args:
         runner: The pair with its settings and the shape of its batches.
         prompts: The prompts' token ids.
-        seeds: The seeds, one per prompt.
+        settings: The settings of each.
     """
-    if is_queue(runner, prompts):
+    if is_queue(runner, prompts) or any(one.stop for one in settings):
         scheduler, done, shown = Scheduler(runner), dict[int, Served](), 0
-        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            scheduler.add(number, prompt, seed)
+        for number, (prompt, one) in enumerate(zip(prompts, settings, strict=True)):
+            scheduler.add(number, prompt, one)
         while not scheduler.is_idle:
             done |= {served.key: served for served in scheduler.step()}
             while shown in done:
                 yield done.pop(shown)
                 shown += 1
         return
-    size = runner.batch_size
+    size, samples = runner.batch_size, settings[0].n
+    if size % samples or any(one.n != samples for one in settings):
+        samples = 1
     for start in range(0, len(prompts), size):
-        batch = prompts[start : start + size]
-        rows, reading, decoding = runner.run([*batch], [*seeds[start : start + size]])
+        batch, asked = prompts[start : start + size], settings[start : start + size]
+        rows, reading, decoding = runner.run([*batch], asked, num_samples=samples)
         for number, row in enumerate(rows):
             yield Served(
                 key=start + number,
                 row=row,
+                settings=asked[number],
                 prefill_seconds=reading / len(batch),
                 decode_seconds=decoding / len(batch),
             )

@@ -1,7 +1,6 @@
 """All settings of a generation, whatever its method."""
 
 import dataclasses
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,30 +97,21 @@ def with_settings(
     return dataclasses.replace(config, decoding=decoding, tree=tree)
 
 
-def of_call(config: GenerateConfig, settings: Mapping[str, Any]) -> GenerateConfig:
-    """Returns the settings of one call, with those that it was given.
+def of_call(config: GenerateConfig, temperature: float, **given: Any) -> GenerateConfig:
+    """Returns the settings of one call.
 
-    Tokens are drawn as the call says, or else by the defaults.
-
-    Raises:
-        InputError: If one is unknown or outside its range.
+    Args:
+        config: The settings of the pair.
+        temperature: The highest temperature of a request.
+        **given: `acceptance` and `max_length`, where they differ; `None` stands for
+            the pair's.
     """
-    fields: dict[str, dict[str, Any]] = {"sampling": {}, "decoding": {}}
-    for name, value in settings.items():
-        table = next((t for t, known in _PER_CALL.items() if name in known), None)
-        if table is None:
-            known = ", ".join(name for names in _PER_CALL.values() for name in names)
-            raise InputError(f"{name!r} is no setting; known are {known}")
-        if name == "seed" and value is None:
-            value = secrets.randbelow(2**30)  # Every prompt's seed may be given again.
-        if value is not None:
-            fields[table][name] = value
-    sampling = SamplingConfig(**fields["sampling"])
-    decoding = dataclasses.replace(config.decoding, **fields["decoding"])
-    return dataclasses.replace(config, sampling=sampling, decoding=decoding)
-
-
-_PER_CALL = {
-    "sampling": [field.name for field in dataclasses.fields(SamplingConfig)],
-    "decoding": ["max_new_tokens", "max_length", "ignore_eos"],
-}
+    values = {name: value for name, value in given.items() if value is not None}
+    length = {"max_length": values.pop("max_length")} if "max_length" in values else {}
+    return dataclasses.replace(
+        config,
+        sampling=dataclasses.replace(
+            config.sampling, temperature=temperature, **values
+        ),
+        decoding=dataclasses.replace(config.decoding, **length),
+    )

@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -76,9 +76,7 @@ def compile_grammar(
     tokenizer: Any,
     stop_tokens: Sequence[int],
     vocab_size: int,
-    *,
-    regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | None = None,
+    given: str | None,
 ) -> AutomatonParams | None:
     """Returns the automaton of the texts that match as a whole.
 
@@ -89,23 +87,20 @@ def compile_grammar(
         tokenizer: A `transformers` tokenizer.
         stop_tokens: The token ids that end a text.
         vocab_size: The number of tokens the target knows, `V`.
-        regex: A regular expression in the syntax of Rust's regex-automata: without
-            look-around, back references and anchors.
-        json_schema: A JSON schema, as text or as the object that it describes.
+        given: A JSON list, `RequestConfig.grammar`: a regular expression in the syntax
+            of Rust's regex-automata, without look-around, back references and anchors,
+            and a JSON schema, as text or as the object that it describes; one of them
+            is null. `None` for any text.
 
     Returns:
-        The tables, `None` if neither is given.
+        The tables, `None` for any text.
 
     Raises:
-        InputError: If both are given, the library refuses one or is not installed, the
+        InputError: If the library refuses it or is not installed, the
             automaton is too large, or the tokenizer cannot write its texts.
     """
-    if regex is None and json_schema is None:
+    if given is None:
         return None
-    if regex is not None and json_schema is not None:
-        raise InputError(
-            "`regex` and `json_schema` are both given; a text has one of them"
-        )
     stops = tuple(token for token in stop_tokens if token < vocab_size)
     if not stops:
         raise InputError(
@@ -113,10 +108,6 @@ def compile_grammar(
             f"target has none below its vocabulary's size, {vocab_size}; correct "
             "eos_token_id in its config.json"
         )
-    try:
-        given = json.dumps([regex, json_schema], allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"`regex` or `json_schema` is no JSON: {error}") from error
     return _compile(tokenizer, stops, vocab_size, given)
 
 

@@ -1,31 +1,42 @@
 """Text in, text out: a target with its drafter, from names or folders."""
 
+import asyncio
 import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from eagle_jax import assets
+from eagle_jax.automaton import AutomatonParams
 from eagle_jax.checkpoints import check_max_length
-from eagle_jax.config import CONFIGS, DecodingConfig, load_config
+from eagle_jax.config import DecodingConfig, require
 from eagle_jax.decoding.growth import LEAST_LENGTH
-from eagle_jax.decoding.rates import tokens_per_round
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
-from eagle_jax.decoding.state import StopReason
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all
-from eagle_jax.generation.config import GenerateConfig, of_call, with_settings
+from eagle_jax.generation.config import GenerateConfig, of_call
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
-from eagle_jax.generation.pairs import LoadedPair, PairSource, open_pair
+from eagle_jax.generation.pairs import LoadedPair, PairSource
+from eagle_jax.generation.request import (
+    Asked,
+    RequestConfig,
+    each_sample,
+    request_of,
+)
+from eagle_jax.generation.results import Generation, Piece, Pieces
 from eagle_jax.generation.runner import Runner
+from eagle_jax.generation.scheduler import Scheduler
+from eagle_jax.generation.shared import Shared
 from eagle_jax.models.transformer import TransformerConfig
-from eagle_jax.parallel import MeshShape, PairSharding, shard_pair
+from eagle_jax.parallel import PairSharding
+
+_OF_CALL = ("acceptance", "max_length")
+_OF_PROMPT = ("system", "chat_template_kwargs", "truncate_prompt_tokens")
 
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = (
@@ -36,31 +47,28 @@ Prompt: TypeAlias = (
 _MOST_ROWS = 8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Generation:
-    """The continuation of one prompt.
+class _Group(NamedTuple):
+    """Texts of a call that are decoded by one runner.
 
     Attributes:
-        text: The text that was added to the prompt.
-        token_ids: The token ids of that text, a stop token included.
-        prompt_ids: The token ids of the prompt.
-        stop_reason: The reason why the text ended.
-        accept_lengths: The number of drafted tokens that each round accepted, uncut by
-            limits.
-        seed: The seed that it drew with; given again, it draws the same text.
+        runner: What decodes them.
+        places: Their places among the call's texts.
+        asked: Their prompts and settings.
     """
 
-    text: str
-    token_ids: list[int]
-    prompt_ids: list[int]
-    stop_reason: StopReason
-    accept_lengths: list[int]
-    seed: int
+    runner: Runner
+    places: list[int]
+    asked: list[Asked]
 
     @property
-    def tokens_per_round(self) -> float | None:
-        """The tokens that a round emitted on average (tau); `None` without a round."""
-        return tokens_per_round([len(self.token_ids)], len(self.accept_lengths))
+    def prompts(self) -> list[list[int]]:
+        """The prompts' token ids."""
+        return [ids for ids, _ in self.asked]
+
+    @property
+    def settings(self) -> list[RequestConfig]:
+        """The settings of each."""
+        return [one for _, one in self.asked]
 
 
 class Pair:
@@ -70,6 +78,7 @@ class Pair:
         source: The target's sizes, the drafter and the tokenizer.
         config: The method, and the settings that a call does not give.
         sharding: The sharding of the target's arrays; `None` for the default device.
+        defaults: The settings of requests that the target's folder asks for.
     """
 
     def __init__(
@@ -77,11 +86,13 @@ class Pair:
         source: PairSource,
         config: GenerateConfig,
         sharding: PairSharding | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """Keeps what is opened, and reads nothing."""
         self.source = source
         self.config = config
         self.sharding = sharding
+        self.defaults = dict(defaults or {})
 
     @functools.cached_property
     def loaded(self) -> LoadedPair:
@@ -101,12 +112,11 @@ class Pair:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
+        settings: RequestConfig | Sequence[RequestConfig] | None = None,
         *,
         batch_size: int | None = None,
         chat: bool = False,
-        regex: str | None = None,
-        json_schema: str | Mapping[str, Any] | None = None,
-        **settings: Any,
+        **more: Any,
     ) -> list[Generation]:
         """Continues prompts; the text is the target's own, token for token.
 
@@ -115,49 +125,111 @@ class Pair:
 
         Args:
             prompts: One prompt or many; ids are taken as they are.
+            settings: The settings of all requests, or of each; `None` for those of
+                `Pair.request`.
             batch_size: The number of prompts decoded together; `None` for all, 8 at
                 most. Of more prompts, each begins as soon as a text has ended.
             chat: Whether texts are wrapped as a user's turn in the tokenizer's chat
                 template.
-            regex: A regular expression that texts match as a whole, if they are not cut
-                short; see `grammar.compile_grammar`. `None` for any text.
-            json_schema: A JSON schema, text or object, instead of a `regex`.
-            **settings: The settings of this call: fields of `SamplingConfig`
-                (`temperature`, `top_p`, `top_k`, `min_p`, `seed`, `acceptance`) and of
-                `DecodingConfig` (`max_new_tokens`, `max_length`, `ignore_eos`). `None`
-                stands for the default, of `seed` for a random one. Prompt `i` draws
-                with `seed + i`.
+            **more: Fields of `RequestConfig` instead of `settings`; arguments of
+                `encode`; and of the whole call `acceptance` (see `SamplingConfig`) and
+                `max_length`, the largest number of tokens of prompt and output
+                together. `None` stands for the default, of `seed` for a random one.
+                Where all share their settings, prompt `i` of `n` samples draws with
+                `seed + i * n`.
 
         Returns:
-            The continuations, one per prompt, in order.
+            The continuations in the order of their prompts, `n` of each.
 
         Raises:
             InputError: If a prompt cannot be encoded or leaves no room for a token,
                 a setting is unknown or outside its range, or `regex` or `json_schema`
                 cannot be used.
         """
-        grammar = {"regex": regex, "json_schema": json_schema}
+        asked, whole = self._read(prompts, settings, more, chat=chat)
+        found: dict[int, Generation] = {}
+        for group in self._groups(asked, whole, batch_size):
+            done = decode_all(group.runner, group.prompts, group.settings)
+            for place, served in zip(group.places, done, strict=True):
+                found[place] = Generation.of(self.tokenizer, served)
+        return [found[place] for place in range(len(asked))]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        settings: RequestConfig | Sequence[RequestConfig] | None = None,
+        *,
+        batch_size: int | None = None,
+        chat: bool = False,
+        **more: Any,
+    ) -> Iterator[Piece]:
+        """Continues prompts and yields their texts piece by piece, once per round.
+
+        The arguments are those of `generate`, and the pieces of a text together are
+        what it returns. `for piece in pair.stream("x"): print(piece, end="")` shows it.
+        """
+        asked, whole = self._read(prompts, settings, more, chat=chat)
+        pieces = Pieces(self.tokenizer)
+        for group in self._groups(asked, whole, batch_size):
+            scheduler = Scheduler(group.runner)
+            for place, (ids, one) in zip(group.places, group.asked, strict=True):
+                scheduler.add(place, ids, one, is_streamed=True)
+            while not scheduler.is_idle:
+                yield from map(pieces.next, scheduler.step())
+
+    async def astream(self, *args: Any, **settings: Any) -> AsyncIterator[Piece]:
+        """Yields what `stream` does, for `async for`; a thread waits for the device."""
+        pieces = self.stream(*args, **settings)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+
+    def request(self, **settings: Any) -> RequestConfig:
+        """Returns the settings of a request.
+
+        Args:
+            **settings: Fields of `RequestConfig`. What is not given is what the pair's
+                own settings say, or the target's `generation_config.json`, unless the
+                pair was loaded with `generation_config="none"`.
+        """
+        return request_of(self.config, self.defaults, settings)
+
+    def _read(
+        self,
+        prompts: Any,
+        settings: RequestConfig | Sequence[RequestConfig] | None,
+        more: Mapping[str, Any],
+        *,
+        chat: bool,
+    ) -> tuple[list[Asked], dict[str, Any]]:
+        """Returns the texts that a call asks for, and the settings of all of it."""
+        whole = {name: more[name] for name in _OF_CALL if name in more}
+        how = {name: more[name] for name in _OF_PROMPT if name in more}
+        fields = {name: x for name, x in more.items() if name not in whole | how}
         given = text.as_prompts(prompts)
-        encoded = [self.encode(prompt, chat=chat) for prompt in given]
+        encoded = [self.encode(prompt, chat=chat, **how) for prompt in given]
+        if settings is None:
+            settings = self.request(**fields)
+        elif fields:
+            raise InputError(
+                f"{next(iter(fields))} is given beside `settings`; give one of them"
+            )
+        return each_sample(encoded, settings), whole
+
+    def _groups(
+        self, asked: list[Asked], whole: Mapping[str, Any], batch_size: int | None
+    ) -> Iterator[_Group]:
+        """Yields the texts that share a constraint, and so a program."""
         most = _MOST_ROWS if batch_size is None else batch_size
         rows = DecodingConfig(batch_size=most).batch_size
-        runner = self.runner(encoded, of_call(self.config, settings), rows, **grammar)
-        seed = runner.config.sampling.seed
-        seeds = range(seed, seed + len(encoded))
-        texts = decode_all(runner, encoded, seeds)
-        return [
-            Generation(
-                text=text.continuation(
-                    self.tokenizer, row.prompt_ids, row.generated_ids
-                ),
-                token_ids=row.generated_ids,
-                prompt_ids=row.prompt_ids,
-                stop_reason=row.stop_reason,
-                accept_lengths=row.accept_lengths,
-                seed=seed,
-            )
-            for row, seed in zip((one.row for one in texts), seeds, strict=True)
-        ]
+        config = of_call(self.config, max(x.temperature for _, x in asked), **whole)
+        places: dict[str | None, list[int]] = {}
+        for place, (_, one) in enumerate(asked):
+            places.setdefault(one.grammar, []).append(place)
+        groups = [(some, [asked[place] for place in some]) for some in places.values()]
+        # All are checked before the first is decoded.
+        runners = [self.runner(texts, config, rows) for _, texts in groups]
+        for runner, (some, texts) in zip(runners, groups, strict=True):
+            yield _Group(runner, some, texts)
 
     def warm_up(
         self, prompt_length: int, *, batch_size: int = 1, **settings: Any
@@ -181,69 +253,63 @@ class Pair:
                 setting is unknown or outside its range.
         """
         started = time.perf_counter()
-        most = {"max_new_tokens": self.config.decoding.max_new_tokens} | settings
+        whole = {name: settings[name] for name in _OF_CALL if name in settings}
+        fields = {name: x for name, x in settings.items() if name not in whole}
+        most = self.request(**fields)
+        config = of_call(self.config, most.temperature, **whole)
         for rows, length in itertools.product(
             sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)}),
             _bucket_ends(prompt_length),
         ):
-            for limit in _capacity_ends(length, most["max_new_tokens"]):
-                config = of_call(self.config, most | {"max_new_tokens": limit})
-                runner = self.runner([[0] * length] * rows, config, rows)
+            for limit in _capacity_ends(length, most.max_new_tokens):
+                one = dataclasses.replace(most, max_new_tokens=limit)
+                runner = self.runner([([0] * length, one)] * rows, config, rows)
                 runner.warm_up(by_round=False, with_growth=True)
         return time.perf_counter() - started
 
-    def stream(
+    def encode(
         self,
-        prompt: Prompt,
+        prompt: Any,
         *,
         chat: bool = False,
-        regex: str | None = None,
-        json_schema: str | Mapping[str, Any] | None = None,
-        **settings: Any,
-    ) -> Iterator[str]:
-        """Continues one prompt and yields its text piece by piece, once per round.
+        system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[int]:
+        """Returns a prompt's token ids.
 
-        The arguments are those of `generate`, and the pieces together are its text.
+        Args:
+            prompt: See `generate`.
+            chat: See `generate`.
+            system: What the system says at the beginning of a conversation.
+            chat_template_kwargs: More variables of the chat template, such as `tools`
+                or `enable_thinking`.
+            truncate_prompt_tokens: The number of last tokens that are kept; `None` for
+                all.
         """
-        grammar = {"regex": regex, "json_schema": json_schema}
-        prompts = text.as_prompts(prompt)
-        if len(prompts) > 1:
-            raise InputError(
-                f"a stream continues one prompt, but {len(prompts)} were given; give "
-                "one, or call `generate`"
-            )
-        ids = self.encode(prompts[0], chat=chat)
-        runner = self.runner([ids], of_call(self.config, settings), 1, **grammar)
-        shown = text.TextStream(self.tokenizer, ids)
-        for (row,), _ in runner.rounds([ids], [runner.config.sampling.seed]):
-            is_last = row.stop_reason != StopReason.RUNNING
-            if piece := shown.update(row.generated_ids, is_last=is_last):
-                yield piece
-
-    def encode(self, prompt: Any, *, chat: bool = False) -> list[int]:
-        """Returns a prompt's token ids, see `generate`."""
         if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
-            return text.encode(self.tokenizer, prompt, chat=chat)
-        return list(prompt)
+            variables = chat_template_kwargs or {}
+            ids = text.encode(
+                self.tokenizer, prompt, variables, chat=chat, system=system
+            )
+        else:
+            ids = list(prompt)
+        if truncate_prompt_tokens is None:
+            return ids
+        least = truncate_prompt_tokens
+        require(least >= 1, "truncate_prompt_tokens", least, "at least 1")
+        return ids[-truncate_prompt_tokens:]
 
     def runner(
-        self,
-        encoded: list[list[int]],
-        config: GenerateConfig,
-        batch_size: int,
-        *,
-        regex: str | None = None,
-        json_schema: str | Mapping[str, Any] | None = None,
+        self, asked: Sequence[Asked], config: GenerateConfig, batch_size: int
     ) -> Runner:
         """Returns what decodes batches; reads the weights once all is checked.
 
         Args:
-            encoded: The prompts' token ids.
+            asked: The texts, which share a constraint.
             config: All settings, with the pair's method.
-            batch_size: The largest number of prompts decoded together; few prompts
-                get few rows.
-            regex: See `generate`.
-            json_schema: See `generate`.
+            batch_size: The largest number of texts decoded together; few texts get few
+                rows.
 
         Raises:
             InputError: If a prompt leaves no room for a token, the rounds cannot be in
@@ -253,94 +319,89 @@ class Pair:
         sizes = source.config
         if decoding.max_length is not None:
             check_max_length(sizes, decoding.max_length)
-        max_length = _longest_text(sizes, decoding, encoded)
+        max_length = _longest_text(sizes, decoding, asked)
         parts = 1 if self.sharding is None else self.sharding.mesh.shape["data"]
-        each, most = -(-len(encoded) // parts), -(-batch_size // parts)
+        each, most = -(-len(asked) // parts), -(-batch_size // parts)
         rows = parts * min(bucket_rows(each), most)
+        samples = asked[0][1].n
+        if all(one.n == samples for _, one in asked) and samples <= most:
+            # As many as read each prompt once.
+            rows = (
+                parts * samples * min(bucket_rows(-(-each // samples)), most // samples)
+            )
         source.check_memory(batch_size=rows, max_length=max_length)
-        tables = compile_grammar(
-            self.tokenizer,
-            source.stop_tokens,
-            sizes.vocab_size,
-            regex=regex,
-            json_schema=json_schema,
-        )
+        tables = self._tables(asked[0][1].grammar)
         return Runner(
             pair=with_automaton(self.loaded, tables),
             drafter=source.make_drafter(config.tree, config.sampling.rule),
             config=config,
             max_length=max_length,
-            prompt_bucket=bucket_length(max(map(len, encoded))),
+            prompt_bucket=bucket_length(max(len(ids) for ids, _ in asked)),
             batch_size=rows,
+            shared=Shared.of([one for _, one in asked], self.loaded),
+        )
+
+    def scheduler(
+        self,
+        *,
+        batch_size: int = _MOST_ROWS,
+        max_length: int | None = None,
+        acceptance: Literal["coupled", "rejection"] = "coupled",
+    ) -> Scheduler:
+        """Returns a queue of requests through the rows of one running batch.
+
+        >>> scheduler = pair.scheduler(batch_size=4)  # doctest: +SKIP
+        >>> scheduler.add("a", pair.encode("def f"), pair.request())  # doctest: +SKIP
+        >>> while not scheduler.is_idle:  # doctest: +SKIP
+        ...     for served in scheduler.step():
+        ...         print(served.key, served.row.generated_ids)
+
+        Args:
+            batch_size: The number of rows, `B`.
+            max_length: The largest number of tokens of prompt and output together;
+                `None` for the target's positions.
+            acceptance: See `SamplingConfig`.
+
+        Raises:
+            InputError: If the rounds cannot be in memory.
+        """
+        longest = max_length or self.source.config.max_positions
+        one = dataclasses.replace(self.request(), max_new_tokens=longest - 1)
+        config = of_call(
+            self.config, one.temperature, acceptance=acceptance, max_length=longest
+        )
+        first = self.runner([([0], one)] * batch_size, config, batch_size)
+
+        def change(shared: Shared) -> Runner:
+            heat = float(shared.is_sampled)
+            tables = self._tables(shared.grammar)
+            config = of_call(first.config, heat, acceptance=acceptance)
+            rule = config.sampling.rule
+            return dataclasses.replace(
+                first,
+                pair=with_automaton(self.loaded, tables),
+                drafter=self.source.make_drafter(config.tree, rule),
+                config=config,
+                shared=shared,
+            )
+
+        return Scheduler(first, change)
+
+    def _tables(self, given: str | None) -> AutomatonParams | None:
+        source = self.source
+        return compile_grammar(
+            self.tokenizer, source.stop_tokens, source.config.vocab_size, given
         )
 
 
-def load_pair(
-    target: str,
-    draft: str | None = None,
-    config: GenerateConfig | None = None,
-    *,
-    mesh: MeshShape | None = None,
-    is_lazy: bool = False,
-    **settings: Any,
-) -> Pair:
-    """Loads a target and its drafter.
-
-    Args:
-        target: The target's Hugging Face folder or hub name.
-        draft: The folder or hub name of the weights that the method drafts with: an
-            EAGLE head, Medusa or Hydra heads, or a smaller model; `None` for a method
-            without weights.
-        config: The method, its settings, and those that a later call does not give;
-            `None` for the defaults.
-        mesh: The shape of the mesh that the models are sharded over, of which `data`
-            divides the batch size of a `config` that is given; `None` for the default
-            device.
-        is_lazy: Whether weights are read when they are first needed, so that prompts
-            and limits can be refused before.
-        **settings: Settings that differ from `config`: fields of `DecodingConfig`
-            (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), and `tree`,
-            the method's own settings.
-
-    Raises:
-        InputError: If something is missing or does not fit, or a package that reading
-            it needs is not installed.
-    """
-    rows = config and config.decoding.batch_size
-    config = with_settings(config or GenerateConfig(), settings)
-    config.method.check_draft(draft)
-    try:
-        source, sharding = open_pair(target, draft, config), None
-        if mesh is not None:
-            rows = mesh.data if rows is None else rows
-            sharding = shard_pair(mesh, source.config, batch_size=rows)
-        pair = Pair(source, config, sharding)
-        return pair if is_lazy else pair.load()
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"the package {error.name} is not installed, which reading checkpoints "
-            "needs; pip install 'eagle-jax[hf]'"
-        ) from error
-
-
-def load_embedded_pair() -> Pair:
-    """Loads the small pair that comes with the package, which writes Python.
-
-    >>> pair = load_embedded_pair()  # doctest: +SKIP
-    >>> pair.generate("def main():")[0].text  # doctest: +SKIP
-    """
-    config = load_config(CONFIGS / "embedded.toml", GenerateConfig)
-    return load_pair(str(assets.TARGET), str(assets.HEAD), config)
-
-
 def _longest_text(
-    target: TransformerConfig, decoding: DecodingConfig, encoded: list[list[int]]
+    target: TransformerConfig, decoding: DecodingConfig, asked: Sequence[Asked]
 ) -> int:
     """Returns the length of the longest text, in tokens, prompt and output together."""
-    needed = max(map(len, encoded)) + decoding.max_new_tokens
+    needed = max(len(ids) + one.max_new_tokens for ids, one in asked)
     # More slots would cost time for nothing.
     max_length = min(decoding.max_length or target.max_positions, needed)
-    for number, ids in enumerate(encoded):
+    for number, (ids, _) in enumerate(asked):
         if len(ids) >= max_length:
             raise InputError(
                 f"prompt {number} has {len(ids)} tokens, but prompt and output "

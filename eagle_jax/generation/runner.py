@@ -4,23 +4,26 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.growth import bucket_sizes, decode_growing, grow
-from eagle_jax.decoding.requests import Requests, make_requests
+from eagle_jax.decoding.requests import NO_TOKEN, Requests, make_requests
 from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import DecodeState, StopReason
 from eagle_jax.drafting import TreeDrafter, find_tree_drafter
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import PROGRAMS, Programs
+from eagle_jax.generation.request import RequestConfig, request_of
 from eagle_jax.generation.rows import Row, read_rows
+from eagle_jax.generation.shared import Shared
 from eagle_jax.interface import Drafter
 
 
@@ -35,6 +38,7 @@ class Runner:
         max_length: The largest number of tokens of prompt and output together.
         prompt_bucket: The padded length of the prompts, `T`.
         batch_size: The number of rows, `B`.
+        shared: What its requests may ask for; by default what `config` does.
         programs: The compiled programs; by default those of the whole process.
     """
 
@@ -44,6 +48,7 @@ class Runner:
     max_length: int
     prompt_bucket: int
     batch_size: int
+    shared: Shared | None = None
     programs: Programs = PROGRAMS
 
     def warm_up(self, *, by_round: bool, with_growth: bool = False) -> float:
@@ -57,8 +62,9 @@ class Runner:
         Returns:
             The seconds that it took.
         """
-        new_tokens = min(2, self.config.decoding.max_new_tokens)
-        requests = self.requests([[0]] * self.batch_size, new_tokens, seeds=0)
+        own = self.request(seed=0)
+        short = dataclasses.replace(own, max_new_tokens=min(2, own.max_new_tokens))
+        requests = self.filled([[0]] * self.batch_size, [short] * self.batch_size)
         started = time.perf_counter()
         state = self._prefill(requests)
         state = self._advance(state)[0] if by_round else self._rounds(state)
@@ -68,22 +74,29 @@ class Runner:
         return time.perf_counter() - started
 
     def run(
-        self, prompts: list[list[int]], seeds: list[int]
+        self,
+        prompts: list[list[int]],
+        settings: Sequence[RequestConfig],
+        *,
+        num_samples: int = 1,
     ) -> tuple[list[Row], float, float]:
         """Decodes up to `batch_size` prompts, all rounds as one program.
 
         Args:
             prompts: The prompts' token ids; missing prompts are made up, so that all
                 batches share one compilation, and left out of the result.
-            seeds: The seeds, one per prompt.
+            settings: The settings of each; stop strings are not looked for.
+            num_samples: The number of neighbours that have one prompt, which is read
+                once, `n`. It divides `batch_size` and the number of prompts; over a
+                mesh, the rows of each part.
 
         Returns:
             The texts, in order; the seconds of reading the prompts, the first tokens
             included; and those of decoding, both without what was compiled.
         """
-        requests = jax.block_until_ready(self.filled(prompts, seeds))
+        requests = jax.block_until_ready(self.filled(prompts, settings))
         started = self.clock()
-        state = jax.block_until_ready(self._prefill(requests))
+        state = jax.block_until_ready(self._prefill(requests, num_samples))
         prefill_seconds = self.clock() - started
         started = self.clock()
         state = decode_growing(
@@ -96,20 +109,20 @@ class Runner:
         return rows[: len(prompts)], prefill_seconds, decode_seconds
 
     def rounds(
-        self, prompts: list[list[int]], seeds: list[int]
+        self, prompts: list[list[int]], settings: Sequence[RequestConfig]
     ) -> Iterator[tuple[list[Row], Round | None]]:
         """Decodes up to `batch_size` prompts, and yields the batch after each round.
 
         Args:
             prompts: The prompts' token ids.
-            seeds: The seeds, one per prompt.
+            settings: The settings of each; stop strings are not looked for.
 
         Yields:
             The texts so far, those that were made up to fill the batch included, after
             the prefill and then after every round; and that round, `None` after the
             prefill and in plain decoding.
         """
-        state = self._prefill(self.filled(prompts, seeds))
+        state = self._prefill(self.filled(prompts, settings))
         rows = read_rows(state, self.fetch)
         yield rows, None
         while left := [row for row in rows if row.stop_reason == StopReason.RUNNING]:
@@ -131,64 +144,63 @@ class Runner:
             drafter=self.drafter,
             acceptance=self.config.sampling.rule,
             constraint=self.pair.constraint,
+            logprobs=self.needs.logprobs,
         )
 
     def clock(self) -> float:
         """Returns seconds of a clock that stands still while something is compiled."""
         return time.perf_counter() - self.programs.compile_seconds
 
+    @functools.cached_property
+    def needs(self) -> Shared:
+        """What its requests may ask for."""
+        return self.shared or Shared.of([self.request(seed=0)], self.pair)
+
+    def request(self, seed: int) -> RequestConfig:
+        """Returns the settings of a request that asks for nothing but its seed."""
+        return request_of(self.config, given={"seed": seed})
+
     def filled(
         self,
         prompts: list[list[int]],
-        seeds: list[int],
+        settings: Sequence[RequestConfig],
         *,
         rows: int | None = None,
         prompt_bucket: int | None = None,
     ) -> Requests:
-        """Returns requests for a whole batch, or `rows`: the missing ones are made up.
-
-        The other arguments are those of `requests`.
-        """
-        missing = (rows or self.batch_size) - len(prompts)
-        new_tokens = [self.config.decoding.max_new_tokens] * len(prompts)
-        return self.requests(
-            prompts + [[0]] * missing,
-            new_tokens + [1] * missing,
-            seeds=seeds + [0] * missing,
-            prompt_bucket=prompt_bucket,
-        )
-
-    def requests(
-        self,
-        prompts: list[list[int]],
-        new_tokens: int | list[int],
-        *,
-        seeds: Any,
-        prompt_bucket: int | None = None,
-    ) -> Requests:
-        """Returns requests with the runner's settings, on the devices.
+        """Returns requests for a whole batch, on the devices.
 
         Args:
             prompts: The prompts' token ids.
-            new_tokens: The tokens to generate at most, of all or of each.
-            seeds: The seed of all, or of each.
+            settings: The settings of each.
+            rows: The number of rows; `None` for the runner's. The missing ones are made
+                up.
             prompt_bucket: The padded length of the prompts, `T`; `None` for the
                 runner's.
         """
-        sampling = self.config.sampling
-        ignored = self.config.decoding.ignore_eos
+        missing = (rows or self.batch_size) - len(prompts)
+        short = dataclasses.replace(
+            settings[0], max_new_tokens=1, min_new_tokens=0, seed=0
+        )
+        every, shared = [*settings, *[short] * missing], self.needs
+        own = self.pair.stop_tokens
+        stops = [
+            (*one.stop_token_ids, *(() if one.ignore_eos else own)) for one in every
+        ]
+        nothing = [NO_TOKEN] * (shared.num_stops - len(stops[0]))
+        stops[0] = (*stops[0], *nothing)
+        names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p")
+        values = {name: [getattr(one, name) for one in every] for name in names}
         requests = make_requests(
-            prompts,
-            max_new_tokens=new_tokens,
+            prompts + [[0]] * missing,
             max_length=self.max_length,
-            stop_tokens=() if ignored else self.pair.stop_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seeds=seeds,
+            stop_tokens=stops,
+            seeds=[one.seed for one in every],
             prompt_bucket=prompt_bucket or self.prompt_bucket,
             vocab_size=self.pair.target.config.vocab_size,
+            processors=[one.processors(self.pair.tokenizer) for one in every],
+            processor_room=shared.room,
+            **values,
         )
         return self.put(requests)
 
@@ -197,9 +209,9 @@ class Runner:
         sharding = self.pair.sharding
         return rows if sharding is None else sharding.put_rows(rows)
 
-    def _prefill(self, requests: Requests) -> DecodeState:
-        size = self._cache_sizes[0]
-        return self.call(self._library.prefill, requests, num_slots=size)
+    def _prefill(self, requests: Requests, num_samples: int = 1) -> DecodeState:
+        sizes = {"num_slots": self._cache_sizes[0], "num_samples": num_samples}
+        return self.call(self._library.prefill, requests, **sizes)
 
     def _rounds(self, state: DecodeState) -> DecodeState:
         return self.call(self._library.decode, state)
@@ -232,6 +244,24 @@ class Runner:
         program = self.programs.get(
             key, lambda: self._bind(function, static).lower(*arguments).compile()
         )
+        return program(*arguments)
+
+    def free(self, state: DecodeState, slot: int) -> DecodeState:
+        """See `slots.free`."""
+        reasons = np.array(self.fetch(state.stop_reason))
+        reasons[slot] = StopReason.FREE
+        return dataclasses.replace(state, stop_reason=self.put(jnp.asarray(reasons)))
+
+    def reuse(
+        self, requests: Requests, state: DecodeState, slot: int, length: int, size: int
+    ) -> Any:
+        """See `slots.reuse_prefill`; compiled once per shape, too."""
+        arguments = (requests, state, np.int32(slot), np.int32(length))
+        arguments = (self.pair.params, *arguments)
+        key = (slots.reuse_prefill, size, self._identity, _shapes(arguments[1:3]))
+        plain = inspect.unwrap(slots.reuse_prefill)
+        function = jax.jit(functools.partial(plain, self.decoder, size=size))
+        program = self.programs.get(key, lambda: function.lower(*arguments).compile())
         return program(*arguments)
 
     def insert(

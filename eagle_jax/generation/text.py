@@ -13,7 +13,12 @@ _INCOMPLETE = "\ufffd"
 
 
 def encode(
-    tokenizer: Any, prompt: str | Sequence[Mapping[str, str]], *, chat: bool = False
+    tokenizer: Any,
+    prompt: str | Sequence[Mapping[str, str]],
+    variables: Mapping[str, Any] | None = None,
+    *,
+    chat: bool = False,
+    system: str | None = None,
 ) -> list[int]:
     """Returns the ids of a prompt, special tokens as the tokenizer adds them.
 
@@ -22,7 +27,9 @@ def encode(
         prompt: A text, or the messages of a conversation, each with a `role` and its
             `content`, up to where the model goes on: these go through the tokenizer's
             chat template, which writes the special tokens itself.
+        variables: More variables of the chat template.
         chat: Whether a text is wrapped as a user's turn of a conversation.
+        system: What the system says before the conversation; `None` for nothing.
 
     Raises:
         InputError: If there is no template, or it refuses the prompt, or the prompt is
@@ -37,13 +44,22 @@ def encode(
             ) from error
     messages = [{"role": "user", "content": prompt}] if chat else prompt
     text = prompt
+    if isinstance(messages, str) and (variables or system is not None):
+        raise InputError(
+            "`system` and `chat_template_kwargs` belong to conversations; give `chat`, "
+            "or messages as the prompt"
+        )
     if not isinstance(messages, str):
+        if system is not None:
+            messages = [{"role": "system", "content": system}, *messages]
         if not tokenizer.chat_template:
             raise InputError(
                 "conversations need a chat template, but the tokenizer has none; give "
                 "a chat model, or prompts that are no conversations"
             )
-        text, _ = apply_chat_template(tokenizer, messages, add_generation_prompt=True)
+        text, _ = apply_chat_template(
+            tokenizer, messages, variables, add_generation_prompt=True
+        )
     ids = tokenizer(
         text, add_special_tokens=isinstance(messages, str), verbose=False
     ).input_ids
@@ -89,7 +105,13 @@ def _as_list(given: Any) -> Any:
     )
 
 
-def continuation(tokenizer: Any, prompt: list[int], generated: list[int]) -> str:
+def continuation(
+    tokenizer: Any,
+    prompt: list[int],
+    generated: list[int],
+    *,
+    skip_special_tokens: bool = True,
+) -> str:
     """Returns the text that the generated ids add to the prompt's.
 
     Both are decoded together, since tokenizers drop or add spaces at a text's
@@ -99,19 +121,24 @@ def continuation(tokenizer: Any, prompt: list[int], generated: list[int]) -> str
         tokenizer: A `transformers` tokenizer.
         prompt: The prompt's token ids.
         generated: The token ids after them.
+        skip_special_tokens: Whether special tokens are left out.
     """
-    whole = _decode(tokenizer, prompt + generated)
-    return whole[_cut(_decode(tokenizer, prompt), whole) :]
+    skip = skip_special_tokens
+    whole = _decode(tokenizer, prompt + generated, skip)
+    return whole[_cut(_decode(tokenizer, prompt, skip), whole) :]
 
 
 class TextStream:
     """A text that grows with its tokens, by characters that are complete."""
 
-    def __init__(self, tokenizer: Any, prompt: list[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, prompt: list[int], *, skip_special_tokens: bool = True
+    ) -> None:
         """Starts after a prompt, given as token ids."""
         self._tokenizer = tokenizer
         self._prompt = prompt
-        self._prompt_text = _decode(tokenizer, prompt)
+        self._skips = skip_special_tokens
+        self._prompt_text = _decode(tokenizer, prompt, skip_special_tokens)
         # Decoding begins at `_start`, and `_shown` counts characters from there. What
         # follows `_next_start`, a later place, does not depend on what precedes it.
         self._start = self._next_start = self._shown = 0
@@ -147,7 +174,8 @@ class TextStream:
 
     def _text(self, start: int, generated: list[int]) -> str:
         begin = max(0, start - len(self._prompt))
-        return _decode(self._tokenizer, self._prompt[start:] + generated[begin:])
+        ids = self._prompt[start:] + generated[begin:]
+        return _decode(self._tokenizer, ids, self._skips)
 
 
 def _cut(prompt: str, whole: str) -> int:
@@ -158,7 +186,9 @@ def _cut(prompt: str, whole: str) -> int:
     return end
 
 
-def _decode(tokenizer: Any, ids: list[int]) -> str:
+def _decode(tokenizer: Any, ids: list[int], skip_special_tokens: bool = True) -> str:
     return tokenizer.decode(
-        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        ids,
+        skip_special_tokens=skip_special_tokens,
+        clean_up_tokenization_spaces=False,
     )

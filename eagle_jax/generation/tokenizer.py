@@ -66,6 +66,7 @@ class RefusedError(InputError):
 def apply_chat_template(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any] | None = None,
     *,
     add_generation_prompt: bool,
 ) -> tuple[str, list[tuple[int, int]] | None]:
@@ -77,6 +78,7 @@ def apply_chat_template(
     Args:
         tokenizer: A `transformers` tokenizer with a chat template.
         messages: The messages, each with a `role` and its `content`.
+        variables: More variables of the template, such as `tools`.
         add_generation_prompt: Whether the text ends where the assistant begins.
 
     Returns:
@@ -101,7 +103,7 @@ def apply_chat_template(
             chat_template=template,
             add_generation_prompt=add_generation_prompt,
             return_assistant_tokens_mask=has_blocks,
-            **tokenizer.special_tokens_map,
+            **tokenizer.special_tokens_map | dict(variables or {}),
         )
     except (TemplateSyntaxError, RecursionError) as error:
         told = f"the chat template is no valid template: {first_line(error)}"

@@ -211,6 +211,11 @@ class FeatureHead:
             count=jnp.ones(batch, jnp.int32),
         )
 
+    def truncate(self, state: EagleState, length: jax.Array) -> EagleState:
+        """See `Truncating`; the last pair has the feature before the next token."""
+        cache = dataclasses.replace(state.cache, length=length)
+        return dataclasses.replace(state, cache=cache)
+
     def advance(
         self,
         state: EagleState,

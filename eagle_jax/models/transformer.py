@@ -279,6 +279,10 @@ class Transformer:
         """See `Target.commit`."""
         return kv.commit(cache, entries, path, count)
 
+    def truncate(self, state: kv.KVCache, length: jax.Array) -> kv.KVCache:
+        """See `Truncating`."""
+        return dataclasses.replace(state, length=length)
+
 
 def output_head(tables: Tables) -> jax.Array:
     """Returns the `[E, V]` output head; inside a jitted function nothing is copied."""

@@ -220,7 +220,7 @@ def regenerate(
             done[index] = end.value
             return
         asked[index] = task, turn
-        scheduler.add(index, prompt, seed_of(seed, index, turn))
+        scheduler.add(index, prompt, scheduler.request(seed_of(seed, index, turn)))
 
     while True:
         while scheduler.num_waiting < ahead and (begun := next(waiting, None)):

@@ -183,9 +183,9 @@ def _measure(
     size = runners[None].batch_size
     for start in range(0, len(prompts), size):
         batch = list(prompts[start : start + size])
-        seeds = list(range(start, start + len(batch)))
         for way, runner in runners.items():
-            rows, _, decode_seconds = runner.run(batch, seeds)
+            asked = [runner.request(start + place) for place in range(len(batch))]
+            rows, _, decode_seconds = runner.run(batch, asked)
             seconds[way] += decode_seconds
             lengths[way] += [len(row.generated_ids) for row in rows]
             rounds[way] += sum(len(row.accept_lengths) for row in rows)

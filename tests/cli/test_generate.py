@@ -54,7 +54,7 @@ def test_the_json_has_exactly_the_documented_fields(
     assert [run["prompt"] for run in result["runs"]] == ["ten", "one"]
     for number, run in enumerate(result["runs"]):
         fields = "prompt prompt_ids generated_ids text stop_reason accept_lengths "
-        fields += "rounds tokens_per_round seed"
+        fields += "rounds tokens_per_round seed finish_reason"
         assert set(run) == set(fields.split())
         assert run["seed"] == 5 + number
         assert run["rounds"] == len(run["accept_lengths"])

@@ -26,6 +26,7 @@ from eagle_jax.drafting.rest import RestConfig, make_rest
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.interface import Drafter, Params, TargetOutput
 from eagle_jax.models.transformer import Transformer
+from eagle_jax.processors import ProcessorConfig
 from eagle_jax.testing import ToyModel, assert_same_tokens, assert_valid_tree
 from eagle_jax.tree import EAGLE1_TREE, chain, from_paths
 from tests import tiny
@@ -178,6 +179,27 @@ def test_sampled_text_is_plain_decodings_and_every_tree_is_valid(
         state, done = speculative.decode_round(decoder, params, state)
         for row in range(4):
             assert_valid_tree(jax.tree.map(lambda x, row=row: x[row], done.tree))
+    assert_plain(requests, state, Params(target=target_params), "coupled")
+
+
+@pytest.mark.parametrize("name", ["medusa", "chain of fewer tokens", "rest"])
+def test_processed_text_is_plain_decodings(target_params: Any, name: str) -> None:
+    drafter, params = make(name, target_params)
+    requests = requests_of(
+        PROMPTS,
+        max_new_tokens=30,
+        temperature=[0.0, 1.0, 0.0, 1.0],
+        seeds=range(4),
+        processors=[
+            ProcessorConfig(repetition_penalty=1.5, no_repeat_ngram_size=2),
+            ProcessorConfig(frequency_penalty=0.5, bad_words=[[3], [1, 2]]),
+            ProcessorConfig(presence_penalty=0.5, logit_bias={7: -3.0}),
+            ProcessorConfig(),
+        ],
+    )
+    state = speculative.generate(
+        Decoder(target=TARGET, drafter=drafter), params, requests
+    )
     assert_plain(requests, state, Params(target=target_params), "coupled")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from eagle_jax.automaton import DEAD, START, TokenAutomaton
 from eagle_jax.generation import grammar
+from eagle_jax.generation.request import RequestConfig
 from eagle_jax.generation.tokenizer import load_tokenizer
 from tests.helpers import refused
 
@@ -45,7 +46,8 @@ def compiled(
     regex: str | None = None, *, stops: tuple[int, ...] = (STOP,), **named: Any
 ) -> Any:
     known = named.pop("tokenizer", None) or sentencepiece()
-    return grammar.compile_grammar(known, stops, 40, regex=regex, **named)
+    given = RequestConfig(regex=regex, **named).grammar
+    return grammar.compile_grammar(known, stops, 40, given)
 
 
 def test_the_bytes_of_sentencepiece_tokens() -> None:

@@ -26,14 +26,13 @@ def serve(queue: Scheduler) -> dict[int, list[int]]:
     """The texts of all prompts, from a loop that outlives what a step raises."""
     found: dict[int, list[int]] = {}
     for number, prompt in enumerate(PROMPTS):
-        queue.add(number, prompt, number)
+        queue.add(number, prompt, queue.request(number))
     while not queue.is_idle:
         try:
             done = queue.step()
         except (RuntimeError, KeyboardInterrupt):
             if queue.is_broken:
-                for given in queue.reset():
-                    queue.add(*given)
+                queue.add_again(queue.reset())
             continue
         for served in done:
             assert served.key not in found, "served twice"
@@ -107,8 +106,8 @@ def test_a_broken_scheduler_asks_for_a_reset_and_keeps_what_has_ended(
     make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = Scheduler(make_runner(new_tokens=1, batch_size=2))
-    waiting.add("first", [5], 0)
-    waiting.add("long", PROMPTS[1], 1)
+    waiting.add("first", [5], waiting.request(0))
+    waiting.add("long", PROMPTS[1], waiting.request(1))
     with monkeypatch.context() as patch:
         call = Runner.call
 
@@ -123,8 +122,13 @@ def test_a_broken_scheduler_asks_for_a_reset_and_keeps_what_has_ended(
             waiting.step()
     assert waiting.is_broken
     refused(waiting.step, "call `reset()`")
-    refused(lambda: waiting.add("next", [5], 0), "call `reset()`")
-    assert waiting.reset() == [("long", PROMPTS[1], 1)]
-    waiting.add("next", [5], 0)
+    refused(lambda: waiting.add("next", [5]), "call `reset()`")
+    (left,) = waiting.reset()
+    assert (left.key, left.row.prompt_ids, left.settings.seed) == (
+        "long",
+        PROMPTS[1],
+        1,
+    )
+    waiting.add("next", [5])
     assert [text.key for text in waiting.step()] == ["first", "next"]
     assert waiting.is_idle

@@ -16,8 +16,9 @@ from eagle_jax.decoding.growth import bucket_sizes
 from eagle_jax.decoding.requests import bucket_length, bucket_rows
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner
+from eagle_jax.generation.shared import Shared
 from eagle_jax.models.transformer import Transformer
-from tests.generation.test_scheduler import DRAFTER, MakeRunner
+from tests.generation.test_scheduler import DRAFTER, MakeRunner, serve
 from tests.generation.test_scheduler import make_runner as make_small_runner
 
 __all__ = ["make_small_runner"]
@@ -58,9 +59,9 @@ def test_warming_up_makes_the_first_cache_alone(
     runner.warm_up(by_round=by_round)
     assert made == {0, 64}  # 0: nothing is cached when a prompt is read.
     if by_round:
-        collections.deque(runner.rounds([[1, 2]], [0]), maxlen=0)
+        collections.deque(runner.rounds([[1, 2]], [runner.request(0)]), maxlen=0)
     else:
-        runner.run([[1, 2]], [0])
+        runner.run([[1, 2]], [runner.request(0)])
     assert made == {0, 64, 320}
 
 
@@ -69,7 +70,7 @@ def test_compiling_for_a_larger_cache_is_counted_once(make_runner: MakeRunner) -
     runner.warm_up(by_round=False)
     taken, texts = [runner.programs.compile_seconds], []
     for _ in range(2):
-        texts.append(runner.run([[1, 2]], [0])[0])
+        texts.append(runner.run([[1, 2]], [runner.request(0)])[0])
         taken.append(runner.programs.compile_seconds)
     assert taken[0] < taken[1] == taken[2]
     assert texts[0] == texts[1]
@@ -89,7 +90,7 @@ def test_what_is_compiled_in_a_run_is_no_part_of_its_decoding(
     monkeypatch.setattr(Runner, "_bind", slow)
     monkeypatch.setattr("time.perf_counter", lambda: now)
     runner = make_runner()
-    assert runner.run([[1, 2]], [0])[1:] == (0, 0)
+    assert runner.run([[1, 2]], [runner.request(0)])[1:] == (0, 0)
     # Prefill, rounds, a larger cache, rounds.
     assert runner.programs.compile_seconds == 4000
 
@@ -97,10 +98,52 @@ def test_what_is_compiled_in_a_run_is_no_part_of_its_decoding(
 def test_rounds_seen_one_by_one_give_the_same_text(make_runner: MakeRunner) -> None:
     runner = make_runner(batch_size=2)
     prompts = [[1, 2, 3], [7]]
-    seen = list(runner.rounds(prompts, [0, 1]))
+    seen = list(runner.rounds(prompts, [runner.request(0), runner.request(1)]))
     texts, _ = seen[-1]
-    assert texts == runner.run(prompts, [0, 1])[0]
+    assert texts == runner.run(prompts, [runner.request(0), runner.request(1)])[0]
     assert len(seen) == max(len(row.accept_lengths) for row in texts) + 1
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, None], ids=["drafts", "plain"])
+def test_rows_hold_the_log_probabilities_of_all_their_tokens(
+    make_runner: MakeRunner, drafter: Any
+) -> None:
+    shared = Shared(num_top=2, has_prompt=True)
+    runner = make_runner(drafter=drafter, batch_size=2, shared=shared)
+    rows, *_ = runner.run([[1, 2, 3], [7]], [runner.request(0), runner.request(1)])
+    for row in rows:
+        assert row.logprobs is not None and row.logprobs.prompt is not None
+        counts = len(row.generated_ids), len(row.prompt_ids) - 1
+        parts = row.logprobs, row.logprobs.prompt
+        for count, part in zip(counts, parts, strict=True):
+            assert len(part.own) == len(part.top) == count
+            assert all(len(best) == 2 for best in part.top)
+        # At temperature 0 each is the first of the likeliest.
+        for token, own, best in zip(
+            row.generated_ids, row.logprobs.own, row.logprobs.top, strict=True
+        ):
+            assert next(iter(best.items())) == (token, own) and own < 0
+    # A queue reads its rows in the same way; who asks for none gets none.
+    queued = {served.key: served.row for served in serve(runner, [[1, 2, 3], [7]])}
+    for number, row in enumerate(rows):
+        found = queued[number].logprobs
+        assert found is not None and row.logprobs is not None
+        np.testing.assert_allclose(found.own, row.logprobs.own, atol=1e-4)
+    silent = make_runner(drafter=drafter, batch_size=2)
+    assert silent.run([[7]], [silent.request(1)])[0][0].logprobs is None
+
+
+def test_samples_of_one_prompt_are_those_of_separate_prompts(
+    make_runner: MakeRunner,
+) -> None:
+    runner = make_runner(batch_size=4, temperature=1.0, new_tokens=SHORT)
+    prompts, asked = [[1, 2, 3]] * 2, [runner.request(4), runner.request(5)]
+    found, expected = (
+        [row.generated_ids for row in runner.run(prompts, asked, num_samples=count)[0]]
+        for count in (2, 1)
+    )
+    assert found == expected
+    assert found[0] != found[1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory maps are Linux's")
@@ -115,7 +158,7 @@ def test_programs_that_are_dropped_free_their_memory_maps(
     runner = make_runner(programs=programs, max_length=40, new_tokens=SHORT)
     maps = []
     for rows in (1, 2, 3):
-        dataclasses.replace(runner, batch_size=rows).run([[1, 2]], [0])
+        dataclasses.replace(runner, batch_size=rows).run([[1, 2]], [runner.request(0)])
         maps.append(num_maps())
     assert programs.num_kept == 2
     assert maps[-1] - maps[0] < 100, maps  # A program has hundreds.

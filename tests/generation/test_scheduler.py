@@ -11,13 +11,22 @@ import pytest
 from eagle_jax import prefill
 from eagle_jax.config import DecodingConfig, SamplingConfig, TreeConfig
 from eagle_jax.decoding import growth, slots
-from eagle_jax.generation import scheduler
+from eagle_jax.drafting import (
+    LookupDrafter,
+    RecyclingDrafter,
+    SmallModel,
+    SwitchDrafter,
+    TreeDrafter,
+)
+from eagle_jax.generation import prefixes, scheduler
 from eagle_jax.generation.batches import decode_all, is_queue
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import LoadedPair
 from eagle_jax.generation.programs import Programs
 from eagle_jax.generation.runner import Runner
-from eagle_jax.generation.scheduler import Scheduler, Served
+from eagle_jax.generation.scheduler import Scheduler
+from eagle_jax.generation.served import Served
+from eagle_jax.interface import Params
 from eagle_jax.prefill import PREFILL_CHUNK
 from eagle_jax.testing import assert_same_tokens
 from tests import tiny
@@ -41,7 +50,7 @@ MakeRunner = Callable[..., Runner]
 def make_runner(monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     """Makes runners of short chunks, whose caches begin with 64 slots."""
     monkeypatch.setattr(growth, "FIRST_LENGTH", 48)
-    for module in (prefill, scheduler):
+    for module in (prefill, prefixes, scheduler):
         monkeypatch.setattr(module, "PREFILL_CHUNK", CHUNK)
 
     def make(**settings: Any) -> Runner:
@@ -72,7 +81,7 @@ def serve(runner: Runner, prompts: list[list[int]]) -> list[Served]:
     """The texts in the order in which they end."""
     queue = Scheduler(runner)
     for number, prompt in enumerate(prompts):
-        queue.add(number, prompt, number)
+        queue.add(number, prompt, queue.request(number))
     found: list[Served] = []
     while not queue.is_idle:
         found += queue.step()
@@ -83,7 +92,7 @@ def alone(runner: Runner, prompts: list[list[int]]) -> list[list[int]]:
     """Each text as the only one of its batch, with a cache of one size."""
     one = dataclasses.replace(runner, batch_size=1, prompt_bucket=112)
     return [
-        one.run([prompt], [seed])[0][0].generated_ids
+        one.run([prompt], [one.request(seed)])[0][0].generated_ids
         for seed, prompt in enumerate(prompts)
     ]
 
@@ -108,7 +117,11 @@ def test_texts_in_shared_rows_are_those_of_each_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "fetch", noted)
-        found = list(decode_all(runner, PROMPTS, range(len(PROMPTS))))
+        found = list(
+            decode_all(
+                runner, PROMPTS, [runner.request(n) for n in range(len(PROMPTS))]
+            )
+        )
     assert [served.key for served in found] == list(range(len(PROMPTS)))
     assert all(array.ndim <= 2 for array in jax.tree.leaves(fetched))
     texts = [served.row.generated_ids for served in found]
@@ -157,9 +170,9 @@ def test_short_prompts_pass_by_the_chunks_of_long_ones(
     prompts = prompts_of(2, 100, 80, 3)
     queue, found, steps = Scheduler(runner), {}, 0
     for number, prompt in enumerate(prompts[:3]):
-        queue.add(number, prompt, number)
+        queue.add(number, prompt, queue.request(number))
     queue.step()
-    queue.add(3, prompts[3], 3)
+    queue.add(3, prompts[3], queue.request(3))
     while not queue.is_idle:
         found |= {served.key: served.row.generated_ids for served in queue.step()}
         steps += 1
@@ -173,9 +186,9 @@ def test_long_prompts_are_read_however_many_short_ones_come(
 ) -> None:
     runner = make_runner(new_tokens=2, drafter=None, ignore_eos=True)
     queue, (long, short) = Scheduler(runner), prompts_of(100, 3)
-    queue.add("long", long, 0)
+    queue.add("long", long, queue.request(0))
     for number in range(40):
-        queue.add(number, short, number)
+        queue.add(number, short, queue.request(number))
         if any(served.key == "long" for served in queue.step()):
             return
     raise AssertionError("the long prompt waits")
@@ -196,13 +209,66 @@ def test_caches_may_grow_while_a_long_prompt_is_read(
     runner = make_runner(new_tokens=80, drafter=None, ignore_eos=True)
     prompts = prompts_of(16, 20)
     queue, found = Scheduler(runner), {}
-    queue.add(0, prompts[0], 0)
+    queue.add(0, prompts[0], queue.request(0))
     for _ in range(47):  # One token of the prefill, one per round: 64 slots are full.
         assert queue.step() == []
-    queue.add(1, prompts[1], 1)
+    queue.add(1, prompts[1], queue.request(1))
     while not queue.is_idle:
         found |= {served.key: served.row.generated_ids for served in queue.step()}
     assert_same_tokens([found[0], found[1]], alone(runner, prompts))
+
+
+SMALL = SmallModel(target=TARGET, vocab_size=TARGET.config.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "params"),
+    [
+        (DRAFTER, PARAMS),
+        (None, PARAMS),
+        (LookupDrafter(), PARAMS),
+        (RecyclingDrafter(vocab_size=TARGET.config.vocab_size), PARAMS),
+        (
+            TreeDrafter(model=SMALL, tree=TREE),
+            Params(target=PARAMS.target, drafter=PARAMS.target),
+        ),
+        (SwitchDrafter(first=LookupDrafter(max_ngram=8), second=DRAFTER), PARAMS),
+    ],
+    ids=["eagle", "plain", "lookup", "recycling", "small model", "switch"],
+)
+def test_what_a_prompt_shares_with_a_text_is_not_read_again(
+    make_runner: MakeRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Any,
+    params: Params,
+) -> None:
+    """Tokens and what is accepted are those of a prompt that is read as a whole."""
+    for module in (prefixes, scheduler):
+        monkeypatch.setattr(module, "SMALL_CHUNK", 4)
+    runner = dataclasses.replace(
+        make_runner(drafter=drafter, batch_size=2, ignore_eos=True),
+        pair=dataclasses.replace(PAIR, params=params),
+    )
+
+    def served(queue: Scheduler, key: int, prompt: list[int]) -> Served:
+        queue.add(key, prompt, queue.request(key))
+        while not (found := queue.step()):
+            pass
+        return found[0]
+
+    queue, prompt = Scheduler(runner), prompts_of(15)[0]
+    first = served(queue, 0, prompt)
+    # A chat's next turn, and another question after the same system prompt.
+    text = prompt + first.row.generated_ids
+    longest, reused = [*text, 11, 12, 13], []
+    for key, again in enumerate((longest, [*prompt[:13], 50, 51, 52, 53]), 1):
+        found, fresh = served(queue, key, again), served(Scheduler(runner), key, again)
+        assert found.row.generated_ids == fresh.row.generated_ids
+        assert found.row.accept_lengths == fresh.row.accept_lengths
+        reused.append(found.reused)
+        assert fresh.reused == 0
+    waiting = runner.decoder.depth + 2
+    assert reused[1] == 12 and 0 <= len(text) - waiting - reused[0] < 4
 
 
 @pytest.mark.parametrize(
@@ -211,7 +277,7 @@ def test_caches_may_grow_while_a_long_prompt_is_read(
         ([], 0, ["has no token"]),
         ([5] * 150, 0, ["150 tokens", "may have 150", "shorten the prompt"]),
         ([5, 64], 0, ["the id 64", "0 to 63"]),
-        ([5], -1, ["seeds = -1"]),
+        ([5], -1, ["seed = -1"]),
     ],
     ids=["empty", "long", "id", "seed"],
 )
@@ -220,10 +286,19 @@ def test_what_cannot_be_decoded_is_refused_before_anything_is(
 ) -> None:
     runner = make_runner()
     queue = Scheduler(runner)
-    refused(lambda: queue.add("key", prompt, seed), *named)
+    refused(lambda: queue.add("key", prompt, queue.request(seed)), *named)
     assert queue.is_idle
     many = [[5]] * 9
-    refused(lambda: list(decode_all(runner, [*many, prompt], [0] * 9 + [seed])), *named)
+    refused(
+        lambda: list(
+            decode_all(
+                runner,
+                [*many, prompt],
+                [runner.request(one) for one in [0] * 9 + [seed]],
+            )
+        ),
+        *named,
+    )
 
 
 def test_stop_tokens_may_be_many_and_ignored(make_runner: MakeRunner) -> None:
@@ -238,7 +313,9 @@ def test_a_single_row_is_decoded_prompt_by_prompt(
 ) -> None:
     monkeypatch.setattr(slots, "insert", None)
     runner = make_runner(batch_size=1, prompt_bucket=16, new_tokens=5)
-    served = list(decode_all(runner, prompts_of(2, 3), [0, 1]))
+    served = list(
+        decode_all(runner, prompts_of(2, 3), [runner.request(n) for n in (0, 1)])
+    )
     assert [one.key for one in served] == [0, 1]
 
 

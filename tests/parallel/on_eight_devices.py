@@ -21,6 +21,7 @@ from eagle_jax.checkpoints.load import shapes_of
 from eagle_jax.config import TreeConfig
 from eagle_jax.decoding import autoregressive, speculative
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.logprobs import LogprobsConfig
 from eagle_jax.decoding.requests import Requests, make_requests
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads.eagle import model as eagle_head
@@ -43,6 +44,7 @@ from eagle_jax.parallel import (
     shard_pair,
     split_rules,
 )
+from eagle_jax.processors import ProcessorConfig
 from eagle_jax.sampling import choose_tokens
 from eagle_jax.testing.programs import (
     count_collectives,
@@ -71,6 +73,20 @@ REQUESTS = make_requests(
     temperature=[0.0, 1.0] * (ROWS // 2),
     top_k=[0, 0, 0, 5] * (ROWS // 4),
     seeds=list(range(ROWS)),
+)
+PROCESSED = make_requests(
+    [[row + 1] * (row % 4 + 1) for row in range(ROWS)],
+    max_new_tokens=16,
+    temperature=[0.0, 1.0] * (ROWS // 2),
+    seeds=list(range(ROWS)),
+    stop_tokens=[4],
+    processors=[
+        ProcessorConfig(repetition_penalty=1.5, no_repeat_ngram_size=2),
+        ProcessorConfig(frequency_penalty=0.5, bad_words=[[3], [1, 2]]),
+        ProcessorConfig(presence_penalty=0.5, logit_bias={4: 3.0}, min_new_tokens=8),
+        ProcessorConfig(),
+    ]
+    * (ROWS // 4),
 )
 SMALL: dict[str, Any] = {"vocab_size": 32, "max_positions": SLOTS}
 
@@ -104,16 +120,20 @@ def eagle3() -> Pair:
     )
 
 
-def decode(pair: Pair, sharding: PairSharding | None) -> list[np.ndarray]:
-    """Tokens, and how many drafts were accepted in each round."""
+def decode(
+    pair: Pair,
+    sharding: PairSharding | None,
+    requests: Requests,
+    logprobs: LogprobsConfig | None,
+) -> list[np.ndarray]:
+    """Tokens, how many drafts were accepted in each round, and log-probabilities."""
     target, drafter, params = pair
-    decoder = Decoder(target=target, drafter=drafter, acceptance="coupled")
+    decoder = Decoder(target=target, drafter=drafter, logprobs=logprobs)
     prefill: Any = functools.partial(speculative.prefill, decoder, num_slots=SLOTS)
     rounds: Any = functools.partial(speculative.decode, decoder)
     if sharding is None:
-        state = rounds(params, prefill(params, REQUESTS))
-        return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
-    state = sharding.shard(prefill)(params, sharding.put_rows(REQUESTS))
+        return found_in(rounds(params, prefill(params, requests)))
+    state = sharding.shard(prefill)(params, sharding.put_rows(requests))
     check_state(state, sharding, target.config.layer)
     sharded: Any = sharding.shard(rounds, donates_state=True)
     program = sharded.lower(params, state).compile()
@@ -121,7 +141,12 @@ def decode(pair: Pair, sharding: PairSharding | None) -> list[np.ndarray]:
         check_program(program.as_text(), sharding, target)
     state = program(params, state)
     check_state(state, sharding, target.config.layer)
-    return [np.asarray(state.tokens), np.asarray(state.accept_lengths)]
+    return found_in(state)
+
+
+def found_in(state: Any) -> list[np.ndarray]:
+    found = state.tokens, state.accept_lengths, state.logprobs
+    return [*map(np.asarray, jax.tree.leaves(found))]
 
 
 def decode_plainly(pair: Pair, sharding: PairSharding) -> np.ndarray:
@@ -243,11 +268,17 @@ def check_ties(sharding: PairSharding) -> None:
     assert (found[1][1::2] != found[0][1::2]).any(), "some tokens were drawn"
 
 
-def check_decoding(name: str, pair: Pair, *meshes: tuple[int, int]) -> None:
+def check_decoding(
+    name: str,
+    pair: Pair,
+    *meshes: tuple[int, int],
+    requests: Requests = REQUESTS,
+    logprobs: LogprobsConfig | None = None,
+) -> None:
     """Every mesh gives the tokens of one device, and no device has more than a part."""
     target, drafter, params = pair
     layer = target.config.layer
-    expected = decode(pair, None)
+    expected = decode(pair, None, requests, logprobs)
     assert expected[1].sum() > 0, "drafts are accepted"
     for data, tensor in meshes:
         shape = MeshShape(data=data, tensor=tensor)
@@ -260,8 +291,9 @@ def check_decoding(name: str, pair: Pair, *meshes: tuple[int, int]) -> None:
         )
         there = Pair(target, drafter, jax.device_put(params, shardings))
         check_params(there.params, shape, target.config)
-        found = decode(there, sharding)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        found = decode(there, sharding, requests, logprobs)
+        for array, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-4)
         if layer.num_kv_heads == HEADS and data < ROWS < ROWS * tensor:
             plain = decode_plainly(there, sharding)
             np.testing.assert_array_equal(plain, expected[0])
@@ -396,7 +428,10 @@ if __name__ == "__main__":
     # Fewer key/value heads than devices: some hold the same.
     check_decoding("few key/value heads", llama(2), (1, 8))
     check_decoding("gpt-oss", mixture(**tiny.GPT_OSS), (1, 4))
-    check_decoding("eagle3", eagle3(), (2, 2))
+    config = LogprobsConfig(num_top=3, mode="processed_logprobs", prompt=True)
+    check_decoding(
+        "eagle3, processors", eagle3(), (2, 2), requests=PROCESSED, logprobs=config
+    )
     # Of 4 bits, devices need pairs of groups. Many rows are cut into tiles.
     for shape, bits in ((MeshShape(tensor=4), 4), (MeshShape(data=2, tensor=2), None)):
         for size in (512, 384):

@@ -16,7 +16,7 @@ def test_every_mesh_gives_the_tokens_of_one_device(
         "equal llama data=2,tensor=4",
         "equal few key/value heads data=1,tensor=8",
         "equal gpt-oss data=1,tensor=4",
-        "equal eagle3 data=2,tensor=2",
+        "equal eagle3, processors data=2,tensor=2",
         "no weight moves in training data=2,tensor=2",
     ]
 

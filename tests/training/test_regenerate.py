@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from eagle_jax.decoding.state import StopReason
+from eagle_jax.generation.request import RequestConfig
 from eagle_jax.generation.rows import Row
-from eagle_jax.generation.scheduler import Served
+from eagle_jax.generation.served import Served
 from eagle_jax.logs import JsonLines
 from eagle_jax.training.conversations import Example
 from eagle_jax.training.regenerate import next_index, regenerate, seed_of
@@ -38,9 +39,12 @@ class Parrot:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, key: int, prompt_ids: list[int], seed: int) -> None:
-        self.asked.append((tuple(prompt_ids), seed))
-        self._waiting.append((key, prompt_ids, seed))
+    def request(self, seed: int) -> RequestConfig:
+        return RequestConfig(seed=seed)
+
+    def add(self, key: int, prompt_ids: list[int], settings: RequestConfig) -> None:
+        self.asked.append((tuple(prompt_ids), settings.seed))
+        self._waiting.append((key, prompt_ids, settings.seed))
 
     def step(self) -> Iterator[Served]:
         """Answers as many as it has rows, the newest first."""

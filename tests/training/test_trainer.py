@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from eagle_jax import checkpoints
 from eagle_jax.config import StaticConfig, TreeConfig
-from eagle_jax.generation.pair import load_pair
+from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.heads import HEADS, export_head
 from eagle_jax.logs import JsonLines

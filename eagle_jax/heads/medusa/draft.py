@@ -67,6 +67,11 @@ class LastFeatureModel(PositionHeads):
         del capacity, depth
         return LastFeature(feature=jnp.zeros((batch, self.feature_size), self.dtype))
 
+    def truncate(self, state: LastFeature, length: jax.Array) -> LastFeature:
+        """See `Truncating`; the next chunk brings another last feature."""
+        del length
+        return state
+
     def prefill_chunk(
         self, params: Any, state: LastFeature, chunk: PromptChunk
     ) -> LastFeature:

@@ -1,0 +1,119 @@
+"""The flags of single requests, and prompts that bring settings of their own."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.cli.command import Parser
+from eagle_jax.cli.files import read_prompts, read_settings
+from eagle_jax.cli.settings import add_settings
+from eagle_jax.errors import InputError
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.pair import Pair
+from eagle_jax.generation.request import Asked, each_sample
+from eagle_jax.parsing import read_json
+
+_PLAIN = (
+    *("min_new_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("no_repeat_ngram_size", "logprobs", "prompt_logprobs"),
+)
+_GIVEN = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens"),
+    *("ignore_eos", "stop", "stop_token_ids", "bad_words", "n", "regex"),
+    "skip_special_tokens",
+)
+
+
+def add_request_flags(parser: Parser) -> None:
+    """Adds the flags that become fields of `RequestConfig`, and those of prompts."""
+    add = parser.add_argument
+    add("--num-samples", dest="n", type=int, help="texts per prompt")
+    add("--stop", action="append", metavar="TEXT", help="ends the text before it")
+    add("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end the text, too")
+    add("--bad-words", nargs="+", metavar="TEXT", help="what no text contains")
+    bias = "what is added to the logits of tokens"
+    add("--logit-bias", nargs="+", metavar="ID=VALUE", help=bias)
+    add("--regex", metavar="PATTERN", help="texts match this regular expression")
+    schema = "texts are JSON of this schema"
+    add("--json-schema", type=Path, metavar="FILE", help=schema)
+    add_settings(parser, GenerateConfig, *_PLAIN)
+    add(
+        "--keep-special-tokens",
+        dest="skip_special_tokens",
+        action="store_false",
+        default=None,
+        help="write special tokens, too",
+    )
+    add("--system", help="what the system says before a conversation")
+    add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template")
+    add("--truncate-prompt-tokens", type=int, help="keep so many last tokens")
+    add(
+        "--generation-config",
+        choices=["auto", "none"],
+        default="auto",
+        help="take defaults from the target's generation_config.json, or not",
+    )
+
+
+def read_requests(
+    arguments: argparse.Namespace, pair: Pair
+) -> tuple[list[str], list[Asked]]:
+    """Returns the prompts of a command and the texts that it asks for.
+
+    A line of a .jsonl file may hold an object `settings` beside its `prompt`: fields of
+    `RequestConfig`, which win over flags.
+
+    Raises:
+        InputError: If a prompt or a setting cannot be used.
+    """
+    given = {
+        name: getattr(arguments, name)
+        for name in (*_PLAIN, *_GIVEN)
+        if getattr(arguments, name, None) is not None
+    }
+    given |= {"json_schema": arguments.json_schema and read_json(arguments.json_schema)}
+    given |= {"logit_bias": _biases(arguments.logit_bias or [])}
+    prompts: list[str] = list(arguments.prompt)
+    own: list[dict[str, Any]] = [{}] * len(prompts)
+    if arguments.prompts == Path("-"):
+        prompts, own = [*prompts, sys.stdin.read()], [*own, {}]
+    elif arguments.prompts is not None:
+        prompts += read_prompts(arguments.prompts)
+        own += read_settings(arguments.prompts)
+    shared = pair.request(**given)
+    how = {
+        "system": arguments.system,
+        "chat_template_kwargs": _variables(arguments.chat_template_kwargs),
+        "truncate_prompt_tokens": arguments.truncate_prompt_tokens,
+    }
+    encoded = [pair.encode(one, chat=arguments.chat, **how) for one in prompts]
+    settings = [
+        pair.request(**{**given, "seed": shared.seed + place * shared.n} | one)
+        for place, one in enumerate(own)
+    ]
+    repeated = zip(prompts, settings, strict=True)
+    texts = [prompt for prompt, one in repeated for _ in range(one.n)]
+    return texts, each_sample(encoded, settings)
+
+
+def _biases(given: list[str]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for one in given:
+        try:
+            id_, value = one.split("=")
+            found[int(id_)] = float(value)
+        except ValueError:
+            raise InputError(f"--logit-bias {one} must be ID=VALUE, as 13=-2") from None
+    return found
+
+
+def _variables(given: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(given or "{}")
+    except ValueError as error:
+        raise InputError(f"--chat-template-kwargs is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"--chat-template-kwargs {given} must be a JSON object")
+    return found
