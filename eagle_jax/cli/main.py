@@ -9,6 +9,7 @@ from eagle_jax.cli.removed import REMOVED, instead_of
 
 COMMANDS = (
     "generate",
+    "serve",
     "evaluate",
     "report",
     "calibrate",

@@ -1,0 +1,143 @@
+"""Serves a pair over HTTP, in OpenAI's protocol.
+
+    eagle-jax serve --port 8000
+    eagle-jax serve --target FOLDER --draft FOLDER --host 0.0.0.0
+
+Without a target the embedded pair writes Python. Clients on other machines need a key:
+--api-key, or EAGLE_JAX_API_KEY, which no list of processes shows.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from eagle_jax import assets
+from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
+from eagle_jax.config import CONFIGS, require
+from eagle_jax.errors import InputError
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.load import load_pair
+from eagle_jax.generation.pair import Pair
+from eagle_jax.parallel import parse_mesh
+
+_SETTINGS = (
+    "method max_length dtype quantization draft_vocabulary "
+    "temperature top_p top_k min_p acceptance"
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+
+    def run() -> int:
+        arguments = _parse(argv)
+        config = join_settings(GenerateConfig, arguments.config, arguments)
+        return _serve(arguments, config)
+
+    return run_command(run, unwritable="cannot serve: {error}")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(description="Serve a pair over HTTP, in OpenAI's protocol.")
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file; flags win")
+    add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
+    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
+    add("--served-model-name", metavar="NAME", help="default the target's folder")
+    add("--host", default="127.0.0.1", help="any but this machine needs --api-key")
+    add("--port", type=int, default=8000, help="0 for any that is free")
+    key = "what clients must know; better in EAGLE_JAX_API_KEY"
+    add("--api-key", default=os.environ.get("EAGLE_JAX_API_KEY"), help=key)
+    add("--batch-size", type=int, default=8, help="texts written together")
+    add("--max-waiting", type=int, default=64, help="texts that may wait beside them")
+    add("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
+    grace = "seconds that texts are given to end after SIGTERM or Ctrl-C"
+    add("--grace", type=float, default=30.0, help=grace)
+    add("--mesh", metavar="SIZES", help="use all devices, such as data=2,tensor=4")
+    add(
+        "--generation-config",
+        choices=["auto", "none"],
+        default="auto",
+        help="take defaults from the target's generation_config.json, or not",
+    )
+    add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
+    arguments = parser.parse_args(argv)
+    if arguments.target is None and arguments.draft is None:
+        arguments.target = str(assets.TARGET)
+        arguments.config = arguments.config or CONFIGS / "embedded.toml"
+        arguments.served_model_name = arguments.served_model_name or "embedded"
+    return arguments
+
+
+def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+    try:
+        from eagle_jax.serve.app import ServeConfig, make_app
+        from eagle_jax.serve.engine import Engine
+        from eagle_jax.serve.server import listen, serve
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"the package {error.name} is not installed, which serving needs; "
+            "pip install 'eagle-jax[serve]'"
+        ) from error
+    _check(arguments)
+    pair = _open(arguments, config)
+    has_key = arguments.api_key is not None
+    with listen(arguments.host, arguments.port, has_key=has_key) as listening:
+        say(f"loading {arguments.target}")
+        engine = Engine(
+            pair,
+            batch_size=config.decoding.batch_size,
+            max_waiting=arguments.max_waiting,
+            max_length=config.decoding.max_length,
+            report=say,
+        )
+        say("compiling")
+        engine.warm_up()
+        name = arguments.served_model_name or Path(arguments.target).name
+        settings = ServeConfig(
+            model=name, api_key=arguments.api_key, max_body=arguments.max_body
+        )
+        host, port = listening.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        say(f"serving {name} at http://{host}:{port}/v1")
+        app = make_app(engine, settings)
+        has_ended = serve(app, engine, listening, grace=arguments.grace)
+    say("ended")
+    if not has_ended:
+        sys.stdout.flush()
+        # Python's own end would crash in the thread that still runs.
+        os._exit(0)
+    return 0
+
+
+def _open(arguments: argparse.Namespace, config: GenerateConfig) -> Pair:
+    weights = config.method.weights
+    is_embedded = arguments.target == str(assets.TARGET)
+    if is_embedded and arguments.draft is None and weights is not None:
+        arguments.draft = weights.embedded and str(weights.embedded)
+    if arguments.target is None:
+        raise InputError(
+            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
+        )
+    return load_pair(
+        arguments.target,
+        arguments.draft,
+        config,
+        mesh=None if arguments.mesh is None else parse_mesh(arguments.mesh),
+        is_lazy=True,
+        generation_config=arguments.generation_config,
+    )
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuses what no server can run with."""
+    require(0 <= arguments.port < 2**16, "--port", arguments.port, "0 to 65535")
+    waiting, longest = arguments.max_waiting, arguments.max_body
+    require(waiting >= 0, "--max-waiting", waiting, "0 or more")
+    require(longest >= 1, "--max-body", longest, "at least 1")
+    is_time = 0 <= arguments.grace < float("inf")
+    require(is_time, "--grace", arguments.grace, "0 or more")
+    if arguments.api_key is not None and not arguments.api_key.strip():
+        raise InputError("--api-key is empty; give a key, or leave it out")

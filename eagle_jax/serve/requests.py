@@ -1,0 +1,333 @@
+"""From the body of a request to prompts and settings."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from eagle_jax.config import require
+from eagle_jax.errors import InputError, one_line
+from eagle_jax.generation.pair import Pair
+from eagle_jax.generation.request import Asked, RequestConfig, each_sample
+from eagle_jax.parsing import check_type, parse_json
+from eagle_jax.serve.errors import ServeError, no_model
+
+IGNORED = frozenset(
+    [
+        *("user", "metadata", "store", "service_tier"),
+        *("safety_identifier", "prompt_cache_key"),
+    ]
+)
+"""Fields that say nothing about the text."""
+
+# What all texts wait for while one asks for it: OpenAI has bounds, too.
+_MOST_STRINGS, _LONGEST_STRING, _MOST_BIASES = 128, 256, 1024
+
+_OF_COMPLETIONS = 16  # OpenAI's default; a chat goes on as long as it can.
+_MOST_LOGPROBS = 20
+_OF_CHOICE = ("model", "stream", "stream_options", "logprobs")
+_OF_PROMPT = ("chat_template_kwargs", "truncate_prompt_tokens")
+
+
+def _strings(value: Any, name: str) -> list[str]:
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise InputError(f"{name} must be a string or a list of strings")
+    if len(found) > _MOST_STRINGS or max(map(len, found), default=0) > _LONGEST_STRING:
+        raise InputError(
+            f"{name} may hold {_MOST_STRINGS} strings of {_LONGEST_STRING} characters"
+        )
+    return found
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    if isinstance(value, list) and all(type(one) is int for one in value):
+        return value
+    raise InputError(f"{name} must be a list of whole numbers")
+
+
+def _stop_ids(value: Any, name: str) -> list[int]:
+    if len(found := _ids(value, name)) > _MOST_STRINGS:
+        raise InputError(f"{name} may hold {_MOST_STRINGS} ids")
+    return found
+
+
+def _biases(value: Any, name: str) -> dict[int, float]:
+    if len(_object(value, name)) > _MOST_BIASES:
+        raise InputError(f"{name} may hold {_MOST_BIASES} ids")
+    try:
+        return {int(id_): check_type(float, one, name) for id_, one in value.items()}
+    except ValueError as error:
+        raise InputError(f"{name} must map token ids to numbers") from error
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise InputError(f"{name} must be an object")
+
+
+def _schema(value: Any, name: str) -> str | dict[str, Any]:
+    return value if isinstance(value, str) else _object(value, name)
+
+
+_SETTINGS: dict[str, tuple[str, Callable[[Any, str], Any] | type]] = {
+    **dict.fromkeys(["max_tokens", "max_completion_tokens"], ("max_new_tokens", int)),
+    "min_tokens": ("min_new_tokens", int),
+    "guided_regex": ("regex", str),
+    "guided_json": ("json_schema", _schema),
+    "stop": ("stop", _strings),
+    "bad_words": ("bad_words", _strings),
+    "stop_token_ids": ("stop_token_ids", _stop_ids),
+    "logit_bias": ("logit_bias", _biases),
+    **{
+        name: (name, kind)
+        for kind, names in (
+            (int, "n seed top_k no_repeat_ngram_size"),
+            (bool, "ignore_eos include_stop_str_in_output skip_special_tokens"),
+            (float, "temperature top_p min_p presence_penalty frequency_penalty"),
+            (float, "repetition_penalty"),
+        )
+        for name in names.split()
+    },
+}
+"""Each field of OpenAI's or vLLM's, the setting that it is here, and its type."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """What a client asks for.
+
+    Attributes:
+        asked: The texts, the samples of each prompt one by one.
+        num_samples: The samples of each prompt.
+        is_streamed: Whether pieces are sent as they come.
+        with_usage: Whether a stream ends with its counts of tokens.
+        tokenizer: The pair's `transformers` tokenizer.
+    """
+
+    asked: list[Asked]
+    tokenizer: Any
+    num_samples: int
+    is_streamed: bool
+    with_usage: bool
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(len(ids) for ids, _ in self.asked[:: self.num_samples])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Reads requests to one pair.
+
+    Attributes:
+        pair: The pair.
+        model: The name that it is served under.
+        max_length: The most tokens of a prompt and its text together.
+        max_texts: The most texts of a request.
+    """
+
+    pair: Pair
+    model: str
+    max_length: int
+    max_texts: int
+
+    def read(self, body: bytes, *, is_chat: bool) -> TextRequest:
+        """Returns what the body of a request asks for.
+
+        Args:
+            body: The bytes.
+            is_chat: Whether it holds messages, instead of prompts.
+
+        Raises:
+            InputError: If it cannot be had.
+        """
+        fields = _object(parse_json(body, "the body"), "the body")
+        _check_unicode(fields)
+        fields = {name: x for name, x in fields.items() if x is not None}
+        self._check_names(fields, is_chat)
+        try:
+            settings = self._settings(fields, is_chat)
+            field = "messages" if is_chat else "prompt"
+            prompts = _messages(fields) if is_chat else _prompts(fields)
+            if len(prompts) * settings.n > self.max_texts:
+                raise ServeError(
+                    f"{len(prompts)} prompts with n = {settings.n} are more texts than "
+                    f"the {self.max_texts} that the server takes",
+                    param="n",
+                )
+            encoded = [self._encode(one, fields, field) for one in prompts]
+            return TextRequest(
+                asked=each_sample(encoded, settings),
+                tokenizer=self.pair.tokenizer,
+                num_samples=settings.n,
+                **_stream(fields),
+            )
+        except ServeError:
+            raise
+        except InputError as error:
+            raise _blaming(error, fields) from error
+
+    def _check_names(self, fields: Mapping[str, Any], is_chat: bool) -> None:
+        """Refuses another model, and what nobody would read."""
+        known = {*_SETTINGS, *_OF_CHOICE, *IGNORED, "truncate_prompt_tokens"}
+        known |= {"response_format", "structured_outputs"}
+        chat = {"messages", "top_logprobs", "chat_template_kwargs"}
+        for name in fields:
+            if name not in known | (chat if is_chat else {"prompt"}):
+                told = f"the field {name!r} is not supported here"
+                raise ServeError(told, param=one_line(name))
+        if fields.get("model", self.model) != self.model:
+            raise no_model(fields["model"], self.model)
+
+    def _settings(self, fields: Mapping[str, Any], is_chat: bool) -> RequestConfig:
+        given: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        more = [*_constraints(fields), *_logprobs(fields, is_chat)]
+        for name, (setting, value) in [*_plain(fields), *more]:
+            if setting in given:
+                raise ServeError(
+                    f"{names[setting]} and {name} are both given", param=name
+                )
+            given[setting], names[setting] = value, name
+        most = self.max_length if is_chat else _OF_COMPLETIONS
+        return self.pair.request(**{"max_new_tokens": most, "seed": None, **given})
+
+    def _encode(self, prompt: Any, fields: Mapping[str, Any], field: str) -> list[int]:
+        how = {name: fields[name] for name in _OF_PROMPT if name in fields}
+        _object(how.get("chat_template_kwargs", {}), "chat_template_kwargs")
+        check_type(int, how.get("truncate_prompt_tokens", 1), "truncate_prompt_tokens")
+        ids = self.pair.encode(prompt, **how)
+        if len(ids) >= self.max_length:
+            raise ServeError(
+                f"the prompt has {len(ids)} tokens, but prompt and text together may "
+                f"have {self.max_length}",
+                param=field,
+                code="context_length_exceeded",
+            )
+        return ids
+
+
+def _plain(fields: Mapping[str, Any]) -> list[tuple[str, tuple[str, Any]]]:
+    found: list[tuple[str, tuple[str, Any]]] = []
+    for name, value in fields.items():
+        if name in _SETTINGS:
+            setting, kind = _SETTINGS[name]
+            is_type = isinstance(kind, type)
+            read = check_type(kind, value, name) if is_type else kind(value, name)
+            found.append((name, (setting, read)))
+    return found
+
+
+def _constraints(fields: Mapping[str, Any]) -> list[tuple[str, tuple[str, Any]]]:
+    """Returns the constraints that stand in objects of their own."""
+    name, found = "structured_outputs", []
+    for kind, value in _object(fields.get(name, {}), name).items():
+        if kind not in ("regex", "json"):
+            raise ServeError(f"{name} may hold regex or json, not {kind!r}", param=name)
+        is_regex = kind == "regex"
+        read = check_type(str, value, name) if is_regex else _schema(value, name)
+        found.append((name, ("regex" if is_regex else "json_schema", read)))
+    name = "response_format"
+    form = _object(fields.get(name, {"type": "text"}), name)
+    kind = form.get("type")
+    if kind == "json_schema":
+        held = _object(form.get("json_schema"), f"{name}.json_schema")
+        schema = _object(held.get("schema"), f"{name}.json_schema.schema")
+        found.append((name, ("json_schema", schema)))
+    elif kind != "text":
+        raise ServeError(
+            f"{name} of type {kind!r} is not supported; give text, or json_schema with "
+            "a schema",
+            param=name,
+        )
+    return found
+
+
+def _logprobs(
+    fields: Mapping[str, Any], is_chat: bool
+) -> list[tuple[str, tuple[str, Any]]]:
+    """Returns how many log-probabilities are asked for; chats say it in two fields."""
+    name = "top_logprobs" if is_chat else "logprobs"
+    is_asked = name in fields
+    if is_chat:
+        is_asked = check_type(bool, fields.get("logprobs", False), "logprobs")
+        if name in fields and not is_asked:
+            raise ServeError(f"{name} needs logprobs: true", param=name)
+    if not is_asked:
+        return []
+    count = check_type(int, fields.get(name, 0), name)
+    require(0 <= count <= _MOST_LOGPROBS, name, count, f"0 to {_MOST_LOGPROBS}")
+    return [(name, ("logprobs", count))]
+
+
+def _prompts(fields: Mapping[str, Any]) -> list[Any]:
+    given = fields.get("prompt")
+    is_one = isinstance(given, str) or (
+        isinstance(given, list) and bool(given) and type(given[0]) is int
+    )
+    prompts = [given] if is_one else given
+    if isinstance(prompts, list) and prompts:
+        ids = [one for one in prompts if not isinstance(one, str)]
+        if all(_ids(one, "prompt") for one in ids):
+            return prompts
+    raise InputError("prompt must be a text, token ids, or a list of these")
+
+
+def _messages(fields: Mapping[str, Any]) -> list[Any]:
+    """Returns the conversation, as the one prompt that it is."""
+    given = fields.get("messages")
+    if not isinstance(given, list) or not given:
+        raise InputError("messages must be a list of at least one message")
+    return [[_message(one) for one in given]]
+
+
+def _message(given: Any) -> dict[str, str]:
+    message = {
+        name: x for name, x in _object(given, "messages").items() if x is not None
+    }
+    for name in message:
+        if name not in ("role", "content", "name"):
+            told = f"the field {name!r} of a message is not supported here"
+            raise ServeError(told, param="messages")
+    parts = message.get("content")
+    if isinstance(parts, Sequence) and not isinstance(parts, str):
+        message["content"] = "".join(map(_part, parts))
+    if not all(isinstance(message.get(name), str) for name in ("role", "content")):
+        raise InputError("messages must have a role and a content, which are strings")
+    return message
+
+
+def _part(given: Any) -> str:
+    part = _object(given, "messages")
+    if part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    raise InputError("messages may hold parts of type text alone")
+
+
+def _stream(fields: Mapping[str, Any]) -> dict[str, bool]:
+    is_streamed = check_type(bool, fields.get("stream", False), "stream")
+    options = _object(fields.get("stream_options", {}), "stream_options")
+    if not options.keys() <= {"include_usage"}:
+        raise InputError("stream_options may hold include_usage alone")
+    with_usage = check_type(bool, options.get("include_usage", False), "include_usage")
+    return {"is_streamed": is_streamed, "with_usage": with_usage and is_streamed}
+
+
+def _check_unicode(fields: Mapping[str, Any]) -> None:
+    """Refuses half a surrogate pair, which JSON can write and UTF-8 cannot."""
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InputError("the body holds what is no valid Unicode text") from error
+
+
+def _blaming(error: InputError, fields: Mapping[str, Any]) -> ServeError:
+    """Returns the error in the names of the request's own fields."""
+    both = "max_tokens", "max_completion_tokens"
+    told = str(error).replace("min_new_tokens", "min_tokens")
+    told = told.replace("max_new_tokens", both["max_completion_tokens" in fields])
+    first = told.split(" ")[0]
+    return ServeError(told, param=first if first in fields else None)
