@@ -68,12 +68,12 @@ def test_samples_that_share_a_prefill_are_those_of_separate_calls(
         ]
         assert_same_tokens(found, wanted)
         assert len(set(map(tuple, found))) == (6 if temperature else 2)
-        together: Any = state.logprobs
+        shared: Any = state.logprobs
         apart: Any = [by_itself.logprobs for by_itself in alone]
         apart = jax.tree.map(lambda *rows: jnp.concatenate(rows), *apart)
         for row, end in enumerate(state.lengths.tolist()):
             np.testing.assert_allclose(
-                together.own[row, 1:end],
+                shared.own[row, 1:end],
                 apart.own[row, 1:end],
                 atol=1e-4,
             )
