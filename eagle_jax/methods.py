@@ -201,7 +201,7 @@ def _chain(settings: ChainConfig, context: Context) -> TreeDrafter:
     return _tree_drafter(chain(settings.depth), settings, context)
 
 
-def _small_model(settings: TreeConfig, context: Context) -> TreeDrafter:
+def _tree_or_chain(settings: TreeConfig, context: Context) -> TreeDrafter:
     if settings.width > 1:
         return _dynamic(settings, context)
     return _tree_drafter(chain(settings.levels), settings, context)
@@ -259,6 +259,8 @@ EAGLE = Weights(
 )
 MEDUSA = Weights(kind="medusa", description="the Medusa heads of this target")
 HYDRA = Weights(kind="hydra", description="the Hydra heads of this target")
+DFLASH = Weights(kind="dflash", description="the DFlash head of this target")
+DSPARK = Weights(kind="dspark", description="the DSpark head of this target")
 SMALL_MODEL = Weights(
     kind="small-model",
     description="a smaller model with the target's tokenizer",
@@ -271,7 +273,7 @@ _ROWS = (
     Method(
         name="small-model",
         settings=TreeConfig,
-        make=_small_model,
+        make=_tree_or_chain,
         weights=SMALL_MODEL,
         trials=_sizes(TreeConfig, _TREES),
     ),
@@ -313,6 +315,20 @@ _ROWS = (
         settings=TreeConfig,
         make=_dynamic,
         weights=EAGLE,
+        trials=_sizes(TreeConfig, _TREES),
+    ),
+    Method(
+        name="dflash",
+        settings=TreeConfig,
+        make=_tree_or_chain,
+        weights=DFLASH,
+        trials=_sizes(TreeConfig, _TREES),
+    ),
+    Method(
+        name="dspark",
+        settings=TreeConfig,
+        make=_tree_or_chain,
+        weights=DSPARK,
         trials=_sizes(TreeConfig, _TREES),
     ),
     Method(

@@ -97,7 +97,7 @@ def is_transposed(name: str) -> bool:
 
     That is every matrix but the embedding tables, and no vector or stack of them.
     """
-    return not name.endswith(("embed_tokens.weight", ".bias"))
+    return not name.endswith(("embed_tokens.weight", "markov_w1.weight", ".bias"))
 
 
 def transposed(shape: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""Trains an EAGLE-1/2 or EAGLE-3 head, or Medusa's or Hydra's heads, for a target.
+"""Trains a head that drafts for a target.
 
     eagle-jax train --target FOLDER --data chats.jsonl --output RUN
-    eagle-jax train ... --kind eagle3
+    eagle-jax train ... --kind eagle3    # or medusa, hydra, dflash, dspark
     eagle-jax train ... --alignment 3 --top-k-loss 10    # HASS
     eagle-jax train ... --mesh data=2,tensor=4
 
@@ -25,6 +25,8 @@ from eagle_jax.cli.settings import add_settings, with_flags
 from eagle_jax.config import load_config
 from eagle_jax.errors import InputError
 from eagle_jax.heads import HEADS
+from eagle_jax.heads.block.head import DSparkSettings
+from eagle_jax.heads.block.loss import BlockLoss
 from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.settings import ChainLoss, LevelSettings
@@ -36,7 +38,8 @@ from eagle_jax.training.trainer import TrainJob, train_head
 _OF_KINDS = (
     "draft_heads head_layers draft_vocab_size feature_layers has_feature_norms "
     "norm_before_fc norm_before_residual recycles_normed qk_norm sliding_window "
-    "alignment top_k_loss token_loss noise"
+    "alignment top_k_loss token_loss noise "
+    "num_layers block_size mask_token markov_rank anchors gamma block_loss"
 )
 _SETTINGS = (
     "steps batch_size row_length learning_rate warmup_steps held_out cache_features "
@@ -98,7 +101,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         TrainConfig,
         *_OF_KINDS.split(),
         *_SETTINGS.split(),
-        more=(LevelSettings, ChainLoss, Eagle3Settings, EagleLoss),
+        more=(
+            *(LevelSettings, ChainLoss, Eagle3Settings, EagleLoss),
+            *(DSparkSettings, BlockLoss),
+        ),
     )
     return parser.parse_args(argv)
 

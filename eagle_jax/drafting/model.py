@@ -28,8 +28,9 @@ class DraftModel(Protocol):
     Its state knows the confirmed text and holds back the tokens that the last round
     confirmed until the root after them is known. `X` is the width of the output that a
     node passes to its children: an EAGLE head's predicted feature, a small model's
-    hidden state; it may differ from level to level. The model chooses among `W` of the
-    target's `V` tokens, in their order; mostly `W = V`.
+    hidden state; it may differ from level to level, and be a pytree of such outputs.
+    The model chooses among `W` of the target's `V` tokens, in their order; mostly
+    `W = V`.
     """
 
     @property
@@ -67,7 +68,7 @@ class DraftModel(Protocol):
         """See `Drafter.advance`; no model runs before the next `read`."""
         ...
 
-    def read(self, params: Any, state: Any, root: jax.Array) -> tuple[jax.Array, Any]:
+    def read(self, params: Any, state: Any, root: jax.Array) -> tuple[Any, Any]:
         """Reads the tokens that waited, and the root.
 
         Args:
@@ -85,12 +86,12 @@ class DraftModel(Protocol):
         params: Any,
         state: Any,
         tokens: jax.Array,
-        above: jax.Array,
+        above: Any,
         visible: jax.Array,
         earlier: Any,
         *,
         level: int,
-    ) -> tuple[jax.Array, Any]:
+    ) -> tuple[Any, Any]:
         """Runs the model over drafted nodes of one level, beside its cache.
 
         Args:
@@ -106,11 +107,12 @@ class DraftModel(Protocol):
 
         Returns:
             The nodes' outputs `[B, M, X]`, or `[B, 1, X]` if all nodes of the level
-            have the same, and `earlier` for the next call.
+            have the same (of a pytree, each leaf by itself), and `earlier` for the next
+            call.
         """
         ...
 
-    def logits(self, params: Any, outputs: jax.Array, *, level: int) -> jax.Array:
+    def logits(self, params: Any, outputs: Any, *, level: int) -> jax.Array:
         """Returns float32 logits `[..., W]` of the tokens after some nodes.
 
         Args:

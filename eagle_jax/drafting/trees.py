@@ -110,7 +110,7 @@ class TreeDrafter:
         return self.grow(params, state, root, output, draws), state
 
     def grow(
-        self, params: Any, state: Any, root: jax.Array, output: jax.Array, draws: Draws
+        self, params: Any, state: Any, root: jax.Array, output: Any, draws: Draws
     ) -> DraftTree:
         """Returns the tree of a root that the model has read, `[B, N]` fields.
 
@@ -118,7 +118,8 @@ class TreeDrafter:
             params: The draft model's weights.
             state: The state that `DraftModel.read` returned; it stays as it is.
             root: `[B]` int32, the last emitted tokens.
-            output: `[B, X]`, the output of the root that `DraftModel.read` returned.
+            output: `[B, X]`, the output of the root that `DraftModel.read` returned, or
+                a pytree of such.
             draws: The settings, noise and keys of the round's draws.
         """
         if not self.shares_noise:
@@ -142,7 +143,7 @@ def _grow_dynamic(
     params: Any,
     state: Any,
     root: jax.Array,
-    root_output: jax.Array,
+    root_output: Any,
     draws: Draws,
 ) -> DraftTree:
     """Expands level by level, then reranks (EAGLE-2, section 4)."""
@@ -151,7 +152,7 @@ def _grow_dynamic(
 
     states = None if draws.guide is None else draws.guide.at_roots
 
-    def children(outputs: jax.Array, *, level: int) -> tuple[jax.Array, jax.Array]:
+    def children(outputs: Any, *, level: int) -> tuple[jax.Array, jax.Array]:
         logits = model.logits(params, outputs, level=level)
         logits = _process(draws, states, logits)
         scores = _scores(logits, draws, calibration, level=level)
@@ -165,19 +166,16 @@ def _grow_dynamic(
         log_probs, order = jax.lax.top_k(honest, config.width)
         return jnp.take_along_axis(tokens, order, axis=-1), log_probs
 
-    outputs, earlier = root_output[:, None], None
+    outputs, earlier = jax.tree.map(lambda x: x[:, None], root_output), None
     tokens, log_probs = children(outputs, level=1)
     candidates, frontier = jax.vmap(trees.first_level)(tokens[:, 0], log_probs[:, 0])
 
     for level in range(2, config.levels + 1):
-        above = jnp.take_along_axis(
-            _each(outputs, config.width), frontier.parents[..., None], axis=1
-        )
         outputs, earlier = model.step(
             params,
             state,
             frontier.tokens,
-            above,
+            _above(outputs, frontier.parents),
             frontier.visible,
             earlier,
             level=level - 1,
@@ -202,7 +200,7 @@ def _grow_static(
     params: Any,
     state: Any,
     root: jax.Array,
-    root_output: jax.Array,
+    root_output: Any,
     draws: Draws,
 ) -> DraftTree:
     """Fills a fixed shape: the child of rank `r` has the `r`-th score or draw."""
@@ -213,7 +211,8 @@ def _grow_static(
     tokens = jnp.zeros((batch, num_nodes), jnp.int32).at[:, 0].set(root)
     log_values = jnp.zeros((batch, num_nodes), jnp.float32)
     draft_logits: list[jax.Array] = []
-    outputs, earlier, inner = root_output[:, None], None, np.zeros(1, np.int32)
+    outputs, earlier = jax.tree.map(lambda x: x[:, None], root_output), None
+    inner = np.zeros(1, np.int32)
     states = None if draws.guide is None else draws.guide.at_roots
     for depth, level in enumerate(shape.levels, 1):
         logits = model.logits(params, outputs, level=depth)
@@ -226,21 +225,21 @@ def _grow_static(
             draft_logits.append(_over_vocabulary(model, params, logits))
             best, log_probs = trees.draw_children(logits, noise, level.width)
         best = _each(model.tokens(params, best), len(inner))
-        log_probs, outputs = _each(log_probs, len(inner)), _each(outputs, len(inner))
+        log_probs = _each(log_probs, len(inner))
         values = log_values[:, level.parents] + log_probs[:, level.rows, level.ranks]
         log_values = log_values.at[:, level.nodes].set(values)
         tokens = tokens.at[:, level.nodes].set(best[:, level.rows, level.ranks])
         if depth == shape.depth:
             break
         inner = level.inner
+        rows = jnp.broadcast_to(level.inner_rows, (batch, len(inner)))
         if draws.guide is not None:
-            rows = jnp.broadcast_to(level.inner_rows, (batch, len(inner)))
             states = draws.guide.children(states, rows, tokens[:, inner])
         outputs, earlier = model.step(
             params,
             state,
             tokens[:, inner],
-            outputs[:, level.inner_rows],
+            _above(outputs, rows),
             jnp.broadcast_to(level.visible, (batch, *level.visible.shape)),
             earlier,
             level=depth,
@@ -266,8 +265,25 @@ def _each(x: jax.Array, num_nodes: int) -> jax.Array:
     return jnp.broadcast_to(x, (x.shape[0], num_nodes, *x.shape[2:]))
 
 
+def _above(outputs: Any, parents: jax.Array) -> Any:
+    """Returns the outputs of nodes' parents, every leaf `[B, M, ...]`.
+
+    Args:
+        outputs: The outputs of a level, whose leaves may stand for all of its nodes.
+        parents: `[B, M]` int32, the parents' places in that level.
+    """
+
+    def take(x: jax.Array) -> jax.Array:
+        if x.shape[1] == 1:
+            return _each(x, parents.shape[1])
+        places = parents.reshape(*parents.shape, *(1,) * (x.ndim - 2))
+        return jnp.take_along_axis(x, places, axis=1)
+
+    return jax.tree.map(take, outputs)
+
+
 def _of_known_tokens(
-    model: DraftModel, params: Any, output: jax.Array, draws: Draws
+    model: DraftModel, params: Any, output: Any, draws: Draws
 ) -> Draws:
     """Returns draws for logits `[..., W]`: once per round, not once per level."""
     logits = functools.partial(model.logits, level=1)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_jax.checkpoints.hf_fields import Fields
+from eagle_jax.heads.block.head import DFlash, DSpark
 from eagle_jax.heads.eagle.head import Eagle
 from eagle_jax.heads.eagle3.head import Eagle3
 from eagle_jax.heads.head import Head
@@ -11,7 +12,8 @@ from eagle_jax.heads.hydra.head import Hydra
 from eagle_jax.heads.medusa.head import Medusa
 
 HEADS: dict[str, Head] = {
-    head.name: head for head in (Medusa(), Hydra(), Eagle3(), Eagle())
+    head.name: head
+    for head in (Medusa(), Hydra(), DFlash(), DSpark(), Eagle3(), Eagle())
 }
 """All kinds of heads by name."""
 

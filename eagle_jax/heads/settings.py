@@ -84,6 +84,34 @@ class LayerSettings(HeadSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureSettings(LayerSettings):
+    """The settings of a new head that reads inner layers of its target.
+
+    Attributes:
+        feature_layers: The indices, such as "1 2 4", of the layers of the target whose
+            inputs the head reads; `None` for the published ones (EAGLE-3: 2, half of
+            the layers, and three before their end; DFlash: five spread over all).
+    """
+
+    feature_layers: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses sizes below one, and what names no layers."""
+        super().__post_init__()
+        layers = self.feature_layers
+        holds = layers is None or all(
+            word.isdecimal() for word in layers.split() or "-"
+        )
+        require(holds, "feature_layers", layers, 'layers, such as "1 2 4"')
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """The indices of `feature_layers`."""
+        layers = self.feature_layers
+        return None if layers is None else tuple(map(int, layers.split()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LevelSettings(HeadSettings):
     """The settings of new heads that draft one level each.
 

@@ -32,7 +32,7 @@ from eagle_jax.heads.eagle3.model import (
 )
 from eagle_jax.heads.head import Head, check_size
 from eagle_jax.heads.rows import PackedRows
-from eagle_jax.heads.settings import LayerSettings
+from eagle_jax.heads.settings import FeatureSettings
 from eagle_jax.models.transformer import Tables, TransformerConfig, output_head
 
 _FEWEST_LAYERS = 7
@@ -48,15 +48,12 @@ _VARIANTS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Eagle3Settings(LayerSettings):
-    """The settings of a new EAGLE-3 head; for its layer see `LayerSettings`.
+class Eagle3Settings(FeatureSettings):
+    """The settings of a new EAGLE-3 head; for its layer see `FeatureSettings`.
 
     Attributes:
         draft_vocab_size: The number of tokens that an EAGLE-3 head knows, those most
             frequent in its data; `None` for 32,000, or all where there are fewer.
-        feature_layers: The indices, such as "1 2 4", of the layers of the target whose
-            inputs an EAGLE-3 head reads; `None` for the three published ones, 2, half
-            of the layers, and three before their end.
         has_feature_norms: Whether an EAGLE-3 head normalises each feature before they
             are fused, as EAGLE-3.1 does.
         norm_before_fc: Whether it normalises them together.
@@ -71,7 +68,6 @@ class Eagle3Settings(LayerSettings):
 
     kind: Literal["eagle3"] = "eagle3"
     draft_vocab_size: int | None = None
-    feature_layers: str | None = None
     has_feature_norms: bool = False
     norm_before_fc: bool = False
     norm_before_residual: bool = False
@@ -79,21 +75,6 @@ class Eagle3Settings(LayerSettings):
     qk_norm: bool = False
     sliding_window: int | None = None
     num_layers: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuses sizes below one, and what names no layers."""
-        super().__post_init__()
-        layers = self.feature_layers
-        holds = layers is None or all(
-            word.isdecimal() for word in layers.split() or "-"
-        )
-        require(holds, "feature_layers", layers, 'layers, such as "1 2 4"')
-
-    @property
-    def layers(self) -> tuple[int, ...] | None:
-        """The indices of `feature_layers`."""
-        layers = self.feature_layers
-        return None if layers is None else tuple(map(int, layers.split()))
 
 
 class Eagle3(Head):

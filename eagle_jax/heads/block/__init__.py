@@ -1,0 +1,1 @@
+"""Block drafters: DFlash's head, and DSpark's with its Markov head."""
