@@ -53,8 +53,8 @@ class Head(Protocol):
             folders.
         reads_hidden: Whether it learns from the target's last hidden states beside the
             features that it reads.
-        is_ranked: Whether it drafts any number of levels, so that trees are grown by
-            its confidences; else it has one part for each level.
+        is_ranked: Whether trees are grown by its confidences; else it has one part for
+            each level, and a tree of one shape.
         has_published_table: Whether published folders hold an embedding table.
     """
 

@@ -139,11 +139,14 @@ def _decoder(
     """Returns a function that decodes the requests greedily.
 
     Of parameters it returns each row's numbers of rounds and of new tokens, `[B]`.
-    Heads that draft a level each have the published static tree, as their methods do.
+    Heads that draft a level each have the published static tree, as their methods do;
+    blocks have no more levels than rows.
     """
     head = config.kind.model(config.head, config.dtype)
-    most = head.max_levels
-    shape = tree.shape if most is None else MEDUSA_TREE.cut(most)
+    most = tree.depth if head.max_levels is None else head.max_levels
+    shape = dataclasses.replace(tree.shape, depth=min(tree.depth, most))
+    if not config.kind.is_ranked:
+        shape = MEDUSA_TREE.cut(most)
     drafter = TreeDrafter(model=head, tree=shape)
     decoder = Decoder(target=config.target, drafter=drafter, acceptance="greedy")
     slots = cache_slots(requests, depth=drafter.depth)
