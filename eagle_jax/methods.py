@@ -207,6 +207,14 @@ def _tree_or_chain(settings: TreeConfig, context: Context) -> TreeDrafter:
     return _tree_drafter(chain(settings.levels), settings, context)
 
 
+def _block(settings: TreeConfig, context: Context) -> TreeDrafter:
+    most = context.model.max_levels if context.model else None
+    if settings.depth == TreeConfig.depth and most is not None:
+        # Nobody asked for a depth that a short block lacks.
+        settings = dataclasses.replace(settings, depth=min(settings.depth, most))
+    return _tree_or_chain(settings, context)
+
+
 def _switch(settings: SwitchConfig, context: Context) -> SwitchDrafter:
     return SwitchDrafter(
         first=LookupDrafter(
@@ -320,14 +328,14 @@ _ROWS = (
     Method(
         name="dflash",
         settings=TreeConfig,
-        make=_tree_or_chain,
+        make=_block,
         weights=DFLASH,
         trials=_sizes(TreeConfig, _TREES),
     ),
     Method(
         name="dspark",
         settings=TreeConfig,
-        make=_tree_or_chain,
+        make=_block,
         weights=DSPARK,
         trials=_sizes(TreeConfig, _TREES),
     ),

@@ -8,13 +8,14 @@ import numpy as np
 
 from eagle_jax.config import TreeConfig
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads import head_of
+from eagle_jax.heads.block.draft import BlockHead
+from eagle_jax.heads.block.model import BlockHeadConfig, DSparkHeadConfig
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.heads.eagle.model import EagleHeadConfig
-from eagle_jax.heads.hydra import model as hydra_heads
 from eagle_jax.heads.hydra.draft import HydraHeads, PrefixHydraHeads
 from eagle_jax.heads.hydra.model import HydraConfig
-from eagle_jax.heads.medusa import model as medusa_heads
 from eagle_jax.heads.medusa.draft import MedusaHeads
 from eagle_jax.heads.medusa.model import MedusaConfig
 from eagle_jax.interface import Params
@@ -127,12 +128,27 @@ def hydra(vocab_size: int, *, has_prefix: bool) -> HydraHeads | PrefixHydraHeads
     return PrefixHydraHeads(config=config) if has_prefix else HydraHeads(config=config)
 
 
-def heads_params(
-    heads: MedusaHeads | HydraHeads | PrefixHydraHeads, target: Any
-) -> Any:
+def block(vocab_size: int, *, is_next: bool, **changes: Any) -> BlockHead:
+    """A block head of two layers that drafts four levels for a target of one layer.
+
+    Rows predict their own token, or the next one, with a Markov head, too.
+    """
+    usual: dict[str, Any] = {
+        "block_size": 4 if is_next else 5,
+        "mask_token": 7,
+        "feature_layers": (0,),
+        "num_target_layers": 1,
+        "num_layers": 2,
+    }
+    if is_next:
+        usual |= {"markov_rank": 3, "has_confidence": True}
+    kind = DSparkHeadConfig if is_next else BlockHeadConfig
+    return BlockHead(config=kind(**sizes(vocab_size=vocab_size, **(usual | changes))))
+
+
+def heads_params(heads: Any, target: Any) -> Any:
     """Weights of heads that borrow their target's tables, none of them zero or one."""
-    library = medusa_heads if isinstance(heads, MedusaHeads) else hydra_heads
-    init: Any = library.init_params
+    init = head_of(heads.config).init
     shapes = jax.eval_shape(lambda key: init(key, heads.config), jax.random.key(0))
     return heads.join(random_like(shapes), target)
 

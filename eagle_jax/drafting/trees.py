@@ -44,7 +44,7 @@ class TreeDrafter:
             was drawn, and the text would no longer be the target's. Or if a static tree
             without every rank is to be: each draw is tested given those before it. Or
             if a dynamic tree has settings of calibration or noise, which belong to the
-            fields here. Or if the tree is deeper than there are heads, one per level.
+            fields here. Or if the tree is deeper than what the model drafts.
     """
 
     model: DraftModel
@@ -57,7 +57,7 @@ class TreeDrafter:
         """Refuses too deep trees, dynamic ones of draws, and settings without use."""
         most = self.model.max_levels
         is_drafted = most is None or self.depth <= most
-        wanted = f"at most {most}, one level per head; give a tree of fewer levels"
+        wanted = f"at most {most}, all that is drafted; give a tree of fewer levels"
         require(is_drafted, "depth of the tree", self.depth, wanted)
         if isinstance(self.tree, Topology):
             holds = not self.sampled or self.tree.has_every_rank

@@ -67,6 +67,8 @@ PARAM_AXES: Mapping[str, tuple[str, ...]] = {
     "residual": ("fused", "embed"),
     "residual_bias": ("embed",),
     "output_bias": ("vocabulary",),
+    "before": ("vocabulary", "rank"),
+    "after": ("rank", "vocabulary"),
 }
 """The logical axes of every weight of targets and heads, by the name of its field."""
 

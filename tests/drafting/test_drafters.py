@@ -57,6 +57,12 @@ HEADS = {
     "medusa": tiny.medusa(VOCABULARY, has_output_heads=False),
     "hydra": tiny.hydra(VOCABULARY, has_prefix=False),
     "hydra, prefix": tiny.hydra(VOCABULARY, has_prefix=True),
+    "dflash": tiny.block(VOCABULARY, is_next=False),
+    "dflash, window, causal": tiny.block(
+        VOCABULARY, is_next=False, sliding_window=3, is_causal=True
+    ),
+    "dspark": tiny.block(VOCABULARY, is_next=True),
+    "dspark eagle2": tiny.block(VOCABULARY, is_next=True),
 }
 SAMPLED = {"bush, drawn": HEAD_TREES["bush"]}
 WITHOUT_WEIGHTS: dict[str, Drafter] = {
@@ -119,7 +125,8 @@ def make(name: str, target_params: Any) -> tuple[Drafter, Params]:
     if name in WITHOUT_WEIGHTS:
         return WITHOUT_WEIGHTS[name], Params(target=target_params)
     if name in HEADS:
-        drafter = TreeDrafter(model=HEADS[name], tree=HEAD_TREES["bush"])
+        tree = MODEL_TREES["small eagle2" if "eagle2" in name else "small bush"]
+        drafter = TreeDrafter(model=HEADS[name], tree=tree)
         params = tiny.heads_params(HEADS[name], target_params)
         return drafter, Params(target=target_params, drafter=params)
     if name in MODEL_TREES:
@@ -152,7 +159,7 @@ def requests_of(prompts: list[list[int]], **settings: Any) -> Requests:
 # One of each kind: what follows the tree is the same for all.
 @pytest.mark.parametrize(
     "name",
-    ["switch", "eagle1", "medusa", "small bush", "lookup", "recycling"],
+    ["switch", "eagle1", "medusa", "dspark", "small bush", "lookup", "recycling"],
 )
 def test_greedy_text_is_plain_decodings(target_params: Any, name: str) -> None:
     drafter, params = make(name, target_params)

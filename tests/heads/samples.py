@@ -64,6 +64,14 @@ EAGLE3: dict[str, Eagle3HeadConfig] = {
     "eagle3, qwen3 layer": QWEN3,
     "eagle3, three layers": LAYERED,
 }
+
+
+def block(**changes: Any) -> Any:
+    """A block head for a target of seven layers."""
+    usual = {"num_target_layers": 7, "feature_layers": (0, 3, 5)}
+    return tiny.block(64, **(usual | changes)).config
+
+
 SAMPLES: dict[str, Any] = {
     "eagle2": tiny.HEAD,
     "eagle2, biases": tiny.head_config(qkv_bias=True, fc_bias=False, num_kv_heads=1),
@@ -72,6 +80,12 @@ SAMPLES: dict[str, Any] = {
     "medusa, borrowing": tiny.medusa(64, has_output_heads=False).config,
     "hydra": tiny.hydra(64, has_prefix=True).config,
     "hydra, mlp": tiny.hydra(64, has_prefix=False).config,
+    "dflash": block(is_next=False),
+    "dflash, qwen3 layers, window": block(
+        is_next=False, qk_norm=True, sliding_window=9, is_causal=True
+    ),
+    "dspark": block(is_next=True),
+    "dspark, no Markov head": block(is_next=True, markov_rank=0, has_confidence=False),
 }
 KNOWN = np.setdiff1d(np.arange(64), np.arange(3, 51, 2))
 """The tokens that an EAGLE-3 head knows, with gaps between them."""

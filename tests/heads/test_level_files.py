@@ -224,7 +224,10 @@ def test_a_tree_is_cut_to_the_heads_unless_it_was_chosen(
     drafter: Any = judged_rounds.load(tiny, folder, "medusa").drafter
     known = [path for path in MEDUSA_TREE.paths if len(path) <= heads]
     assert drafter.tree == from_paths(known)
-    model, told = drafter.model, f"tree = 4 must be at most {heads}, one level per head"
+    model, told = (
+        drafter.model,
+        f"tree = 4 must be at most {heads}, all that is drafted",
+    )
     chosen = StaticConfig(choices="mc_sim_7b_63")
     context = Context(vocab_size=model.vocab_size, encode=lambda _: [], model=model)
     refused(lambda: METHODS["medusa"].drafter(chosen, context), told)

@@ -12,6 +12,7 @@ from jax.tree_util import GetAttrKey
 from eagle_jax.decoding.requests import make_requests
 from eagle_jax.decoding.state import DecodeState
 from eagle_jax.drafting import TreeDrafter
+from eagle_jax.heads import head_of
 from eagle_jax.heads.eagle import model as eagle_head
 from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.heads.eagle3 import model as eagle3_head
@@ -153,6 +154,15 @@ def test_every_weight_of_hydra_heads_has_its_place(layer: LayerConfig | None) ->
     assert {"linear", "linear_bias", "residual", "residual_bias"} <= found.keys()
     odd = shapes(hydra_heads.init_params, dataclasses.replace(config, vocab_size=63))
     assert draft_rules(MESH, layer, odd) == WHOLE
+
+
+def test_every_weight_of_a_block_head_has_its_place() -> None:
+    head = tiny.block(64, is_next=True, layer=LAYER)
+    params = shapes(head_of(head.config).init, head.config)
+    rules = draft_rules(MESH, LAYER, params)
+    found = held(param_shardings(MESH, rules, params), params)
+    check(found, params, EXPECTED | {"before": (16, 3), "after": (3, 16)})
+    assert {"fc", "linear", "feature_norm", "norm"} <= found.keys()
 
 
 def test_few_key_value_heads_are_where_their_queries_are() -> None:

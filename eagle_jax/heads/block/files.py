@@ -27,8 +27,8 @@ NAMES = {
     "norm": "norm.weight",
     "markov.before": "markov_head.markov_w1.weight",
     "markov.after": "markov_head.markov_w2.weight",
-    "confidence.weight": "confidence_head.proj.weight",
-    "confidence.bias": "confidence_head.proj.bias",
+    "confidence.linear": "confidence_head.proj.weight",
+    "confidence.linear_bias": "confidence_head.proj.bias",
     **{f"layers.{{}}.{ours}": f"layers.{{}}.{hf}" for ours, hf in LAYER.items()},
 }
 """The tensor names by path in `BlockHeadParams`."""

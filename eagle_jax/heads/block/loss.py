@@ -32,7 +32,7 @@ from eagle_jax.heads.rows import PackedRows
 from eagle_jax.heads.settings import LossSettings
 from eagle_jax.models.cache import KeyValues
 from eagle_jax.models.layers import finish, normalise, project, rms_norm
-from eagle_jax.models.linear import precision_of
+from eagle_jax.models.linear import linear, precision_of
 from eagle_jax.models.rope import rotary_tables
 from eagle_jax.models.transformer import output_head
 
@@ -99,7 +99,8 @@ def block_loss(
         law = jax.nn.softmax(theirs)
         if params.confidence is not None:
             read = jnp.concatenate(inputs, axis=-1)
-            found = read @ params.confidence.weight + params.confidence.bias
+            confidence = params.confidence
+            found = linear(read, confidence.linear, confidence.linear_bias)
             overlap = jnp.sum(jnp.minimum(law, jax.nn.softmax(logits)), axis=-1)
             chance = optax.sigmoid_binary_cross_entropy(
                 found[..., 0].astype(jnp.float32), jax.lax.stop_gradient(overlap)

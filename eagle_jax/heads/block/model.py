@@ -110,12 +110,12 @@ class ConfidenceParams:
     Drafting does not read it: trees are ranked by what is drafted.
 
     Attributes:
-        weight: `[E + r, 1]`, of a row's state and the Markov head's row.
-        bias: `[1]`, its bias.
+        linear: `[E + r, 1]`, of a row's state and the Markov head's row.
+        linear_bias: `[1]`, its bias.
     """
 
-    weight: jax.Array
-    bias: jax.Array
+    linear: jax.Array
+    linear_bias: jax.Array
 
 
 @struct.dataclass(kw_only=True)
@@ -251,7 +251,7 @@ def init_params(
         )
     if config.has_confidence:
         confidence = ConfidenceParams(
-            weight=jnp.zeros((width + rank, 1), kind), bias=jnp.zeros(1, kind)
+            linear=jnp.zeros((width + rank, 1), kind), linear_bias=jnp.zeros(1, kind)
         )
     return BlockHeadParams(
         fc=init_matrix(fc_key, (config.feature_size, width), kind),
