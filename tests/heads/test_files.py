@@ -179,6 +179,26 @@ def test_tensors_that_are_no_head_are_refused_by_name(
         ("hydra", {"hydra_head_arch": "mlp"}, "hydra_head_arch mlp"),
         ("hydra", {"grounded_heads": False}, "grounded_heads = false"),
         ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset = 1"),
+        ("dflash", {"num_hidden_layers": 3}, "lacks tensors: layers.2."),
+        ("dflash", {"block_size": 1}, "block_size = 1 must be an integer from 2"),
+        ("dflash", {"dflash_config": [3]}, "dflash_config = [3] must be an object"),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 64, "target_layer_ids": [1]}},
+            "mask_token_id = 64 must be an integer from 0 to 63",
+        ),
+        ("dflash", {"sample_from_anchor": True}, "contradicts its architecture"),
+        ("dflash", {"conv_kernel_size": 2}, "not those of DFlash-2"),
+        ("dspark", {"target_layer_ids": [1, 1]}, "[1, 1] must be different"),
+        ("dspark", {"target_layer_ids": [1, 6]}, "[1, 6] must be layers of the target"),
+        ("dspark", {"target_layer_ids": "all"}, "'all' must be a list of layers"),
+        (
+            "dspark",
+            {"num_target_layers": 8},
+            "num_target_layers is 8, the target has 7",
+        ),
+        ("dspark", {"markov_head_type": "gated"}, "markov_head_type = 'gated'"),
+        ("dspark", {"markov_rank": 4}, "markov_head.markov_w1.weight has shape"),
     ],
 )
 def test_settings_that_cannot_run_are_refused_by_name(
@@ -186,7 +206,7 @@ def test_settings_that_cannot_run_are_refused_by_name(
 ) -> None:
     folder = write(tmp_path / "head", SAMPLES[name])
     change_config(folder, **fields)
-    refused(lambda: read(folder), str(folder), named)
+    refused(lambda: read(folder), named)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -209,13 +229,15 @@ def test_what_the_files_leave_open_is_asked_of_the_target(
     refused(lambda: open_head(folder), str(folder), "give the target, too")
 
 
-@pytest.mark.parametrize("name", ["eagle2", "eagle3", "medusa", "hydra"])
+@pytest.mark.parametrize(
+    "name", ["eagle2", "eagle3", "medusa", "hydra", "dflash", "dspark"]
+)
 def test_a_folder_of_another_kind_is_refused(
     tiny_pair: Path, tmp_path: Path, name: str
 ) -> None:
     folder, target = write(tmp_path / "head", SAMPLES[name]), tiny_pair / "target"
     own = head_of(SAMPLES[name])
-    for method in ("eagle1", "medusa", "hydra", "small-model"):
+    for method in ("eagle1", "medusa", "hydra", "dflash", "dspark", "small-model"):
         weights = METHODS[method].weights
         assert weights is not None
         wanted = f"{folder} holds {own.title}; method"

@@ -70,7 +70,14 @@ def test_no_vocabulary_is_counted_where_nothing_is_predicted() -> None:
         ("medusa", {"num_heads": 2}, {}, "unknown key 'num_heads'"),
         ("medusa", {}, {"alignment": 3}, "unknown key 'alignment'"),
         ("hydra", {}, {"token_loss": "alpha"}, "unknown key 'token_loss'"),
-        ("eagle3.1", {}, {}, "kind = eagle3.1 must be of medusa, hydra, eagle3"),
+        ("dflash", {"markov_rank": 4}, {}, "unknown key 'markov_rank'"),
+        ("dspark", {}, {"decay": 0.5}, "unknown key 'decay'"),
+        (
+            "eagle3.1",
+            {},
+            {},
+            "kind = eagle3.1 must be of medusa, hydra, dflash, dspark",
+        ),
     ],
 )
 def test_settings_of_another_kind_are_unknown(
@@ -143,3 +150,24 @@ def test_new_heads_have_the_published_sizes(
     few = {"kind": kind, "draft_heads": 1, "head_layers": 2}
     one = new_sizes(target, settings_of(few))
     assert dataclasses.replace(found, num_heads=1, num_layers=2) == one
+
+
+@pytest.mark.parametrize(
+    ("kind", "block_size", "rank"), [("dflash", 16, 0), ("dspark", 7, 256)]
+)
+def test_new_block_heads_have_the_published_sizes(
+    kind: str, block_size: int, rank: int
+) -> None:
+    target = tiny.target_config(vocab_size=19, num_layers=9)
+    found = new_sizes(target, settings_of({"kind": kind}))
+    assert (found.block_size, found.markov_rank) == (block_size, rank)
+    assert (found.num_layers, found.mask_token) == (5, 18)
+    assert found.feature_layers == (2, 3, 5, 6, 7)
+    assert found.layer.qk_norm and found.num_target_layers == 9
+    for wrong, named in (
+        ({"mask_token": 19}, "mask_token = 19 must be one of the target's 19"),
+        ({"feature_layers": "2 9"}, "[1, 8] must be layers of the target's 9"),
+        ({"block_size": 0}, "block_size = 0 must be at least 1"),
+    ):
+        own: Any = {"kind": kind} | wrong
+        refused(lambda own=own: new_sizes(target, settings_of(own)), named)

@@ -179,11 +179,12 @@ VARIED = {
     "sliding_window": 8,
     "num_layers": 2,
 }
+SHORT = {"block_size": 3, "num_layers": 1, "markov_rank": 4, "feature_layers": "0"}
 
 
 @pytest.mark.parametrize(
     ("kind", "sizes"),
-    [("eagle3", VARIED), ("hydra", SMALL)],
+    [("eagle3", VARIED), ("hydra", SMALL), ("dspark", SHORT)],
 )
 def test_heads_of_every_kind_are_exported_and_drafted_with(
     eagle3_pair: Path,
@@ -199,7 +200,7 @@ def test_heads_of_every_kind_are_exported_and_drafted_with(
     trained = train(folder, data, tmp_path / "run", **settings)
     assert trained.data.features is not None
     target, tree = str(folder / "target"), TREE
-    if kind != "eagle3":
+    if kind == "hydra":
         choices = tmp_path / "choices.json"
         choices.write_text("[[0], [1], [0, 0], [1, 0]]")
         tree = StaticConfig(choices=str(choices))
