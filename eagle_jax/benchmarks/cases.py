@@ -1,5 +1,7 @@
 """The cases that are compiled: published models on machines that they are run on."""
 
+import dataclasses
+
 from eagle_jax.benchmarks.compilation import GPU, Case
 from eagle_jax.benchmarks.models import MODELS
 from eagle_jax.config import TreeConfig
@@ -19,7 +21,7 @@ _RUNS = (
 )
 
 
-CASES = [
+_EAGLE = [
     Case(
         name=name,
         target=MODELS[name],
@@ -30,5 +32,13 @@ CASES = [
         training_rows=training_rows,
     )
     for name, topology, mesh, num_nodes, batch_size, training_rows in _RUNS
+]
+CASES = [
+    *_EAGLE,
+    *(
+        dataclasses.replace(case, kind="dspark")
+        for case in _EAGLE
+        if case.mesh.num_devices == 1
+    ),
 ]
 """All cases."""

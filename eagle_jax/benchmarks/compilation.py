@@ -23,10 +23,7 @@ from eagle_jax.decoding.decoder import Decoder
 from eagle_jax.decoding.requests import make_requests, round_up_slots
 from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.eagle import model as eagle_head
-from eagle_jax.heads.eagle.draft import EagleHead
 from eagle_jax.heads.eagle.loss import EagleLoss
-from eagle_jax.heads.eagle.model import EagleHeadConfig
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
@@ -95,6 +92,7 @@ class Case:
         training_rows: The number of rows of a training step.
         row_length: The number of tokens of each of these rows.
         dtype: The type of weights and caches; a head in training is float32.
+        kind: The kind of head that drafts, whose trees are grown by its confidences.
     """
 
     name: str
@@ -108,11 +106,13 @@ class Case:
     training_rows: int = 4
     row_length: int = 2048
     dtype: str = "bfloat16"
+    kind: str = "eagle2"
 
     @property
-    def head(self) -> EagleHeadConfig:
-        """The sizes of its EAGLE head."""
-        return new_sizes(self.target, TrainConfig())
+    def head(self) -> Any:
+        """The sizes of its head, the published ones."""
+        settings = HEADS[self.kind].settings()
+        return new_sizes(self.target, TrainConfig(head=settings))
 
     @property
     def num_slots(self) -> int:
@@ -132,7 +132,8 @@ class Case:
 
     def __str__(self) -> str:
         """Returns its name with its machine, which no other case has."""
-        return f"{self.name} {self.topology} {self.mesh} rows={self.batch_size}"
+        kind = "" if self.kind == Case.kind else f"{self.kind} "
+        return f"{self.name} {kind}{self.topology} {self.mesh} rows={self.batch_size}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,8 +224,9 @@ def _devices(case: Case) -> Any:
 def _decoding(
     case: Case, sharding: PairSharding, params: Params, only: Sequence[str]
 ) -> Iterator[Report]:
-    target = Transformer(config=case.target, dtype=case.dtype)
-    model = EagleHead(config=case.head, dtype=case.dtype)
+    kind, head = HEADS[case.kind], case.head
+    target = Transformer(config=kind.target(case.target, head), dtype=case.dtype)
+    model = kind.model(head, case.dtype)
     drafter = TreeDrafter(model=model, tree=case.tree)
     requests = make_requests(
         [[1] * case.prompt_length] * case.batch_size,
@@ -361,11 +363,12 @@ def _sharded_params(case: Case, devices: Any) -> tuple[PairSharding, Params]:
         return jax.eval_shape(lambda: init(jax.random.key(0), config, case.dtype))
 
     weights = shapes(transformer.init_params, case.target)
-    head = shapes(eagle_head.init_params, case.head)
+    kind = HEADS[case.kind]
+    head = shapes(kind.init, case.head)
     sharding = shard_pair(
         case.mesh, case.target, batch_size=case.batch_size, devices=devices
     )
-    joined = EagleHead.join(head, weights)
+    joined = kind.model(case.head).join(head, weights)
     sharding = sharding.with_drafter(case.head.layer, joined)
     params = Params(
         target=_with(weights, sharding.target_shardings(weights)),

@@ -17,13 +17,18 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("layers", "programs"), [(1, ("sampled round",)), (2, ("round", "token"))]
+    ("kind", "layers", "programs"),
+    [
+        ("eagle2", 1, ("sampled round",)),
+        ("eagle2", 2, ("round", "token")),
+        ("dspark", 3, ("sampled round",)),
+    ],
 )
 def test_rounds_change_their_caches_in_place_and_never_wait_for_the_host(
-    layers: int, programs: tuple[str, ...]
+    kind: str, layers: int, programs: tuple[str, ...]
 ) -> None:
     """But to learn whether any row asks for filters, once per level and at the end."""
-    (case,) = [case for case in CASES if case.topology == GPU]
+    (case,) = [case for case in CASES if (case.topology, case.kind) == (GPU, kind)]
     for report in compile_case(case.with_layers(layers), programs):
         assert report.problems == []
         assert find_open_loops(report.lines) == []

@@ -63,7 +63,8 @@ def test_blocks_and_their_trees_are_those_of_plain_pytorch(
     depth, first = (BLOCK, 0) if is_next else (BLOCK - 1, 1)
     # As wide as a tree of so few nodes can be.
     tree = TreeConfig(num_nodes=9, depth=depth, width=8)
-    drafter = TreeDrafter(model=pair.drafter.model, tree=tree)
+    model: Any = pair.drafter
+    drafter = TreeDrafter(model=model.model, tree=tree)
     decoder = Decoder(target=pair.target, drafter=drafter, acceptance="greedy")
     requests = make_requests([[1, 400, 30, 4]], max_new_tokens=40, prompt_bucket=16)
     held = speculative.prefill(decoder, pair.params, requests, num_slots=96)
