@@ -18,20 +18,27 @@ from typing import Any
 
 import jax
 
+from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.settings import add_settings, with_flags
-from eagle_jax.config import load_config
+from eagle_jax.config import DecodingConfig, TreeConfig, load_config
 from eagle_jax.errors import InputError
+from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
+from eagle_jax.files import write_json
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.pairs import open_pair
 from eagle_jax.heads import HEADS
 from eagle_jax.heads.block.head import DSparkSettings
 from eagle_jax.heads.block.loss import BlockLoss
+from eagle_jax.heads.block.model import BlockHeadConfig
 from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
 from eagle_jax.heads.settings import ChainLoss, LevelSettings
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.config import TrainConfig
+from eagle_jax.training.loop import Trained
 from eagle_jax.training.trainer import TrainJob, train_head
 
 # Settings of heads and losses, of which each kind has some.
@@ -138,5 +145,31 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     names = (field.name for field in dataclasses.fields(TrainJob))
     job = TrainJob(**{name: getattr(arguments, name) for name in names})
     trained = train_head(job, config, **shown)
+    # Trees of a block cost no further pass: what ranks them is all there is.
+    is_block = isinstance(trained.step_config.head, BlockHeadConfig)
+    if is_block and jax.process_count() == 1:
+        _calibrate(arguments.target, trained)
     print(f"{trained.head} | {trained.summary}")
     return 0
+
+
+def _calibrate(target: str, trained: Trained) -> None:
+    """Fits the confidences of a head to the held-out prompts, beside its weights."""
+    run, levels = trained.config.run, trained.step_config.head.num_levels
+    tree = TreeConfig(num_nodes=60, depth=min(levels, 8), width=6, calibration="none")
+    config = GenerateConfig(
+        tree=tree,
+        decoding=DecodingConfig(
+            method=trained.config.kind.name,
+            max_new_tokens=max(run.eval_new_tokens, 2),
+            dtype=run.dtype,
+        ),
+    )
+    prompts = [list(prompt) for prompt in trained.data.prompts]
+    say("calibrating its confidences")
+    pair = open_pair(target, str(trained.head), config).load()
+    fits = calibrate_pair(pair, config, prompts, progress)
+    origin = [f"{len(prompts)} held-out prompts of the run that trained the head"]
+    vocab_size = trained.step_config.head.vocab_size
+    content = calibration_file(vocab_size, fits, origin)
+    write_json(trained.head / CALIBRATION_FILE, content)

@@ -43,10 +43,9 @@ HELD = {
 PATHS = [[0], [1], [0, 0], [1, 0], [0, 0, 0]]
 
 
-def write(folder: Path, target: TransformerConfig) -> str:
+def write(folder: Path, target: TransformerConfig, heads: Any) -> str:
     """Writes random heads for the tiny target; returns their method."""
     assert target.layer == tiny.LAYER
-    heads: Any = tiny.hydra(target.vocab_size, has_prefix=True)
     head = head_of(heads.config)
     weights = tiny.random_like(shapes_of(head.init, heads.config))
     export_head(folder, heads.config, weights, Export(with_pickle=False))
@@ -56,7 +55,7 @@ def write(folder: Path, target: TransformerConfig) -> str:
 def check_heads(pair: Path, home: Path) -> None:
     """The command with a mesh says what it says without, and heads are split."""
     target, folder = target_config(pair / "target"), home / "hydra"
-    method = write(folder, target)
+    method = write(folder, target, tiny.hydra(target.vocab_size, has_prefix=True))
     choices = home / "choices.json"
     choices.write_text(json.dumps(PATHS))
     settings = home / "settings.toml"
@@ -72,6 +71,12 @@ def check_heads(pair: Path, home: Path) -> None:
     flags = ["--target", names[0], "--draft", names[1], "--method", method]
     check_texts([*flags, "--config", str(settings)], home)
     print("equal hydra, prefix", flush=True)
+    sizes: Any = {"num_target_layers": target.num_layers}
+    block = tiny.block(target.vocab_size, is_next=True, **sizes)
+    method = write(home / "block", target, block)
+    flags = ["--target", names[0], "--draft", str(home / "block"), "--method", method]
+    check_texts([*flags, "--num-nodes", "6", "--width", "2"], home)
+    print("equal dspark", flush=True)
 
 
 def check_narrowed(pair: Path, home: Path, size: int) -> None:

@@ -31,6 +31,7 @@ def test_files_heads_and_quantized_weights_are_split_over_a_mesh(
         "equal bits 8",
         "equal bits 4",
         "equal hydra, prefix",
+        "equal dspark",
         "equal 100",
         "equal 99",
     ]
