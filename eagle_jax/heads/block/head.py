@@ -97,8 +97,7 @@ class DFlash(Head):
 
     def is_in(self, fields: Fields) -> bool:
         """See `Head.is_in`; the architecture says how rows are read."""
-        named = fields.get("architectures", [])
-        return ARCHITECTURES[self.config] in named
+        return fields.get("architectures") == [ARCHITECTURES[self.config]]
 
     def read_config(
         self, folder: Path, target: TransformerConfig | None = None
