@@ -71,11 +71,14 @@ def test_prompts_come_from_held_out_modules() -> None:
 def test_generate_needs_no_arguments_and_keeps_the_targets_text(
     main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out.json"
+    file = tmp_path / "out.json"
     flags = ["--temperature", "1", "--max-new-tokens", "32", "--compare"]
-    assert main([*flags, "--json", str(out)]) == 0
-    assert "calibrated" not in capsys.readouterr().err  # Its own calibration fits.
-    result = json.loads(out.read_text())
+    assert main([*flags, "--json", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert "calibrated" not in err  # Its own calibration fits.
+    assert "plausible, not working, Python" in err
+    result = json.loads(file.read_text())
+    assert out.startswith("def main():" + result["runs"][0]["text"])
     assert result["settings"]["target"] == str(assets.TARGET)
     tree = load_config(CONFIG, GenerateConfig).tree
     assert result["settings"]["tree"]["num_nodes"] == tree.num_nodes
