@@ -101,6 +101,6 @@ def explain_speedup(totals: dict[str, Any]) -> str | None:
         return None
     return (
         f"drafting did not pay: a round took as long as {brought / speedup:.2f} tokens "
-        f"of plain decoding and brought {brought:.2f}; `eagle-jax tune` looks for a "
-        "tree that pays on this machine"
+        f"of plain decoding and brought {brought:.2f}; unless other programs slowed it "
+        "down, `eagle-jax tune` finds a tree that pays on this machine"
     )
