@@ -27,10 +27,13 @@ def page(record: dict[str, Any], tokenizer: Any) -> str:
         record: What `generate --json FILE --trace` writes.
         tokenizer: The tokenizer that gives the tokens' texts.
     """
+    settings, totals = record["settings"], record["totals"]
+    plain = totals.get("autoregressive_tokens_per_second") or 0.0
+    passes = plain / settings["decoding"]["batch_size"]  # Of plain decoding, a second.
     return _TEMPLATES.get_template("page.html").render(
-        about=_about(record["settings"], record["device"]),
-        summary=results.summary(record["totals"]),
-        texts=[_text(run, tokenizer) for run in record["runs"]],
+        about=_about(settings, record["device"]),
+        summary=results.summary(totals),
+        texts=[_text(run, tokenizer, passes) for run in record["runs"]],
     )
 
 
@@ -47,7 +50,8 @@ def picture(record: dict[str, Any], tokenizer: Any) -> str:
     rounds = [one for run in record["runs"] for one in _rounds(run, tokenizer)]
     if not rounds:
         raise InputError("--svg draws a round, but no round was needed")
-    best = max(rounds, key=lambda one: len(one["names"]))
+    # Of several, the one in which the likeliest drafts were not the target's.
+    best = max(rounds, key=lambda one: (len(one["names"]), one["drawing"].nodes[-1].y))
     return _TEMPLATES.get_template("round.svg").render(best)
 
 
@@ -66,9 +70,12 @@ def _about(settings: dict[str, Any], device: str) -> str:
     )
 
 
-def _text(run: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """Returns what the page shows of a text."""
+def _text(run: dict[str, Any], tokenizer: Any, passes: float) -> dict[str, Any]:
+    """Returns what the page shows of a text; `passes` is 0 if they are unknown."""
     rounds = _rounds(run, tokenizer)
+    for one in rounds:
+        plain = f" = {one['seconds'] * passes:.1f} plain passes" if passes else ""
+        one["cost"] = f"{1000 * one['seconds']:.1f} ms{plain}"
     seconds = sum(one["seconds"] for one in rounds)
     per_round = 1000 * seconds / len(rounds) if rounds else None
     places = [(None, True)] + [
@@ -102,7 +109,7 @@ def _text(run: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
 def _rounds(run: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
     """Returns what the page shows of each round: its tokens as far as limits let."""
     rounds, ids, begin = [], run["generated_ids"], 1  # The first is the prefill's.
-    for number, tree in enumerate(run["trees"]):
+    for number, tree in enumerate(run["trees"], start=1):
         accepted = len(tree["path"]) - 1
         emitted = ids[begin : begin + accepted + 1]
         begin += len(emitted)

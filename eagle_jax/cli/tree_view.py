@@ -7,8 +7,8 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-_LETTER, _PAD, _GAP, _HEIGHT, _ROW = 8, 14, 24, 34, 42  # In pixels of an SVG.
-_LEAST_LETTERS, _MOST_LETTERS = 4, 12
+_LETTER, _PAD, _GAP, _HEIGHT, _ROW = 8, 10, 20, 34, 42  # In pixels of an SVG.
+_LEAST_LETTERS, _MOST_LETTERS = 5, 12
 
 
 def draw_tree(tree: dict[str, Any], tokenizer: Any) -> Tree:
@@ -98,6 +98,8 @@ def lay_out(tree: dict[str, Any], tokenizer: Any) -> Drawing:
         below, title = "root", "the last token before the round"
         if node == len(logs):
             kind, below, title = "own", "target", "the target's own token"
+        elif node and not any(logs):  # What copies earlier text has none.
+            below, title = "draft", "a draft without a confidence"
         elif node:
             confidence, value = logs[node] - logs[parent], logs[node]
             below = f"{math.exp(confidence):.0%}"

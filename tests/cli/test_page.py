@@ -46,14 +46,15 @@ def record(tokenizer: Any) -> dict[str, Any]:
     return {
         "settings": {
             **{"target": "a <b>", "draft": "c & d", "tree": {"num_nodes": 5}},
-            "decoding": {"method": "eagle2", "dtype": "float32"},
+            "decoding": {"method": "eagle2", "dtype": "float32", "batch_size": 2},
             "sampling": {"temperature": 0.0},
         },
         "device": "cpu",
         "runs": [run, run],
         "totals": {
             **{"tokens": 2, "rounds": 1, "compile_seconds": 0.0},
-            **{"tokens_per_round": 1.0, "tokens_per_second": None},
+            **{"tokens_per_round": 1.0, "tokens_per_second": None, "speedup": None},
+            **{"autoregressive_tokens_per_second": 200.0, "identical": True},
         },
     }
 
@@ -105,6 +106,7 @@ def test_every_token_stands_once_in_order_and_leads_to_its_round(
         assert counts[:4] == [3, 1, 2, 3]
         assert all(target[1:] in parsed.ids for target in targets)
     assert len(set(parsed.ids)) == len(parsed.ids)
+    assert "20.0 ms = 2.0 plain passes" in page(record, tokenizer)
 
 
 def test_nothing_of_a_text_is_markup_and_nothing_is_fetched(
@@ -149,6 +151,9 @@ def test_no_node_lies_over_another_and_likelier_children_lie_higher(
     kinds = " ".join(node.kind for node in drawing.nodes)
     assert kinds == "accepted rejected accepted accepted rejected own"
     assert [node.below for node in drawing.nodes][1:4] == ["90%", "9%", "90%"]
+    copied = record["runs"][0]["trees"][0] | {"log_values": 5 * [0.0]}
+    below = [node.below for node in lay_out(copied, tokenizer).nodes]
+    assert below == ["root", *4 * ["draft"], "target"]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
