@@ -146,15 +146,15 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         is_lazy=True,
         generation_config=arguments.generation_config,
     )
+    prompts, asked = read_requests(arguments, pair)
+    draft = pair.source.draft
+    if draft is not None:
+        say(f"{arguments.draft} holds {draft.description}")
     if arguments.target == str(assets.TARGET):
         say(
             "the embedded pair: a small model that was trained on Python's library "
             "and writes plausible, not working, Python"
         )
-    prompts, asked = read_requests(arguments, pair)
-    draft = pair.source.draft
-    if draft is not None:
-        say(f"{arguments.draft} holds {draft.description}")
     say(f"loading {arguments.target}")
     if len({one.grammar for _, one in asked}) > 1:
         raise InputError(
