@@ -95,8 +95,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _complete(arguments: argparse.Namespace) -> None:
     """Fills in the embedded pair, and a tree that branches if trees are drawn."""
-    tree = [getattr(arguments, name) for name in ("config", "method", *_BRANCHING)]
-    if _draws(arguments) and not any(tree):
+    chosen = [getattr(arguments, name) for name in ("config", "method", *_BRANCHING)]
+    if _draws(arguments) and all(one is None for one in chosen):
         vars(arguments).update(_BRANCHING)
         sizes = ", ".join(f"{name} {value}" for name, value in _BRANCHING.items())
         say(f"drawing trees of {sizes}, as this pair's usual ones do not branch")
