@@ -170,15 +170,6 @@ def run(name: str, ids: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def repetition(texts: list[list[int]]) -> float:
-    """Returns the share of 4-grams of texts that stood in the same text before."""
-    repeated = total = 0
-    for text in texts:
-        grams = [tuple(text[i : i + 4]) for i in range(len(text) - 3)]
-        repeated, total = repeated + len(grams) - len(set(grams)), total + len(grams)
-    return repeated / total
-
-
 def main(argv: list[str] | None = None) -> None:
     """Measures all programs in turns and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -196,6 +187,8 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(measure(arguments.run, arguments)))
         return
     from tokenizers import Tokenizer
+
+    from eagle_jax.decoding.rates import repetition
 
     tokenizer = Tokenizer.from_file(str(ASSETS / "target" / "tokenizer.json"))
     prompts = json.loads((ASSETS / "prompts.json").read_text())

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from eagle_jax import assets
-from eagle_jax.cli import results
+from eagle_jax.cli import page, results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags
@@ -32,7 +32,7 @@ from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
 from eagle_jax.config import CONFIGS
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
-from eagle_jax.files import write_json
+from eagle_jax.files import write_json, write_whole
 from eagle_jax.generation.config import GenerateConfig, of_call
 from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.runner import Runner
@@ -43,6 +43,7 @@ _SETTINGS = (
     "temperature top_p top_k min_p seed acceptance draft_vocabulary"
 )
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
+_BRANCHING = {"num_nodes": 26, "depth": 6, "width": 4}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,27 +79,38 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--show-tree", action="store_true", help="draw the last round's tree")
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
+    add("--html", type=Path, metavar="FILE", help="write a page of texts and trees")
+    add("--svg", type=Path, metavar="FILE", help="draw the round that brought most")
     add_request_flags(parser)
     add_mesh_flags(parser)
     add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.draft is None
     if is_embedded:
-        arguments.target = str(assets.TARGET)
-        arguments.config = arguments.config or CONFIGS / "embedded.toml"
+        _complete(arguments)
     default = _EMBEDDED_PROMPT if is_embedded else _DEFAULT_PROMPT
     arguments.prompt = arguments.prompt or ([] if arguments.prompts else [default])
     return arguments
 
 
+def _complete(arguments: argparse.Namespace) -> None:
+    """Fills in the embedded pair, and a tree that branches if trees are drawn."""
+    chosen = [getattr(arguments, name) for name in ("config", "method", *_BRANCHING)]
+    if _draws(arguments) and all(one is None for one in chosen):
+        vars(arguments).update(_BRANCHING)
+        sizes = ", ".join(f"{name} {value}" for name, value in _BRANCHING.items())
+        say(f"drawing trees of {sizes}, as this pair's usual ones do not branch")
+    arguments.target = str(assets.TARGET)
+    arguments.config = arguments.config or CONFIGS / "embedded.toml"
+
+
 def _join_processes(arguments: argparse.Namespace) -> None:
     """Joins this process with the others, and silences all but the first."""
-    if has_processes(arguments) and (
-        arguments.stream or arguments.trace or arguments.show_tree
-    ):
+    looks = arguments.stream, arguments.trace, _draws(arguments)
+    if has_processes(arguments) and any(looks):
         raise InputError(
-            "--stream, --trace and --show-tree look at every round, which several "
-            "processes cannot; leave them out"
+            "--stream, --trace, --show-tree, --html and --svg look at every round, "
+            "which several processes cannot; leave them out"
         )
     join(arguments)
     if not print_once():
@@ -107,10 +119,10 @@ def _join_processes(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
     """Refuses flags that do not go together, before any long work starts."""
-    if arguments.json is not None:
-        check_writable(arguments.json)
-    if arguments.show_tree and config.method.is_plain:
-        say("warning: --show-tree: autoregressive decoding drafts no tree")
+    for file in filter(None, (arguments.json, arguments.html, arguments.svg)):
+        check_writable(file)
+    if _draws(arguments) and config.method.is_plain:
+        raise InputError("autoregressive decoding drafts no tree that could be drawn")
     if arguments.trace and arguments.json is None:
         raise InputError("--trace needs --json FILE, where the trees are written")
     if arguments.stream and config.decoding.batch_size > 1:
@@ -138,6 +150,11 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     draft = pair.source.draft
     if draft is not None:
         say(f"{arguments.draft} holds {draft.description}")
+    if arguments.target == str(assets.TARGET):
+        say(
+            "the embedded pair: a small model that was trained on Python's library "
+            "and writes plausible, not working, Python"
+        )
     say(f"loading {arguments.target}")
     if len({one.grammar for _, one in asked}) > 1:
         raise InputError(
@@ -147,7 +164,10 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     config = of_call(config, max(one.temperature for _, one in asked))
     runner = pair.runner(asked, config, config.decoding.batch_size)
     view = View(
-        stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
+        stream=arguments.stream,
+        trace=arguments.trace or bool(arguments.html or arguments.svg),
+        show_tree=arguments.show_tree,
+        is_chat=arguments.chat,
     )
     say("compiling")
     session = Session(runner, prompts, asked, view)
@@ -168,16 +188,34 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             is_other = runner.decoder.acceptance == "rejection"
             sums |= _comparison(sums, session, plain, is_other)
 
-    if arguments.json is not None:
-        decoded = {"runs": session.runs, "totals": sums}
-        write_json(arguments.json, _conditions(arguments, runner) | decoded)
+    decoded = {"runs": session.runs, "totals": sums}
+    _write(arguments, _conditions(arguments, runner) | decoded, pair.tokenizer)
     if unshown is not None:
         raise unshown
     print(results.summary(sums))
+    if reason := results.explain_speedup(sums):
+        say(reason)
     if finished:
         return 0
     say("interrupted")
     return EXIT_INTERRUPTED
+
+
+def _draws(arguments: argparse.Namespace) -> bool:
+    """Returns whether trees are drawn."""
+    return arguments.show_tree or bool(arguments.html or arguments.svg)
+
+
+def _write(
+    arguments: argparse.Namespace, record: dict[str, Any], tokenizer: Any
+) -> None:
+    """Writes the files that were asked for."""
+    if arguments.json is not None:
+        write_json(arguments.json, record)
+    if arguments.html is not None:
+        write_whole(arguments.html, page.page(record, tokenizer))
+    if arguments.svg is not None:
+        write_whole(arguments.svg, page.picture(record, tokenizer))
 
 
 def _conditions(arguments: argparse.Namespace, runner: Runner) -> dict[str, Any]:

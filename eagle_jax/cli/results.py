@@ -47,9 +47,14 @@ def run_record(
     }
 
 
-def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
-    """Returns the real nodes of one row's tree, in level order, root first."""
-    tree = jax.tree.map(lambda x: np.asarray(x[row]), done.tree)
+def tree_record(done: Round, row: int) -> dict[str, Any]:
+    """Returns one row's tree: its real nodes in level order, and what was accepted.
+
+    `path` holds the accepted nodes, root first, uncut by limits; `next_token` follows.
+    """
+    tree, accepted = jax.tree.map(
+        lambda x: np.asarray(x[row]), (done.tree, done.acceptance)
+    )
     real = tree.is_node
     index = np.cumsum(real) - 1  # Padding may lie between them.
     parents = [-1, *index[tree.parents[real][1:]].tolist()]
@@ -61,6 +66,8 @@ def tree_record(done: Round, row: int) -> dict[str, list[Any]]:
         "parents": parents,
         "depths": depths,
         "log_values": [round(float(x), 6) for x in tree.log_values[real]],
+        "path": index[accepted.path[: accepted.num_accepted + 1]].tolist(),
+        "next_token": int(accepted.next_token),
     }
 
 
@@ -85,3 +92,15 @@ def summary(totals: dict[str, Any]) -> str:
             identical.get(totals["identical"], "tokens not comparable"),
         ]
     return " | ".join(parts)
+
+
+def explain_speedup(totals: dict[str, Any]) -> str | None:
+    """Returns why a run was slower than plain decoding; `None` if it was not."""
+    speedup, brought = totals.get("speedup"), totals["tokens_per_round"]
+    if speedup is None or speedup >= 1:
+        return None
+    return (
+        f"drafting did not pay: a round took as long as {brought / speedup:.2f} tokens "
+        f"of plain decoding and brought {brought:.2f}; unless other programs slowed it "
+        "down, `eagle-jax tune` finds a tree that pays on this machine"
+    )

@@ -11,7 +11,6 @@ from eagle_jax.cli import results
 from eagle_jax.cli.progress import progress
 from eagle_jax.cli.tree_view import draw_tree
 from eagle_jax.decoding.rates import decoded_tokens, tokens_per_round
-from eagle_jax.decoding.speculative import Round
 from eagle_jax.decoding.state import StopReason
 from eagle_jax.generation.batches import decode_all, is_queue
 from eagle_jax.generation.request import Asked
@@ -30,6 +29,7 @@ class View:
         trace: Whether to keep every round's tree.
         show_tree: Whether to draw the last round's tree.
         is_silent: Whether to show nothing.
+        is_chat: Whether texts answer prompts, instead of going on from them.
         force_rounds: Whether to drive rounds from Python although nothing looks at
             them, as the run does that this one is compared with.
     """
@@ -38,6 +38,7 @@ class View:
     trace: bool = False
     show_tree: bool = False
     is_silent: bool = False
+    is_chat: bool = False
     force_rounds: bool = False
 
     @property
@@ -122,7 +123,6 @@ class Session:
         try:
             for served in decode_all(runner, self._encoded, self._settings):
                 self.decode_seconds += served.decode_seconds
-                self._show_head(served.key)
                 done = Generation.of(self._tokenizer, served)
                 self._keep(served.key, served.row, done.text)
                 yield
@@ -139,7 +139,7 @@ class Session:
                 return
 
     def _watch_batch(self, numbers: range) -> None:
-        runner, last = self._runner, dict[int, Round]()
+        runner, view = self._runner, self._view
         trees: dict[int, list[Any]] = {row: [] for row in range(len(numbers))}
         encoded = [self._encoded[number] for number in numbers]
         asked = [self._settings[number] for number in numbers]
@@ -147,21 +147,21 @@ class Session:
             StoppingText.of(self._tokenizer, ids, one)
             for ids, one in zip(encoded, asked, strict=True)
         ]
-        self._show_head(numbers[0])
         compiled, rows = runner.programs.compile_seconds, []
         started = None  # The prefill's time is no part of decoding.
         try:
             for found, done in runner.rounds(encoded, asked):
-                if started is not None:
-                    self.decode_seconds += runner.clock() - started
+                seconds = 0.0 if started is None else runner.clock() - started
+                self.decode_seconds += seconds
                 rows = [text.take(row) for text, row in zip(texts, found, strict=False)]
-                if self._view.stream:
+                if view.stream:
+                    if started is None:
+                        self._show_head(numbers[0])
                     print(texts[0].new, end="", flush=True)
-                if done is not None:
+                if done is not None and (view.trace or view.show_tree):
                     for row in np.flatnonzero(done.count).tolist():
-                        last[row] = done
-                        if self._view.trace:
-                            trees[row].append(results.tree_record(done, row))
+                        tree = results.tree_record(done, row)
+                        trees[row].append(tree | {"seconds": seconds})
                 started = runner.clock()
                 if all(row.stop_reason != StopReason.RUNNING for row in rows):
                     break
@@ -171,13 +171,11 @@ class Session:
             self._was_interrupted = True
         self.compile_seconds += runner.programs.compile_seconds - compiled
         for row, number in enumerate(numbers):
-            if row > 0:
-                self._show_head(number)
             self._keep(number, rows[row], texts[row].text)
-            if self._view.trace:
+            if view.trace:
                 self.runs[-1]["trees"] = trees[row]
-            if self._view.show_tree and row in last:
-                drawn = draw_tree(last[row], row, self._tokenizer)
+            if view.show_tree and trees[row]:
+                drawn = draw_tree(trees[row][-1], self._tokenizer)
                 Console(highlight=False).print(drawn)
 
     def _keep(self, number: int, row: Row, generated: str) -> None:
@@ -186,10 +184,15 @@ class Session:
         self.runs.append(
             results.run_record(row, prompt=prompt, text=generated, settings=settings)
         )
-        if not self._view.is_silent:
-            print("" if self._view.stream else generated)
+        if self._view.stream:
+            print()
+        elif not self._view.is_silent:
+            self._show_head(number)
+            print(generated)
 
     def _show_head(self, number: int) -> None:
-        """Prints a heading that tells several texts apart."""
-        if len(self._prompts) > 1 and not self._view.is_silent:
+        """Prints the prompt that a text goes on from, or which of several it is."""
+        if len(self._prompts) > 1:
             print(f"--- {number}: {self._prompts[number]!r}")
+        elif not self._view.is_chat:
+            print(self._prompts[number], end="", flush=True)

@@ -88,6 +88,7 @@ def test_every_way_of_running_gives_the_same_tokens(
         "traced": ["--trace"],
         "streamed": ["--stream"],
         "drawn": ["--show-tree"],
+        "page": ["--html", str(tmp_path / "page.html")],
         "plain": ["--method", "autoregressive"],
     }
     results = {}
@@ -105,10 +106,12 @@ def test_every_way_of_running_gives_the_same_tokens(
     for run in results["traced"]["runs"]:
         assert len(run["trees"]) == run["rounds"]
         for tree in run["trees"]:
-            assert set(tree) == {"tokens", "parents", "depths", "log_values"}
+            fields = "tokens parents depths log_values path next_token seconds"
+            assert set(tree) == set(fields.split())
             assert tree["parents"][0] == -1
             assert tree["depths"][0] == tree["log_values"][0] == 0
             assert len(tree["tokens"]) <= 9
+    assert (tmp_path / "page.html").read_text().count("<section>") == 3
 
 
 def test_other_draws_are_not_compared(
@@ -117,6 +120,16 @@ def test_other_draws_are_not_compared(
     flags = "--max-new-tokens 2 --compare --temperature 1 --acceptance rejection"
     result = generate([*pair_flags, *flags.split()], tmp_path / "out.json")
     assert result["totals"]["identical"] is None
+
+
+def test_the_embedded_pair_draws_trees_that_branch_unless_told_otherwise(
+    main: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = ["--show-tree", "--trace"]  # Before anything is loaded.
+    shown = "drawing trees of num_nodes 26, depth 6, width 4"
+    for flags, is_said in ([], True), (["--width", "1"], False):
+        assert main([*refused, *flags]) == 2
+        assert (shown in capsys.readouterr().err) == is_said
 
 
 def test_ctrl_c_while_streaming_ends_with_the_summary_so_far(tmp_path: Path) -> None:
