@@ -7,6 +7,7 @@ ROOT = Path(__file__).parent.parent / "eagle_jax"
 
 # Each package may import those below it in this list, and itself.
 _BELOW = {
+    "__main__": "",
     "errors": "",
     "assets": "",
     "parsing": "errors",

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Check programs for TPUs and GPUs you do not have.")
+    parser = Parser(__doc__)
     add = parser.add_argument
     names = ", ".join(map(str, CASES))
     add("--only", default="", metavar="CASE", help=f"those that begin so: {names}")

@@ -38,10 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description="Export an EAGLE head, or heads of Medusa or Hydra, in the "
-        "layout of the published ones."
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--head", required=True, help="the head: a folder or hub name")
     add("--output", required=True, type=Path, metavar="DIR", help="the new folder")

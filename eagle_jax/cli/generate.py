@@ -28,7 +28,7 @@ from eagle_jax.cli.processes import (
 )
 from eagle_jax.cli.request_flags import add_request_flags, read_requests
 from eagle_jax.cli.session import Session, View
-from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
+from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
@@ -38,10 +38,10 @@ from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 
-_SETTINGS = (
-    "method max_new_tokens max_length batch_size dtype quantization ignore_eos "
-    "temperature top_p top_k min_p seed acceptance draft_vocabulary"
-)
+_GROUPS = {
+    "the method": "method acceptance draft_vocabulary",
+    "memory and arithmetic": "batch_size max_length dtype quantization",
+}
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 
 
@@ -62,25 +62,25 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Generate text with EAGLE-2 speculative decoding.")
-    add = parser.add_argument
+    parser = Parser(__doc__)
+    add = add_pair_flags(parser).add_argument
     default = "default configs/embedded.toml for the embedded pair"
     add("--config", type=Path, help=f"settings from a TOML file; flags win; {default}")
-    add_pair_flags(parser)
     add(
         "--prompt",
         action="append",
         help=f"may be given several times; default {_EMBEDDED_PROMPT!r} for the "
         f"embedded pair, {_DEFAULT_PROMPT!r} otherwise",
     )
+    add = parser.add_argument_group("what is shown").add_argument
     add("--stream", action="store_true", help="show the text as it is decided")
     add("--compare", action="store_true", help="also decode autoregressively")
     add("--show-tree", action="store_true", help="draw the last round's tree")
     add("--json", type=Path, metavar="FILE", help="write the results")
     add("--trace", action="store_true", help="with --json: add every round's tree")
     add_request_flags(parser)
+    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
     add_mesh_flags(parser)
-    add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.draft is None
     if is_embedded:

@@ -15,13 +15,15 @@ from eagle_jax.methods import Method
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
 
-def add_pair_flags(parser: Parser) -> None:
-    """Adds the flags of a pair and its prompts."""
-    add = parser.add_argument
+def add_pair_flags(parser: Parser) -> argparse._ArgumentGroup:
+    """Adds the flags of a pair and its prompts; returns their group."""
+    group = parser.add_argument_group("pair and prompts")
+    add = group.add_argument
     add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
     add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
+    return group
 
 
 def open_measured(

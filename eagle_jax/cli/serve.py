@@ -14,7 +14,7 @@ from pathlib import Path
 
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
+from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS, require
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
@@ -22,10 +22,11 @@ from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.pair import Pair
 from eagle_jax.parallel import parse_mesh
 
-_SETTINGS = (
-    "method max_length dtype quantization draft_vocabulary "
-    "temperature top_p top_k min_p acceptance"
-)
+_GROUPS = {
+    "where a request says nothing": "temperature top_p top_k min_p",
+    "the method": "method acceptance draft_vocabulary",
+    "memory and arithmetic": "max_length dtype quantization",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Serve a pair over HTTP, in OpenAI's protocol.")
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file; flags win")
     add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
@@ -48,8 +49,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--served-model-name", metavar="NAME", help="default the target's folder")
     add("--host", default="127.0.0.1", help="any but this machine needs --api-key")
     add("--port", type=int, default=8000, help="0 for any that is free")
-    key = "what clients must know; better in EAGLE_JAX_API_KEY"
-    add("--api-key", default=os.environ.get("EAGLE_JAX_API_KEY"), help=key)
+    add("--api-key", help="what clients must know; better in EAGLE_JAX_API_KEY")
     add("--batch-size", type=int, default=8, help="texts written together")
     add("--max-waiting", type=int, default=64, help="texts that may wait beside them")
     add("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
@@ -60,10 +60,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--generation-config",
         choices=["auto", "none"],
         default="auto",
-        help="take defaults from the target's generation_config.json, or not",
+        help="auto draws as the target's generation_config.json says",
     )
-    add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
+    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
     arguments = parser.parse_args(argv)
+    if arguments.api_key is None:  # No default: the help would show it.
+        arguments.api_key = os.environ.get("EAGLE_JAX_API_KEY")
     if arguments.target is None and arguments.draft is None:
         arguments.target = str(assets.TARGET)
         arguments.config = arguments.config or CONFIGS / "embedded.toml"

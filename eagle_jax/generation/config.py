@@ -97,6 +97,21 @@ def with_settings(
     return dataclasses.replace(config, decoding=decoding, tree=tree)
 
 
+def check_read(config: GenerateConfig, name: str) -> None:
+    """Refuses a setting that is given, but that the method does not read.
+
+    Args:
+        config: The method and its settings.
+        name: The setting.
+    """
+    if name not in config.method.reads:
+        readers = [one for one, method in METHODS.items() if name in method.reads]
+        raise InputError(
+            f"method {config.method.name} does not read `{name}`; leave it out, or "
+            f"choose {', '.join(readers)}"
+        )
+
+
 def of_call(config: GenerateConfig, temperature: float, **given: Any) -> GenerateConfig:
     """Returns the settings of one call.
 
