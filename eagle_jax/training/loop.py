@@ -81,12 +81,12 @@ class Trained:
     target: Path
     head: Path
     config: TrainConfig
-    identity: Mapping[str, Any]
-    step_config: StepConfig
-    pair: LoadedPair
-    data: TrainingData
+    identity: Mapping[str, Any] = dataclasses.field(repr=False)
+    step_config: StepConfig = dataclasses.field(repr=False)
+    pair: LoadedPair = dataclasses.field(repr=False)
+    data: TrainingData = dataclasses.field(repr=False)
     summary: str
-    first: Any = None
+    first: Any = dataclasses.field(default=None, repr=False)
 
 
 class DivergedError(InputError):
