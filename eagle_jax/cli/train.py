@@ -129,5 +129,15 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     names = (field.name for field in dataclasses.fields(TrainJob))
     job = TrainJob(**{name: getattr(arguments, name) for name in names})
     trained = train_head(job, config, **shown)
+    if is_first:
+        folder = job.output / "checkpoints"
+        steps = sorted(
+            int(one.name) for one in folder.iterdir() if one.name.isdecimal()
+        )
+        say(
+            f"{trained.head.name}/ is the best of checkpoints "
+            f"{', '.join(map(str, steps))}; for another: eagle-jax export "
+            f"--checkpoint {folder / str(steps[-1])} --output FOLDER"
+        )
     print(f"{trained.head} | {trained.summary}")
     return 0
