@@ -49,7 +49,7 @@ _BELOW = {
     "serve": "config errors generation parsing",
     "training": (
         "checkpoints config decoding drafting errors files generation heads "
-        "interface logs methods models parallel parsing progress tree"
+        "interface logs markdown methods models parallel parsing progress tree"
     ),
     "benchmarks": (
         "config decoding drafting generation heads interface methods models parallel "
