@@ -18,7 +18,7 @@ from eagle_jax import assets
 from eagle_jax.cli import results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
 from eagle_jax.cli.files import check_writable
-from eagle_jax.cli.pair_flags import add_pair_flags
+from eagle_jax.cli.pair_flags import add_pair_flags, open_named
 from eagle_jax.cli.processes import (
     add_mesh_flags,
     has_processes,
@@ -34,7 +34,6 @@ from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig, of_call
-from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 
@@ -52,10 +51,6 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parse(argv)
         _join_processes(arguments)
         config = join_settings(GenerateConfig, arguments.config, arguments)
-        weights = config.method.weights
-        is_embedded = arguments.target == str(assets.TARGET)
-        if is_embedded and arguments.draft is None and weights is not None:
-            arguments.draft = weights.embedded and str(weights.embedded)
         return _generate(arguments, config)
 
     return run_command(run, unwritable="cannot write the results: {error}")
@@ -118,22 +113,11 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
             f"--stream shows one text at a time, but batch_size = "
             f"{config.decoding.batch_size}; leave out one of them"
         )
-    if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
 
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
-    pair = load_pair(
-        arguments.target,
-        arguments.draft,
-        config,
-        mesh=mesh_shape(arguments),
-        is_lazy=True,
-        generation_config=arguments.generation_config,
-    )
+    pair = open_named(arguments, config, mesh_shape(arguments))
     prompts, asked = read_requests(arguments, pair)
     draft = pair.source.draft
     if draft is not None:
@@ -152,6 +136,7 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     say("compiling")
     session = Session(runner, prompts, asked, view)
     session.warm_up()
+    say(f"compiled in {session.compile_seconds:.1f} s")
     unshown: OSError | None = None
     try:
         finished = session.decode_all()

@@ -13,6 +13,7 @@ from eagle_jax.errors import did_you_mean
 
 COMMANDS = (
     "generate",
+    "chat",
     "serve",
     "evaluate",
     "report",

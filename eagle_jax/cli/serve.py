@@ -10,16 +10,16 @@ Without a target the embedded pair writes Python. Clients on other machines need
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.pair_flags import open_named
 from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS, require
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.load import load_pair
-from eagle_jax.generation.pair import Pair
 from eagle_jax.parallel import parse_mesh
 
 _GROUPS = {
@@ -84,7 +84,8 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             "pip install 'eagle-jax[serve]'"
         ) from error
     _check(arguments)
-    pair = _open(arguments, config)
+    mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
+    pair = open_named(arguments, config, mesh)
     has_key = arguments.api_key is not None
     with listen(arguments.host, arguments.port, has_key=has_key) as listening:
         say(f"loading {arguments.target}")
@@ -96,7 +97,9 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             report=say,
         )
         say("compiling")
+        started = time.monotonic()
         engine.warm_up()
+        say(f"compiled in {time.monotonic() - started:.1f} s")
         name = arguments.served_model_name or Path(arguments.target).name
         settings = ServeConfig(
             model=name, api_key=arguments.api_key, max_body=arguments.max_body
@@ -112,25 +115,6 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         # Python's own end would crash in the thread that still runs.
         os._exit(0)
     return 0
-
-
-def _open(arguments: argparse.Namespace, config: GenerateConfig) -> Pair:
-    weights = config.method.weights
-    is_embedded = arguments.target == str(assets.TARGET)
-    if is_embedded and arguments.draft is None and weights is not None:
-        arguments.draft = weights.embedded and str(weights.embedded)
-    if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
-    return load_pair(
-        arguments.target,
-        arguments.draft,
-        config,
-        mesh=None if arguments.mesh is None else parse_mesh(arguments.mesh),
-        is_lazy=True,
-        generation_config=arguments.generation_config,
-    )
 
 
 def _check(arguments: argparse.Namespace) -> None:
