@@ -131,16 +131,16 @@ def _print_table(runs: dict[str, EvaluatedRun]) -> None:
 
     The last column says how many texts differ from plain decoding's.
     """
-    table = Table("run")
+    table = Table("file")
     for name in ("questions", "tau", "tokens/s", "other text"):
         table.add_column(name, justify="right")
-    for name, run in runs.items():
+    for run in runs.values():
         records = run.answers.values()
         found = identical(run, find_baseline(run, runs.values()))
         same, compared = found or (0, 0)
         other = "-" if found is None else f"{compared - same} of {compared}"
         table.add_row(
-            name,
+            run.path.name,
             str(len(records)),
             decimals(run.tau()),
             decimals(speed(records), 1),

@@ -148,6 +148,8 @@ class Session:
             for ids, one in zip(encoded, asked, strict=True)
         ]
         self._show_head(numbers[0])
+        if self._view.stream:
+            print(self._prompts[numbers[0]], end="", flush=True)
         compiled, rows = runner.programs.compile_seconds, []
         started = None  # The prefill's time is no part of decoding.
         try:
