@@ -131,7 +131,10 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     config = of_call(config, max(one.temperature for _, one in asked))
     runner = pair.runner(asked, config, config.decoding.batch_size)
     view = View(
-        stream=arguments.stream, trace=arguments.trace, show_tree=arguments.show_tree
+        stream=arguments.stream,
+        chat=arguments.chat,
+        trace=arguments.trace,
+        show_tree=arguments.show_tree,
     )
     say("compiling")
     session = Session(runner, prompts, asked, view)

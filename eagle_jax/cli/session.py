@@ -26,7 +26,9 @@ class View:
     """The settings of what a run shows and keeps.
 
     Attributes:
-        stream: Whether to show the text as it is decided; one row per batch.
+        stream: Whether to show the text as it is decided, after its prompt; one row
+            per batch.
+        chat: Whether the prompt is a user's turn, which ends its line.
         trace: Whether to keep every round's tree.
         show_tree: Whether to draw the last round's tree.
         is_silent: Whether to show nothing.
@@ -35,6 +37,7 @@ class View:
     """
 
     stream: bool = False
+    chat: bool = False
     trace: bool = False
     show_tree: bool = False
     is_silent: bool = False
@@ -148,8 +151,6 @@ class Session:
             for ids, one in zip(encoded, asked, strict=True)
         ]
         self._show_head(numbers[0])
-        if self._view.stream:
-            print(self._prompts[numbers[0]], end="", flush=True)
         compiled, rows = runner.programs.compile_seconds, []
         started = None  # The prefill's time is no part of decoding.
         try:
@@ -158,6 +159,8 @@ class Session:
                     self.decode_seconds += runner.clock() - started
                 rows = [text.take(row) for text, row in zip(texts, found, strict=False)]
                 if self._view.stream:
+                    if started is None:
+                        print(self._prompts[numbers[0]], end="\n" * self._view.chat)
                     print(texts[0].new, end="", flush=True)
                 if done is not None:
                     for row in np.flatnonzero(done.count).tolist():

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from eagle_jax.cli.command import Parser
 from eagle_jax.cli.main import COMMANDS, run
+from tests.conftest import load_main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -82,6 +84,20 @@ def test_what_is_gone_tells_what_to_do_instead(
         run()
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_each_of_its_flags_and_tells_no_secret(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EAGLE_JAX_API_KEY", "secret")
+    with pytest.raises(SystemExit) as ended:
+        load_main(name.replace("-", "_"))(["--help"])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "secret" not in shown and "None" not in shown
+    assert Parser.latest is not None
+    assert all(action.help for action in Parser.latest._actions)
 
 
 def test_every_script_is_a_command() -> None:
