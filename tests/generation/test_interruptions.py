@@ -20,7 +20,7 @@ from tests.helpers import refused
 __all__ = ["make_runner"]
 
 PROMPTS = prompts_of(2, 40, 5, 1)
-MOST_STEPS = 2000
+MOST_STEPS = 500
 
 
 def serve(queue: Scheduler) -> dict[int, list[int]]:
