@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.parsing import check_type, check_types, hints_of, read_toml
 
 Settings = TypeVar("Settings")
@@ -295,9 +295,8 @@ def from_table(
     hints = hints_of(kind)
     unknown = sorted(set(table) - set(hints))
     if unknown:
-        raise InputError(
-            f"{where}: unknown key {unknown[0]!r}; known are {', '.join(hints)}"
-        )
+        known = f"{', '.join(hints)}{did_you_mean(unknown[0], hints)}"
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; known are {known}")
     values: dict[str, Any] = {}
     for name, value in table.items():
         hint = types.get(name, hints[name])

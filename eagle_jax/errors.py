@@ -4,6 +4,9 @@ Whatever takes settings, files or a foreign model's answers raises it for what c
 used. Messages name settings as Python does, in backticks, which commands show as flags.
 """
 
+import difflib
+from collections.abc import Iterable
+
 _LONGEST = 290  # Three hundred with what stands before: "error: " or "warning: ".
 _GAP = " ... "
 
@@ -45,6 +48,16 @@ def _without_middle(text: str) -> str:
     half = (_LONGEST - len(_GAP)) // 2
     is_long = len(text) > _LONGEST
     return f"{text[:half]}{_GAP}{text[-half:]}" if is_long else text
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the question whether a known name was meant; nothing if none is near.
+
+    >>> did_you_mean("eagel2", ["eagle1", "eagle2", "lookup"])
+    "; did you mean 'eagle2'?"
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from eagle_jax.drafting import (
 )
 from eagle_jax.drafting.calibration import UNCALIBRATED, Calibration
 from eagle_jax.drafting.rest import RestConfig, make_rest
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.interface import Drafter
 from eagle_jax.tree import EAGLE1_TREE, MEDUSA_TREE, RECYCLING_TREE, Topology, chain
 
@@ -371,6 +371,6 @@ PLAIN = METHODS["autoregressive"]
 def find_method(name: str) -> Method:
     """Returns a method by its name."""
     if name not in METHODS:
-        known = ", ".join(METHODS)
+        known = f"{', '.join(METHODS)}{did_you_mean(name, METHODS)}"
         raise InputError(f"method = {name!r} is no method; known are {known}")
     return METHODS[name]

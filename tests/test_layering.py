@@ -7,6 +7,7 @@ ROOT = Path(__file__).parent.parent / "eagle_jax"
 
 # Each package may import those below it in this list, and itself.
 _BELOW = {
+    "__main__": "",
     "errors": "",
     "assets": "",
     "parsing": "errors",
@@ -48,7 +49,7 @@ _BELOW = {
     "serve": "config errors generation parsing",
     "training": (
         "checkpoints config decoding drafting errors files generation heads "
-        "interface logs methods models parallel parsing progress tree"
+        "interface logs markdown methods models parallel parsing progress tree"
     ),
     "benchmarks": (
         "config decoding drafting generation heads interface methods models parallel "

@@ -1,4 +1,4 @@
-"""The cost of a round on this machine, beside the model calls that it needs.
+"""Times a round on this machine, beside the model calls that it needs.
 
     eagle-jax benchmark
     eagle-jax benchmark --random Llama-2-7B --dtype bfloat16
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Time rounds beside their bare model calls.")
+    parser = Parser(__doc__)
     add = parser.add_argument
     pair = parser.add_mutually_exclusive_group()
     pair.add_argument("--target", help="a Hugging Face folder or hub name")
@@ -59,11 +59,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--num-nodes", type=int, default=60, help="nodes of the tree, root included")
     for name, (count, what) in _COUNTS.items():
         add(f"--{name.replace('_', '-')}", type=int, default=count, help=what)
-    add_settings(parser, GenerateConfig, "dtype")
+    add_settings(parser, GenerateConfig, "dtype", usual={"dtype": "auto"})
     methods = [name for name in METHODS if name != PLAIN.name]
     rounds = "time a round of each of these, beside a token of plain decoding"
-    add("--methods", nargs="+", choices=methods, metavar="METHOD", help=rounds)
-    parser.set_defaults(methods=[DecodingConfig.method], dtype="auto")
+    usual = [DecodingConfig.method]
+    add("--methods", nargs="+", choices=methods, default=usual, help=rounds)
     return parser.parse_args(argv)
 
 

@@ -5,8 +5,7 @@
 The pair continues the prompts, which neither model should have been trained on, and
 every drafted tree is looked at. No deeper tree can be calibrated with the fit. As
 `calibration.json` in the folder of a head, it is used by default. Without a target the
-embedded pair is calibrated. Where no flag says otherwise, trees have 60 nodes, 8 levels
-and a width of 6, and 8 prompts are continued together.
+embedded pair is calibrated.
 """
 
 import argparse
@@ -36,15 +35,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Fit a draft's confidences to what is accepted.")
+    parser = Parser(__doc__)
     add_pair_flags(parser)
     add = parser.add_argument
-    add("--method", choices=_METHODS, default=DecodingConfig.method)
+    what = "the method whose trees are looked at"
+    add("--method", choices=_METHODS, default=DecodingConfig.method, help=what)
     names = ("num_nodes", "depth", "width", "max_new_tokens", "batch_size", "dtype")
-    add_settings(parser, GenerateConfig, *names)
-    output, written = Path("calibration.json"), "default calibration.json"
+    usual = {"num_nodes": 60, "depth": 8, "width": 6, "batch_size": 8}
+    add_settings(parser, GenerateConfig, *names, usual=usual)
+    output, written = Path("calibration.json"), "the calibration"
     add("--output", type=Path, default=output, metavar="FILE", help=written)
-    parser.set_defaults(num_nodes=60, depth=8, width=6, batch_size=8)
     return parser.parse_args(argv)
 
 

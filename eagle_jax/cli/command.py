@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import jax
 
 from eagle_jax.cli.removed import instead_of
-from eagle_jax.errors import InputError, one_line
+from eagle_jax.errors import InputError, did_you_mean, one_line
 from eagle_jax.generation.devices import leave_out_tpus
 
 EXIT_INPUT = 2
@@ -23,15 +23,47 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that says of each flag whether it is required, or what holds without it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, usual = action.help or "", action.default
+        if action.required and action.option_strings:
+            return f"{text} (required)"
+        is_off = usual is None or usual is False or usual in ([], argparse.SUPPRESS)
+        if is_off or "default" in text:
+            return text
+        many = usual if isinstance(usual, list | tuple) else [usual]
+        shown = " ".join(map(str, many)).replace("%", "%%")
+        return f"{text} (default: {shown})"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        kinds: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
+        usual = super()._get_default_metavar_for_optional(action)
+        return kinds.get(action.type, usual)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose refusals of flags are one line, like those of other bad input."""
 
     latest: ClassVar["Parser | None"] = None  # Of the command that runs.
 
-    def __init__(self, **settings: Any) -> None:
-        """Takes what `argparse.ArgumentParser` takes."""
-        super().__init__(**settings)
+    def __init__(self, description: str | None = None) -> None:
+        """Takes the text above the flags in the help."""
+        super().__init__(description=description, formatter_class=_Help)
+        # A shell leaves the `~` of `--output=~/x` as it is.
+        self.register("type", Path, lambda text: Path(os.path.expanduser(text)))
         Parser.latest = self
+
+    def format_help(self) -> str:
+        """Returns the help, whose first line names only what is required."""
+        needed = [
+            " ".join([*action.option_strings[:1], f"{action.metavar or action.dest}"])
+            for action in self._actions
+            if action.required
+        ]
+        self.usage = " ".join(["%(prog)s", *needed, "[FLAGS]"])
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Refuses flags that do not parse.
@@ -39,7 +71,13 @@ class Parser(argparse.ArgumentParser):
         Raises:
             InputError: Always.
         """
-        raise InputError(f"{message}; {instead_of(message)}")
+        choices = re.findall(r"[\w.+-]+", message.partition("(choose from")[2])
+        known = choices or self._option_string_actions
+        wrong = re.search(r"choice: '(.*?)'|unrecognized .*?(--[\w-]+)", message)
+        near = did_you_mean(wrong[1] or wrong[2], known) if wrong else ""
+        if gone := instead_of(message):
+            near = f"; {gone}"
+        raise InputError(message + (near or "; --help tells what there is"))
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Refuses `--flag=--`, which Python 3.11 reads as a flag with an empty list."""

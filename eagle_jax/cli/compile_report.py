@@ -34,11 +34,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Check programs for TPUs and GPUs you do not have.")
+    parser = Parser(__doc__)
     add = parser.add_argument
     names = ", ".join(map(str, CASES))
     add("--only", default="", metavar="CASE", help=f"those that begin so: {names}")
-    add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    chosen = "what is compiled of each case"
+    add("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS, help=chosen)
     add("--layers", type=int, help="compile as many layers only, to have it quickly")
     return parser.parse_args(argv)
 

@@ -22,7 +22,7 @@ from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.files import check_folder, read_prompts
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.settings import add_settings, join_settings
+from eagle_jax.cli.settings import add_groups, join_settings
 from eagle_jax.config import CONFIGS
 from eagle_jax.evaluation.evaluate import evaluate
 from eagle_jax.evaluation.plan import EvaluationConfig, make_runs, parse_method
@@ -38,6 +38,7 @@ from eagle_jax.evaluation.runs import EvaluatedRun, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.markdown import decimals
+from eagle_jax.methods import METHODS
 
 _MODELS = {
     "--target": "target: a Hugging Face folder or hub name; without one the embedded "
@@ -51,10 +52,10 @@ _METHODS = (
     "names as in eagle-jax generate, with settings of their own after a colon, such as "
     "eagle2:num_nodes=48,rerank=false or chain:acceptance=rejection"
 )
-_SETTINGS = (
-    "max_new_tokens max_length dtype quantization ignore_eos draft_vocabulary "
-    "top_p top_k min_p seed"
-)
+_GROUPS = {
+    "answers": "max_new_tokens top_p top_k min_p seed ignore_eos",
+    "memory and arithmetic": "max_length dtype quantization draft_vocabulary",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,9 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description="Let methods answer questions, and keep what they did on record."
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
     for flag, what in _MODELS.items():
@@ -79,15 +78,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--questions", type=Path, metavar="FILE", help=paths, **wanted)
     add("--output", type=Path, required=True, metavar="FOLDER", help="of the records")
     add("--methods", metavar="METHOD", help=_METHODS, **wanted)
-    add("--temperatures", type=float, nargs="+", metavar="T")
-    add("--batch-sizes", type=int, nargs="+", metavar="B")
+    heat, size = "default that of --config, or 0", "default that of --config, or 1"
+    add("--temperatures", type=float, nargs="+", metavar="T", help=heat)
+    add("--batch-sizes", type=int, nargs="+", metavar="B", help=size)
     form = "how turns become prompts; tokenizer is the target's own chat template"
     add("--template", choices=TEMPLATES, default="none", help=form)
     add("--per-category", type=int, metavar="N", help="ask N of each, always the same")
     became = "record what became of drafted nodes"
     add("--nodes", action="store_true", dest="with_nodes", help=became)
-    add_settings(parser, GenerateConfig, *_SETTINGS.split())
+    add_groups(parser, GenerateConfig, _GROUPS)
     arguments = parser.parse_args(argv)
+    for one in arguments.methods:
+        if (name := one.partition(":")[0]) not in METHODS:
+            known = ", ".join(METHODS)
+            parser.error(f"--methods: invalid choice: {name!r} (choose from {known})")
     if arguments.target is None:
         arguments.target = str(assets.TARGET)
         arguments.draft = arguments.draft or str(assets.HEAD)
@@ -127,16 +131,16 @@ def _print_table(runs: dict[str, EvaluatedRun]) -> None:
 
     The last column says how many texts differ from plain decoding's.
     """
-    table = Table("run")
+    table = Table("file")
     for name in ("questions", "tau", "tokens/s", "other text"):
         table.add_column(name, justify="right")
-    for name, run in runs.items():
+    for run in runs.values():
         records = run.answers.values()
         found = identical(run, find_baseline(run, runs.values()))
         same, compared = found or (0, 0)
         other = "-" if found is None else f"{compared - same} of {compared}"
         table.add_row(
-            name,
+            run.path.name,
             str(len(records)),
             decimals(run.tau()),
             decimals(speed(records), 1),

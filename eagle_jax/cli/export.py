@@ -3,6 +3,7 @@
     eagle-jax export --head FOLDER --output my-head
     eagle-jax export --head FOLDER --target FOLDER --output my-head
     eagle-jax export --head my-eagle3-head --prefix layers.0 --output for-speculators
+    eagle-jax export --checkpoint RUN/checkpoints/4000 --output my-head
 
 Writes config.json, a safetensors file and, where torch is installed, the pickle that
 the official code reads. Folders may be Hugging Face hub names.
@@ -11,6 +12,7 @@ the official code reads. Folders may be Hugging Face hub names.
 import argparse
 import dataclasses
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +32,22 @@ from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.errors import InputError
 from eagle_jax.files import check_apart, check_new_folder
 from eagle_jax.heads import OpenHead, export_head, open_head
+from eagle_jax.training.export import export_checkpoint
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    return run_command(lambda: _export(_parse(argv)))
+    return run_command(lambda: _open(_parse(argv)))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description="Export an EAGLE head, or heads of Medusa or Hydra, in the "
-        "layout of the published ones."
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
-    add("--head", required=True, help="the head: a folder or hub name")
+    head = parser.add_mutually_exclusive_group(required=True)
+    one = "the head: a folder or hub name; it or --checkpoint is required"
+    head.add_argument("--head", metavar="FOLDER", help=one)
+    other = "a checkpoint of eagle-jax train instead: RUN/checkpoints/STEP"
+    head.add_argument("--checkpoint", type=Path, metavar="FOLDER", help=other)
     add("--output", required=True, type=Path, metavar="DIR", help="the new folder")
     add(
         "--target",
@@ -66,18 +70,29 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _open(arguments: argparse.Namespace) -> int:
+    overwrite = arguments.overwrite
+    check_new_folder(arguments.output, overwrite=overwrite, is_ours=is_export)
+    if arguments.checkpoint is None:
+        return _export(arguments, resolve(arguments.head))
+    check_apart(arguments.output, arguments.checkpoint)
+    with tempfile.TemporaryDirectory() as place:
+        head = Path(place) / "head"
+        export_checkpoint(arguments.checkpoint, head)
+        return _export(arguments, head)
+
+
+def _export(arguments: argparse.Namespace, folder: Path) -> int:
     output: Path = arguments.output
-    folder = resolve(arguments.head)
+    name = arguments.checkpoint or arguments.head
     target = None if arguments.target is None else resolve(arguments.target)
     head = open_head(folder, None if target is None else target_config(target))
     layouts = head.head.layouts(head.config)
     if arguments.prefix is not None and arguments.prefix not in layouts:
-        raise InputError(f"--prefix is for an EAGLE-3 head, and {folder} holds another")
+        raise InputError(f"--prefix is for an EAGLE-3 head, and {name} holds another")
     for source in (folder, target):
         if source is not None:
             check_apart(output, source)
-    check_new_folder(output, overwrite=arguments.overwrite, is_ours=is_export)
     params = head.load(None, None if arguments.dtype == "auto" else arguments.dtype)
     params = _with_embedding(params, head, target)
     if not has_torch():
@@ -85,7 +100,7 @@ def _export(arguments: argparse.Namespace) -> int:
         say(
             f"warning: torch is not installed: no {name}, which the official code reads"
         )
-    say(f"exporting {arguments.head}")
+    say(f"exporting {name}")
     layer = getattr(head.config, "layer", None)
     if layer is not None and layer.rope.kind not in ("default", "linear"):
         say(

@@ -18,7 +18,7 @@ from eagle_jax import assets
 from eagle_jax.cli import page, results
 from eagle_jax.cli.command import EXIT_INTERRUPTED, Parser, run_command, say
 from eagle_jax.cli.files import check_writable
-from eagle_jax.cli.pair_flags import add_pair_flags
+from eagle_jax.cli.pair_flags import add_pair_flags, open_named
 from eagle_jax.cli.processes import (
     add_mesh_flags,
     has_processes,
@@ -28,20 +28,19 @@ from eagle_jax.cli.processes import (
 )
 from eagle_jax.cli.request_flags import add_request_flags, read_requests
 from eagle_jax.cli.session import Session, View
-from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
+from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.records import versions
 from eagle_jax.files import write_json, write_whole
 from eagle_jax.generation.config import GenerateConfig, of_call
-from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.runner import Runner
 from eagle_jax.models.quantized import num_bytes
 
-_SETTINGS = (
-    "method max_new_tokens max_length batch_size dtype quantization ignore_eos "
-    "temperature top_p top_k min_p seed acceptance draft_vocabulary"
-)
+_GROUPS = {
+    "the method": "method acceptance draft_vocabulary",
+    "memory and arithmetic": "batch_size max_length dtype quantization",
+}
 _EMBEDDED_PROMPT, _DEFAULT_PROMPT = "def main():", "Once upon a time"
 _BRANCHING = {"num_nodes": 26, "depth": 6, "width": 4}
 
@@ -53,27 +52,23 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parse(argv)
         _join_processes(arguments)
         config = join_settings(GenerateConfig, arguments.config, arguments)
-        weights = config.method.weights
-        is_embedded = arguments.target == str(assets.TARGET)
-        if is_embedded and arguments.draft is None and weights is not None:
-            arguments.draft = weights.embedded and str(weights.embedded)
         return _generate(arguments, config)
 
     return run_command(run, unwritable="cannot write the results: {error}")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Generate text with EAGLE-2 speculative decoding.")
-    add = parser.add_argument
+    parser = Parser(__doc__)
+    add = add_pair_flags(parser).add_argument
     default = "default configs/embedded.toml for the embedded pair"
     add("--config", type=Path, help=f"settings from a TOML file; flags win; {default}")
-    add_pair_flags(parser)
     add(
         "--prompt",
         action="append",
         help=f"may be given several times; default {_EMBEDDED_PROMPT!r} for the "
         f"embedded pair, {_DEFAULT_PROMPT!r} otherwise",
     )
+    add = parser.add_argument_group("what is shown").add_argument
     add("--stream", action="store_true", help="show the text as it is decided")
     add("--compare", action="store_true", help="also decode autoregressively")
     add("--show-tree", action="store_true", help="draw the last round's tree")
@@ -82,8 +77,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--html", type=Path, metavar="FILE", help="write a page of texts and trees")
     add("--svg", type=Path, metavar="FILE", help="draw the round that brought most")
     add_request_flags(parser)
+    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
     add_mesh_flags(parser)
-    add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
     arguments = parser.parse_args(argv)
     is_embedded = arguments.target is None and arguments.draft is None
     if is_embedded:
@@ -130,22 +125,11 @@ def _check(arguments: argparse.Namespace, config: GenerateConfig) -> None:
             f"--stream shows one text at a time, but batch_size = "
             f"{config.decoding.batch_size}; leave out one of them"
         )
-    if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
 
 
 def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     _check(arguments, config)
-    pair = load_pair(
-        arguments.target,
-        arguments.draft,
-        config,
-        mesh=mesh_shape(arguments),
-        is_lazy=True,
-        generation_config=arguments.generation_config,
-    )
+    pair = open_named(arguments, config, mesh_shape(arguments))
     prompts, asked = read_requests(arguments, pair)
     draft = pair.source.draft
     if draft is not None:
@@ -165,13 +149,14 @@ def _generate(arguments: argparse.Namespace, config: GenerateConfig) -> int:
     runner = pair.runner(asked, config, config.decoding.batch_size)
     view = View(
         stream=arguments.stream,
+        is_chat=arguments.chat,
         trace=arguments.trace or bool(arguments.html or arguments.svg),
         show_tree=arguments.show_tree,
-        is_chat=arguments.chat,
     )
     say("compiling")
     session = Session(runner, prompts, asked, view)
     session.warm_up()
+    say(f"compiled in {session.compile_seconds:.1f} s")
     unshown: OSError | None = None
     try:
         finished = session.decode_all()

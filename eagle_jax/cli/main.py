@@ -1,14 +1,19 @@
 """The entry point of all commands, by their names."""
 
+import ast
 import importlib
 import sys
+from pathlib import Path
 from typing import NoReturn
 
+import eagle_jax
 from eagle_jax.cli.command import EXIT_INPUT, keep_compiled_programs, run_script, say
-from eagle_jax.cli.removed import REMOVED, instead_of
+from eagle_jax.cli.removed import instead_of
+from eagle_jax.errors import did_you_mean
 
 COMMANDS = (
     "generate",
+    "chat",
     "serve",
     "evaluate",
     "report",
@@ -31,16 +36,30 @@ def run(command: str | None = None) -> NoReturn:
     """
     if command is None:
         name = sys.argv[1] if len(sys.argv) > 1 else ""
-        known = f"eagle-jax COMMAND, where COMMAND is one of {', '.join(COMMANDS)}"
-        if name in ("-h", "--help"):
-            print(known)
+        if name in ("", "-h", "--help"):
+            print("eagle-jax COMMAND [FLAGS] | eagle-jax COMMAND --help | --version\n")
+            for one in COMMANDS:
+                print(f"  {one:<16}{_summary(one)}")
+            sys.exit()
+        if name == "--version":
+            print(f"eagle-jax {eagle_jax.__version__}")
             sys.exit()
         if name not in COMMANDS:
-            hint = instead_of(name) if name in REMOVED else f"give {known}"
-            say(f"error: {name!r} is no command; {hint}")
+            known = f"known are {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}"
+            say(f"error: {name!r} is no command; {instead_of(name) or known}")
             sys.exit(EXIT_INPUT)
         sys.argv[:2] = [f"eagle-jax {name}"]
-        command = name.replace("-", "_")
+        command = _module(name)
     main = importlib.import_module(f"eagle_jax.cli.{command}").main
     keep_compiled_programs()
     run_script(main)
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _summary(name: str) -> str:
+    """Returns what a command does; to import them all would take seconds."""
+    source = Path(__file__).with_name(f"{_module(name)}.py").read_text("utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]

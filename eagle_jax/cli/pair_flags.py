@@ -11,17 +11,54 @@ from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.load import load_pair
 from eagle_jax.generation.pair import Pair
 from eagle_jax.methods import Method
+from eagle_jax.parallel import MeshShape
 
 _EMBEDDED_PROMPTS = Path(assets.__file__).parent / "prompts.json"
 
 
-def add_pair_flags(parser: Parser) -> None:
-    """Adds the flags of a pair and its prompts."""
-    add = parser.add_argument
+def add_pair_flags(parser: Parser) -> argparse._ArgumentGroup:
+    """Adds the flags of a pair and its prompts; returns their group."""
+    group = parser.add_argument_group("pair and prompts")
+    add = group.add_argument
     add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
     add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
     add("--prompts", type=Path, help=".txt (a line each), .json list or .jsonl")
     add("--chat", action="store_true", help="wrap prompts in the chat template")
+    return group
+
+
+def open_named(
+    arguments: argparse.Namespace,
+    config: GenerateConfig,
+    mesh: MeshShape | None = None,
+) -> Pair:
+    """Opens the pair of the flags, whose weights are not read yet.
+
+    Args:
+        arguments: The flags; where `target` is that of the embedded pair, `draft` is
+            filled in.
+        config: All settings.
+        mesh: The shape of the mesh, see `load_pair`.
+
+    Raises:
+        InputError: If half of the pair is missing.
+    """
+    weights = config.method.weights
+    is_embedded = arguments.target == str(assets.TARGET)
+    if is_embedded and arguments.draft is None and weights is not None:
+        arguments.draft = weights.embedded and str(weights.embedded)
+    if arguments.target is None:
+        raise InputError(
+            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
+        )
+    return load_pair(
+        arguments.target,
+        arguments.draft,
+        config,
+        mesh=mesh,
+        is_lazy=True,
+        generation_config=arguments.generation_config,
+    )
 
 
 def open_measured(

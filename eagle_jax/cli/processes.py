@@ -14,13 +14,14 @@ from eagle_jax.parallel import MeshShape, detect_processes, join_processes, pars
 
 def add_mesh_flags(parser: argparse.ArgumentParser) -> None:
     """Adds `--mesh` and the flags of one of several processes."""
-    add = parser.add_argument
+    add = parser.add_argument_group("several devices").add_argument
     add(
         "--mesh",
         metavar="SIZES",
         help="use all devices, such as data=2,tensor=4: the batch is split over data, "
         "heads, vocabulary and feed-forward layers over tensor",
     )
+    add = parser.add_argument_group("several hosts").add_argument
     add("--coordinator", metavar="HOST:PORT", help="of process 0, if there are more")
     add("--num-processes", type=int, metavar="N", help="with --coordinator")
     add("--process-id", type=int, metavar="I", help="with --coordinator: 0 to N - 1")

@@ -5,10 +5,27 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import jax
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eagle_jax.cli.command import say
+
+_COMPILING = "/jax/core/compile/backend_compile_duration"
+_compiled: list[float] = []
+
+
+def _note(event: str, duration_secs: float, **_: object) -> None:
+    if event == _COMPILING:
+        _compiled.append(duration_secs)
+
+
+jax.monitoring.register_event_duration_secs_listener(_note)
+
+
+def _clock() -> float:
+    """Returns a time in seconds that stands still while programs are compiled."""
+    return time.monotonic() - sum(_compiled)
 
 
 @contextlib.contextmanager
@@ -20,7 +37,9 @@ def progress(
     pause: float = 10.0,
     is_shown: bool = True,
 ) -> Iterator[Callable[..., None]]:
-    """Shows how much of a known number is done.
+    """Shows how much of a known number is done, and how long programs were compiled.
+
+    What is left is judged by the time without compiling, which is over soon.
 
     Args:
         label: The name of the work.
@@ -35,7 +54,7 @@ def progress(
         something to say of it, a note.
     """
     on_terminal = sys.stderr.isatty()
-    first, started = done, time.monotonic()
+    first, started, compiled = done, _clock(), sum(_compiled)
     printed_at = -pause
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
     with Progress(
@@ -43,13 +62,17 @@ def progress(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
+        get_time=_clock,
         disable=not (is_shown and on_terminal),
     ) as bar:
         task = bar.add_task(label, total=total, completed=done, note="")
 
         def update(done: int, note: str = "") -> None:
-            nonlocal printed_at
+            nonlocal printed_at, compiled
             bar.update(task, completed=done, note=note)
+            if is_shown and (new := sum(_compiled) - compiled) >= 1:
+                bar.console.print(f"{label}: compiled in {new:.0f} s", highlight=False)
+                compiled += new
             now = time.monotonic()
             is_due = done == total or now - printed_at >= pause
             if not is_shown or on_terminal or not is_due:
@@ -57,7 +80,7 @@ def progress(
             printed_at = now
             parts = [f"{label} {done} of {total}", note]
             if first < done < total:
-                seconds = (now - started) / (done - first) * (total - done)
+                seconds = (_clock() - started) / (done - first) * (total - done)
                 parts.append(f"{seconds / 60:.0f} min left")
             say(" | ".join(filter(None, parts)))
 

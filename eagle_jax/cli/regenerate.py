@@ -6,8 +6,7 @@
 
 Answers of the data are replaced by the target's own; `--samples` writes texts from
 the start token alone. With `--draft` the target decodes speculatively: the same texts,
-sooner. Where no flag says otherwise, answers have up to 512 tokens, and 16 texts are
-written together. The same command, run again, goes on where it was stopped.
+sooner. The same command, run again, goes on where it was stopped.
 """
 
 import argparse
@@ -36,9 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        description="Let a target rewrite the answers of its training data."
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
     add("--draft", help="EAGLE head that makes it quicker")
@@ -50,8 +47,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--max-prefix", type=int, default=64, help="most tokens kept of a document")
     names = "max_new_tokens max_length batch_size dtype temperature top_p top_k min_p"
     names += " seed num_nodes depth width"
-    add_settings(parser, GenerateConfig, *names.split())
-    parser.set_defaults(max_new_tokens=512, batch_size=16)
+    usual = {"max_new_tokens": 512, "batch_size": 16}
+    add_settings(parser, GenerateConfig, *names.split(), usual=usual)
     return parser.parse_args(argv)
 
 

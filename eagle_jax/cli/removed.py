@@ -33,11 +33,11 @@ REMOVED = {
 
 
 def instead_of(message: str) -> str:
-    """Returns what to do about a refusal.
+    """Returns what to do about a refusal of what is gone; nothing for any other.
 
     >>> instead_of("unrecognized arguments: --sweep")
     '--sweep is gone; leave it out: all trees of --grid are run'
     """
     words = message.replace("'", " ").split()
     gone = next((name for name in REMOVED if name in words), None)
-    return f"{gone} is gone; {REMOVED[gone]}" if gone else "--help tells what there is"
+    return f"{gone} is gone; {REMOVED[gone]}" if gone else ""

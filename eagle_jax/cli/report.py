@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _report(argv: list[str] | None) -> int:
-    parser = Parser(description="Make tables and figures of an evaluation.")
+    parser = Parser(__doc__)
     add = parser.add_argument
     records = "what eagle-jax evaluate wrote"
     add("folders", nargs="+", type=Path, metavar="FOLDER", help=records)

@@ -28,8 +28,11 @@ _GIVEN = (
 
 def add_request_flags(parser: Parser) -> None:
     """Adds the flags that become fields of `RequestConfig`, and those of prompts."""
-    add = parser.add_argument
-    add("--num-samples", dest="n", type=int, help="texts per prompt")
+    group = parser.add_argument_group("what is asked for")
+    add = group.add_argument
+    sampling = "max_new_tokens temperature top_p top_k min_p seed ignore_eos"
+    add_settings(group, GenerateConfig, *sampling.split())
+    add("--num-samples", dest="n", type=int, help="texts per prompt; default 1")
     add("--stop", action="append", metavar="TEXT", help="ends the text before it")
     add("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end the text, too")
     add("--bad-words", nargs="+", metavar="TEXT", help="what no text contains")
@@ -38,7 +41,7 @@ def add_request_flags(parser: Parser) -> None:
     add("--regex", metavar="PATTERN", help="texts match this regular expression")
     schema = "texts are JSON of this schema"
     add("--json-schema", type=Path, metavar="FILE", help=schema)
-    add_settings(parser, GenerateConfig, *_PLAIN)
+    add_settings(group, GenerateConfig, *_PLAIN)
     add(
         "--keep-special-tokens",
         dest="skip_special_tokens",
@@ -46,6 +49,7 @@ def add_request_flags(parser: Parser) -> None:
         default=None,
         help="write special tokens, too",
     )
+    add = parser.add_argument_group("how prompts are read").add_argument
     add("--system", help="what the system says before a conversation")
     add("--chat-template-kwargs", metavar="JSON", help="variables of the chat template")
     add("--truncate-prompt-tokens", type=int, help="keep so many last tokens")
@@ -53,7 +57,7 @@ def add_request_flags(parser: Parser) -> None:
         "--generation-config",
         choices=["auto", "none"],
         default="auto",
-        help="take defaults from the target's generation_config.json, or not",
+        help="auto draws as the target's generation_config.json says",
     )
 
 

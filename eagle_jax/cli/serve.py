@@ -10,22 +10,23 @@ Without a target the embedded pair writes Python. Clients on other machines need
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 from eagle_jax import assets
 from eagle_jax.cli.command import Parser, run_command, say
-from eagle_jax.cli.settings import METHOD_SETTINGS, add_settings, join_settings
+from eagle_jax.cli.pair_flags import open_named
+from eagle_jax.cli.settings import METHOD_GROUPS, add_groups, join_settings
 from eagle_jax.config import CONFIGS, require
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.generation.load import load_pair
-from eagle_jax.generation.pair import Pair
 from eagle_jax.parallel import parse_mesh
 
-_SETTINGS = (
-    "method max_length dtype quantization draft_vocabulary "
-    "temperature top_p top_k min_p acceptance"
-)
+_GROUPS = {
+    "where a request says nothing": "temperature top_p top_k min_p",
+    "the method": "method acceptance draft_vocabulary",
+    "memory and arithmetic": "max_length dtype quantization",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Serve a pair over HTTP, in OpenAI's protocol.")
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file; flags win")
     add("--target", help="a Hugging Face folder or hub name; default the embedded pair")
@@ -48,8 +49,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--served-model-name", metavar="NAME", help="default the target's folder")
     add("--host", default="127.0.0.1", help="any but this machine needs --api-key")
     add("--port", type=int, default=8000, help="0 for any that is free")
-    key = "what clients must know; better in EAGLE_JAX_API_KEY"
-    add("--api-key", default=os.environ.get("EAGLE_JAX_API_KEY"), help=key)
+    add("--api-key", help="what clients must know; better in EAGLE_JAX_API_KEY")
     add("--batch-size", type=int, default=8, help="texts written together")
     add("--max-waiting", type=int, default=64, help="texts that may wait beside them")
     add("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
@@ -60,10 +60,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--generation-config",
         choices=["auto", "none"],
         default="auto",
-        help="take defaults from the target's generation_config.json, or not",
+        help="auto draws as the target's generation_config.json says",
     )
-    add_settings(parser, GenerateConfig, *_SETTINGS.split(), *METHOD_SETTINGS)
+    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
     arguments = parser.parse_args(argv)
+    if arguments.api_key is None:  # No default: the help would show it.
+        arguments.api_key = os.environ.get("EAGLE_JAX_API_KEY")
     if arguments.target is None and arguments.draft is None:
         arguments.target = str(assets.TARGET)
         arguments.config = arguments.config or CONFIGS / "embedded.toml"
@@ -82,7 +84,8 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             "pip install 'eagle-jax[serve]'"
         ) from error
     _check(arguments)
-    pair = _open(arguments, config)
+    mesh = None if arguments.mesh is None else parse_mesh(arguments.mesh)
+    pair = open_named(arguments, config, mesh)
     has_key = arguments.api_key is not None
     with listen(arguments.host, arguments.port, has_key=has_key) as listening:
         say(f"loading {arguments.target}")
@@ -94,7 +97,9 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
             report=say,
         )
         say("compiling")
+        started = time.monotonic()
         engine.warm_up()
+        say(f"compiled in {time.monotonic() - started:.1f} s")
         name = arguments.served_model_name or Path(arguments.target).name
         settings = ServeConfig(
             model=name, api_key=arguments.api_key, max_body=arguments.max_body
@@ -110,25 +115,6 @@ def _serve(arguments: argparse.Namespace, config: GenerateConfig) -> int:
         # Python's own end would crash in the thread that still runs.
         os._exit(0)
     return 0
-
-
-def _open(arguments: argparse.Namespace, config: GenerateConfig) -> Pair:
-    weights = config.method.weights
-    is_embedded = arguments.target == str(assets.TARGET)
-    if is_embedded and arguments.draft is None and weights is not None:
-        arguments.draft = weights.embedded and str(weights.embedded)
-    if arguments.target is None:
-        raise InputError(
-            "give --target FOLDER with --draft FOLDER, or neither for the embedded pair"
-        )
-    return load_pair(
-        arguments.target,
-        arguments.draft,
-        config,
-        mesh=None if arguments.mesh is None else parse_mesh(arguments.mesh),
-        is_lazy=True,
-        generation_config=arguments.generation_config,
-    )
 
 
 def _check(arguments: argparse.Namespace) -> None:

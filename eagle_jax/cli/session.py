@@ -25,7 +25,8 @@ class View:
     """The settings of what a run shows and keeps.
 
     Attributes:
-        stream: Whether to show the text as it is decided; one row per batch.
+        stream: Whether to show the text as it is decided, after its prompt; one row
+            per batch.
         trace: Whether to keep every round's tree.
         show_tree: Whether to draw the last round's tree.
         is_silent: Whether to show nothing.
@@ -194,5 +195,6 @@ class Session:
         """Prints the prompt that a text goes on from, or which of several it is."""
         if len(self._prompts) > 1:
             print(f"--- {number}: {self._prompts[number]!r}")
-        elif not self._view.is_chat:
-            print(self._prompts[number], end="", flush=True)
+        elif self._view.stream or not self._view.is_chat:
+            end = "\n" * self._view.is_chat
+            print(self._prompts[number], end=end, flush=True)

@@ -6,13 +6,12 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle_jax.config import DecodingConfig, load_config
-from eagle_jax.errors import InputError
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.config import GenerateConfig, check_read
 from eagle_jax.generation.request import RequestConfig
 from eagle_jax.methods import METHODS
 
@@ -28,18 +27,49 @@ METHOD_SETTINGS = tuple(
 )
 """The names of the settings that are one method's or another's own, as flags."""
 
+_DYNAMIC = METHODS[DecodingConfig.method].own_settings
+
+METHOD_GROUPS = {
+    "the tree; that of the embedded pair is in configs/embedded.toml": " ".join(
+        name for name in METHOD_SETTINGS if name in _DYNAMIC
+    ),
+    "other methods": " ".join(n for n in METHOD_SETTINGS if n not in _DYNAMIC),
+}
+"""The groups of these flags."""
+
+
+def add_groups(
+    parser: argparse.ArgumentParser,
+    kind: Any,
+    groups: Mapping[str, str],
+    *,
+    more: Sequence[type] = (),
+) -> None:
+    """Adds groups of flags for settings, by their titles: the names of each.
+
+    See `add_settings`.
+    """
+    for title, names in groups.items():
+        group = parser.add_argument_group(title)
+        add_settings(group, kind, *names.split(), more=more)
+
 
 def add_settings(
-    parser: argparse.ArgumentParser, kind: Any, *names: str, more: Sequence[type] = ()
+    parser: argparse._ActionsContainer,
+    kind: Any,
+    *names: str,
+    more: Sequence[type] = (),
+    usual: Mapping[str, Any] | None = None,
 ) -> None:
     """Adds flags for settings, which are `None` where they are not given.
 
     Args:
-        parser: The parser that gets the flags.
+        parser: The parser, or a group of it, that gets the flags.
         kind: A frozen dataclass of frozen dataclasses, one per TOML table; a field's
             description in their docstrings is the flag's help.
         names: The names of fields of the inner dataclasses.
         more: Further dataclasses that may stand for inner ones.
+        usual: The command's own defaults, where they are not those of the settings.
     """
     hints = typing.get_type_hints(kind).values()
     tables: list[Any] = [hint for hint in hints if dataclasses.is_dataclass(hint)]
@@ -64,7 +94,24 @@ def add_settings(
         described = words[1].replace("%", "%%") if words else None
         if described:  # Nobody can type `None`: a flag is left out.
             described = re.sub(r"`None`\s+for", "by default", described)
+            described += _readers(name) + _default(table, name, usual or {})
+        options |= {"default": usual[name]} if usual and name in usual else {}
         parser.add_argument(f"--{name.replace('_', '-')}", help=described, **options)
+
+
+def _readers(name: str) -> str:
+    """Returns which methods a setting is of, unless it is of the usual one."""
+    if name not in METHOD_SETTINGS or name in _DYNAMIC:
+        return ""
+    readers = [one for one, row in METHODS.items() if name in row.own_settings]
+    return f" Of {', '.join(readers)}."
+
+
+def _default(table: Any, name: str, usual: Mapping[str, Any]) -> str:
+    """Returns what holds without a flag, unless it says so or the parser does."""
+    default = {one.name: one.default for one in dataclasses.fields(table)}[name]
+    is_off = isinstance(default, bool) or default in (None, dataclasses.MISSING)
+    return "" if is_off or name in usual else f" (default: {default})"
 
 
 def join_settings(
@@ -116,19 +163,3 @@ def with_flags(config: Settings, arguments: argparse.Namespace) -> Settings:
         }
         sections[section.name] = dataclasses.replace(settings, **flags)
     return type(config)(**sections)
-
-
-def check_read(config: GenerateConfig, name: str) -> None:
-    """Refuses a setting that is given, but that the method does not read.
-
-    Args:
-        config: The method and its settings.
-        name: The setting.
-    """
-    if name not in config.method.reads:
-        readers = [one for one, method in METHODS.items() if name in method.reads]
-        raise InputError(
-            f"method {config.method.name} does not read "
-            f"--{name.replace('_', '-')}; leave it out, or choose "
-            f"{', '.join(readers)}"
-        )

@@ -22,7 +22,7 @@ from eagle_jax.checkpoints.hub import CALIBRATION_FILE
 from eagle_jax.cli.command import Parser, run_command, say
 from eagle_jax.cli.processes import add_mesh_flags, join, mesh_shape, print_once
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.settings import add_settings, with_flags
+from eagle_jax.cli.settings import add_groups, with_flags
 from eagle_jax.config import DecodingConfig, TreeConfig, load_config
 from eagle_jax.errors import InputError
 from eagle_jax.evaluation.fit import calibrate_pair, calibration_file
@@ -42,16 +42,19 @@ from eagle_jax.training.loop import Trained
 from eagle_jax.training.trainer import TrainJob, train_head
 
 # Settings of heads and losses, of which each kind has some.
-_OF_KINDS = (
-    "draft_heads head_layers draft_vocab_size feature_layers has_feature_norms "
-    "norm_before_fc norm_before_residual recycles_normed qk_norm sliding_window "
-    "alignment top_k_loss token_loss noise "
-    "num_layers block_size mask_token markov_rank anchors gamma block_loss"
-)
-_SETTINGS = (
-    "steps batch_size row_length learning_rate warmup_steps held_out cache_features "
-    "log_every eval_every keep seed dtype"
-)
+_OF_KINDS = {
+    "the head, each of some kinds": "draft_heads head_layers draft_vocab_size "
+    "feature_layers has_feature_norms norm_before_fc norm_before_residual "
+    "recycles_normed qk_norm sliding_window num_layers block_size mask_token "
+    "markov_rank",
+    "the loss, each of some kinds": "alignment top_k_loss token_loss noise anchors "
+    "gamma block_loss",
+}
+_GROUPS = {
+    "data": "row_length held_out cache_features",
+    "steps": "steps batch_size learning_rate warmup_steps seed dtype",
+    "log and checkpoints": "log_every eval_every keep",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Train a head that drafts for a target.")
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
@@ -96,23 +99,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add(
         "--kind",
         choices=tuple(HEADS),
-        help="the kind of head; eagle2 is EAGLE-1/2, whose heads are the same, and "
-        "hydra is Hydra++ with its prefix layer",
+        help="the kind of head; the default, eagle2, is EAGLE-1/2, whose heads are the "
+        "same, and hydra is Hydra++ with its prefix layer",
     )
     add("--begin-with", help="folder or hub name of a head that is trained further")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")
+    kinds = (LevelSettings, ChainLoss, Eagle3Settings, EagleLoss)
+    kinds += (DSparkSettings, BlockLoss)
+    add_groups(parser, TrainConfig, _OF_KINDS | _GROUPS, more=kinds)
     add_mesh_flags(parser)
-    add_settings(
-        parser,
-        TrainConfig,
-        *_OF_KINDS.split(),
-        *_SETTINGS.split(),
-        more=(
-            *(LevelSettings, ChainLoss, Eagle3Settings, EagleLoss),
-            *(DSparkSettings, BlockLoss),
-        ),
-    )
     return parser.parse_args(argv)
 
 
@@ -129,7 +125,7 @@ def _config(arguments: argparse.Namespace) -> TrainConfig:
         settings = HEADS[kind].settings()
         config = dataclasses.replace(config, head=settings, loss=None)
     known = vars(config.head) | vars(config.loss)
-    for name in _OF_KINDS.split():
+    for name in " ".join(_OF_KINDS.values()).split():
         if getattr(arguments, name) is not None and name not in known:
             raise InputError(
                 f"--{name.replace('_', '-')}: heads of kind {config.head.kind} have no "
@@ -149,6 +145,16 @@ def _train(arguments: argparse.Namespace, config: TrainConfig) -> int:
     is_block = isinstance(trained.step_config.head, BlockHeadConfig)
     if is_block and jax.process_count() == 1:
         _calibrate(arguments.target, trained)
+    if is_first:
+        folder = job.output / "checkpoints"
+        steps = sorted(
+            int(one.name) for one in folder.iterdir() if one.name.isdecimal()
+        )
+        say(
+            f"{trained.head.name}/ is the best of checkpoints "
+            f"{', '.join(map(str, steps))}; for another: eagle-jax export "
+            f"--checkpoint {folder / str(steps[-1])} --output FOLDER"
+        )
     print(f"{trained.head} | {trained.summary}")
     return 0
 

@@ -6,8 +6,7 @@
     eagle-jax tune --method lookup --target FOLDER --prompts FILE
 
 It runs a few trees for real, in turns with plain decoding, drops the slower half, and
-so on until two are left. Without a target it tunes the embedded pair. The file that it
-writes is for `eagle-jax generate --config`.
+so on until two are left. Without a target it tunes the embedded pair.
 """
 
 import argparse
@@ -25,10 +24,10 @@ from eagle_jax.cli.command import Parser, run_command
 from eagle_jax.cli.files import check_writable
 from eagle_jax.cli.pair_flags import add_pair_flags, open_measured
 from eagle_jax.cli.progress import progress
-from eagle_jax.cli.settings import add_settings, check_read, join_settings
+from eagle_jax.cli.settings import add_settings, join_settings
 from eagle_jax.config import DecodingConfig, require
 from eagle_jax.files import write_whole
-from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.config import GenerateConfig, check_read
 from eagle_jax.generation.request import each_sample, request_of
 from eagle_jax.methods import METHODS
 from eagle_jax.tuning.trials import (
@@ -50,23 +49,25 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Find the tree that pays.")
+    parser = Parser(__doc__)
     add_pair_flags(parser)
     add = parser.add_argument
     tried = [name for name, row in METHODS.items() if row.trials]
-    add("--method", choices=tried, default=DecodingConfig.method)
+    what = "the method whose settings are tried"
+    add("--method", choices=tried, default=DecodingConfig.method, help=what)
     origin = "of eagle-jax calibrate; default the head's own, none for none"
     add("--calibration", metavar="FILE", help=origin)
     add_settings(parser, GenerateConfig, "draft_vocabulary", "batch_size", "dtype")
     add("--num-prompts", type=int, default=16, help="take as many, evenly spread")
     add("--max-new-tokens", type=int, default=64, help="tokens per prompt")
-    add("--temperature", type=float, default=0.0)
+    add("--temperature", type=float, default=0.0, help="of the texts; 0 is greedy")
     form = (
         'only these, in the form of the table that it prints, such as "8/7/1 60/6/10"'
     )
     add("--grid", metavar="SETTINGS", help=form)
     add("--repeats", type=int, default=2, help="measurements before a half is dropped")
-    add("--output", type=Path, default=Path("tuned.toml"), metavar="FILE")
+    output, written = Path("tuned.toml"), "the settings, for --config"
+    add("--output", type=Path, default=output, metavar="FILE", help=written)
     return parser.parse_args(argv)
 
 

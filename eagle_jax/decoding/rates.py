@@ -1,4 +1,4 @@
-"""Statistics of what rounds accepted: the papers' tau and n-alpha."""
+"""Statistics of what rounds accepted: the papers' tau, and acceptance by depth."""
 
 from collections.abc import Sequence
 
@@ -31,15 +31,15 @@ def tokens_per_round(new_tokens: Sequence[int], num_rounds: int) -> float | None
     return decoded_tokens(new_tokens) / num_rounds if num_rounds else None
 
 
-def n_alpha(
+def acceptance_by_depth(
     accept_lengths: Sequence[int] | np.ndarray, depth: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns n-alpha: the share of rounds, of those that accepted n, that accept more.
+    """Returns, by depth, the share of rounds that accept more of those that got so far.
 
-    For a tree these are its acceptance rates by depth, from 1 on; a leaf ends its
-    round.
+    The papers call them n-alpha, after the `n = depth - 1` drafts that were accepted
+    before. In a tree a leaf ends its round.
 
-    >>> n_alpha([0, 1, 5, 5], depth=5)[0].tolist()
+    >>> acceptance_by_depth([0, 1, 5, 5], depth=5)[0].tolist()
     [0.75, 0.6666666666666666, 1.0, 1.0, 1.0]
 
     Args:

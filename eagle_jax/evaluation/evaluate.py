@@ -156,7 +156,7 @@ def _answer(
     if missing:
         with progress(name, total, done) as update:
             for record in answerer.answer(missing):
-                log.append(record.to_json())
+                log.append(dataclasses.replace(record, asked=total).to_json())
                 done += 1
                 update(done)
     if answerer.num_cut:

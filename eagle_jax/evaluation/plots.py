@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from eagle_jax.evaluation.nodes import Reliability, tried_in
 from eagle_jax.evaluation.runs import EvaluatedRun, Group
+from eagle_jax.markdown import decimals
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; no yellow on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -64,7 +65,7 @@ def confidence(group: Group) -> Figure | None:
     figure, (top, bottom) = _panels(2, 2.9, title, height_ratios=(3, 1))
     top.plot((0, 1), (0, 1), ls="--", lw=1.2, color="gray", label="perfect")
     for name, held, (color, marker) in found:
-        label = f"{name}: ECE {held.expected_error:.3f}"
+        label = f"{name}: ECE {decimals(held.expected_error, 3)}"
         look = {"color": color, "marker": marker, "ms": 5, "lw": 1.6}
         top.plot(held.predicted, held.rates, label=label, **look)
         edges = np.linspace(0, 1, len(held.count) + 1)

@@ -39,6 +39,7 @@ _FIELDS: dict[str, Any] = {
     "tstamp": float,
     "question": str,
     "number": int,
+    "asked": int | None,
 }
 _VERSIONS = ("eagle-jax", "jax", "jaxlib", "flax", "numpy", "transformers")
 
@@ -52,6 +53,7 @@ class Record:
         category: The question's category.
         question: The fingerprint of the question, see `Question.fingerprint`.
         number: The question's number among all.
+        asked: The number of questions that were asked with it; `None` in old records.
         turns: The answers' texts.
         wall_time: The seconds, prefill included; in a batch the answer's share.
         decoding_steps: The numbers of steps.
@@ -79,6 +81,7 @@ class Record:
     stop_reasons: list[str]
     nodes: tuple[VerifiedTree, ...] | None
     model_id: str
+    asked: int | None = None
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     tstamp: float = field(default_factory=time.time)
 

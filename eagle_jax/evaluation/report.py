@@ -1,5 +1,6 @@
 """The report of an evaluation: its tables and figures."""
 
+import collections
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,12 @@ _Maker = Callable[[Group], Mapping[str, str] | Figure | None]
 
 _DPI = 150
 
+FEW = 6
+"""The least number of questions whose values' range holds their median with 95%.
+
+It does with a probability of `1 - 2 / 2**n`, whatever the distribution.
+"""
+
 
 _TABLE_1 = """\
 Every method counts tokens in the same way: all that it emitted, the prefill's first
@@ -33,21 +40,22 @@ over tasks.
 lossless counts the questions whose tokens are plain decoding's in every turn, of those
 that both runs hold; rejection draws other tokens of the same distribution.
 "-" stands for what is missing."""
-_N_ALPHA = """\
-Share of chains whose next token was accepted after n accepted ones, and how many were
-tried."""
+_CHAINS = """\
+Share of drafts that were accepted at each depth where those before were, and how many
+were tried: the papers' 0-alpha, 1-alpha, ..."""
 
 # Each with the words above its tables or the name of its figures' files.
 _SECTIONS: tuple[tuple[str, _Maker, str], ...] = (
     ("Table 1: speedup and tau", tables.speedup_tables, _TABLE_1),
     ("Table 3: ablations", tables.ablation_tables, "Counted as in Table 1."),
-    ("n-alpha", tables.n_alpha_table, _N_ALPHA),
+    ("Chain acceptance by depth", tables.chain_acceptance_table, _CHAINS),
     ("Figure 5: acceptance by position", plots.positions, "figure-5-positions"),
     ("Figure 6: acceptance by confidence", plots.confidence, "figure-6-confidence"),
 )
 _LEFT_OUT = """\
-Table 3 is of runs with rank_by=confidence or rerank=false, n-alpha of the method chain;
-of runs with --nodes Figure 5 is of eagle1, Figure 6 of methods that draft with a model.
+Table 3 is of runs with rank_by=confidence or rerank=false, chain acceptance of the
+method chain; of runs with --nodes Figure 5 is of eagle1, Figure 6 of methods that draft
+with a model.
 Left out for want of such runs: """
 
 
@@ -90,7 +98,7 @@ def _runs_section(runs: list[EvaluatedRun], compared: list[Group]) -> str:
     """Returns the section of the runs: their settings, versions and shortcomings."""
     folders = dict.fromkeys(run.path.parent for run in runs)
     names = ", ".join(f"`{folder}`" for folder in folders)
-    questions = {key for run in runs for key in run.answers}
+    questions = {(key, one.task) for run in runs for key, one in run.answers.items()}
     counts = f"{_count(len(runs), 'run')} on {_count(len(questions), 'question')}"
     lines = [f"{counts}, read from {names}."]
     lines += ["", "The same in all runs that have it:", ""]
@@ -101,6 +109,20 @@ def _runs_section(runs: list[EvaluatedRun], compared: list[Group]) -> str:
         parts.append(
             "No autoregressive run has the settings, temperature and batch size of "
             f'{", ".join(alone)}: speedups and losslessness are "-".'
+        )
+    unfinished = [run.file for run in runs if run.missing]
+    if unfinished:
+        parts.append(
+            f"Unfinished: {', '.join(unfinished)}. The same command of eagle-jax "
+            "evaluate, run again, answers what is missing."
+        )
+    tasks = collections.Counter(task for _, task in sorted(questions))
+    few = [f"{task} ({count})" for task, count in tasks.items() if count < FEW]
+    if few:
+        parts.append(
+            f"Too few questions: {', '.join(few)}. Of fewer than {FEW} not even the "
+            "range from the least to the largest value holds the median with a "
+            "probability of 95%: read these columns as examples."
         )
     for group in compared:
         if len({frozenset(run.answers) for run in group.runs}) > 1:

@@ -82,7 +82,7 @@ class EvaluatedRun:
 
     @property
     def is_chain(self) -> bool:
-        """Whether its method drafts chains, whose acceptance n-alpha describes."""
+        """Whether its method drafts chains, whose acceptance has rates by depth."""
         method = METHODS.get(self.method)
         return method is not None and method.settings is ChainConfig
 
@@ -91,6 +91,12 @@ class EvaluatedRun:
         """Whether this is a dynamic tree without one of its two parts (Table 3)."""
         is_by_confidence = self.settings.get("rank_by") == "confidence"
         return is_by_confidence or self.settings.get("rerank") is False
+
+    @property
+    def missing(self) -> int:
+        """The number of questions that were asked and have no answer yet."""
+        asked = max((answer.asked or 0 for answer in self.answers.values()), default=0)
+        return max(asked - len(self.answers), 0)
 
     @property
     def tasks(self) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from statistics import median
 
 from eagle_jax.config import shortest
-from eagle_jax.decoding.rates import n_alpha
+from eagle_jax.decoding.rates import acceptance_by_depth
 from eagle_jax.evaluation.runs import (
     SETUP,
     TREE,
@@ -23,7 +23,9 @@ def runs_table(runs: list[EvaluatedRun]) -> str:
     rows = []
     for run in runs:
         answers = [answer.new_tokens for answer in run.answers.values()]
-        counts = (len(answers), sum(map(len, answers)), sum(map(sum, answers)))
+        counts = (sum(map(len, answers)), sum(map(sum, answers)))
+        of = f" of {len(answers) + run.missing}" if run.missing else ""
+        counts = (f"{len(answers)}{of}", *counts)
         where = (run.file, run.settings["label"], shortest(run.temperature))
         rows.append([*where, str(run.batch_size), *map(str, counts)])
     sizes = ("temperature", "batch size", "questions", "turns", "tokens")
@@ -74,13 +76,15 @@ def ablation_tables(group: Group) -> dict[str, str]:
     return result
 
 
-def n_alpha_table(group: Group) -> dict[str, str]:
-    """Returns n-alpha of the chains, if any, with how often it was tried, by title."""
+def chain_acceptance_table(group: Group) -> dict[str, str]:
+    """Returns acceptance by depth of chains, if any, and how often it was tried."""
     chains = []
     for name, run in zip(group.names, group.runs, strict=True):
         if run.is_chain:
             accepted = [n - 1 for a in run.answers.values() for n in a.accept_lengths]
-            chains.append((name, *n_alpha(accepted, run.settings.get("depth") or 0)))
+            chains.append(
+                (name, *acceptance_by_depth(accepted, run.settings.get("depth") or 0))
+            )
     if not chains:
         return {}
     longest = max(len(tried) for _, _, tried in chains)
@@ -89,7 +93,7 @@ def n_alpha_table(group: Group) -> dict[str, str]:
         pairs = zip(rates, tried, strict=True)
         cells = [f"{decimals(share, 3)} ({count:,})" for share, count in pairs]
         rows.append([name, *cells, *[NOTHING] * (longest - len(cells))])
-    header = ["method", *(f"{n}-alpha" for n in range(longest))]
+    header = ["method", *(f"depth {n}" for n in range(1, longest + 1))]
     return {group.title: markdown(header, rows)}
 
 

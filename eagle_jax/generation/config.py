@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle_jax.config import DecodingConfig, SamplingConfig, from_table
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.methods import METHODS, PLAIN, Method, find_method
 from eagle_jax.parsing import check_types, value_at
 
@@ -80,21 +80,43 @@ class GenerateConfig:
 def with_settings(
     config: GenerateConfig, settings: Mapping[str, Any]
 ) -> GenerateConfig:
-    """Returns settings with others instead: those of decoding, and the tree.
+    """Returns settings with others instead: those of decoding, `tree`, and its own.
 
     Raises:
-        InputError: If one is unknown or outside its range.
+        InputError: If one is unknown or outside its range, or of another method.
     """
-    known = [field.name for field in dataclasses.fields(DecodingConfig)] + ["tree"]
-    for name in settings:
-        if name not in known:
-            raise InputError(f"{name!r} is no setting; known are {', '.join(known)}")
-    method = settings.get("method") or config.decoding.method
-    config = config.with_method(method)
+    config = config.with_method(settings.get("method") or config.decoding.method)
+    common = [*vars(config.decoding), "tree"]
+    known = [*common, *config.method.own_settings]
     given = {key: value for key, value in settings.items() if value is not None}
+    for name in given:
+        if any(name in method.own_settings for method in METHODS.values()):
+            check_read(config, name)
+        elif name not in known:
+            near = did_you_mean(name, known)
+            raise InputError(
+                f"{name!r} is no setting; known are {', '.join(known)}{near}"
+            )
+    own = {name: given.pop(name) for name in [*given] if name not in common}
     tree = given.pop("tree", config.tree)
-    decoding = dataclasses.replace(config.decoding, **given | {"method": method})
-    return dataclasses.replace(config, decoding=decoding, tree=tree)
+    decoding = dataclasses.replace(config.decoding, **given)
+    config = dataclasses.replace(config, decoding=decoding, tree=tree)
+    return dataclasses.replace(config, tree=dataclasses.replace(config.tree, **own))
+
+
+def check_read(config: GenerateConfig, name: str) -> None:
+    """Refuses a setting that is given, but that the method does not read.
+
+    Args:
+        config: The method and its settings.
+        name: The setting.
+    """
+    if name not in config.method.reads:
+        readers = [one for one, method in METHODS.items() if name in method.reads]
+        raise InputError(
+            f"method {config.method.name} does not read `{name}`; leave it out, or "
+            f"choose {', '.join(readers)}"
+        )
 
 
 def of_call(config: GenerateConfig, temperature: float, **given: Any) -> GenerateConfig:

@@ -1,18 +1,23 @@
 """Pairs from names or folders."""
 
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from eagle_jax import assets
-from eagle_jax.config import CONFIGS, load_config
+from eagle_jax.config import CONFIGS, DecodingConfig, load_config
 from eagle_jax.errors import InputError
 from eagle_jax.generation.config import GenerateConfig, with_settings
+from eagle_jax.generation.keywords import PairKeywords, shown
 from eagle_jax.generation.pair import Pair
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.generation.request import checkpoint_defaults
+from eagle_jax.methods import METHODS
 from eagle_jax.parallel import MeshShape, shard_pair
 
+_shown = shown(PairKeywords, DecodingConfig, *(x.settings for x in METHODS.values()))
 
+
+@_shown
 def load_pair(
     target: str,
     draft: str | None = None,
@@ -21,7 +26,7 @@ def load_pair(
     mesh: MeshShape | None = None,
     is_lazy: bool = False,
     generation_config: Literal["auto", "none"] = "auto",
-    **settings: Any,
+    **settings: Unpack[PairKeywords],
 ) -> Pair:
     """Loads a target and its drafter.
 
@@ -41,8 +46,8 @@ def load_pair(
             `generation_config.json` says where they say nothing ("auto"), or by the
             defaults of `RequestConfig` ("none").
         **settings: Settings that differ from `config`: fields of `DecodingConfig`
-            (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), and `tree`,
-            the method's own settings.
+            (`method`, `dtype`, `quantization`, `draft_vocabulary`, ...), the method's
+            own (`num_nodes`, `depth`, `width`, ...), or `tree`, all of these.
 
     Raises:
         InputError: If something is missing or does not fit, or a package that reading
@@ -75,11 +80,20 @@ def load_pair(
         ) from error
 
 
-def load_embedded_pair() -> Pair:
+@_shown
+def load_embedded_pair(**settings: Unpack[PairKeywords]) -> Pair:
     """Loads the small pair that comes with the package, which writes Python.
 
     >>> pair = load_embedded_pair()  # doctest: +SKIP
     >>> pair.generate("def main():")[0].text  # doctest: +SKIP
+
+    Args:
+        **settings: Settings that differ from configs/embedded.toml, see `load_pair`.
+
+    Raises:
+        InputError: If a setting cannot be used, or the pair has no such weights.
     """
     config = load_config(CONFIGS / "embedded.toml", GenerateConfig)
-    return load_pair(str(assets.TARGET), str(assets.HEAD), config)
+    config = with_settings(config, settings)
+    draft = config.method.weights and config.method.weights.embedded
+    return load_pair(str(assets.TARGET), draft and str(draft), config)

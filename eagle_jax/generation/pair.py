@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 
 import jax
 import numpy as np
@@ -21,6 +21,12 @@ from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all
 from eagle_jax.generation.config import GenerateConfig, of_call
 from eagle_jax.generation.grammar import compile_grammar, with_automaton
+from eagle_jax.generation.keywords import (
+    CallKeywords,
+    RequestKeywords,
+    TextKeywords,
+    shown,
+)
 from eagle_jax.generation.pairs import LoadedPair, PairSource
 from eagle_jax.generation.request import (
     Asked,
@@ -104,11 +110,20 @@ class Pair:
         _ = self.loaded
         return self
 
+    def __repr__(self) -> str:
+        """Shows the names, sizes and the method."""
+        source, layer = self.source, self.source.config.layer
+        name = "target" if source.folder is None else source.folder.name
+        size = f"{source.config.num_layers} layers of {layer.hidden_size}"
+        levels = "" if source.drafter is None else f" {source.drafter.depth} deep"
+        return f"Pair({name!r}, {size}, {source.dtype}, {source.method.name}{levels})"
+
     @property
     def tokenizer(self) -> Any:
         """The pair's `transformers` tokenizer."""
         return self.source.tokenizer
 
+    @shown(TextKeywords, RequestConfig)
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -116,7 +131,7 @@ class Pair:
         *,
         batch_size: int | None = None,
         chat: bool = False,
-        **more: Any,
+        **more: Unpack[TextKeywords],
     ) -> list[Generation]:
         """Continues prompts; the text is the target's own, token for token.
 
@@ -154,6 +169,7 @@ class Pair:
                 found[place] = Generation.of(self.tokenizer, served)
         return [found[place] for place in range(len(asked))]
 
+    @shown(TextKeywords, RequestConfig)
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -161,7 +177,7 @@ class Pair:
         *,
         batch_size: int | None = None,
         chat: bool = False,
-        **more: Any,
+        **more: Unpack[TextKeywords],
     ) -> Iterator[Piece]:
         """Continues prompts and yields their texts piece by piece, once per round.
 
@@ -177,13 +193,25 @@ class Pair:
             while not scheduler.is_idle:
                 yield from map(pieces.next, scheduler.step())
 
-    async def astream(self, *args: Any, **settings: Any) -> AsyncIterator[Piece]:
+    @shown(TextKeywords, RequestConfig)
+    async def astream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        settings: RequestConfig | Sequence[RequestConfig] | None = None,
+        *,
+        batch_size: int | None = None,
+        chat: bool = False,
+        **more: Unpack[TextKeywords],
+    ) -> AsyncIterator[Piece]:
         """Yields what `stream` does, for `async for`; a thread waits for the device."""
-        pieces = self.stream(*args, **settings)
+        pieces = self.stream(
+            prompts, settings, batch_size=batch_size, chat=chat, **more
+        )
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
 
-    def request(self, **settings: Any) -> RequestConfig:
+    @shown(RequestKeywords, RequestConfig)
+    def request(self, **settings: Unpack[RequestKeywords]) -> RequestConfig:
         """Returns the settings of a request.
 
         Args:
@@ -231,8 +259,13 @@ class Pair:
         for runner, (some, texts) in zip(runners, groups, strict=True):
             yield _Group(runner, some, texts)
 
+    @shown(CallKeywords, RequestConfig)
     def warm_up(
-        self, prompt_length: int, *, batch_size: int = 1, **settings: Any
+        self,
+        prompt_length: int,
+        *,
+        batch_size: int = 1,
+        **settings: Unpack[CallKeywords],
     ) -> float:
         """Compiles the programs of later calls of `generate` without a constraint.
 
@@ -253,8 +286,8 @@ class Pair:
                 setting is unknown or outside its range.
         """
         started = time.perf_counter()
-        whole = {name: settings[name] for name in _OF_CALL if name in settings}
-        fields = {name: x for name, x in settings.items() if name not in whole}
+        fields: dict[str, Any] = dict(settings)
+        whole = {name: fields.pop(name) for name in _OF_CALL if name in fields}
         most = self.request(**fields)
         config = of_call(self.config, most.temperature, **whole)
         for rows, length in itertools.product(

@@ -53,8 +53,8 @@ class LoadedPair:
 
     target: Transformer
     drafter: Drafter | None
-    params: Params
-    tokenizer: Any
+    params: Params = dataclasses.field(repr=False)
+    tokenizer: Any = dataclasses.field(repr=False)
     stop_tokens: tuple[int, ...]
     sharding: PairSharding | None = None
     first_rounds: FirstRounds | None = None

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from eagle_jax.config import SamplingConfig, require
 from eagle_jax.decoding.logprobs import LogprobsMode
-from eagle_jax.errors import InputError
+from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.parsing import check_type, read_json
 from eagle_jax.processors import ProcessorConfig
@@ -202,7 +202,10 @@ def request_of(
     given = dict(given or {})
     for name in given:
         if name not in known:
-            raise InputError(f"{name!r} is no setting; known are {', '.join(known)}")
+            near = did_you_mean(name, known)
+            raise InputError(
+                f"{name!r} is no setting; known are {', '.join(known)}{near}"
+            )
     if "seed" in given and given["seed"] is None:
         given["seed"] = secrets.randbelow(2**30)  # Every prompt's may be given again.
     values: dict[str, Any] = dict(defaults or {})

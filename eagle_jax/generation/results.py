@@ -79,12 +79,11 @@ class Generation:
 
     def __repr__(self) -> str:
         """Shows the text and its figures, not the ids."""
-        shown = self.text if len(self.text) <= _SHOWN else self.text[:_SHOWN] + "..."
         rate = self.tokens_per_round
         figures = f"{len(self.prompt_ids)} + {len(self.token_ids)} tokens"
         if rate is not None:
             figures += f", {rate:.2f} per round"
-        return f"Generation({shown!r}, {figures}, {self.finish_reason})"
+        return f"Generation({_beginning(self.text)}, {figures}, {self.finish_reason})"
 
     @classmethod
     def of(cls, tokenizer: Any, served: Served) -> "Generation":
@@ -116,6 +115,10 @@ class Generation:
             prefill_seconds=served.prefill_seconds,
             decode_seconds=served.decode_seconds,
         )
+
+
+def _beginning(written: str) -> str:
+    return repr(written if len(written) <= _SHOWN else written[:_SHOWN] + "...")
 
 
 def tell_logprobs(
@@ -159,6 +162,12 @@ class Piece:
     def __str__(self) -> str:
         """Returns the text."""
         return self.text
+
+    def __repr__(self) -> str:
+        """Shows the text and how long it is, not the ids."""
+        ended = f", {self.finish_reason}" if self.finish_reason else ""
+        size = f"{len(self.token_ids)} tokens"
+        return f"Piece({self.index}, {_beginning(self.text)}, {size}{ended})"
 
 
 class Pieces:

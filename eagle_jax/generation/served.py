@@ -40,6 +40,11 @@ class Served:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        """Shows the key and how long the text is, not the ids."""
+        size = f"{len(self.row.prompt_ids)} + {len(self.row.generated_ids)} tokens"
+        return f"Served({self.key!r}, {size}, {self.row.stop_reason.name})"
+
     def take(self, row: Row) -> None:
         """Takes in how far the text goes now, up to a stop string."""
         self.row = row if self.stopping is None else self.stopping.take(row)

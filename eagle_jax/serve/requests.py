@@ -193,7 +193,8 @@ class Reader:
                 )
             given[setting], names[setting] = value, name
         most = self.max_length if is_chat else _OF_COMPLETIONS
-        return self.pair.request(**{"max_new_tokens": most, "seed": None, **given})
+        given = {"max_new_tokens": most, "seed": None, **given}
+        return self.pair.request(**given)
 
     def _encode(self, prompt: Any, fields: Mapping[str, Any], field: str) -> list[int]:
         how = {name: fields[name] for name in _OF_PROMPT if name in fields}

@@ -12,6 +12,7 @@ from eagle_jax.errors import InputError
 from eagle_jax.generation.pairs import PairSource
 from eagle_jax.generation.placement import draft_shardings
 from eagle_jax.heads import open_head
+from eagle_jax.models.transformer import TransformerConfig
 from eagle_jax.parallel import PairSharding
 from eagle_jax.training.config import TrainConfig
 
@@ -54,9 +55,7 @@ def open_beginning(
                 f"{folder} holds a head with an embedding table of its own, and heads "
                 "are trained with the target's; begin with another head"
             )
-    length = min(target.max_positions, config.data.row_length)
-    head = opened.config
-    sizes = dataclasses.replace(head, max_positions=max(head.max_positions, length))
+    sizes = begun_sizes(opened.config, target, config)
 
     def read(target_params: Any, sharding: PairSharding) -> Any:
         shardings = draft_shardings(sharding, kind.init, sizes)
@@ -64,6 +63,12 @@ def open_beginning(
         return dataclasses.replace(params, embedding=None)  # It is the target's.
 
     return sizes, read
+
+
+def begun_sizes(head: Any, target: TransformerConfig, config: TrainConfig) -> Any:
+    """Returns a head's sizes, of which the positions become those of the data."""
+    length = min(target.max_positions, config.data.row_length)
+    return dataclasses.replace(head, max_positions=max(head.max_positions, length))
 
 
 def _check_sizes(config: TrainConfig) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from eagle_jax.drafting import TreeDrafter
 from eagle_jax.heads.loss import Metrics
 from eagle_jax.heads.rows import PackedRows
 from eagle_jax.interface import Params
+from eagle_jax.markdown import decimals
 from eagle_jax.parallel import DATA, PairSharding
 from eagle_jax.parallel.sharding import Program
 from eagle_jax.training.config import TrainConfig
@@ -35,20 +35,20 @@ class Evaluation:
         agreement: The share of pairs whose most likely token is the target's.
         chain_length: The drafts of a chain that agree before one does not, with the
             text's own tokens and as many levels as are trained.
-        tokens_per_round: The tokens per round with the run's tree, greedy; NaN where
-            no round was needed.
+        tokens_per_round: The tokens per round with the run's tree, greedy; `None`
+            where no round was needed.
     """
 
     loss: float
     agreement: float
     chain_length: float
-    tokens_per_round: float
+    tokens_per_round: float | None
 
     def summary(self) -> str:
         """Returns the figures in one line."""
         return (
             f"loss {self.loss:.4f} | agreement {self.agreement:.3f} | "
-            f"{self.tokens_per_round:.2f} tokens/round"
+            f"{decimals(self.tokens_per_round)} tokens/round"
         )
 
 
@@ -105,7 +105,7 @@ def make_evaluation(
             loss=float(metrics.loss),
             agreement=float(metrics.agreement),
             chain_length=float(metrics.chain_length),
-            tokens_per_round=math.nan if tau is None else tau,
+            tokens_per_round=tau,
         )
 
     return evaluate

@@ -52,14 +52,16 @@ class LogRow:
 
     def columns(self) -> dict[str, Any]:
         """Returns the row as a log has it, without what is not known."""
-        columns = {"step": self.step, "tokens": self.tokens} | self.metrics
+        columns: dict[str, Any] = {"step": self.step, "tokens": self.tokens}
+        columns |= self.metrics
         columns["tokens_per_second"] = self.tokens_per_second
         if self.evaluation is not None:
             result = self.evaluation
             columns["held_out_loss"] = result.loss
             columns["held_out_agreement"] = result.agreement
             columns["tokens_per_round"] = result.tokens_per_round
-        return {name: x for name, x in columns.items() if math.isfinite(x)}
+        known = {name: x for name, x in columns.items() if x is not None}
+        return {name: x for name, x in known.items() if math.isfinite(x)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,12 +83,12 @@ class Trained:
     target: Path
     head: Path
     config: TrainConfig
-    identity: Mapping[str, Any]
-    step_config: StepConfig
-    pair: LoadedPair
-    data: TrainingData
+    identity: Mapping[str, Any] = dataclasses.field(repr=False)
+    step_config: StepConfig = dataclasses.field(repr=False)
+    pair: LoadedPair = dataclasses.field(repr=False)
+    data: TrainingData = dataclasses.field(repr=False)
     summary: str
-    first: Any = None
+    first: Any = dataclasses.field(default=None, repr=False)
 
 
 class DivergedError(InputError):
@@ -248,6 +250,6 @@ class Run:
             else f"the last good checkpoint is {self._folder}/checkpoints/{latest}"
         )
         raise DivergedError(
-            f"the loss of step {step} is {loss:.4g}: training has diverged; {kept}; "
-            "try a lower learning_rate or more warmup_steps"
+            f"the loss of step {step} is no finite number: training has diverged; "
+            f"{kept}; try a lower learning_rate or more warmup_steps"
         )

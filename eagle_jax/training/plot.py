@@ -28,8 +28,9 @@ def plot_log(folder: Path, *, title: str) -> None:
     )
     for axis, (label, curves) in zip(axes, panels, strict=True):
         for column, name in curves.items():
-            points = [(row["step"], row[column]) for row in rows if column in row]
-            axis.plot(*zip(*points, strict=True), ".-", label=name)
+            points = [row for row in rows if column in row]
+            steps = [row["step"] for row in points]
+            axis.plot(steps, [row[column] for row in points], ".-", label=name)
         axis.set(xlabel="step", title=label)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")

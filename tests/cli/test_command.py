@@ -65,6 +65,7 @@ def test_compiled_programs_are_kept_where_the_user_has_a_folder(
         (["--number", "many"], "argument --number: invalid int value: 'many'"),
         (["--number=--"], "argument --number: '--' is no value"),
         (["--number", "1", "--other"], "unrecognized arguments: --other"),
+        (["--number=2", "--nubmer"], "unrecognized arguments: --nubmer; did you mean"),
         ([], "the following arguments are required: --number"),
     ],
 )
@@ -82,6 +83,31 @@ def test_flags_that_do_not_parse_are_refused_in_one_line(
     assert out == ""
     assert err.startswith(f"error: {named}")
     assert len(err.splitlines()) == 1
+
+
+def test_the_help_marks_what_is_required_and_what_holds_without_a_flag() -> None:
+    parser = Parser("Does this.\n\n    with an example")
+    parser.add_argument("--number", type=int, required=True, help="how many")
+    parser.add_argument("--names", nargs="+", default=["a", "50%"], help="which")
+    parser.add_argument("--none", type=Path, help="where")
+    text = parser.format_help()
+    for line in (
+        "--number number [FLAGS]\n",
+        "    with an example\n",
+        "how many (required)\n",
+        "which (default: a 50%)\n",
+        "--none PATH           where\n",
+    ):
+        assert line in text, text
+
+
+def test_a_path_may_begin_at_home_after_an_equals_sign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/root/of/all")
+    parser = Parser()
+    parser.add_argument_group("files").add_argument("--output", type=Path)
+    assert parser.parse_args(["--output=~/x"]).output == Path("/root/of/all/x")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from eagle_jax.cli.command import Parser
 from eagle_jax.cli.main import COMMANDS, run
+from tests.conftest import load_main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["--nonsense"]], ids=str)
-def test_what_is_no_command_is_answered_with_all_that_are(
+@pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]], ids=str)
+def test_every_command_is_told_with_what_it_does(
     argv: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -20,12 +22,36 @@ def test_what_is_no_command_is_answered_with_all_that_are(
     monkeypatch.setattr(sys, "argv", ["eagle-jax", *argv])
     with pytest.raises(SystemExit) as ended:
         run()
+    assert not ended.value.code
+    told = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [name for name, _ in told] == list(COMMANDS)
+    assert all(len(words) > 20 for _, words in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("nonsense", ""),
+        ("--nonsense", ""),
+        ("generte", "; did you mean 'generate'?"),
+    ],
+)
+def test_what_is_no_command_is_answered_with_what_is(
+    name: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["eagle-jax", name])
+    with pytest.raises(SystemExit) as ended:
+        run()
     assert ended.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
     (line,) = err.splitlines()
-    assert line.startswith("error: ")
-    assert all(name in line for name in COMMANDS)
+    assert (
+        line == f"error: {name!r} is no command; known are {', '.join(COMMANDS)}{hint}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,6 +63,10 @@ def test_what_is_no_command_is_answered_with_all_that_are(
             "lambda is gone; give --token-loss alpha",
         ),
         (["generate", "--method", "lookahead"], "lookahead is gone; give --method"),
+        (
+            ["evaluate", "--questions=x", "--output=y", "--methods", "lookahead"],
+            "lookahead is gone; give --method",
+        ),
         (["convert", "--target", "a"], "convert is gone; give the folder itself"),
         (["count-tokens", "texts"], "count-tokens is gone; give --draft-vocabulary"),
     ],
@@ -56,6 +86,20 @@ def test_what_is_gone_tells_what_to_do_instead(
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_each_of_its_flags_and_tells_no_secret(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EAGLE_JAX_API_KEY", "secret")
+    with pytest.raises(SystemExit) as ended:
+        load_main(name.replace("-", "_"))(["--help"])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "secret" not in shown and "None" not in shown
+    assert Parser.latest is not None
+    assert all(action.help for action in Parser.latest._actions)
+
+
 def test_every_script_is_a_command() -> None:
     scripts = {path.stem: path.read_text() for path in REPOSITORY.glob("scripts/*.py")}
     assert {name.replace("-", "_") for name in COMMANDS} == set(scripts)
@@ -63,9 +107,9 @@ def test_every_script_is_a_command() -> None:
 
 
 def test_a_command_runs_outside_of_the_clone(tmp_path: Path) -> None:
-    code = "import eagle_jax_command; eagle_jax_command.main()"
+    command = [sys.executable, "-m", "eagle_jax", "generate", "--target", "nonsense"]
     done = subprocess.run(
-        [sys.executable, "-c", code, "generate", "--target", "nonsense"],
+        command,
         cwd=tmp_path,
         capture_output=True,
         text=True,

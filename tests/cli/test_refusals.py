@@ -27,6 +27,7 @@ _CIRCLE = "circle.json is a link that leads to itself; give another path"
 _FULL = "cannot write /dev/full: No space left on device"
 
 _CASES = [
+    (f"chat {_TARGET} --method lookup", "has no chat template; give --target"),
     ("generate --target nowhere", "--draft, the EAGLE head|autoregressive"),
     ("generate --draft head", "--target|embedded"),
     (f"generate {_TARGET} --method lookup --chat", "need a chat template"),

@@ -38,7 +38,7 @@ def test_every_table_is_there_and_every_figure_with_data_is_drawn(
         "Runs",
         "Table 1: speedup and tau",
         "Table 3: ablations",
-        "n-alpha",
+        "Chain acceptance by depth",
         "Figure 5: acceptance by position",
         "Figure 6: acceptance by confidence",
     ]
@@ -59,8 +59,20 @@ def test_what_has_no_data_is_left_out_and_says_why(tmp_path: Path) -> None:
     assert [*sections][-1] == "Left out"
     *_, names = sections["Left out"].partition("such runs: ")
     found = [name.strip().partition(":")[0] for name in names.split(",")]
-    assert found == ["Table 3", "n-alpha", "Figure 5", "Figure 6"]
+    assert found == ["Table 3", "Chain acceptance by depth", "Figure 5", "Figure 6"]
     assert "not all runs hold the same questions" in sections["Runs"]
     (tmp_path / "runs" / "a.jsonl").unlink()
     missing = "No autoregressive run has the settings"
     assert missing in _report(tmp_path)["Runs"]
+
+
+def test_what_is_unfinished_or_rests_on_too_few_questions_is_marked(
+    tmp_path: Path,
+) -> None:
+    rag = [plain(number, category="rag") for number in range(6)]
+    write(tmp_path / "runs" / "whole.jsonl", [*rag, plain(9, asked=7)])
+    write(tmp_path / "runs" / "begun.jsonl", [record(n, asked=7) for n in range(9, 11)])
+    runs = _report(tmp_path)["Runs"]
+    assert "Unfinished: runs/begun.jsonl. The same command" in runs
+    assert runs.count(" 2 of 7 |") == runs.count(" of 7 |") == 1
+    assert "Too few questions: mt_bench (2). Of fewer than 6" in runs

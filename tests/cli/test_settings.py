@@ -50,3 +50,15 @@ def test_the_help_of_settings_says_only_what_can_be_typed(
     add_settings(parser, kind, *names, more=more)
     text = " ".join(parser.format_help().split())
     assert "by default" in text and "None" not in text
+
+
+def test_the_help_of_settings_says_what_holds_without_them_and_whose_they_are() -> None:
+    parser = Parser()
+    names = ("max_new_tokens", "max_ngram", "ignore_eos")
+    add_settings(parser, GenerateConfig, "batch_size", usual={"batch_size": 16})
+    add_settings(parser, GenerateConfig, *names)
+    text = " ".join(parser.format_help().split())
+    for part in ("(default: 128)", "(default: 16)", "Of lookup, rest. (default: 3)"):
+        assert part in text
+    assert text.count("default") == 3
+    assert parser.parse_args([]).batch_size == 16

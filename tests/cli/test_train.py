@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
+from eagle_jax.cli.export import main as export
 from eagle_jax.cli.train import main as train
 from eagle_jax.training.checkpoint import LOG, read_rows
 from eagle_jax.training.loop import Run
@@ -102,6 +103,21 @@ def test_a_run_leaves_a_log_a_plot_checkpoints_and_a_head(run: Path) -> None:
     }
     steps = {int(path.name) for path in (run / "checkpoints").iterdir()}
     assert {8, 12} <= steps
+
+
+def test_any_checkpoint_of_a_run_becomes_a_head(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for path in (run / "checkpoints").iterdir():
+        output = tmp_path / path.name
+        assert export(["--checkpoint", str(path), "--output", str(output)]) == 0
+        found[path.name] = file_bytes(output)
+    assert len({head["model.safetensors"] for head in found.values()}) == len(found)
+    assert file_bytes(run / "head") in found.values()
+    nothing = str(run / "head")
+    assert export(["--checkpoint", nothing, "--output", str(tmp_path / "new")]) == 2
+    assert f"{nothing} is no checkpoint" in capsys.readouterr().err
 
 
 def start(flags: list[str], output: Path) -> subprocess.Popen[str]:
@@ -212,7 +228,9 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     monkeypatch.setattr(Run, "_one_step", poisoned)
     assert train([*flags, "--output", str(output)]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"the loss of step {at + 2} is nan: training has diverged" in line
+    assert (
+        f"the loss of step {at + 2} is no finite number: training has diverged" in line
+    )
     kept = sorted(path.name for path in (output / "checkpoints").iterdir())
     if last is None:
         assert "no checkpoint was written" in line and not kept

@@ -29,6 +29,7 @@ def record(
     accept_lengths: Sequence[int] = (1, 1, 1, 1),
     token_ids: Sequence[Sequence[int]] | None = None,
     nodes: Sequence[VerifiedTree] | None = None,
+    asked: int | None = None,
     **run: Any,
 ) -> dict[str, Any]:
     """One question's line and its run; what is not given is plain and small."""
@@ -49,6 +50,7 @@ def record(
         stop_reasons=["max_tokens"] * len(ids),
         nodes=None if nodes is None else tuple(nodes),
         model_id="toy",
+        asked=asked,
         answer_id="a" * 22,
         tstamp=1763700000.0,
     )

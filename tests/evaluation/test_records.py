@@ -56,7 +56,7 @@ def test_a_record_has_the_layout_of_spec_bench() -> None:
         "stop_reasons": ["max_tokens"],
     }
     names = ["question_id", "category", "model_id", "answer_id", "tstamp", "question"]
-    assert [*made] == ["run", *names, "number", "choices", "nodes"]
+    assert [*made] == ["run", *names, "number", "asked", "choices", "nodes"]
     assert (made["choices"], made["nodes"]) == ([choice], None)
 
 

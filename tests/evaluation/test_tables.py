@@ -117,13 +117,15 @@ def test_table_3_finds_the_ablations_and_table_1_leaves_them_out(
     assert [row[0] for row in rows[1:]] == ["autoregressive", "eagle2", "eagle2:small"]
 
 
-def test_n_alpha_comes_from_steps(tmp_path: Path) -> None:
+def test_chain_acceptance_comes_from_steps(tmp_path: Path) -> None:
     chain: dict[str, Any] = {"method": "chain", "label": "chain", "depth": 2}
     cases = {"0.000 (2) - (0)": [1, 1], "1.000 (2) 0.500 (2)": [3, 2]}
     for wanted, lengths in cases.items():
         write(tmp_path / "a.jsonl", [record(1, accept_lengths=lengths, **chain)])
-        (table,) = tables.n_alpha_table(_group(tmp_path)).values()
-        assert " ".join(_rows(table)[1]) == f"chain {wanted}"
+        (table,) = tables.chain_acceptance_table(_group(tmp_path)).values()
+        header, row = _rows(table)
+        assert header == ["method", "depth 1", "depth 2"]
+        assert " ".join(row) == f"chain {wanted}"
 
 
 def test_each_temperature_batch_size_and_setup_is_a_group(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def read_report(folder: Path) -> None:
     for group in groups(runs):
         tables.speedup_tables(group)
         tables.ablation_tables(group)
-        tables.n_alpha_table(group)
+        tables.chain_acceptance_table(group)
 
 
 def read_data(folder: Path) -> None:

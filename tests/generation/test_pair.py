@@ -135,6 +135,12 @@ def test_a_stream_joins_to_the_text(pair: Pair, temperature: float) -> None:
     assert "".join(map(str, pieces)) == done.text
     assert pieces[-1].generation == done
     assert len(pieces) > 1
+    size = f"{len(pieces[-1].token_ids)} tokens, length"
+    assert repr(pieces[-1]) == f"Piece(0, {pieces[-1].text!r}, {size})"
+
+
+def test_a_pair_shows_its_sizes_and_its_method(pair: Pair) -> None:
+    assert repr(pair) == "Pair('target', 1 layers of 32, float32, eagle2 2 deep)"
 
 
 def test_a_random_seed_is_told_and_draws_the_same_text_again(pair: Pair) -> None:

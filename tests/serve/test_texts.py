@@ -59,7 +59,8 @@ def test_texts_of_mixed_requests_are_those_of_generate(
         named = {name: x for name, x in here.items() if name not in THEIRS} | there
         if "logit_bias" in named:
             named["logit_bias"] = {5: 1.5}
-        settings.append(pair.request(**{"max_new_tokens": 16, **named}))
+        asked: Any = {"max_new_tokens": 16, **named}
+        settings.append(pair.request(**asked))
     expected = pair.generate(prompts, settings, batch_size=4, max_length=128)
     bodies = [
         {"prompt": p, **here} for p, (here, _) in zip(prompts, MIXED, strict=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import chex
@@ -35,7 +36,8 @@ from eagle_jax.training.config import (
 )
 from eagle_jax.training.data import TrainingData, prompts_of
 from eagle_jax.training.encode import EncodedExample
-from eagle_jax.training.evaluate import make_evaluation
+from eagle_jax.training.evaluate import Evaluation, make_evaluation
+from eagle_jax.training.loop import LogRow
 from eagle_jax.training.packing import pack
 from eagle_jax.training.step import (
     StepConfig,
@@ -253,7 +255,19 @@ def test_medusas_heads_are_measured_with_the_tree_that_they_draft(
         sharding=shard_pair(MeshShape(), CONFIG.target.config, batch_size=4),
     )
     found = evaluate(head_of(heads).init(jax.random.key(0), heads), target_params)
-    assert found.tokens_per_round > 1
+    assert (found.tokens_per_round or 0) > 1
+
+
+def test_what_was_not_measured_is_neither_shown_nor_logged_as_a_number() -> None:
+    """Texts of one token need no round."""
+    found = Evaluation(loss=1.0, agreement=0.5, chain_length=0.0, tokens_per_round=None)
+    assert found.summary() == "loss 1.0000 | agreement 0.500 | - tokens/round"
+    means = {"loss": 1.0, "feature_loss": math.nan}
+    row = LogRow(
+        step=1, tokens=2, metrics=means, tokens_per_second=3.0, evaluation=found
+    )
+    names = "step tokens loss tokens_per_second held_out_loss held_out_agreement"
+    assert set(row.columns()) == set(names.split())
 
 
 def test_gradients_are_clipped() -> None:

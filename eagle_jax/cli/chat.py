@@ -1,0 +1,152 @@
+"""Talks with a chat model in the terminal.
+
+    eagle-jax chat --target FOLDER --draft FOLDER
+    eagle-jax chat --target FOLDER --method lookup --system "Be brief."
+
+Of each turn only what is new is read: the conversation so far is in memory. /reset
+begins another conversation; the end of the input (Ctrl-D) ends the command, and Ctrl-C
+an answer. Answers go to standard output, their figures to standard error.
+"""
+
+import argparse
+import contextlib
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from eagle_jax.cli.command import Parser, run_command, say
+from eagle_jax.cli.pair_flags import open_named
+from eagle_jax.cli.settings import (
+    METHOD_GROUPS,
+    add_groups,
+    add_settings,
+    join_settings,
+)
+from eagle_jax.errors import InputError
+from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.pair import Message, Pair
+from eagle_jax.generation.programs import PROGRAMS
+from eagle_jax.generation.request import RequestConfig
+from eagle_jax.generation.results import Generation, Pieces
+from eagle_jax.generation.scheduler import Scheduler
+from eagle_jax.markdown import decimals
+
+_SAMPLING = "temperature top_p top_k min_p seed"
+_GROUPS = {
+    "the method": "method acceptance draft_vocabulary",
+    "memory and arithmetic": "max_length dtype quantization",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+
+    def run() -> int:
+        arguments = _parse(argv)
+        config = join_settings(GenerateConfig, arguments.config, arguments)
+        return _chat(arguments, config)
+
+    return run_command(run)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add("--config", type=Path, help="settings from a TOML file; flags win")
+    what = "a Hugging Face folder or hub name of a model with a chat template"
+    add("--target", required=True, metavar="FOLDER", help=what)
+    add("--draft", help="its EAGLE head, Medusa or Hydra heads, or a smaller model")
+    add("--system", help="what the system says before a conversation")
+    group = parser.add_argument_group("answers")
+    room = "tokens of an answer; default what there is room for"
+    group.add_argument("--max-new-tokens", type=int, help=room)
+    add_settings(group, GenerateConfig, *_SAMPLING.split())
+    group.add_argument(
+        "--generation-config",
+        choices=["auto", "none"],
+        default="auto",
+        help="auto draws as the target's generation_config.json says",
+    )
+    add_groups(parser, GenerateConfig, _GROUPS | METHOD_GROUPS)
+    return parser.parse_args(argv)
+
+
+def _chat(arguments: argparse.Namespace, config: GenerateConfig) -> int:
+    pair = open_named(arguments, config)
+    if not pair.tokenizer.chat_template:
+        raise InputError(
+            f"{arguments.target} has no chat template; give --target a chat model, or "
+            "let eagle-jax generate --stream continue a text"
+        )
+    longest = config.decoding.max_length or pair.source.config.max_positions
+    given: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens or longest}
+    for name in _SAMPLING.split():
+        if getattr(arguments, name) is not None:
+            given[name] = getattr(arguments, name)
+    settings = pair.request(**given)
+    say(f"loading {arguments.target}")
+    rule = config.sampling.acceptance
+    scheduler = pair.scheduler(batch_size=1, max_length=longest, acceptance=rule)
+    with contextlib.suppress(ImportError):  # Lines that can be edited; not on Windows.
+        importlib.import_module("readline")
+    start: list[Message] = []
+    if arguments.system is not None:
+        start.append({"role": "system", "content": arguments.system})
+    messages = [*start]
+    while (line := _read_line()) is not None:
+        if line == "/reset":
+            messages = [*start]
+        elif line:
+            asked: Message = {"role": "user", "content": line}
+            try:
+                answer = _answer(pair, scheduler, [*messages, asked], settings)
+            except InputError as error:  # Too long, most likely: /reset helps.
+                say(f"error: {error}; /reset begins another conversation")
+                continue
+            messages += [asked, {"role": "assistant", "content": answer}]
+    return 0
+
+
+def _read_line() -> str | None:
+    """Returns what the user says, `None` at the end of the input."""
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _answer(
+    pair: Pair, scheduler: Scheduler, messages: list[Message], settings: RequestConfig
+) -> str:
+    """Shows the answer to a conversation as it is decided; returns it."""
+    ids = pair.encode(messages)
+    scheduler.add("answer", ids, settings, is_streamed=True)
+    pieces, told = Pieces(pair.tokenizer), ""
+    started, compiled = time.monotonic(), PROGRAMS.compile_seconds
+    try:
+        while not scheduler.is_idle:
+            for served in scheduler.step():
+                piece = pieces.next(served)
+                told += piece.text
+                print(piece.text, end="", flush=True)
+                if piece.generation is not None:
+                    print()
+                    compiled = PROGRAMS.compile_seconds - compiled
+                    seconds = time.monotonic() - started - compiled
+                    say(_figures(piece.generation, served.reused, seconds, compiled))
+    except KeyboardInterrupt:  # What was said so far is the answer.
+        scheduler.reset()
+        print()
+    return told
+
+
+def _figures(answer: Generation, reused: int, seconds: float, compiled: float) -> str:
+    """Returns the line below an answer."""
+    size, read = len(answer.token_ids), len(answer.prompt_ids)
+    return (
+        f"[{size} tokens in {seconds:.1f} s, and {compiled:.1f} s of compiling | "
+        f"{decimals(answer.tokens_per_round)} tokens/round | "
+        f"{read - reused} of {read} prompt tokens read]"
+    )
