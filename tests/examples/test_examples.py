@@ -1,20 +1,12 @@
-"""The examples of the documentation run, and the pages say what is there."""
+"""The examples of the documentation run."""
 
 import re
-from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
-from examples import own_drafter, own_target, train_for_own_target
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "eagle_jax/assets/README.md"]
-PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
-
-_EXCERPT = re.compile(r"<!-- excerpt: (\S+) -->\n```python\n(.*?)```", re.DOTALL)
-_FOLDERS = "eagle_jax|examples|tests|docs|scripts|configs"
-_NAMED = re.compile(rf"`((?:{_FOLDERS})/[\w./-]*)")
-_LINKED = re.compile(r"\]\((?!https?:)([^)#\s]*)")
+from examples import own_drafter, own_stack_tests, own_target, train_for_own_target
 
 
 def test_a_model_of_somebody_else_writes_its_own_text_in_fewer_passes(
@@ -55,27 +47,23 @@ def test_a_drafter_of_somebody_else_leaves_the_text_as_it_is(
 
 
 @pytest.mark.parametrize(
-    "page", ["your-own-target.md", "your-own-drafter.md", "other-stacks.md"]
+    "claim", [name for name in vars(own_stack_tests) if name.startswith("test_")]
 )
-def test_what_a_page_quotes_stands_in_the_file(page: str) -> None:
-    excerpts = _EXCERPT.findall((ROOT / "docs" / page).read_text())
-    assert len(excerpts) >= 4
-    for file, excerpt in excerpts:
-        assert excerpt in (ROOT / file).read_text(), excerpt
+def test_a_stack_of_somebody_else_has_every_property(claim: str) -> None:
+    getattr(own_stack_tests, claim)()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_names_or_links_exists(page: str) -> None:
-    path = ROOT / page
-    text = path.read_text()
-    named = [name for name in _NAMED.findall(text) if not (ROOT / name).exists()]
-    linked = [
-        name for name in _LINKED.findall(text) if not (path.parent / name).exists()
-    ]
-    assert not named + linked
+class SeesSiblings(own_target.OwnTarget):
+    def forward(
+        self, params: Any, tokens: Any, positions: Any, mask: Any, cache: Any
+    ) -> Any:
+        causal = None if mask is None else jnp.tri(mask.shape[-1], dtype=bool)
+        return super().forward(params, tokens, positions, causal, cache)
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+def test_a_stack_that_sees_siblings_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_stack_tests, "TARGET", SeesSiblings())
+    claim: Any = own_stack_tests.test_a_node_reads_its_ancestors_and_nothing_else
+    siblings = (tuple(range(own_stack_tests.NODES)), (0,) * (own_stack_tests.NODES - 1))
+    with pytest.raises(AssertionError):
+        claim.hypothesis.inner_test(siblings)
