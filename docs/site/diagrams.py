@@ -130,7 +130,10 @@ def draw_round() -> Iterable[str]:
 
 def draw_mask() -> Iterable[str]:
     """Yields a tree, and the nodes that each of its nodes sees."""
-    numbered = [(f"{i} {node[0]}", *node[1:]) for i, node in enumerate(TREE)]
+    numbered = [
+        (f"{node} {token}", parent, column, row)
+        for node, (token, parent, column, row) in enumerate(TREE)
+    ]
     yield words(12, 24, "A tree, its nodes numbered level by level", "head")
     yield from tree(numbered, ["own", *["draft"] * 6], 44, 52, width=64)
     yield words(12, 160, "Flattened: what each node sees", "head")
