@@ -100,7 +100,7 @@ def picture(title: str, height: float, parts: Iterable[str]) -> str:
 
 
 def draw_round() -> Iterable[str]:
-    """Yields one round: draft, verify, accept."""
+    """Yields one round: draft, verify, accept, commit."""
     kinds = ["own", *["draft"] * 6]
     yield words(12, 24, "1  Draft: a tree of likely continuations", "head")
     yield from tree(TREE, kinds, 44, 52)
@@ -126,6 +126,8 @@ def draw_round() -> Iterable[str]:
         12, 394, "Three drafts and the target's own token: four tokens", "faint"
     )
     yield words(12, 411, "for one pass, the same that four passes write.", "faint")
+    yield words(12, 445, "4  Commit: they join the cache", "head")
+    yield words(12, 465, "The last of them is the root of the next round.", "faint")
 
 
 def draw_mask() -> Iterable[str]:
@@ -333,7 +335,7 @@ def draw_block() -> Iterable[str]:
 
 
 PICTURES = {
-    "round": ("One round of speculative decoding", 424, draw_round),
+    "round": ("One round of speculative decoding", 478, draw_round),
     "tree-mask": ("A tree and its ancestor mask", 412, draw_mask),
     "shared-noise": ("Draft and target under the same noise", 268, draw_noise),
     "eagle-tree": ("EAGLE-2 drafts a dynamic tree", 212, draw_eagle_tree),

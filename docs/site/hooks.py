@@ -22,7 +22,7 @@ from typing import Any
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that `docs/` does not hold, and lists them in the navigation."""
 
     def add(where: str, text: str) -> str:
-        files.append(File.generated(config, where, content=text))
+        file = File.generated(config, where, content=text)
+        if where.startswith("source/"):
+            file.inclusion = InclusionLevel.NOT_IN_NAV
+        files.append(file)
         return where
 
     pages = files.documentation_pages()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.site import diagrams
 from examples import own_drafter, own_target, train_for_own_target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,10 +79,3 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"]({page.name})" in index, page.name
-
-
-@pytest.mark.parametrize("name", diagrams.PICTURES)
-def test_a_diagram_is_what_its_script_draws(name: str) -> None:
-    title, height, draw = diagrams.PICTURES[name]
-    drawn = diagrams.picture(title, height, draw())
-    assert (diagrams.FOLDER / f"{name}.svg").read_text() == drawn
