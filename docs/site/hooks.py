@@ -225,5 +225,5 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     formatter = parser._get_formatter()
     value = formatter._format_args(action, action.dest.upper())
     names = ", ".join(action.option_strings)
-    described = formatter._expand_help(action) if action.help else ""
+    described = " ".join(formatter._expand_help(action).split()) if action.help else ""
     return f"`{f'{names} {value}'.strip()}`\n:   {described or '&nbsp;'}"
