@@ -104,7 +104,7 @@ def expected(model: BlockHead, given: SimpleNamespace, learns: str) -> float:
                     "variation": 0.1 * text_loss + 0.9 * jnp.abs(law - truth).sum(),
                     "alpha": -jnp.log(share),
                 }[learns]
-                if params.head.confidence is not None:
+                if markov is not None:
                     state = states(model, params, text, read)[level]
                     inputs = [state, markov.before[before]]
                     weight, bias = (
