@@ -71,11 +71,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _open(arguments: argparse.Namespace) -> int:
-    overwrite = arguments.overwrite
+    overwrite, source = arguments.overwrite, arguments.checkpoint
+    if source is None:
+        source = resolve(arguments.head)
+    check_apart(arguments.output, source)
     check_new_folder(arguments.output, overwrite=overwrite, is_ours=is_export)
     if arguments.checkpoint is None:
-        return _export(arguments, resolve(arguments.head))
-    check_apart(arguments.output, arguments.checkpoint)
+        return _export(arguments, source)
     with tempfile.TemporaryDirectory() as place:
         head = Path(place) / "head"
         export_checkpoint(arguments.checkpoint, head)
@@ -84,15 +86,14 @@ def _open(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace, folder: Path) -> int:
     output: Path = arguments.output
-    name = arguments.checkpoint or arguments.head
+    given = arguments.checkpoint or arguments.head
     target = None if arguments.target is None else resolve(arguments.target)
     head = open_head(folder, None if target is None else target_config(target))
     layouts = head.head.layouts(head.config)
     if arguments.prefix is not None and arguments.prefix not in layouts:
-        raise InputError(f"--prefix is for an EAGLE-3 head, and {name} holds another")
-    for source in (folder, target):
-        if source is not None:
-            check_apart(output, source)
+        raise InputError(f"--prefix is for an EAGLE-3 head, and {given} holds another")
+    if target is not None:
+        check_apart(output, target)
     params = head.load(None, None if arguments.dtype == "auto" else arguments.dtype)
     params = _with_embedding(params, head, target)
     if not has_torch():
@@ -100,7 +101,7 @@ def _export(arguments: argparse.Namespace, folder: Path) -> int:
         say(
             f"warning: torch is not installed: no {name}, which the official code reads"
         )
-    say(f"exporting {name}")
+    say(f"exporting {given}")
     layer = getattr(head.config, "layer", None)
     if layer is not None and layer.rope.kind not in ("default", "linear"):
         say(

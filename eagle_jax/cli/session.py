@@ -195,6 +195,7 @@ class Session:
         """Prints the prompt that a text goes on from, or which of several it is."""
         if len(self._prompts) > 1:
             print(f"--- {number}: {self._prompts[number]!r}")
-        elif self._view.stream or not self._view.is_chat:
+        is_single = len(self._prompts) == 1 and not self._view.is_chat
+        if self._view.stream or is_single:
             end = "\n" * self._view.is_chat
             print(self._prompts[number], end=end, flush=True)

@@ -30,12 +30,12 @@ from eagle_jax.files import write_json
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.generation.pairs import open_pair
 from eagle_jax.heads import HEADS
-from eagle_jax.heads.block.head import DSparkSettings
+from eagle_jax.heads.block.head import BlockSettings, DSparkSettings
 from eagle_jax.heads.block.loss import BlockLoss
 from eagle_jax.heads.block.model import BlockHeadConfig
 from eagle_jax.heads.eagle.loss import EagleLoss
 from eagle_jax.heads.eagle3.head import Eagle3Settings
-from eagle_jax.heads.settings import ChainLoss, LevelSettings
+from eagle_jax.heads.settings import ChainLoss, FeatureSettings, LevelSettings
 from eagle_jax.training.checkpoint import writing_run
 from eagle_jax.training.config import TrainConfig
 from eagle_jax.training.loop import Trained
@@ -105,8 +105,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--begin-with", help="folder or hub name of a head that is trained further")
     add("--resume", action="store_true", help="go on with the run in --output")
     add("--overwrite", action="store_true", help="replace the run in --output")
-    kinds = (LevelSettings, ChainLoss, Eagle3Settings, EagleLoss)
-    kinds += (DSparkSettings, BlockLoss)
+    kinds = (LevelSettings, FeatureSettings, Eagle3Settings, BlockSettings)
+    kinds += (DSparkSettings, ChainLoss, EagleLoss, BlockLoss)
     add_groups(parser, TrainConfig, _OF_KINDS | _GROUPS, more=kinds)
     add_mesh_flags(parser)
     return parser.parse_args(argv)

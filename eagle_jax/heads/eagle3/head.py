@@ -63,7 +63,8 @@ class Eagle3Settings(FeatureSettings):
             EAGLE-3.1 does.
         qk_norm: Whether its layer normalises queries and keys, as Qwen3's do.
         sliding_window: The number of pairs that a pair sees; `None` for all.
-        num_layers: The number of its layers; those after the first are Llama's.
+        num_layers: The number of its layers; those after the first are Llama's. Block
+            heads have 5 where it is left out.
     """
 
     kind: Literal["eagle3"] = "eagle3"
