@@ -267,6 +267,9 @@ def load_config(path: str | Path, kind: type[Settings], **given: Any) -> Setting
     is_name = str(file.parent) in (".", "configs")
     if is_name and own.is_file() and not file.is_file():
         file = own
+    elif is_name and not file.exists():
+        known = ", ".join(sorted(one.name for one in CONFIGS.glob("*.toml")))
+        raise InputError(f"{path} is no file and none of configs/: {known}")
     table: dict[str, Any] = read_toml(file)
     read = getattr(kind, "from_table", None)
     if read is not None:

@@ -1,8 +1,7 @@
 """Writes training data by the target itself (EAGLE-1, table 6).
 
     eagle-jax regenerate --target FOLDER --data FILE --output out.jsonl
-    eagle-jax regenerate --target FOLDER --samples 8000 --temperature 1 \
-        --output out.jsonl
+    eagle-jax regenerate --target FOLDER --samples 900 --temperature 1 --output FILE
 
 Answers of the data are replaced by the target's own; `--samples` writes texts from
 the start token alone. With `--draft` the target decodes speculatively: the same texts,
@@ -39,7 +38,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--target", required=True, help="target: a Hugging Face folder or hub name")
     add("--draft", help="EAGLE head that makes it quicker")
-    add("--data", type=Path, help="conversations or texts, see the README")
+    add("--data", type=Path, help="ShareGPT .json, messages or text .jsonl, plain .txt")
     add("--samples", type=int, help="without data: texts from the start token alone")
     add("--output", type=Path, required=True, help="JSON lines; gone on with if there")
     add("--overwrite", action="store_true", help="start the output again")

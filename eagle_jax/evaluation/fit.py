@@ -100,7 +100,7 @@ def calibrate_pair(
     drafter = TreeDrafter(model=grower.model, tree=config.tree.shape)
     fits: dict[Kind, Fit] = {}
     count = itertools.count(1)
-    with progress("decoding", sum(map(len, CONFIDENCES.values()))) as done:
+    with progress("confidences tried", sum(map(len, CONFIDENCES.values()))) as done:
         for kind, confidences in CONFIDENCES.items():
             sampling = SamplingConfig(temperature=0.0 if kind == "greedy" else 1.0)
             own = dataclasses.replace(config, sampling=sampling)

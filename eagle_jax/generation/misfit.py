@@ -64,8 +64,9 @@ class FirstRounds:
             warnings.warn(
                 f"the drafts do not fit the target: {self.accepted} were accepted in "
                 f"{rounds} rounds, as by chance; the text is right, but slow. Likely "
-                "reasons: draft weights of another target or other feature layers, or "
-                "a chat model without its chat template (`chat`)",
+                "reasons: draft weights of another target or other feature layers, a "
+                "head that was hardly trained, or a chat model without its chat "
+                "template (`chat`)",
                 stacklevel=2,
             )
         (hit, later), (confident, of_later) = self.hits, self.expected
