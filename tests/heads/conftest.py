@@ -1,3 +1,3 @@
 """Nothing here but judges that import torch."""
 
-collect_ignore = ["judged_heads.py"]
+collect_ignore = ["judged_blocks.py", "judged_heads.py"]
