@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 import safetensors.numpy
 
+from eagle_jax.checkpoints.draft_files import load_calibration
 from eagle_jax.cli.export import main as export
 from eagle_jax.cli.train import main as train
 from eagle_jax.training.checkpoint import LOG, read_rows
@@ -239,3 +240,16 @@ def test_divergence_names_the_step_and_the_last_good_checkpoint(
     assert kept == [str(last)]
     assert "head/ holds the best so far" in line
     assert all(np.isfinite(tensor).all() for tensor in head_of(output).values())
+
+
+def test_a_block_head_ships_with_its_calibration(
+    flags: list[str], tmp_path: Path
+) -> None:
+    sizes = "--block-size=3 --num-layers=1 --markov-rank=4 --feature-layers=0"
+    steps = "--kind=dspark --steps=2 --eval-every=2"
+    output = tmp_path / "run"
+    assert train([*flags, *sizes.split(), *steps.split(), f"--output={output}"]) == 0
+    path = output / "head" / "calibration.json"
+    vocab_size = json.loads((output / "head" / "config.json").read_text())["vocab_size"]
+    for kind in ("greedy", "sampled"):
+        load_calibration(path, vocab_size=vocab_size, depth=3, kind=kind)

@@ -168,6 +168,11 @@ def test_anchors_are_other_ones_with_every_key(setting: SimpleNamespace) -> None
         for seed in range(20)
     }
     assert len(chosen) > 3
+
+
+def test_anchors_and_the_tokens_after_them_are_to_be_predicted(
+    setting: SimpleNamespace,
+) -> None:
     places, exists = choose_anchors(setting.rows, 12, None)
     for row in range(2):
         mask, segments = setting.rows.loss_mask[row], setting.rows.segments[row]

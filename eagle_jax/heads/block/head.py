@@ -30,19 +30,19 @@ from eagle_jax.models.transformer import TransformerConfig
 _NUM_FEATURES = 5
 
 
-def feature_layers(num_layers: int, count: int = _NUM_FEATURES) -> tuple[int, ...]:
+def feature_layers(num_layers: int) -> tuple[int, ...]:
     """Returns the indices of the layers whose inputs a head reads, as published.
+
+    They are five, and fewer of a shallow target.
 
     >>> feature_layers(36)
     (2, 10, 18, 26, 34)
 
     Args:
         num_layers: The number of the target's layers.
-        count: How many are chosen; fewer of a shallow target.
     """
-    last = max(num_layers - 4, 0)
-    steps = max(count - 1, 1)
-    outputs = {round(1 + number * last / steps) for number in range(count)}
+    step = max(num_layers - 4, 0) / (_NUM_FEATURES - 1)
+    outputs = {round(1 + number * step) for number in range(_NUM_FEATURES)}
     return tuple(sorted(min(one + 1, num_layers - 1) for one in outputs))
 
 
