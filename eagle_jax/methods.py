@@ -364,6 +364,9 @@ _ROWS = (
 METHODS: Mapping[str, Method] = {row.name: row for row in _ROWS}
 """Every method by its name."""
 
+WEIGHTS = tuple(dict.fromkeys(row.weights for row in _ROWS if row.weights is not None))
+"""Every kind of weights that methods draft with."""
+
 PLAIN = METHODS["autoregressive"]
 """Plain decoding, which others are compared with."""
 

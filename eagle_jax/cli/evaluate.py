@@ -38,16 +38,12 @@ from eagle_jax.evaluation.runs import EvaluatedRun, find_baseline, identical
 from eagle_jax.evaluation.templates import TEMPLATES
 from eagle_jax.generation.config import GenerateConfig
 from eagle_jax.markdown import decimals
-from eagle_jax.methods import METHODS
+from eagle_jax.methods import METHODS, WEIGHTS
 
-_MODELS = {
-    "--target": "target: a Hugging Face folder or hub name; without one the embedded "
-    "pair, with the settings of configs/embedded.toml",
-    "--draft": "EAGLE head of the target",
-    "--medusa": "Medusa heads of the target",
-    "--hydra": "Hydra heads of the target",
-    "--small-model": "smaller model with the target's tokenizer",
-}
+_TARGET = (
+    "target: a Hugging Face folder or hub name; without one the embedded pair, with "
+    "the settings of configs/embedded.toml"
+)
 _METHODS = (
     "names as in eagle-jax generate, with settings of their own after a colon, such as "
     "eagle2:num_nodes=48,rerank=false or chain:acceptance=rejection"
@@ -71,8 +67,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--config", type=Path, help="settings from a TOML file of configs/; flags win")
-    for flag, what in _MODELS.items():
-        add(flag, metavar="FOLDER", help=what)
+    add("--target", metavar="FOLDER", help=_TARGET)
+    for weights in WEIGHTS:
+        flag = f"--{weights.option.replace('_', '-')}"
+        add(flag, metavar="FOLDER", help=weights.description)
     paths = "Spec-Bench's .jsonl, or prompts: .txt (a line each), .json list"
     wanted = {"nargs": "+", "required": True}
     add("--questions", type=Path, metavar="FILE", help=paths, **wanted)
@@ -94,8 +92,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"--methods: invalid choice: {name!r} (choose from {known})")
     if arguments.target is None:
         arguments.target = str(assets.TARGET)
-        arguments.draft = arguments.draft or str(assets.HEAD)
-        arguments.small_model = arguments.small_model or str(assets.SMALL)
+        for weights in WEIGHTS:
+            if weights.embedded and getattr(arguments, weights.option) is None:
+                setattr(arguments, weights.option, str(weights.embedded))
         arguments.config = arguments.config or CONFIGS / "embedded.toml"
     return arguments
 
@@ -108,8 +107,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         arguments.temperatures or [settings.sampling.temperature],
         arguments.batch_sizes or [settings.decoding.batch_size],
     )
-    names = EvaluationConfig.__dataclass_fields__
-    config = EvaluationConfig(**{name: getattr(arguments, name) for name in names})
+    given = {one.option: getattr(arguments, one.option) for one in WEIGHTS}
+    config = EvaluationConfig(
+        target=arguments.target,
+        drafts={option: folder for option, folder in given.items() if folder},
+        output=arguments.output,
+        template=arguments.template,
+        with_nodes=arguments.with_nodes,
+    )
     for run in runs:
         config.draft_of(run.config.method)  # Before question files are read.
     questions = _read_questions(arguments)

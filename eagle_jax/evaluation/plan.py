@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,8 @@ class EvaluationConfig:
 
     Attributes:
         target: A Hugging Face folder or hub name.
-        draft: The Hugging Face folder or hub name of the target's EAGLE head; `None` if
-            no run drafts with one.
-        medusa: The folder or hub name of the target's Medusa heads, likewise.
-        hydra: The folder or hub name of the target's Hydra heads, likewise.
-        small_model: The Hugging Face folder or hub name of a smaller model with the
-            target's tokenizer; `None` if no run drafts with one.
+        drafts: The folders or hub names of what runs draft with, by `Weights.option`,
+            such as `draft` for an EAGLE head.
         output: The folder of the records, a file per run, see `runs`; it need
             not exist.
         template: The form in which turns become prompts.
@@ -61,10 +57,7 @@ class EvaluationConfig:
     """
 
     target: str
-    draft: str | None = None
-    medusa: str | None = None
-    hydra: str | None = None
-    small_model: str | None = None
+    drafts: Mapping[str, str]
     output: Path
     template: Template = "none"
     with_nodes: bool = False
@@ -74,7 +67,7 @@ class EvaluationConfig:
         weights = method.weights
         if weights is None:
             return None
-        given = getattr(self, weights.option)
+        given = self.drafts.get(weights.option)
         if given is None:
             raise InputError(
                 f"method {method.name} needs `{weights.option}`, {weights.description}"

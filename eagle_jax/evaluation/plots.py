@@ -1,4 +1,4 @@
-"""Figures 5 and 6 of the EAGLE-2 paper from the runs of one group."""
+"""Figures of one group's runs: acceptance by depth, Figures 5 and 6 of EAGLE-2."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,29 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH = 8.0
 """The width in inches, 800 pixels: text of 10 points is 14 pixels high."""
+
+
+def depths(group: Group) -> Figure | None:
+    """Draws how far rounds get: the share that accepts at least so many drafts.
+
+    It is `None` if no run drafts.
+    """
+    runs = list(_drafting(group))
+    if not runs:
+        return None
+    title = f"Acceptance by depth, {group.title}"
+    figure, (axis,) = _panels(1, 3.6, title)
+    for name, run, (color, marker) in runs:
+        accepted = [n - 1 for a in run.answers.values() for n in a.accept_lengths]
+        levels = np.arange(1, max(accepted, default=0) + 1)
+        shares = [np.mean(np.array(accepted) >= level) for level in levels]
+        label = f"{name}: tau {decimals(run.tau())}"
+        axis.plot(levels, shares, color=color, marker=marker, ms=5, lw=1.6, label=label)
+    axis.set(xlabel="drafted tokens", ylabel="share of rounds that accept as many")
+    axis.set(ylim=(-0.03, 1.03))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(figure, [name for name, _, _ in runs])
+    return figure
 
 
 def positions(group: Group) -> Figure | None:
@@ -75,9 +98,13 @@ def confidence(group: Group) -> Figure | None:
     bottom.set(xlabel="draft confidence of a tried node", ylabel="nodes")
     bottom.set(xlim=(-0.03, 1.03), yscale="log", ylim=(0.8, None))
     bottom.yaxis.set_minor_formatter(NullFormatter())
-    columns = 1 if max(len(name) for name, _, _ in found) > 30 else 2
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False)
+    _legend(figure, [name for name, _, _ in found])
     return figure
+
+
+def _legend(figure: Figure, names: Sequence[str]) -> None:
+    columns = 1 if max(map(len, names)) > 30 else 2
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _rates_of_positions(run: EvaluatedRun) -> list[np.ndarray]:

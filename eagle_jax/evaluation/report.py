@@ -49,6 +49,7 @@ _SECTIONS: tuple[tuple[str, _Maker, str], ...] = (
     ("Table 1: speedup and tau", tables.speedup_tables, _TABLE_1),
     ("Table 3: ablations", tables.ablation_tables, "Counted as in Table 1."),
     ("Chain acceptance by depth", tables.chain_acceptance_table, _CHAINS),
+    ("Acceptance by depth", plots.depths, "acceptance-by-depth"),
     ("Figure 5: acceptance by position", plots.positions, "figure-5-positions"),
     ("Figure 6: acceptance by confidence", plots.confidence, "figure-6-confidence"),
 )

@@ -11,6 +11,7 @@ import pytest
 from eagle_jax.cli.evaluate import main
 from eagle_jax.evaluation.templates import encode
 from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.methods import WEIGHTS
 
 Records = dict[str, list[dict[str, Any]]]
 Evaluate = Callable[..., Records]
@@ -212,6 +213,14 @@ def test_runs_that_decode_alike_are_one_and_say_how_many_texts_are_others(
     shown = [line for line in capsys.readouterr().out.splitlines() if "-t1-b1" in line]
     _, like_plain, rejection = shown
     assert "0 of 4" in like_plain and " of " not in rejection
+
+
+def test_every_kind_of_weights_has_a_flag(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for weights in WEIGHTS:
+        assert f"--{weights.option.replace('_', '-')} FOLDER" in shown
 
 
 def test_a_text_of_one_token_has_no_steps(evaluate: Evaluate, tmp_path: Path) -> None:

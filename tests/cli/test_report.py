@@ -24,8 +24,10 @@ def test_every_table_is_there_and_every_figure_with_data_is_drawn(
     write_evaluation(tmp_path / "runs", questions=3)
     sections, whole = _report(tmp_path), tmp_path / "new" / "report"
     # Of larger batches and at temperature 1 no nodes were recorded.
-    figures = ("figure-5-positions", "figure-6-confidence")
-    wanted = [f"{name}-temperature-0-batch-size-1.png" for name in figures]
+    alone, groups = "temperature-0-batch-size-1", [(0, 1), (0, 4), (1, 1)]
+    wanted = [f"acceptance-by-depth-temperature-{t}-batch-size-{b}" for t, b in groups]
+    wanted += [f"figure-5-positions-{alone}", f"figure-6-confidence-{alone}"]
+    wanted = [f"{name}.png" for name in wanted]
     # Nothing else: no temporary file is left.
     assert file_names(whole) == sorted([*wanted, "report.md"])
     for name in wanted:
@@ -39,10 +41,11 @@ def test_every_table_is_there_and_every_figure_with_data_is_drawn(
         "Table 1: speedup and tau",
         "Table 3: ablations",
         "Chain acceptance by depth",
+        "Acceptance by depth",
         "Figure 5: acceptance by position",
         "Figure 6: acceptance by confidence",
     ]
-    for temperature, size in ((0, 1), (0, 4), (1, 1)):
+    for temperature, size in groups:
         title = f"temperature {temperature}, batch size {size}"
         assert f"### {title}" in sections["Table 1: speedup and tau"]
     for line in ("16 runs on 3 questions", "device: cpu", "versions: jax 0.10.0"):
@@ -55,7 +58,8 @@ def test_what_has_no_data_is_left_out_and_says_why(tmp_path: Path) -> None:
     write(tmp_path / "runs" / "a.jsonl", [plain(1), plain(2)])
     write(tmp_path / "runs" / "b.jsonl", [record(1)])
     sections = _report(tmp_path)
-    assert file_names(tmp_path / "new") == ["report/report.md"]
+    figure = "acceptance-by-depth-temperature-0-batch-size-1.png"
+    assert file_names(tmp_path / "new") == [f"report/{figure}", "report/report.md"]
     assert [*sections][-1] == "Left out"
     *_, names = sections["Left out"].partition("such runs: ")
     found = [name.strip().partition(":")[0] for name in names.split(",")]

@@ -1,14 +1,21 @@
 """The runs of an evaluation."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle_jax.config import DecodingConfig, TreeConfig
 from eagle_jax.drafting import LookupDrafter, SwitchDrafter, TreeDrafter
-from eagle_jax.evaluation.plan import make_runs, parse_method, run_settings
+from eagle_jax.evaluation.plan import (
+    EvaluationConfig,
+    make_runs,
+    parse_method,
+    run_settings,
+)
 from eagle_jax.generation.config import GenerateConfig
-from eagle_jax.methods import Context
+from eagle_jax.methods import METHODS, WEIGHTS, Context, Weights
 from eagle_jax.testing import ToyModel
 from tests.helpers import refused
 
@@ -45,6 +52,21 @@ def settings(text: str, temperature: float = 0.0) -> dict[str, Any]:
     )
     drafter = plan.method.drafter(plan.config.tree, context)
     return run_settings(plan, drafter) | {"label": None}
+
+
+@pytest.mark.parametrize("weights", WEIGHTS, ids=lambda weights: weights.option)
+def test_methods_draft_with_the_weights_of_their_kind(
+    weights: Weights, tmp_path: Path
+) -> None:
+    given = EvaluationConfig(target="T", drafts={weights.option: "W"}, output=tmp_path)
+    for method in METHODS.values():
+        if method.weights == weights:
+            assert given.draft_of(method) == "W"
+        elif method.weights is None:
+            assert given.draft_of(method) is None
+        else:
+            option = method.weights.option
+            refused(partial(given.draft_of, method), f"needs `{option}`")
 
 
 def test_settings_of_noise_are_none_where_no_noise_is_shared() -> None:

@@ -39,6 +39,12 @@ def _lines(figure: Figure | None) -> list[tuple[list, list]]:
     ]
 
 
+def test_acceptance_falls_with_depth_as_rounds_end(tmp_path: Path) -> None:
+    group = _group(tmp_path, accept_lengths=[3, 2, 1, 3])
+    ((levels, shares),) = _lines(plots.depths(group))
+    assert (levels, shares) == ([1, 2], [0.75, 0.5])
+
+
 def test_confidence_is_drawn_beside_the_diagonal(tmp_path: Path) -> None:
     group = _group(tmp_path)
     diagonal, (x, y) = _lines(plots.confidence(group))
