@@ -222,19 +222,20 @@ def draw_eagle_chain() -> Iterable[str]:
     yield from tree(static, ["own", *["draft"] * 6], 40, 146, step=92, width=48)
 
 
-def draw_level_heads(after_b: str, told: tuple[str, str]) -> Iterable[str]:
-    """Yields heads that each draft one level, and what is drafted after `b`."""
+def draw_level_heads(told: tuple[str, str], *, read_drafts: bool) -> Iterable[str]:
+    """Yields heads that each draft one level, of which some read what is above it."""
     yield box(80, 24, "target's last feature", "own part", 142)
     for head in range(3):
         x = 132 + 92 * head
         yield arrow(70 + 20 * head, 37, x, 58)
         yield box(x, 71, f"head {head + 1}", "part", 64)
         yield arrow(x, 84, x, 102)
-        if head and after_b != "c":
+        if head and read_drafts:
             yield arrow(x - 78, 104, x - 24, 85)
     nodes = (
         *(("root", -1, 0, 1), ("a", 0, 1, 0), ("b", 0, 1, 2), ("c", 1, 2, 0)),
-        *(("d", 1, 2, 1), (after_b, 2, 2, 2), ("e", 3, 3, 0)),
+        *(("d", 1, 2, 1), ("f" if read_drafts else "c", 2, 2, 2)),
+        ("e", 3, 3, 0),
     )
     yield from tree(nodes, ["own", *["draft"] * 6], 40, 118, step=92, width=48)
     for number, line in enumerate(told):
@@ -245,14 +246,14 @@ def draw_medusa() -> Iterable[str]:
     """Yields heads that each see one position further."""
     first = "No head knows what stands before its own position:"
     second = "head 2 drafts c after a and after b alike."
-    yield from draw_level_heads("c", (first, second))
+    yield from draw_level_heads((first, second), read_drafts=False)
 
 
 def draw_hydra() -> Iterable[str]:
     """Yields heads that read the drafts before them."""
     first = "Each head reads the path above it:"
     second = "after b it drafts f, which would not follow a."
-    yield from draw_level_heads("f", (first, second))
+    yield from draw_level_heads((first, second), read_drafts=True)
 
 
 def draw_small_model() -> Iterable[str]:
