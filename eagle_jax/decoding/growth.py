@@ -92,6 +92,24 @@ def bucket_sizes(longest: int, *, prompt: int, depth: int) -> list[int]:
     return ladder(round_up_slots(length, depth), prompt=prompt, depth=depth)
 
 
+def capacity_ends(prompt: int, most: int) -> list[int]:
+    """Returns numbers of new tokens, one for each capacity up to that of the most.
+
+    Programs are compiled by a cache's capacity: these numbers meet all that texts of up
+    to `most` new tokens need.
+
+    >>> capacity_ends(prompt=255, most=800)
+    [1, 257, 769, 800]
+
+    Args:
+        prompt: The prompt's tokens.
+        most: The largest number of new tokens.
+    """
+    first = max(prompt, LEAST_LENGTH - 1).bit_length()
+    powers = range(first, (prompt + most).bit_length())
+    return [*(2**power - prompt for power in powers), most]
+
+
 @functools.partial(jax.jit, static_argnames=("depth",))
 def has_room(state: DecodeState, depth: int) -> jax.Array:
     """Returns whether no running row would outgrow its cache in a round, `[]` bool."""

@@ -304,6 +304,23 @@ def bucket_length(length: int) -> int:
     return bucket
 
 
+def bucket_ends(longest: int) -> list[int]:
+    """Returns the least and the largest length of each padded length of prompts.
+
+    >>> bucket_ends(100)
+    [1, 64, 65, 100]
+
+    Args:
+        longest: The tokens of the longest prompt.
+    """
+    lengths, least = [], 1
+    while least <= longest:
+        most = min(bucket_length(least), longest)
+        lengths += [least, most]
+        least = most + 1
+    return lengths
+
+
 def bucket_rows(count: int) -> int:
     """Returns the rows of the smallest batch for `count`: 1, 2, 4, 8, ..."""
     return 1 << (count - 1).bit_length()

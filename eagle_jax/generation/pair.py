@@ -14,8 +14,8 @@ import numpy as np
 from eagle_jax.automaton import AutomatonParams
 from eagle_jax.checkpoints import check_max_length
 from eagle_jax.config import DecodingConfig, require
-from eagle_jax.decoding.growth import LEAST_LENGTH
-from eagle_jax.decoding.requests import bucket_length, bucket_rows
+from eagle_jax.decoding.growth import capacity_ends
+from eagle_jax.decoding.requests import bucket_ends, bucket_length, bucket_rows
 from eagle_jax.errors import InputError
 from eagle_jax.generation import text
 from eagle_jax.generation.batches import decode_all
@@ -292,9 +292,9 @@ class Pair:
         config = of_call(self.config, most.temperature, **whole)
         for rows, length in itertools.product(
             sorted({bucket_rows(rows) for rows in range(1, batch_size + 1)}),
-            _bucket_ends(prompt_length),
+            bucket_ends(prompt_length),
         ):
-            for limit in _capacity_ends(length, most.max_new_tokens):
+            for limit in capacity_ends(length, most.max_new_tokens):
                 one = dataclasses.replace(most, max_new_tokens=limit)
                 runner = self.runner([([0] * length, one)] * rows, config, rows)
                 runner.warm_up(by_round=False, with_growth=True)
@@ -442,24 +442,3 @@ def _longest_text(
                 f"(the target has {target.max_positions} positions)"
             )
     return max_length
-
-
-def _capacity_ends(prompt: int, most: int) -> list[int]:
-    """Returns numbers of new tokens, one for each capacity up to that of the most.
-
-    >>> _capacity_ends(prompt=255, most=800)
-    [1, 257, 769, 800]
-    """
-    first = max(prompt, LEAST_LENGTH - 1).bit_length()
-    powers = range(first, (prompt + most).bit_length())
-    return [*(2**power - prompt for power in powers), most]
-
-
-def _bucket_ends(longest: int) -> list[int]:
-    """Returns the least and the largest length of each padded length of prompts."""
-    lengths, least = [], 1
-    while least <= longest:
-        most = min(bucket_length(least), longest)
-        lengths += [least, most]
-        least = most + 1
-    return lengths
