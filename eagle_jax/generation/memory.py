@@ -5,6 +5,7 @@ sizes are refused that would run.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,27 @@ def check_memory(
         batch_size: The number of rows, `B`; 0 for the target's weights alone.
         num_slots: The number of cache slots per row, `S`.
     """
+    weights, row = _num_bytes(target, dtype, bits, drafter, num_slots)
+    size, memory = weights + batch_size * row, _memory()
+    if memory is not None and size > memory:
+        raise InputError(
+            f"hidden = {target.layer.hidden_size}, layers = {target.num_layers}, "
+            f"vocabulary = {target.vocab_size} in {dtype}, batch_size = {batch_size}, "
+            f"{num_slots} cache slots: a run takes at least {size / 2**30:,.1f} GiB, "
+            f"but there are {memory / 2**30:,.1f} GiB of memory; lower one of them"
+        )
+
+
+# Every call of `Pair.generate` asks, and tracing takes as long as a round.
+@functools.lru_cache(maxsize=16)
+def _num_bytes(
+    target: TransformerConfig,
+    dtype: str,
+    bits: int | None,
+    drafter: Drafter | None,
+    num_slots: int,
+) -> tuple[int, int]:
+    """Returns the bytes of the target's weights and of one row's caches."""
     one_layer = dataclasses.replace(target, num_layers=1)
     layer = Transformer(config=one_layer, dtype=dtype)
 
@@ -51,15 +73,7 @@ def check_memory(
     params, cache, drafted = jax.eval_shape(make)
     other_layers = target.num_layers - 1
     weights = num_bytes(params) + other_layers * num_bytes(params.layers)
-    row = num_bytes((cache, drafted)) + other_layers * num_bytes(cache.layers)
-    size, memory = weights + batch_size * row, _memory()
-    if memory is not None and size > memory:
-        raise InputError(
-            f"hidden = {target.layer.hidden_size}, layers = {target.num_layers}, "
-            f"vocabulary = {target.vocab_size} in {dtype}, batch_size = {batch_size}, "
-            f"{num_slots} cache slots: a run takes at least {size / 2**30:,.1f} GiB, "
-            f"but there are {memory / 2**30:,.1f} GiB of memory; lower one of them"
-        )
+    return weights, num_bytes((cache, drafted)) + other_layers * num_bytes(cache.layers)
 
 
 def _memory() -> int | None:

@@ -88,6 +88,21 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
     refused(check, "GiB")
 
 
+def test_nothing_is_traced_again_for_a_request_of_known_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = TreeDrafter(model=EagleHead(config=tiny.head_config()), tree=TreeConfig())
+
+    def check(batch_size: int) -> None:
+        memory.check_memory(
+            tiny.target_config(), "float32", None, drafter, batch_size=batch_size
+        )
+
+    check(1)
+    monkeypatch.setattr(memory, "num_bytes", None)
+    check(2)
+
+
 def test_the_memory_is_what_devices_or_else_the_host_tell(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
