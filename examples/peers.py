@@ -78,7 +78,7 @@ def make_transformers(settings: list[str]) -> Decode:
         model = AutoModelForCausalLM.from_pretrained(
             ASSETS / name, torch_dtype=torch.float32
         ).eval()
-        # No text ends before its last token; lookup compares with it, so it is no None.
+        # No token, so that no text ends early; lookup cannot compare with None.
         model.generation_config.eos_token_id = -1
         model.generation_config.pad_token_id = 0
         return model

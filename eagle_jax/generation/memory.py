@@ -51,7 +51,7 @@ def check_memory(
         )
 
 
-# Every call of `Pair.generate` asks, and tracing takes as long as a round.
+# Every call of `Pair.generate` asks, and tracing takes some milliseconds.
 @functools.lru_cache(maxsize=16)
 def _num_bytes(
     target: TransformerConfig,

@@ -88,7 +88,7 @@ def test_no_more_is_asked_for_than_a_run_has_at_once(
     refused(check, "GiB")
 
 
-def test_nothing_is_traced_again_for_a_request_of_known_sizes(
+def test_known_sizes_are_traced_and_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter = TreeDrafter(model=EagleHead(config=tiny.head_config()), tree=TreeConfig())
