@@ -34,9 +34,8 @@ def open_random(config: TransformerConfig, settings: GenerateConfig) -> PairSour
     check_memory(config, dtype)
 
     def make_target(shardings: Any) -> TransformerParams:
-        init = transformer.init_params
-        make = jax.jit(init, static_argnums=(1, 2), out_shardings=shardings)
-        return make(jax.random.key(0), config, dtype)
+        params = transformer.init_params(jax.random.key(0), config, dtype)
+        return jax.device_put(params, shardings)
 
     return PairSource(
         config=config,
@@ -63,7 +62,7 @@ def _random_draft(
         target_params: TransformerParams, sharding: PairSharding | None
     ) -> Any:
         shardings = draft_shardings(sharding, head.init, sizes)
-        make = jax.jit(head.init, static_argnums=(1, 2), out_shardings=shardings)
-        return model.join(make(jax.random.key(1), sizes, dtype), target_params)
+        params = jax.device_put(head.init(jax.random.key(1), sizes, dtype), shardings)
+        return model.join(params, target_params)
 
     return DraftSource(model=model, read=make_heads)

@@ -1,6 +1,7 @@
 """The key/value cache: confirmed text only, one length per row."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +74,7 @@ def commit(
     """Writes the accepted rows of a call after each row's length.
 
     A window of `P` slots is written whatever `count` is; the slots after the new
-    length hold garbage that no mask shows and the next commit overwrites. Rows are
-    written one after the other: a `vmap` of the update lowers to a scatter, which
-    copies the whole cache.
+    length hold garbage that no mask shows and the next commit overwrites.
 
     Args:
         cache: The cache, with `length + P <= S` in every row: a window that does not
@@ -103,8 +102,7 @@ def append_rows(
 ) -> jax.Array:
     """Writes `P` rows into each text's slots, from its length on, in place under jit.
 
-    Texts are written one after the other: a `vmap` of the update lowers to a scatter,
-    which copies the whole array.
+    One update for all texts, so that a program does not grow with its rows.
 
     >>> append_rows(jnp.zeros((2, 4)), jnp.ones((2, 2)), jnp.array([0, 2]))
     Array([[1., 1., 0., 0.],
@@ -117,9 +115,5 @@ def append_rows(
             `S - P`: a window that does not fit silently moves onto older slots.
         axis: The axis of the slots, at least 1. Static.
     """
-    for text in range(rows.shape[0]):
-        start = [jnp.int32(0)] * slots.ndim
-        start[0], start[axis] = jnp.int32(text), lengths[text]
-        window = rows[text : text + 1].astype(slots.dtype)
-        slots = jax.lax.dynamic_update_slice(slots, window, start)
-    return slots
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
+    return jax.vmap(write)(slots, rows.astype(slots.dtype), lengths)

@@ -1,5 +1,7 @@
 """Products with weight matrices, at the precision that their dtype asks for."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -126,6 +128,11 @@ def _rows(weight: QuantizedMatrix, start: jax.Array, count: int) -> QuantizedMat
     return QuantizedMatrix(values=values, scales=scales, bits=weight.bits)
 
 
+@functools.partial(jax.jit, static_argnames=("shape", "dtype"))
 def init_matrix(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Returns a matrix of normal draws with deviation 0.02."""
+    """Returns a matrix of normal draws with deviation 0.02.
+
+    A program of its own: the matrices of a model have few shapes, and one program that
+    draws them all compiles for longer than they take to draw.
+    """
     return (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(dtype)

@@ -10,6 +10,7 @@ import pytest
 
 from eagle_jax.decoding import autoregressive, slots, speculative
 from eagle_jax.decoding.decoder import Decoder
+from eagle_jax.decoding.requests import make_requests
 from eagle_jax.drafting import RecyclingDrafter, SmallModel, TreeDrafter
 from eagle_jax.interface import Params
 from eagle_jax.testing.programs import every_line, find_copies
@@ -56,6 +57,24 @@ def test_caches_are_aliased_and_never_copied(programs: dict[str, Any]) -> None:
         made = collections.Counter(operations)
         assert made["dynamic-update-slice"] > 0, name  # The shape is spelled right.
         assert made["copy"] == made["transpose"] == made["scatter"] == 0, (name, made)
+
+
+def test_programs_do_not_grow_with_their_rows() -> None:
+    target, drafter, params = make_pair()
+    drafting = Decoder(target=target, drafter=drafter)
+    plain = Decoder(target=target)
+
+    def compiled(module: Any, decoder: Decoder, rows: int) -> Any:
+        requests = make_requests([[1]] * rows, max_new_tokens=8)
+        prefill = functools.partial(module.prefill, decoder, num_slots=NUM_SLOTS)
+        state = jax.eval_shape(prefill, params, requests)
+        return module.decode.lower(decoder, params, state).compile()
+
+    for module, decoder in ((speculative, drafting), (autoregressive, plain)):
+        few, many = (compiled(module, decoder, rows).as_text() for rows in (2, 32))
+        assert len(many.splitlines()) < 1.1 * len(few.splitlines())
+        shape = (32, LAYER.num_kv_heads, NUM_SLOTS, LAYER.head_dim)
+        assert find_copies(every_line(many), shape) == []
 
 
 def test_the_cache_of_any_small_model_is_written_in_place() -> None:
