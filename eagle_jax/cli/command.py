@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NoReturn
 
 import jax
 
-from eagle_jax.cli.removed import instead_of
 from eagle_jax.errors import InputError, did_you_mean, one_line
 from eagle_jax.generation.devices import leave_out_tpus
 
@@ -75,8 +74,6 @@ class Parser(argparse.ArgumentParser):
         known = choices or self._option_string_actions
         wrong = re.search(r"choice: '(.*?)'|unrecognized .*?(--[\w-]+)", message)
         near = did_you_mean(wrong[1] or wrong[2], known) if wrong else ""
-        if gone := instead_of(message):
-            near = f"; {gone}"
         raise InputError(message + (near or "; --help tells what there is"))
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import eagle_jax
 from eagle_jax.cli.command import EXIT_INPUT, keep_compiled_programs, run_script, say
-from eagle_jax.cli.removed import instead_of
 from eagle_jax.errors import did_you_mean
 
 COMMANDS = (
@@ -46,7 +45,7 @@ def run(command: str | None = None) -> NoReturn:
             sys.exit()
         if name not in COMMANDS:
             known = f"known are {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}"
-            say(f"error: {name!r} is no command; {instead_of(name) or known}")
+            say(f"error: {name!r} is no command; {known}")
             sys.exit(EXIT_INPUT)
         sys.argv[:2] = [f"eagle-jax {name}"]
         command = _module(name)

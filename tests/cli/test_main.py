@@ -54,38 +54,6 @@ def test_what_is_no_command_is_answered_with_what_is(
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        (["tune", "--sweep"], "--sweep is gone; leave it out"),
-        (
-            ["train", "--token-loss", "lambda"],
-            "lambda is gone; give --token-loss alpha",
-        ),
-        (["generate", "--method", "lookahead"], "lookahead is gone; give --method"),
-        (
-            ["evaluate", "--questions=x", "--output=y", "--methods", "lookahead"],
-            "lookahead is gone; give --method",
-        ),
-        (["convert", "--target", "a"], "convert is gone; give the folder itself"),
-        (["count-tokens", "texts"], "count-tokens is gone; give --draft-vocabulary"),
-    ],
-)
-def test_what_is_gone_tells_what_to_do_instead(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: list[str],
-    named: str,
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["eagle-jax", *command])
-    monkeypatch.setattr("eagle_jax.cli.main.keep_compiled_programs", lambda: None)
-    monkeypatch.setattr("eagle_jax.cli.main.run_script", lambda main: sys.exit(main()))
-    with pytest.raises(SystemExit) as ended:
-        run()
-    assert ended.value.code == 2
-    assert named in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_each_of_its_flags_and_tells_no_secret(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
