@@ -164,14 +164,18 @@ def _place(path: Path) -> str:
 def _page_of(path: Path) -> str:
     """Returns a file as a page, which remembers where it comes from."""
     name = path.relative_to(ROOT).as_posix()
+    meta = f"source: {name}"
     if path.suffix == ".md":
         body = path.read_text()
+        if RENAMED.get(path) == "index.md":
+            # Its tables and commands are wide, and it stands alone in its part.
+            meta += "\nhide: [navigation]"
     elif path.suffix == ".ipynb":
         body = "\n\n".join(_cells(json.loads(path.read_text())))
     else:
         kind = {"py": "python"}.get(path.suffix[1:], path.suffix[1:])
         body = f"# {name}\n\n````{kind}\n{path.read_text()}````\n"
-    return f"---\nsource: {name}\n---\n\n{body}"
+    return f"---\n{meta}\n---\n\n{body}"
 
 
 def _cells(notebook: dict[str, Any]) -> Iterator[str]:
