@@ -50,7 +50,7 @@ def positions(group: Group) -> Figure | None:
     runs = [
         (name, color, np.array(rates))
         for name, run, (color, _) in _drafting(group)
-        if run.method == "eagle1" and (rates := _rates_of_positions(run))
+        if run.is_static and (rates := _rates_of_positions(run))
     ]
     if not runs:
         return None

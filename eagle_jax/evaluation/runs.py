@@ -87,6 +87,12 @@ class EvaluatedRun:
         return method is not None and method.settings is ChainConfig
 
     @property
+    def is_static(self) -> bool:
+        """Whether its method drafts one shape of branching tree in every round."""
+        method = METHODS.get(self.method)
+        return method is not None and "choices" in method.own_settings
+
+    @property
     def is_ablated(self) -> bool:
         """Whether this is a dynamic tree without one of its two parts (Table 3)."""
         is_by_confidence = self.settings.get("rank_by") == "confidence"

@@ -60,9 +60,17 @@ def test_copied_drafts_have_no_confidence(tmp_path: Path, method: str) -> None:
     assert plots.confidence(group) is None
 
 
-def test_positions_have_a_point_per_question_without_the_root(tmp_path: Path) -> None:
-    figure = plots.positions(_group(tmp_path, method="eagle1", label="eagle1"))
+@pytest.mark.parametrize("method", ["eagle1", "hydra", "recycling"])
+def test_positions_of_a_static_tree_have_a_point_per_question_without_the_root(
+    tmp_path: Path, method: str
+) -> None:
+    figure = plots.positions(_group(tmp_path, method=method, label=method))
     ((x, y), (deeper_x, deeper_y)) = _lines(figure)
     # Points are spread a little around their position.
     assert [round(place) for place in (*x, *deeper_x)] == [1, 2]
     assert (y, deeper_y) == ([1.0], [0.5])
+
+
+@pytest.mark.parametrize("method", ["eagle2", "chain", "lookup", "later"])
+def test_other_drafts_have_no_positions(tmp_path: Path, method: str) -> None:
+    assert plots.positions(_group(tmp_path, method=method, label=method)) is None

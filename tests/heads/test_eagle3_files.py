@@ -1,6 +1,7 @@
 """EAGLE-3 heads as they are stored: token maps, fields, and plain PyTorch's drafts."""
 
 import dataclasses
+import functools
 import json
 import math
 import shutil
@@ -255,6 +256,17 @@ def test_a_target_needs_three_different_features() -> None:
         refused(lambda n=num_layers: wanted(n), f"{num_layers} layers", "7")
 
 
+def turned(x: Any, position: int, *, theta: float) -> Any:
+    """Queries or keys `[heads, 2 * half]`, rotated in halves by their position."""
+    import torch
+
+    half = x.shape[1] // 2
+    angle = position / theta ** (torch.arange(half) / half)
+    one, two = x[:, :half], x[:, half:]
+    cos, sin = torch.cos(angle), torch.sin(angle)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+
+
 def judged_logits(folder: Path, tables: Any, features: Any, tokens: Any) -> np.ndarray:
     """Logits of a chain in plain PyTorch, written from the formulas.
 
@@ -271,7 +283,6 @@ def judged_logits(folder: Path, tables: Any, features: Any, tokens: Any) -> np.n
     prefix = "midlayer" if "midlayer.hidden_norm.weight" in stored else "layers.0"
     heads, width = config["num_attention_heads"], config["hidden_size"]
     size = config.get("head_dim", width // heads)
-    half, theta = size // 2, config["rope_theta"]
     own = stored.get("embed_tokens.weight")
     table = torch.tensor(np.asarray(tables.embedding if own is None else own))
     borrowed = torch.tensor(np.asarray(tables.output_head).T)
@@ -281,12 +292,7 @@ def judged_logits(folder: Path, tables: Any, features: Any, tokens: Any) -> np.n
         scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + config["rms_norm_eps"])
         return x * scale * stored[f"{name}.weight"]
 
-    def turn(x: Any, position: int) -> Any:
-        angle = position / theta ** (torch.arange(half) / half)
-        one, two = x[:, :half], x[:, half:]
-        cos, sin = torch.cos(angle), torch.sin(angle)
-        return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
-
+    turn = functools.partial(turned, theta=config["rope_theta"])
     known: dict[str, tuple[list[Any], list[Any]]] = {
         name: ([], []) for name in (prefix, "layers.1", "layers.2")
     }
