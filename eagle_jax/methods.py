@@ -1,4 +1,4 @@
-"""The methods of generation: every one a row, and no other file knows their names.
+"""The methods of generation: every one a row, by whose name nothing else decides.
 
 A new method is a file with its drafter and its settings, a row here, a case in the
 tests of all drafters and a line in the README.

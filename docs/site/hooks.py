@@ -25,6 +25,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+import eagle_jax
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 RENAMED = {
@@ -33,15 +35,47 @@ RENAMED = {
     DOCS / "README.md": "pages.md",
 }
 
-# What people import, in the order of the navigation.
-API = (
-    "eagle_jax",
-    *("eagle_jax.interface", "eagle_jax.sampling", "eagle_jax.tree"),
-    *("eagle_jax.drafting", "eagle_jax.decoding", "eagle_jax.constraints"),
-    *("eagle_jax.processors", "eagle_jax.methods", "eagle_jax.config"),
-    *("eagle_jax.adapters", "eagle_jax.heads", "eagle_jax.checkpoints"),
-    *("eagle_jax.parallel", "eagle_jax.testing"),
+# What people import, by use: what they do with it, names of `eagle_jax`, and modules.
+USES: tuple[tuple[str, str, str], ...] = (
+    (
+        "Text in, text out",
+        "load_pair load_embedded_pair Pair GenerateConfig RequestConfig SamplingConfig "
+        "ProcessorConfig LogprobsConfig Generation Piece TokenLogprob StopReason "
+        "InputError",
+        "methods config processors",
+    ),
+    ("Serve many requests", "Scheduler", "serve"),
+    ("Constrain texts", "Constraint TokenAutomaton", "constraints"),
+    (
+        "Choose what drafts",
+        "TreeConfig StaticConfig ChainConfig LookupConfig RecyclingConfig SwitchConfig",
+        "",
+    ),
+    (
+        "Bring a target",
+        "Target TargetOutput Params append_rows Transformer TransformerConfig "
+        "LayerConfig RopeConfig",
+        "interface adapters checkpoints",
+    ),
+    (
+        "Bring a drafter",
+        "Drafter Draws Verified DraftModel TreeDrafter SmallModel LookupDrafter "
+        "RecyclingDrafter SwitchDrafter EagleHead EagleHeadConfig Eagle3Head "
+        "Eagle3HeadConfig",
+        "drafting tree heads",
+    ),
+    (
+        "Decode in your own loop",
+        "Decoder generate make_requests Requests cache_slots round_up_slots "
+        "DecodeState AcceptanceRule speculative autoregressive",
+        "decoding sampling",
+    ),
+    ("Train a head", "", "training"),
+    ("Measure it", "", "evaluation"),
+    ("Test it", "", "testing"),
+    ("Use several devices", "MeshShape", "parallel"),
 )
+MODULES = [f"eagle_jax.{name}" for _, _, below in USES for name in below.split()]
 
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 _HTML_LINK = re.compile(r'(?:(?<=href=")|(?<=src=")|(?<=srcset="))[^"#:]+(?=["#])')
@@ -85,7 +119,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     results = sorted(DOCS.glob("results/*.md"), reverse=True)
     generated: dict[str, list[Any]] = {
         "Results": [f"results/{path.name}" for path in results],
-        "API": [{name: add(f"api/{name}.md", _api(name))} for name in API],
+        "API": [
+            add("api/index.md", "\n\n".join(_uses())),
+            {"eagle_jax": add("api/eagle_jax.md", "\n\n".join(_names()))},
+            *({name: add(f"api/{name}.md", _api(name))} for name in MODULES),
+        ],
     }
     _fill(config.nav or [], generated)
     return files
@@ -112,7 +150,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
 def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Refuses an API page that lacks a public name."""
     folder, *names = page.file.src_uri.removesuffix(".md").split("/")
-    if folder == "api":
+    if folder == "api" and names != ["index"]:
         name = names[0]
         module = importlib.import_module(name)
         lost = [
@@ -187,14 +225,59 @@ def _cells(notebook: dict[str, Any]) -> Iterator[str]:
             yield f"```text\n{''.join(shown).rstrip()}\n```"
 
 
+def _uses() -> Iterator[str]:
+    """Yields the first page of the API: what to begin with, by use."""
+    yield "# API\n\nWhat to import for what. Names without a dot are `eagle_jax`'s own."
+    for title, names, below in USES:
+        lines = []
+        for name in names.split():
+            thing = getattr(eagle_jax, name)
+            page = f"eagle_jax.md#eagle_jax.{name}"
+            if inspect.ismodule(thing):
+                page = f"{thing.__name__.rpartition('.')[0]}.md"
+            lines.append(f"- [`{name}`]({page}){_told(thing)}")
+        for name in (f"eagle_jax.{one}" for one in below.split()):
+            lines.append(
+                f"- [`{name}`]({name}.md){_told(importlib.import_module(name))}"
+            )
+        yield "\n".join([f"## {title}", "", *lines])
+
+
+def _told(thing: object) -> str:
+    """Returns the first line of a docstring, after a colon."""
+    # Aliases of types have the docstring of typing's own classes.
+    kinds = inspect.ismodule, inspect.isclass, inspect.isroutine
+    first = (inspect.getdoc(thing) or "").partition("\n")[0]
+    return f": {first}" if first and any(kind(thing) for kind in kinds) else ""
+
+
+def _names() -> Iterator[str]:
+    """Yields the page of the package's own names, by use."""
+    yield "# `eagle_jax`"
+    yield "::: eagle_jax\n    options:\n      members: []"
+    options = "    options:\n      show_root_heading: true\n      heading_level: 3"
+    for title, names, _ in USES:
+        shown = [
+            n for n in names.split() if not inspect.ismodule(getattr(eagle_jax, n))
+        ]
+        if shown:
+            yield f"## {title}"
+        yield from (f"::: eagle_jax.{name}\n{options}" for name in shown)
+
+
 def _api(name: str) -> str:
     """Returns the page of a module or package: its public names."""
     module = importlib.import_module(name)
     public = getattr(module, "__all__", None)
     below = [one.name for one in pkgutil.iter_modules(getattr(module, "__path__", ()))]
     blocks = [f"# `{name}`"]
-    if public is None:
-        blocks += [f"::: {name}.{one}" for one in below] or [f"::: {name}"]
+    if public is None and below:
+        blocks += [str(module.__doc__)]
+        for one in below:
+            blocks += [f"## `{name}.{one}`"]
+            blocks += [f"::: {name}.{one}\n    options:\n      heading_level: 3"]
+    elif public is None:
+        blocks += [f"::: {name}"]
     else:
         blocks += [f"::: {name}\n    options:\n      members: {public}"]
         # Names that a module of the package has, too, stand for that module here.
