@@ -52,14 +52,18 @@ _KNOWN = _each(
     sliding_window torch_dtype dtype eos_token_id architectures model_type bias qkv_bias
     layer_types
 
-    _name_or_path transformers_version initializer_range use_cache bos_token_id
-    pad_token_id attention_dropout hidden_dropout pretraining_tp auto_map id2label
-    label2id num_labels output_attentions output_hidden_states return_dict torchscript
-    is_decoder is_encoder_decoder add_cross_attention max_length written_by
-    unsloth_version unsloth_fixed _attn_implementation use_bfloat16
+    _name_or_path _model_name_or_path _commit_hash transformers_version
+    initializer_range use_cache bos_token_id unk_token_id tokenizer_class prefix
+    pruned_heads pad_token_id attention_dropout hidden_dropout pretraining_tp auto_map
+    id2label label2id num_labels output_attentions output_hidden_states return_dict
+    torchscript is_decoder is_encoder_decoder add_cross_attention max_length written_by
+    unsloth_version unsloth_fixed attn_implementation _attn_implementation
+    _attn_implementation_autoset use_bfloat16 tf_legacy_loss
     chunk_size_feed_forward problem_type finetuning_task task_specific_params
     sep_token_id decoder_start_token_id temperature top_p top_k do_sample
-    repetition_penalty cross_attention_hidden_size"""
+    repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size min_length
+    length_penalty diversity_penalty typical_p num_beams num_beam_groups
+    num_return_sequences cross_attention_hidden_size"""
 )
 
 

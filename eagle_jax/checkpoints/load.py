@@ -1,5 +1,6 @@
 """Loads targets tensor by tensor; each process reads the parts of its own devices."""
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from jax.sharding import Sharding
 
 from eagle_jax.checkpoints.families import FAMILIES
 from eagle_jax.checkpoints.hf_config import target_config
-from eagle_jax.checkpoints.hf_fields import Fields
+from eagle_jax.checkpoints.hf_fields import Fields, warn_once
 from eagle_jax.checkpoints.names import (
     GEMMA,
     MIXTRAL,
@@ -25,7 +26,12 @@ from eagle_jax.checkpoints.names import (
 )
 from eagle_jax.checkpoints.scaled import read_scheme
 from eagle_jax.checkpoints.tensors import Part, read_blocks
-from eagle_jax.checkpoints.weights import Weights, is_finite, open_weights
+from eagle_jax.checkpoints.weights import (
+    Weights,
+    is_finite,
+    open_weights,
+    shortened,
+)
 from eagle_jax.errors import InputError
 from eagle_jax.models import transformer
 from eagle_jax.models.quantized import (
@@ -40,10 +46,15 @@ from eagle_jax.models.transformer import TransformerConfig, TransformerParams
 Tree = TypeVar("Tree")
 
 _READERS = min(4, os.cpu_count() or 1)
+# Rows of two tables that are compared at once.
+_ROWS = 4096
 
 
 def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
-    """Reads the sizes of a target and lists its tensors; no tensor is read.
+    """Reads the sizes of a target and lists its tensors.
+
+    None is read, but for an output head that is stored although the settings tie it to
+    the embedding table: like in transformers, it counts where the two differ.
 
     Args:
         folder: The target's folder, from `resolve`.
@@ -62,6 +73,8 @@ def open_target(folder: Path) -> tuple[TransformerConfig, Weights]:
     if (block := read_scheme(fields)) is not None:
         files.unscale(block)
     files.arrange(config.layer)
+    if config.tie_embeddings and not _is_tied(files):
+        config = dataclasses.replace(config, tie_embeddings=False)
     last = f"model.layers.{config.num_layers - 1}."
     if not any(name.startswith(last) for name in files.names()):
         raise InputError(
@@ -100,11 +113,33 @@ def load_target(
     if any(".block_sparse_moe." in name for name in files.names()):
         table = MIXTRAL
     wanted = tensor_names(stored, table)
-    if config.tie_embeddings:
-        files.forget(TRANSFORMER["output_head"])  # Some store it all the same.
     check_shapes(files, wanted, stored)
     kind, shapes = files.dtype(dtype), target_shapes(config, bits)
     return config, load_params(files, wanted, shapes, kind, shardings)
+
+
+def _is_tied(files: Weights) -> bool:
+    """Returns whether one table is all that is stored, and leaves out a copy of it."""
+    table, head = (TRANSFORMER[name] for name in ("embedding", "output_head"))
+    if head not in files.names():
+        return True
+    if table not in files.names():
+        files.rename(head, table)
+        return True
+    shape = files.shape(table)
+    if files.shape(head) == shape:
+        starts = range(0, shape[0], _ROWS)
+        parts = [((n, min(n + _ROWS, shape[0])), (0, shape[1])) for n in starts]
+        if all(
+            np.array_equal(files.read(table, x), files.read(head, x)) for x in parts
+        ):
+            files.forget(head)
+            return True
+    warn_once(
+        f"{files.folder}: tie_word_embeddings = true, but {head} is stored and is not "
+        f"{table}; the stored one counts, as in transformers: set it to false to say so"
+    )
+    return False
 
 
 def target_shapes(config: TransformerConfig, bits: int | None) -> TransformerParams:
@@ -317,10 +352,7 @@ def convert(tensor: np.ndarray, dtype: jnp.dtype, what: str) -> np.ndarray:
 
 
 def _refuse(folder: Path, verb: str, names: Iterable[str]) -> None:
-    listed = sorted(names)
-    if listed:
-        more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
+    if listed := shortened(names, 8):
         raise InputError(
-            f"{folder} {verb} tensors: {', '.join(listed[:8])}{more}; the weights do "
-            "not fit config.json"
+            f"{folder} {verb} tensors: {listed}; the weights do not fit config.json"
         )

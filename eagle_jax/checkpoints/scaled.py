@@ -6,7 +6,7 @@ it is multiplied:
     X.weight_scale_inv    one for each block of `weight_block_size` (fp8)
     X.weight_scale        one for all, or for each of `out` (fbgemm, compressed-tensors)
 
-Scales of activations and of caches are left out: only weights are quantized here.
+Scales of activations and of caches are left out before: only weights are quantized.
 """
 
 import dataclasses
@@ -19,11 +19,13 @@ from eagle_jax.checkpoints.tensors import Part, StoredTensor
 from eagle_jax.errors import InputError
 
 _KINDS = ("float8_e4m3fn", "int8")
-_LEFT_OUT = ("input_scale", "input_scale_ub", "k_scale", "v_scale", "output_scale")
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 
 Block = tuple[int, int]
 """The rows and columns that share a scale in a `weight_scale_inv`."""
+
+LEFT_OUT = (".input_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".output_scale")
+"""The ends of the names of scales that are for no weight."""
 
 
 def read_scheme(fields: Fields) -> Block | None:
@@ -75,8 +77,6 @@ def unscaled(stored: dict[str, StoredTensor], block: Block) -> dict[str, StoredT
     """
     found = dict(stored)
     for name, tensor in stored.items():
-        if name.rpartition(".")[2] in _LEFT_OUT:
-            del found[name]
         if tensor.dtype not in _KINDS or not name.endswith(".weight"):
             continue
         scales = found.pop(f"{name}_scale", None)

@@ -1,15 +1,16 @@
 """The tensors of a checkpoint by name, whichever way it is stored."""
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 
-from eagle_jax.checkpoints.hf_fields import DTYPES
+from eagle_jax.checkpoints.hf_fields import DTYPES, warn_once
 from eagle_jax.checkpoints.hub import WEIGHT_FILES
 from eagle_jax.checkpoints.names import MAPS
-from eagle_jax.checkpoints.scaled import Block, unscaled
+from eagle_jax.checkpoints.scaled import LEFT_OUT, Block, unscaled
 from eagle_jax.checkpoints.stacks import parted, split, stacked
 from eagle_jax.checkpoints.tensors import (
     Part,
@@ -52,16 +53,32 @@ class Weights:
         """Leaves a tensor out of `names`, if it is there."""
         self._stored.pop(name, None)
 
+    def leave_out(self, names: Iterable[str], reason: str) -> None:
+        """Leaves tensors out of `names` that nobody reads; one warning names them."""
+        listed = self.names().intersection(names)
+        for name in listed:
+            self.forget(name)
+        if listed:
+            told = f"{self.folder} holds tensors that are not read, as {reason}"
+            warn_once(f"{told}: {shortened(listed, 3)}")
+
+    def rename(self, name: str, other: str) -> None:
+        """Gives a tensor another name."""
+        self._stored[other] = self._stored.pop(name)
+
     def take_text(self) -> None:
         """Leaves out what reads images, and names the rest as if it were alone."""
+        vision = [name for name in self._stored if name.startswith(_VISION)]
+        self.leave_out(vision, "prompts are text alone")
         self._stored = {
             name.removeprefix("language_model."): tensor
             for name, tensor in self._stored.items()
-            if not name.startswith(_VISION)
         }
 
     def unscale(self, block: Block) -> None:
         """Reads matrices of 8 bits as what they stand for, see `scaled`."""
+        others = [name for name in self._stored if name.endswith(LEFT_OUT)]
+        self.leave_out(others, "only weights are quantized here")
         try:
             self._stored = unscaled(self._stored, block)
         except InputError as error:
@@ -147,6 +164,11 @@ def open_weights(folder: Path) -> Weights:
     for stem, kind in WEIGHT_FILES:
         index = folder / f"{stem}.{kind}.index.json"
         if (folder / f"{stem}.{kind}").is_file():
+            if index.is_file():
+                warn_once(
+                    f"{folder} holds {stem}.{kind} and the shards of {index.name}; the "
+                    "single file is read, as by transformers: remove the other ones"
+                )
             return Weights(folder, _open_file(folder / f"{stem}.{kind}"))
         if index.is_file():
             return Weights(folder, _open_shards(index))
@@ -198,6 +220,13 @@ def _file_inside(index: Path, name: str) -> Path:
     if not is_file:
         raise InputError(f"{where}, but {path} is missing")
     return path
+
+
+def shortened(names: Iterable[str], most: int) -> str:
+    """Returns the first names of all, sorted, and how many more there are."""
+    listed = sorted(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def is_finite(tensor: np.ndarray) -> bool:

@@ -18,7 +18,9 @@ import tqdm
 from jax.sharding import SingleDeviceSharding
 from safetensors.numpy import load_file, save_file
 
+from eagle_jax import load_pair
 from eagle_jax.checkpoints import (
+    load,
     load_target,
     names,
     open_weights,
@@ -149,15 +151,73 @@ def test_safetensors_win_over_torch_files(
     chex.assert_trees_all_equal(load_target(target)[1], expected)
 
 
+_TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
 def test_tied_weights_have_no_output_head(
-    target: Path, expected: TransformerParams
+    target: Path, expected: TransformerParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_config(target, tie_word_embeddings=True)
     tied = dataclasses.replace(expected, output_head=None)
-    # Some checkpoints store the table twice all the same.
+    # Some checkpoints store the table twice all the same, or under the other name.
+    monkeypatch.setattr(load, "_ROWS", 7)
+    _rewrite(target, lambda stored: stored.update({_HEAD: stored[_TABLE].copy()}))
     chex.assert_trees_all_equal(load_target(target)[1], tied)
-    _rewrite(target, lambda stored: stored.pop("lm_head.weight"))
+    _rewrite(target, lambda stored: stored.pop(_TABLE))
     chex.assert_trees_all_equal(load_target(target)[1], tied)
+    _rewrite(target, lambda stored: stored.update({_TABLE: stored.pop(_HEAD)}))
+    chex.assert_trees_all_equal(load_target(target)[1], tied)
+
+
+@pytest.mark.parametrize("row", [0, 299])
+def test_a_stored_output_head_counts_where_it_differs_from_the_table(
+    target: Path, expected: TransformerParams, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    change_config(target, tie_word_embeddings=True)
+    monkeypatch.setattr(load, "_ROWS", 7)
+    other = load_file(target / SINGLE)[_TABLE]
+    other[row, 3] += 1
+    _rewrite(target, lambda stored: stored.update({_HEAD: other}))
+    with pytest.warns(UserWarning, match="lm_head.weight is stored and is not"):
+        config, params = load_target(target)
+    assert not config.tie_embeddings
+    head = dataclasses.replace(expected, output_head=jnp.asarray(other.T))
+    chex.assert_trees_all_equal(params, head)
+    pair = load_pair(str(target), method="lookup")
+    assert pair.loaded.params.target.output_head is not None
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:.*lm_head.weight is stored and is not")
+@pytest.mark.parametrize("kind", ["another", "equal", "head alone"])
+def test_output_heads_are_those_of_transformers(target: Path, kind: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    change_config(target, tie_word_embeddings=True)
+    stored = load_file(target / SINGLE)
+    if kind == "equal":
+        _rewrite(target, lambda stored: stored.update({_HEAD: stored[_TABLE].copy()}))
+    elif kind == "head alone":
+        _rewrite(target, lambda stored: stored.pop(_TABLE))
+    judge = AutoModelForCausalLM.from_pretrained(target, dtype="float32")
+    config, params = load_target(target)
+    head = params.embedding if config.tie_embeddings else params.output_head.T
+    wanted = judge.lm_head.weight.detach().numpy()
+    np.testing.assert_array_equal(head, wanted)
+    assert np.array_equal(wanted, stored[_TABLE if kind == "equal" else _HEAD])
+    assert config.tie_embeddings == (kind != "another")
+
+
+def test_one_of_a_single_file_and_shards_is_read_and_named(
+    target: Path, expected: TransformerParams
+) -> None:
+    whole = take_weights(target)
+    store(target, {name: x + 1 for name, x in whole.items()}, "shards")
+    store(target, whole, "safetensors")
+    with pytest.warns(UserWarning, match=r"the single file is read") as told:
+        chex.assert_trees_all_equal(load_target(target)[1], expected)
+    assert len(told) == 1
+    assert f"{SINGLE} and the shards of {SINGLE}.index.json" in str(told[0].message)
 
 
 def test_derived_buffers_are_read_over(
@@ -204,7 +264,8 @@ def test_a_vision_tower_is_left_out_and_nothing_else(
     alone = load_target(target)
     change_config(target, model_type="gemma3", architectures=[], text_config=config)
     _rewrite(target, lambda old: (old.clear(), old.update(both)))
-    chex.assert_trees_all_equal(load_target(target), alone)
+    with pytest.warns(UserWarning, match="multi_modal_projector.x, vision_tower.x"):
+        chex.assert_trees_all_equal(load_target(target), alone)
     _rewrite(target, lambda old: old.update({"audio_tower.x": np.ones(1)}))
     refused(lambda: load_target(target), "unexpected tensors: audio_tower.x")
 

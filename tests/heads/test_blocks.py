@@ -24,7 +24,11 @@ torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
 from tests.heads import judged_blocks  # noqa: E402
 from tests.heads.judged_heads import sizes_of  # noqa: E402
 
-pytestmark = pytest.mark.torch
+# Their files hold copies of the target's tables, too.
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:.* holds tensors that are not read"),
+]
 
 MASK, BLOCK, ROUNDS = 3, 5, 3
 FEATURES = [-1, 1, 2]

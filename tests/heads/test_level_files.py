@@ -34,7 +34,11 @@ from tests.heads.judged_heads import (  # noqa: E402
     write_medusa,
 )
 
-pytestmark = pytest.mark.torch
+# Their files hold copies of the target's tables, too.
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:.* holds tensors that are not read"),
+]
 
 LAYOUTS = {
     "published": {"heads": 5, "layers": 1},

@@ -168,8 +168,7 @@ class DFlash(Head):
 
     def forget(self, files: Weights) -> None:
         """See `Head.forget`; both tables are the target's."""
-        for name in BORROWED:
-            files.forget(name)
+        files.leave_out(BORROWED, "the target has these tables")
 
     def target(
         self, target: TransformerConfig, config: BlockHeadConfig

@@ -140,8 +140,7 @@ class Hydra(LevelHeads):
 
     def forget(self, files: Weights) -> None:
         """See `Head.forget`."""
-        for name in _UNUSED:
-            files.forget(name)
+        files.leave_out(_UNUSED, "the target has that table")
 
 
 def _has_prefix(fields: Fields) -> bool:

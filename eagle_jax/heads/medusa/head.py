@@ -132,9 +132,8 @@ class Medusa(LevelHeads):
     def forget(self, files: Weights) -> None:
         """See `Head.forget`."""
         prefix = _prefix(files)
-        for name in files.names():
-            if not name.startswith(prefix):
-                files.forget(name)
+        others = [name for name in files.names() if not name.startswith(prefix)]
+        files.leave_out(others, "they are no part of the heads")
 
 
 def _prefix(files: Weights) -> str:
