@@ -155,7 +155,7 @@ def _parse(
     parse: Callable[[str], Any], text: str | bytes, where: str, kind: str
 ) -> Any:
     try:
-        value = parse(text if isinstance(text, str) else text.decode("utf-8"))
+        value = parse(text if isinstance(text, str) else text.decode("utf-8-sig"))
         _check(value)
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not UTF-8 ({error.reason})") from error

@@ -121,10 +121,7 @@ def load_target(
 def _is_tied(files: Weights) -> bool:
     """Returns whether one table is all that is stored, and leaves out a copy of it."""
     table, head = (TRANSFORMER[name] for name in ("embedding", "output_head"))
-    if head not in files.names():
-        return True
-    if table not in files.names():
-        files.rename(head, table)
+    if not files.names() >= {table, head}:
         return True
     shape = files.shape(table)
     if files.shape(head) == shape:

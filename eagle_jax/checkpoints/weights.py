@@ -62,10 +62,6 @@ class Weights:
             told = f"{self.folder} holds tensors that are not read, as {reason}"
             warn_once(f"{told}: {shortened(listed, 3)}")
 
-    def rename(self, name: str, other: str) -> None:
-        """Gives a tensor another name."""
-        self._stored[other] = self._stored.pop(name)
-
     def take_text(self) -> None:
         """Leaves out what reads images, and names the rest as if it were alone."""
         vision = [name for name in self._stored if name.startswith(_VISION)]

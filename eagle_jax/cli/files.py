@@ -24,7 +24,7 @@ def read_prompts(path: Path) -> list[str]:
         The prompts, at least one.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the prompts {path}: {error}") from error
     if path.suffix == ".txt":
@@ -60,7 +60,7 @@ def read_settings(path: Path) -> list[dict[str, Any]]:
     """
     if path.suffix != ".jsonl":
         return [{} for _ in read_prompts(path)]
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     records = [parse_json(line, f"{path}") for line in lines if line.strip()]
     found = [value_at(record, "settings") or {} for record in records]
     for number, settings in enumerate(found, 1):

@@ -82,7 +82,8 @@ def read_requests(
     prompts: list[str] = list(arguments.prompt)
     own: list[dict[str, Any]] = [{}] * len(prompts)
     if arguments.prompts == Path("-"):
-        prompts, own = [*prompts, sys.stdin.read()], [*own, {}]
+        text = sys.stdin.read().removeprefix("\ufeff")  # A byte order mark.
+        prompts, own = [*prompts, text], [*own, {}]
     elif arguments.prompts is not None:
         prompts += read_prompts(arguments.prompts)
         own += read_settings(arguments.prompts)

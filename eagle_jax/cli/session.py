@@ -145,7 +145,7 @@ class Session:
         encoded = [self._encoded[number] for number in numbers]
         asked = [self._settings[number] for number in numbers]
         texts = [
-            StoppingText.of(self._tokenizer, ids, one)
+            StoppingText(self._tokenizer, ids, one)
             for ids, one in zip(encoded, asked, strict=True)
         ]
         compiled, rows = runner.programs.compile_seconds, []

@@ -90,7 +90,7 @@ def _read(path: Path, stamp: int, encode: Callable[[str], list[int]]) -> bytes:
     del stamp
     content = read_bytes(path)
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = None
     require(text is not None, "datastore", path, "a text in UTF-8")

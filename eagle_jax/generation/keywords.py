@@ -64,6 +64,7 @@ class RequestKeywords(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     bad_words: str | Sequence[str] | None
+    bad_words_ids: Sequence[Sequence[int]] | None
     no_repeat_ngram_size: int | None
     logprobs: int | None
     prompt_logprobs: int | None

@@ -1,6 +1,7 @@
 """Pairs from names or folders."""
 
 import warnings
+from reprlib import repr as short
 from typing import Any, Literal, Unpack
 
 from eagle_jax import assets
@@ -63,9 +64,9 @@ def load_pair(
             sharding = shard_pair(mesh, source.config, batch_size=rows)
         defaults: dict[str, Any] = {}
         if source.folder is not None and generation_config == "auto":
-            defaults = checkpoint_defaults(source.folder)
+            defaults = checkpoint_defaults(source.folder, source.config.vocab_size)
         if defaults:
-            said = ", ".join(f"{name} {value}" for name, value in defaults.items())
+            said = ", ".join(f"{name} {short(x)}" for name, x in defaults.items())
             warnings.warn(
                 f"{target} asks for {said} (generation_config.json), which holds where "
                 'a request says nothing else; generation_config="none" ignores it',

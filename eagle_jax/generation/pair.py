@@ -315,8 +315,9 @@ class Pair:
             prompt: See `generate`.
             chat: See `generate`.
             system: What the system says at the beginning of a conversation.
-            chat_template_kwargs: More variables of the chat template, such as `tools`
-                or `enable_thinking`.
+            chat_template_kwargs: More arguments of the tokenizer's
+                `apply_chat_template`: `tools`, `documents`, `chat_template` (the name
+                of one of several), and variables such as `enable_thinking`.
             truncate_prompt_tokens: The number of last tokens that are kept; `None` for
                 all.
         """

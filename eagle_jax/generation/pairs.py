@@ -20,7 +20,7 @@ from eagle_jax.generation.devices import on_cpu
 from eagle_jax.generation.memory import check_memory
 from eagle_jax.generation.misfit import FirstRounds
 from eagle_jax.generation.placement import draft_shardings, target_shardings
-from eagle_jax.generation.tokenizer import load_tokenizer
+from eagle_jax.generation.tokenizer import check_end_token, load_tokenizer
 from eagle_jax.generation.vocabulary import read_vocabulary
 from eagle_jax.heads import find_head, find_kind, open_head
 from eagle_jax.interface import Drafter, Params
@@ -263,9 +263,13 @@ def open_pair(
     if draft_name is not None and method.weights is not None:
         draft = _open_draft(draft_name, config, dtype, method.weights)
 
+    stop_tokens = checkpoints.stop_tokens(folder)
+
     @functools.cache
     def read_tokenizer() -> Any:
-        return load_tokenizer(folder, config.vocab_size)
+        tokenizer = load_tokenizer(folder, config.vocab_size)
+        check_end_token(tokenizer, folder, stop_tokens)
+        return tokenizer
 
     def read_target(shardings: Any) -> TransformerParams:
         return checkpoints.load_target(folder, dtype, shardings, bits)[1]
@@ -277,7 +281,7 @@ def open_pair(
         draft=draft,
         read_target=read_target,
         read_tokenizer=read_tokenizer,
-        stop_tokens=checkpoints.stop_tokens(folder),
+        stop_tokens=stop_tokens,
         bits=bits,
         folder=folder,
     ).with_settings(settings)

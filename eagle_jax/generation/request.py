@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from eagle_jax.checkpoints.hf_fields import Fields, stop_tokens, warn_once
 from eagle_jax.config import SamplingConfig, require
 from eagle_jax.decoding.logprobs import LogprobsMode
 from eagle_jax.errors import InputError, did_you_mean
 from eagle_jax.generation.config import GenerateConfig
+from eagle_jax.generation.tokenizer import special_ids
 from eagle_jax.parsing import check_type, read_json
 from eagle_jax.processors import ProcessorConfig
 
@@ -22,14 +24,16 @@ class RequestConfig:
 
     Attributes:
         max_new_tokens: The largest number of tokens to generate.
-        min_new_tokens: The number of tokens before which no stop token may come.
+        min_new_tokens: The number of tokens before which no stop token may come, and up
+            to which no stop string ends the text.
         temperature: See `SamplingConfig`, as for the next four.
         top_p: See `SamplingConfig`.
         top_k: See `SamplingConfig`.
         min_p: See `SamplingConfig`.
         seed: The seed of its draws, of its first sample's if there are several.
         n: The number of samples; sample `i` draws with `seed + i`.
-        stop: A string or several; the text ends before the first that it contains.
+        stop: A string or several; the text ends before the first that it contains. A
+            special token is a stop token where texts are written without them.
         include_stop_str_in_output: Whether the string that ended the text stays in it.
         stop_token_ids: More token ids that end the text, beside the target's own.
         ignore_eos: Whether to go on after the target's own stop tokens.
@@ -40,6 +44,7 @@ class RequestConfig:
         logit_bias: What is added to the logits of some tokens, by id.
         bad_words: Strings that no text contains, as the tokenizer writes them, alone
             and after a space.
+        bad_words_ids: Lists of token ids that no text contains in a row.
         no_repeat_ngram_size: The length of token sequences that occur once; 0 is off.
         logprobs: Whether to return the log-probability of every token, and of so many
             of the most likely ones at its place; `None` for none.
@@ -72,6 +77,7 @@ class RequestConfig:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
     bad_words: str | Sequence[str] = ()
+    bad_words_ids: Sequence[Sequence[int]] = ()
     no_repeat_ngram_size: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -142,8 +148,21 @@ class RequestConfig:
                 words |= {tuple(ids): None} if ids else {}
         return ProcessorConfig(
             **{name: getattr(self, name) for name in same.split()},
-            bad_words=tuple(words),
+            bad_words=(*self.bad_words_ids, *words),
         )
+
+    def stops(self, tokenizer: Any, own: Sequence[int]) -> list[int]:
+        """Returns the ids of the tokens that end a text.
+
+        Args:
+            tokenizer: A `transformers` tokenizer, which knows special tokens in `stop`;
+                `None` leaves them out.
+            own: The target's own stop tokens.
+        """
+        found = [*self.stop_token_ids, *(() if self.ignore_eos else own)]
+        if self.stop and self.skip_special_tokens and tokenizer is not None:
+            found += special_ids(tokenizer, self.stop)
+        return found
 
 
 Asked: TypeAlias = tuple[list[int], RequestConfig]
@@ -209,30 +228,42 @@ def request_of(
     if "seed" in given and given["seed"] is None:
         given["seed"] = secrets.randbelow(2**30)  # Every prompt's may be given again.
     values: dict[str, Any] = dict(defaults or {})
-    for table, plain in ((config.sampling, SamplingConfig()), (config.decoding, None)):
+    least = values.get("min_new_tokens")
+    for table in (config.sampling, config.decoding):
+        usual = vars(type(table)())
         values |= {
             name: value
             for name, value in vars(table).items()
-            if name in known and (plain is None or value != getattr(plain, name))
+            if name in known and value != usual[name]
         }
     values |= {name: value for name, value in given.items() if value is not None}
+    most = values.get("max_new_tokens", RequestConfig.max_new_tokens)
+    if least and given.get("min_new_tokens") is None and isinstance(most, int):
+        values["min_new_tokens"] = min(least, most)  # Nobody asked for more.
     return RequestConfig(**values)
 
 
-_OF_CHECKPOINT = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    "no_repeat_ngram_size",
-)
+_OF_DRAWS = "temperature top_p top_k min_p typical_p epsilon_cutoff eta_cutoff top_h"
+_FOLLOWED = """temperature top_p top_k min_p repetition_penalty no_repeat_ngram_size
+    bad_words_ids max_new_tokens min_new_tokens"""
+# These change texts where they are not null, 0, or 1 for the factors.
+_FACTORS = "typical_p num_beams num_beam_groups guidance_scale"
+_LEFT_OUT = f"""{_FACTORS} epsilon_cutoff eta_cutoff top_h penalty_alpha min_length
+    max_time token_healing forced_bos_token_id forced_eos_token_id begin_suppress_tokens
+    exponential_decay_length_penalty force_words_ids constraints watermarking_config
+    dola_layers assistant_ensemble_weight"""
 
 
-def checkpoint_defaults(folder: Path) -> dict[str, Any]:
+def checkpoint_defaults(folder: Path, vocab_size: int) -> dict[str, Any]:
     """Returns the settings that a checkpoint asks for, as fields of `RequestConfig`.
 
     They are those of its `generation_config.json`: without `do_sample` the temperature
-    is 0 and no filter is set. Its stop tokens are read with the target.
+    is 0 and no filter is set. Its stop tokens are read with the target. One warning
+    names what changes texts in transformers and is no setting here.
 
     Args:
         folder: The target's folder.
+        vocab_size: The number of tokens the target knows, `V`.
 
     Raises:
         InputError: If the file is no JSON object or a value lies outside its range.
@@ -240,19 +271,43 @@ def checkpoint_defaults(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return {}
-    record = read_json(path)
-    found = {name: record[name] for name in _OF_CHECKPOINT if record.get(name)}
-    if record.get("do_sample"):
+    fields = Fields(read_json(path), path)
+    is_sampled = fields.flag("do_sample")
+    fields.size("min_new_tokens", default=0, least=0)
+    record = {
+        name: x
+        for name, x in fields.values.items()
+        if x is not None and (is_sampled or name not in _OF_DRAWS.split())
+    }
+    found = {name: record[name] for name in _FOLLOWED.split() if name in record}
+    if is_sampled:
         found.setdefault("temperature", 1.0)
-    else:
-        names = ("temperature", "top_p", "top_k", "min_p")
-        found = {name: value for name, value in found.items() if name not in names}
+    left = [
+        name
+        for name in _LEFT_OUT.split()
+        if (x := record.get(name)) and not (x == 1 and name in _FACTORS.split())
+    ]
     try:
-        default = RequestConfig()
-        RequestConfig(**found)
-    except (InputError, TypeError) as error:
-        raise InputError(f"{path}: {error}") from error
-    return {name: x for name, x in found.items() if x != getattr(default, name)}
+        found["stop"] = record.get("stop_strings", ())
+        ends = [[token] for token in stop_tokens(folder)]
+        words = [ids for ids in found.get("bad_words_ids", []) if ids not in ends]
+        banned = record.get("suppress_tokens", [])
+        words += [[id_] for id_ in banned if 0 <= id_ < vocab_size]
+        biases = {tuple(ids): bias for ids, bias in record.get("sequence_bias", [])}
+        found["bad_words_ids"] = words
+        found["logit_bias"] = {ids[0]: x for ids, x in biases.items() if len(ids) == 1}
+        left += ["sequence_bias"] * (len(biases) > len(found["logit_bias"]))
+        asked = request_of(GenerateConfig(), found)
+        asked.processors(None).check_vocabulary(vocab_size)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f'{path}: {error}; mend it, or give generation_config="none"'
+        ) from error
+    if left:
+        told = ", ".join(f"{name} = {record[name]!r}" for name in left)
+        warn_once(f"{path}: not followed here, so texts may be other ones: {told}")
+    usual = vars(RequestConfig())
+    return {name: x for name, x in found.items() if x != usual[name] and x != []}
 
 
 def _require_whole(name: str, value: Any, least: int = 0, end: int = 2**31) -> int:

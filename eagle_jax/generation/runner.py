@@ -183,12 +183,9 @@ class Runner:
             settings[0], max_new_tokens=1, min_new_tokens=0, seed=0
         )
         every, shared = [*settings, *[short] * missing], self.needs
-        own = self.pair.stop_tokens
-        stops = [
-            (*one.stop_token_ids, *(() if one.ignore_eos else own)) for one in every
-        ]
-        nothing = [NO_TOKEN] * (shared.num_stops - len(stops[0]))
-        stops[0] = (*stops[0], *nothing)
+        pair = self.pair
+        stops = [one.stops(pair.tokenizer, pair.stop_tokens) for one in every]
+        stops[0] += [NO_TOKEN] * (shared.num_stops - len(stops[0]))
         names = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p")
         values = {name: [getattr(one, name) for one in every] for name in names}
         requests = make_requests(

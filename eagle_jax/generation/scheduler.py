@@ -142,7 +142,7 @@ class Scheduler:
         )
         if settings.stop or is_streamed:
             ids = text.row.prompt_ids
-            text.stopping = StoppingText.of(pair.tokenizer, ids, settings)
+            text.stopping = StoppingText(pair.tokenizer, ids, settings)
         bisect.insort(self._waiting, text, key=lambda one: one.priority)
 
     def request(self, seed: int) -> RequestConfig:

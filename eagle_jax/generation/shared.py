@@ -48,13 +48,10 @@ class Shared:
         for one in settings:
             asked = one.processors(pair.tokenizer)
             asked.check_vocabulary(pair.target.config.vocab_size)
-            stops = len(one.stop_token_ids) + len(pair.stop_tokens) * (
-                not one.ignore_eos
-            )
             needs = cls(
                 grammar=one.grammar,
                 is_sampled=one.temperature > 0,
-                num_stops=stops,
+                num_stops=len(one.stops(pair.tokenizer, pair.stop_tokens)),
                 room=_room(asked),
                 num_top=_num_top(one, pair.target.config.vocab_size),
                 has_prompt=one.prompt_logprobs is not None,

@@ -1,6 +1,5 @@
 """Texts that end before a string, wherever it stands among tokens and rounds."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from eagle_jax.decoding.state import StopReason
@@ -23,52 +22,39 @@ class StoppingText:
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        prompt: list[int],
-        stop: Sequence[str] = (),
-        *,
-        keeps_stop: bool = False,
-        skip_special_tokens: bool = True,
+        self, tokenizer: Any, prompt: list[int], settings: RequestConfig
     ) -> None:
         """Starts after a prompt.
 
         Args:
             tokenizer: A `transformers` tokenizer.
             prompt: The prompt's token ids.
-            stop: The strings.
-            keeps_stop: Whether the string that ended the text stays in it.
-            skip_special_tokens: Whether special tokens are left out.
+            settings: The settings of its request.
         """
         self.text = self.new = ""
         self.num_tokens: int | None = None
-        self._stream = TextStream(
-            tokenizer, prompt, skip_special_tokens=skip_special_tokens
-        )
-        self._stop = stop
-        self._keeps_stop = keeps_stop
-        self._held_back = max(map(len, stop), default=1) - 1
+        self._tokenizer = tokenizer
+        skips = settings.skip_special_tokens
+        self._stream = TextStream(tokenizer, prompt, skip_special_tokens=skips)
+        self._stop = settings.stop
+        self._keeps_stop = settings.include_stop_str_in_output
+        self._min_new_tokens = settings.min_new_tokens
+        self._held_back = max(map(len, self._stop), default=1) - 1
         self._known = ""
         self._seen = 0
-
-    @classmethod
-    def of(
-        cls, tokenizer: Any, prompt: list[int], settings: RequestConfig
-    ) -> "StoppingText":
-        """Starts after a prompt, with the settings of its request."""
-        return cls(
-            tokenizer,
-            prompt,
-            settings.stop,
-            keeps_stop=settings.include_stop_str_in_output,
-            skip_special_tokens=settings.skip_special_tokens,
-        )
 
     def take(self, row: Row) -> Row:
         """Reads how far a text goes now; returns it up to a stop string."""
         is_last = row.stop_reason != StopReason.RUNNING
         self.new = self.update(row.generated_ids, is_last=is_last)
-        return row if self.num_tokens is None else row.cut(self.num_tokens)
+        if self.num_tokens is not None:
+            return row.cut(self.num_tokens)
+        if self._keeps_stop and row.stop_reason == StopReason.STOP_TOKEN:
+            # A special token among the strings, which is not in the text.
+            last = self._tokenizer.convert_ids_to_tokens(row.generated_ids[-1])
+            if last in self._stop:
+                self.new, self.text = self.new + last, self.text + last
+        return row
 
     def update(self, generated: list[int], *, is_last: bool) -> str:
         """Returns what may be shown beyond the last call's.
@@ -95,9 +81,14 @@ class StoppingText:
     def _read(self, generated: list[int], is_last: bool) -> None:
         self._seen = len(generated)
         new = self._stream.update(generated, is_last=is_last)
-        before = max(0, len(self._known) - self._held_back)
+        before = len(self._known)
         self._known += new
-        places = [(self._known.find(one, before), one) for one in self._stop]
+        if len(generated) <= self._min_new_tokens:
+            return
+        places = [
+            (self._known.find(one, max(0, before - len(one) + 1)), one)
+            for one in self._stop
+        ]
         found = [(place, one) for place, one in places if place >= 0]
         if found:
             place, one = min(found)

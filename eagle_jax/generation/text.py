@@ -27,7 +27,7 @@ def encode(
         prompt: A text, or the messages of a conversation, each with a `role` and its
             `content`, up to where the model goes on: these go through the tokenizer's
             chat template, which writes the special tokens itself.
-        variables: More variables of the chat template.
+        variables: See `apply_chat_template`.
         chat: Whether a text is wrapped as a user's turn of a conversation.
         system: What the system says before the conversation; `None` for nothing.
 
@@ -52,7 +52,7 @@ def encode(
     if not isinstance(messages, str):
         if system is not None:
             messages = [{"role": "system", "content": system}, *messages]
-        if not tokenizer.chat_template:
+        if not (tokenizer.chat_template or (variables or {}).get("chat_template")):
             raise InputError(
                 "conversations need a chat template, but the tokenizer has none; give "
                 "a chat model, or prompts that are no conversations"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle_jax.checkpoints.hf_fields import warn_once
 from eagle_jax.errors import InputError, first_line
 from eagle_jax.parsing import read_json
 
@@ -13,6 +14,10 @@ from eagle_jax.parsing import read_json
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# What a template is given anyway, and arguments beside it that it does not see.
+_NO_VARIABLES = """messages conversation conversations tokenize return_dict padding
+    truncation max_length return_tensors return_assistant_tokens_mask tokenizer_kwargs
+    sanitize_control_tokens"""
 
 
 def load_tokenizer(folder: Path, vocab_size: int) -> Any:
@@ -39,6 +44,12 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
         )
         added = tokenizer.get_added_vocab()
         own = {n for token, n in tokenizer.get_vocab().items() if token not in added}
+        length = tokenizer.model_max_length
+        if not isinstance(length, int | float):
+            raise InputError(f"model_max_length = {length!r} must be a number")
+        # What the first prompt, and an unknown token, would trip over.
+        tokenizer.decode(tokenizer("a").input_ids)
+        tokenizer.convert_tokens_to_ids("<0xFF>")
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -59,6 +70,23 @@ def load_tokenizer(folder: Path, vocab_size: int) -> Any:
     return tokenizer
 
 
+def check_end_token(tokenizer: Any, folder: Path, stop_tokens: Sequence[int]) -> None:
+    """Warns once if the tokenizer's end token would end no text."""
+    end = tokenizer.eos_token_id
+    if end is not None and end not in stop_tokens:
+        warn_once(
+            f"{folder}: the tokenizer's end token {tokenizer.eos_token!r} ({end}) is "
+            f"none of the model's stop tokens {list(stop_tokens)}, and ends no text; "
+            "name it as eos_token_id in generation_config.json, or give stop_token_ids"
+        )
+
+
+def special_ids(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Returns the ids of those texts that are special tokens."""
+    added = tokenizer.added_tokens_decoder.items()
+    return [n for n, token in added if token.special and token.content in texts]
+
+
 class RefusedError(InputError):
     """A chat template refused one conversation; it may take others."""
 
@@ -70,7 +98,7 @@ def apply_chat_template(
     *,
     add_generation_prompt: bool,
 ) -> tuple[str, list[tuple[int, int]] | None]:
-    """Renders a conversation as `tokenizer.apply_chat_template` does.
+    """Renders a conversation as `tokenizer.apply_chat_template` does of the same.
 
     A template is a program that came with a checkpoint. It runs in Jinja's sandbox: it
     reaches nothing but what it is given.
@@ -78,8 +106,11 @@ def apply_chat_template(
     Args:
         tokenizer: A `transformers` tokenizer with a chat template.
         messages: The messages, each with a `role` and its `content`.
-        variables: More variables of the template, such as `tools`.
-        add_generation_prompt: Whether the text ends where the assistant begins.
+        variables: Its other arguments: `tools`, dictionaries or functions; `documents`;
+            `chat_template`, the name of one of several or a template; and whatever
+            variables the template has.
+        add_generation_prompt: Whether the text ends where the assistant begins, unless
+            `variables` says.
 
     Returns:
         The text, and where in it the template's {% generation %} blocks begin and end,
@@ -87,7 +118,7 @@ def apply_chat_template(
 
     Raises:
         RefusedError: If the template raises an error for these messages.
-        InputError: If the template is not valid.
+        InputError: If the template is not valid, or there is none of that name.
     """
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -95,15 +126,15 @@ def apply_chat_template(
     refused = "the chat template refuses the conversation"
     if not messages:
         raise RefusedError(f"{refused}: it has no message")
+    given = {"add_generation_prompt": add_generation_prompt} | dict(variables or {})
+    template = _template(tokenizer, given.pop("chat_template", None), given)
     try:
-        template = tokenizer.get_chat_template()
         has_blocks = _GENERATION_BLOCK.search(template) is not None
         rendered: Any = render_jinja_template(
             conversations=[[_without_none(message) for message in messages]],
             chat_template=template,
-            add_generation_prompt=add_generation_prompt,
             return_assistant_tokens_mask=has_blocks,
-            **tokenizer.special_tokens_map | dict(variables or {}),
+            **tokenizer.special_tokens_map | given,
         )
     except (TemplateSyntaxError, RecursionError) as error:
         told = f"the chat template is no valid template: {first_line(error)}"
@@ -112,6 +143,25 @@ def apply_chat_template(
         raise RefusedError(f"{refused}: {first_line(error)}") from error
     (text,), blocks = rendered
     return text, blocks[0] if has_blocks else None
+
+
+def _template(tokenizer: Any, name: Any, variables: Mapping[str, Any]) -> str:
+    """Returns the template that is meant by its name, its text, or neither."""
+    several = tokenizer.chat_template
+    known = sorted(several) if isinstance(several, dict) else []
+    if name is not None and name not in known and "{" not in str(name):
+        raise InputError(
+            f"chat_template = {name!r} is the name of no template; the tokenizer has "
+            f"{', '.join(known) or 'one without a name'}"
+        )
+    for one in variables.keys() & _NO_VARIABLES.split():
+        raise InputError(
+            f"{one!r} in chat_template_kwargs is no variable of a template"
+        )
+    try:
+        return tokenizer.get_chat_template(name, variables.get("tools"))
+    except ValueError as error:
+        raise InputError(first_line(error)) from error
 
 
 def _without_none(message: Mapping[str, Any]) -> dict[str, Any]:

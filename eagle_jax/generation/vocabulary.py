@@ -62,7 +62,7 @@ def _count(
     Of those counted alike the lower come first: in most tokenizers these are the more
     frequent.
     """
-    text = read_bytes(path).decode("utf-8", "replace")
+    text = read_bytes(path).decode("utf-8-sig", "replace")
     ids = np.array(tokenizer(text, verbose=False).input_ids, int)
     counts = np.bincount(ids, minlength=vocab_size)[:vocab_size]
     special = [id_ for id_ in sorted(tokenizer.all_special_ids) if id_ < vocab_size]

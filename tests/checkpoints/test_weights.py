@@ -200,6 +200,7 @@ def test_output_heads_are_those_of_transformers(target: Path, kind: str) -> None
     elif kind == "head alone":
         _rewrite(target, lambda stored: stored.pop(_TABLE))
     judge = AutoModelForCausalLM.from_pretrained(target, dtype="float32")
+    params: Any
     config, params = load_target(target)
     head = params.embedding if config.tie_embeddings else params.output_head.T
     wanted = judge.lm_head.weight.detach().numpy()

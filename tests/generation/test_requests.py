@@ -136,6 +136,26 @@ def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, whole: Generation) 
         assert pieces[-1].generation == found
 
 
+def test_a_special_token_given_as_a_stop_string_ends_the_text(
+    small: Pair, small_plain: Pair
+) -> None:
+    special = small.tokenizer.convert_ids_to_tokens(298)
+    settings = asked(logit_bias={298: 50.0}, min_new_tokens=3)
+    for one in (small, small_plain):
+        (found,) = one.generate(PROMPT, **settings, stop=special)
+        assert (found.finish_reason, len(found.token_ids)) == ("stop", 4)
+        (kept,) = one.generate(
+            PROMPT, **settings, stop=special, include_stop_str_in_output=True
+        )
+        assert kept.text == found.text + special
+        pieces = one.stream(
+            PROMPT, **settings, stop=special, include_stop_str_in_output=True
+        )
+        assert "".join(map(str, pieces)) == kept.text
+        (on,) = one.generate(PROMPT, **settings)
+        assert len(on.token_ids) == LENGTH
+
+
 def test_every_prompt_has_settings_of_its_own(small: Pair, small_plain: Pair) -> None:
     prompts = [PROMPT, "class A:\n", "x = "]
     settings = [
@@ -288,8 +308,106 @@ def test_a_checkpoint_says_how_its_requests_draw(chat_folder: Path) -> None:
     with pytest.warns(UserWarning, match="repetition_penalty 1.05"):
         found = defaults_of(chat_folder, record | {"do_sample": False})
     assert found == RequestConfig(repetition_penalty=1.05, top_k=7)
-    with pytest.raises(Exception, match=r"generation_config.json: temperature = -1"):
-        defaults_of(chat_folder, {"do_sample": True, "temperature": -1.0})
+
+
+_ASKS = "ignore:.*asks for"
+
+
+@pytest.mark.filterwarnings(_ASKS)
+def test_zeros_of_a_checkpoint_are_values(chat_folder: Path) -> None:
+    draws = {"do_sample": True}
+    assert defaults_of(chat_folder, draws).temperature == 1.0
+    assert defaults_of(chat_folder, draws | {"temperature": None}).temperature == 1.0
+    record = draws | {"temperature": 0.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0}
+    assert defaults_of(chat_folder, record) == RequestConfig(top_k=7)
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ({"do_sample": True, "temperature": -1.0}, "temperature = -1.0"),
+        ({"do_sample": True, "top_p": 0.0}, "top_p = 0.0 must be above 0"),
+        ({"do_sample": "false"}, "do_sample = 'false' must be true or false"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens = 0"),
+        ({"max_new_tokens": 8, "min_new_tokens": "4"}, "min_new_tokens"),
+        ({"bad_words_ids": [5]}, "bad_words"),
+        ({"bad_words_ids": [[300]]}, "bad_words has the id 300"),
+        ({"suppress_tokens": 5}, ""),
+        ({"sequence_bias": {"[5]": 1.0}}, ""),
+        ({"sequence_bias": [[[5], "x"]]}, "logit_bias"),
+        ({"stop_strings": [3]}, "stop holds 3"),
+    ],
+)
+def test_values_of_a_checkpoint_that_mean_nothing_are_refused(
+    chat_folder: Path, record: dict[str, Any], named: str
+) -> None:
+    path = str(chat_folder / "generation_config.json")
+    refused(lambda: defaults_of(chat_folder, record), path, named)
+    assert defaults_of(chat_folder, record, generation_config="none")
+
+
+def test_a_checkpoint_says_what_never_comes_and_how_long_texts_are(
+    chat_folder: Path,
+) -> None:
+    record = {
+        "eos_token_id": 299,
+        # A stop token alone may be suppressed, but is no bad word, as in transformers.
+        "bad_words_ids": [[5, 6], [299], [7]],
+        "suppress_tokens": [8, 299, 300, -1],
+        "sequence_bias": [[[40], -2.5], [[41], 3.0]],
+        "max_new_tokens": 9,
+        "min_new_tokens": 4,
+        "stop_strings": ["\n\n"],
+    }
+    with pytest.warns(UserWarning, match=r"asks for .*max_new_tokens 9"):
+        found = defaults_of(chat_folder, record)
+    assert found == RequestConfig(
+        top_k=7,
+        bad_words_ids=[[5, 6], [7], [8], [299]],
+        logit_bias={40: -2.5, 41: 3.0},
+        max_new_tokens=9,
+        min_new_tokens=4,
+        stop=["\n\n"],
+    )
+    banned = ((5, 6), (7,), (8,), (299,))
+    assert found.processors(None).bad_words == banned
+
+
+@pytest.mark.filterwarnings(_ASKS)
+def test_a_checkpoints_least_length_gives_way_to_a_requests_limit(
+    chat_folder: Path,
+) -> None:
+    record = {"min_new_tokens": 200}
+    (chat_folder / "generation_config.json").write_text(json.dumps(record))
+    pair = load_pair(str(chat_folder), method="lookup", is_lazy=True)
+    assert pair.request(max_new_tokens=300).min_new_tokens == 200
+    assert pair.request(max_new_tokens=3).min_new_tokens == 3
+    assert pair.request().min_new_tokens == pair.request().max_new_tokens
+    refused(lambda: pair.request(min_new_tokens=200), "min_new_tokens = 200 must be")
+
+
+@pytest.mark.filterwarnings(_ASKS)
+def test_what_a_checkpoint_asks_for_in_vain_is_told_once(chat_folder: Path) -> None:
+    record = {
+        **{"num_beams": 4, "guidance_scale": 1.5, "forced_eos_token_id": 299},
+        **{"penalty_alpha": 0.6, "exponential_decay_length_penalty": [9, 1.1]},
+        # These change nothing, the last without draws.
+        **{"num_beam_groups": 1, "max_length": 4096, "use_cache": True},
+        **{"length_penalty": 1.0, "token_healing": False, "dola_layers": None},
+        **{"begin_suppress_tokens": [], "chat_format": "chatml", "typical_p": 0.9},
+    }
+    with pytest.warns(UserWarning, match="not followed here") as told:
+        found = defaults_of(chat_folder, record)
+    assert found == RequestConfig(top_k=7)
+    (one,) = (str(x.message) for x in told)
+    assert "num_beams = 4" in one and "penalty_alpha = 0.6" in one
+    for name in ("groups", "typical_p", "max_length", "healing", "chat_format"):
+        assert name not in one
+    assert defaults_of(chat_folder, record) == found  # A warning would be an error.
+    record = {"do_sample": True, "typical_p": 0.9, "sequence_bias": [[[5, 6], 1.0]]}
+    with pytest.warns(UserWarning, match="typical_p = 0.9, sequence_bias = "):
+        assert defaults_of(chat_folder, record).temperature == 1.0
 
 
 def test_conversations_have_a_system_and_variables_and_prompts_are_cut(
@@ -330,6 +448,8 @@ def test_conversations_have_a_system_and_variables_and_prompts_are_cut(
         ({"repetition_penalty": 0.0}, "repetition_penalty = 0.0"),
         ({"presence_penalty": 3.0}, "presence_penalty = 3.0"),
         ({"bad_words": [""]}, "bad_words holds ''"),
+        ({"bad_words_ids": [[]]}, "lists of one id or more"),
+        ({"bad_words_ids": [3]}, "must be lists of ids"),
         ({"regex": "a", "json_schema": {}}, "are both given"),
         ({"stop_token_ids": ["x"]}, "stop_token_ids = 'x'"),
         ({"max_tokens": 3}, "'max_tokens' is no setting; known are"),

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from eagle_jax import load_pair
+from eagle_jax.generation.text import encode
 from eagle_jax.generation.tokenizer import apply_chat_template, load_tokenizer
+from tests.checkpoints.folders import change_config
 from tests.helpers import refused
 
 
@@ -68,6 +70,35 @@ def test_a_target_without_a_tokenizer_is_refused(target: Path) -> None:
     refused(lambda: load_tokenizer(target, 300), "there is no vocabulary")
     settings.unlink()
     refused(lambda: load_tokenizer(target, 300), "holds no usable tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "named"),
+    [
+        ("tokenizer_config", {"model_max_length": "512"}, "model_max_length = '512'"),
+        ("tokenizer_config", {"max_len": [512]}, "model_max_length = [512] must be a"),
+        ("special_tokens_map", {"unk_token": {}}, "recursion"),
+    ],
+)
+def test_settings_that_the_first_prompt_would_trip_over_are_refused(
+    target: Path, file: str, fields: dict[str, Any], named: str
+) -> None:
+    path = target / f"{file}.json"
+    stored = json.loads(path.read_text()) if path.is_file() else {}
+    stored.pop("model_max_length", None)
+    path.write_text(json.dumps(stored | fields))
+    refused(lambda: load_tokenizer(target, 300), "no usable tokenizer", named)
+
+
+def test_an_end_token_that_ends_no_text_is_warned_about_once(target: Path) -> None:
+    change_config(target, eos_token_id=7)
+    pair = load_pair(str(target), method="lookup", is_lazy=True)
+    with pytest.warns(UserWarning, match=r"end token .* \(299\) is none of .* \[7\]"):
+        assert pair.tokenizer.eos_token_id == 299
+    again = load_pair(str(target), method="lookup", is_lazy=True)
+    assert again.tokenizer is not pair.tokenizer  # A warning would be an error here.
+    (target / "generation_config.json").write_text('{"eos_token_id": [299, 8]}')
+    assert load_pair(str(target), method="lookup", is_lazy=True).tokenizer
 
 
 def test_a_panic_of_the_tokenizers_own_code_is_refused(
@@ -138,6 +169,78 @@ def test_a_conversation_is_rendered_as_by_transformers(
         assert (blocks is None) == ("generation %}" not in template)
         marked = [text[start:end] for start, end in blocks or []]
         assert not marked or marked == [turn["content"] for turn in turns]
+
+
+_SPEAKS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ mood }}"
+_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
+_NAMED = {
+    "default": f"plain {_SPEAKS}{_TOOLS}",
+    "tool_use": f"with tools {_TOOLS}{_SPEAKS}",
+    "rag": f"{_SPEAKS}{{% for d in documents %}}{{{{ d.title }}}}{{% endfor %}}",
+}
+
+
+def weather(place: str, days: int = 1) -> str:
+    """Says what the weather will be.
+
+    Args:
+        place: Where.
+        days: How many days from now.
+    """
+    return f"{place} {days}"
+
+
+_SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize("template", [_SPEAKS + _TOOLS, _NAMED])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"tools": [_SCHEMA]},
+        {"tools": [weather, _SCHEMA], "mood": "calm"},
+        {"tools": []},
+        {"tools": None},
+        {"chat_template": "default", "tools": [_SCHEMA]},
+        {"chat_template": "rag", "documents": [{"title": "T", "text": "x"}]},
+        {"chat_template": "{{ messages[0].content }}{{ bos_token }}", "bos_token": 7},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ],
+)
+def test_all_arguments_of_a_conversation_are_those_of_transformers(
+    tokenizer: Any, template: Any, variables: dict[str, Any]
+) -> None:
+    tokenizer.chat_template = template
+    if variables.get("chat_template", "{") in _NAMED and template is not _NAMED:
+        named = (
+            f"chat_template = '{variables['chat_template']}'",
+            "one without a name",
+        )
+        refused(lambda: encode(tokenizer, TURNS, variables), *named)
+        return
+    wanted = tokenizer.apply_chat_template(
+        TURNS, tokenize=False, **{"add_generation_prompt": True} | variables
+    )
+    ids = tokenizer(wanted, add_special_tokens=False).input_ids
+    assert encode(tokenizer, TURNS, variables) == ids
+
+
+def test_templates_that_are_not_there_are_refused_by_name(tokenizer: Any) -> None:
+    tokenizer.chat_template = {"tool_use": _TOOLS, "rag": _SPEAKS}
+    refused(
+        lambda: encode(tokenizer, TURNS, {"chat_template": "rga"}),
+        "chat_template = 'rga'",
+        "rag, tool_use",
+    )
+    refused(lambda: encode(tokenizer, TURNS), "no default", "rag")
+    refused(lambda: encode(tokenizer, TURNS, {"tools": [3]}), "Tools should either be")
+    for name in ("messages", "tokenize", "max_length"):
+        given = {name: 1, "chat_template": "rag"}
+        refused(lambda given=given: encode(tokenizer, TURNS, given), f"'{name}'")
+    tokenizer.chat_template = None
+    given = {"chat_template": "{{ messages[0].content }}"}
+    assert encode(tokenizer, TURNS, given) == encode(tokenizer, "Hi")[1:]
 
 
 def test_a_template_reaches_nothing_but_what_it_is_given(tokenizer: Any) -> None:
